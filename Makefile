@@ -1,0 +1,43 @@
+# Everything is set up on the first use: Python 3.11+ and make are enough.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format types walls lock clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvbus needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
+	@echo "setting up $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+setup: $(STAMP)
+
+demo: $(STAMP) ## engines, bus and routers on this machine, live (SECONDS=20)
+	@$(BIN)/kvbus demo $(if $(SECONDS),--seconds $(SECONDS),)
+
+test: $(STAMP) ## the whole test suite
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: $(STAMP) ## ruff, mypy strict, import walls
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(STAMP) ## let ruff rewrite what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: ## pin every dependency anew (needs uv)
+	uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-header -o requirements.lock
+
+clean: ## forget the environment and every cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,43 @@
+"""The ``kvbus`` command: each subcommand is a module with a click command ``command``, imported when used."""
+
+from __future__ import annotations
+
+import click
+
+from kvbus.cli.frame import Frame, Subcommand
+
+_SUBCOMMANDS = (
+    Subcommand("run", "Run the bus."),
+    Subcommand("demo", "Engines, bus and routers on this machine, live."),
+    Subcommand("check", "Validate a configuration and print it in full."),
+    Subcommand("tail", "Watch a stream, decoded, with its gaps marked."),
+    Subcommand("dump", "Rebuild the live block set through the replay."),
+    Subcommand("record", "Capture a stream in a file."),
+    Subcommand("play", "Publish a capture as an engine would."),
+    Subcommand("sim", "A synthetic engine."),
+)
+
+
+@click.group(cls=Frame, subcommands=_SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvbus", message="%(prog)s %(version)s")
+@click.option(
+    "--debug",
+    is_flag=True,
+    envvar="KVBUS_TRACEBACK",
+    help="Show the traceback of an internal error (also: KVBUS_TRACEBACK=1).",
+)
+def main(*, debug: bool) -> None:
+    """Carry KV-cache events from LLM engines to KV-aware routers: exact, rebuildable, observable.
+
+    \b
+    Examples:
+      kvbus demo
+      kvbus run -c kvbus.yaml
+      kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
+      kvbus check -c kvbus.yaml
+      kvbus tail tcp://127.0.0.1:5657
+
+    \b
+    Exit codes:
+      0 good, 2 usage, 69 cannot listen, 70 internal error, 78 bad configuration
+    """  # noqa: D301 - \b is click's: keep these lines as they are

@@ -1,0 +1,33 @@
+"""``kvbus check``: is this configuration good, and what does it come to?"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from kvbus.cli.options import config_options, load_config
+
+
+@click.command("check")
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
+def command(*, as_json: bool, **flags: Any) -> None:
+    """Validate a configuration and print it with every default.
+
+    \b
+    Examples:
+      kvbus check -c kvbus.yaml
+      kvbus check -c kvbus.yaml --set outputs[0].layout=merged
+      KVBUS_LOG_LEVEL=debug kvbus check -c kvbus.yaml --json
+      kvbus check --source tcp://127.0.0.1:5557 --output 'tcp://*:5657'
+
+    Options win over KVBUS_* variables, those over the file, the file over the defaults. A bad configuration
+    ends with exit code 78 and every problem at once on standard error.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    config = load_config(**flags)
+    if as_json:
+        click.echo(json.dumps(config.to_dict(), indent=2))
+    else:
+        click.echo(config.to_yaml(), nl=False)

@@ -1,0 +1,137 @@
+"""The frame around every subcommand: found when used, each error turned into a message and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from kvbus.errors import ExitCode, KvbusError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """A subcommand that is not imported yet: ``kvbus.cli.<name>:command``."""
+
+    name: str
+    summary: str
+
+    @property
+    def module(self) -> str:
+        """The module that holds it."""
+        return f"kvbus.cli.{self.name}"
+
+
+class Frame(click.Group):
+    """A group whose subcommands cost nothing until they are used, and whose errors have exit codes."""
+
+    def __init__(self, *args: Any, subcommands: Iterable[Subcommand] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.subcommands = {subcommand.name: subcommand for subcommand in subcommands}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names in the order they were declared, without those that are not installed."""
+        lazy = [item.name for item in self.subcommands.values() if importlib.util.find_spec(item.module)]
+        return lazy + super().list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one subcommand."""
+        subcommand = self.subcommands.get(cmd_name)
+        if subcommand is None or importlib.util.find_spec(subcommand.module) is None:
+            return super().get_command(ctx, cmd_name)
+        command = importlib.import_module(subcommand.module).command
+        assert isinstance(command, click.Command)  # noqa: S101 - a mistake of ours, not of the user
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands without importing them."""
+        rows = [
+            (name, self.subcommands[name].summary)
+            for name in self.list_commands(ctx)
+            if name in self.subcommands
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and exit with the code that says how it went."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(ExitCode.INTERRUPTED)
+        sys.exit(result if isinstance(result, int) else ExitCode.OK)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand; errors end the process here, with a message."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # at interpreter exit it would be too late to be quiet about a closed pipe
+        except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt):
+            raise
+        except BrokenPipeError:
+            _forget_stdout()
+            sys.exit(ExitCode.OK)  # the reader has seen enough
+        except Exception as error:  # noqa: BLE001 - the last resort
+            _fail(error, debug=bool(ctx.params.get("debug")))
+        return result
+
+
+def _forget_stdout() -> None:
+    """Keep the interpreter from flushing into a closed pipe while it ends."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(devnull, sys.stdout.fileno())
+    except (OSError, ValueError):  # stdout is no file (a test's buffer)
+        pass
+    finally:
+        os.close(devnull)
+
+
+def _fail(error: Exception, *, debug: bool) -> NoReturn:
+    known = _deliberate(error)
+    if debug:
+        traceback.print_exception(error)
+    if known is not None:
+        click.echo(f"kvbus: {known}", err=True)
+        sys.exit(known.exit_code)
+    click.echo(f"kvbus: internal error: {_one_line(error)}", err=True)
+    if not debug:
+        click.echo("kvbus: this is a bug; KVBUS_TRACEBACK=1 shows where it happened", err=True)
+    sys.exit(ExitCode.INTERNAL)
+
+
+def _deliberate(error: Exception) -> KvbusError | None:
+    """The `KvbusError` that an exception is, or that a group of a task group's failures holds."""
+    if isinstance(error, KvbusError):
+        return error
+    if isinstance(error, ExceptionGroup):
+        return next((found for each in error.exceptions if (found := _deliberate(each)) is not None), None)
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,130 @@
+"""The options that say what to run, shared by ``run`` and ``check``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kvbus.config import Config, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def _endpoints(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        parts = value.split(",")
+        if len(parts) > 2 or not all(parts):
+            raise click.BadParameter(f"{value!r} is not ENDPOINT or ENDPOINT,REPLAY_ENDPOINT")
+    return values
+
+
+def _settings(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        key, separator, _ = value.partition("=")
+        if not key or not separator:
+            raise click.BadParameter(f"{value!r} is not KEY=VALUE, such as outputs[0].layout=merged")
+    return values
+
+
+_OPTIONS = (
+    click.option(
+        "-c",
+        "--config",
+        type=click.Path(path_type=Path),
+        envvar="KVBUS_CONFIG",
+        metavar="FILE",
+        help="The configuration file (also: KVBUS_CONFIG).",
+    ),
+    click.option(
+        "--source",
+        multiple=True,
+        callback=_endpoints,
+        metavar="ENDPOINT[,REPLAY]",
+        help="An engine; replaces the file's sources. Repeatable.",
+    ),
+    click.option(
+        "--output",
+        multiple=True,
+        callback=_endpoints,
+        metavar="ENDPOINT[,REPLAY]",
+        help="Where routers connect; replaces the file's outputs. Repeatable.",
+    ),
+    click.option(
+        "--http", metavar="HOST:PORT", help="Address of the metrics and the status page; null: none."
+    ),
+    click.option("--model", metavar="NAME", help="{model} in topics."),
+    click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
+    click.option("--log-format", metavar="FORMAT", help="auto, json or text."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        callback=_settings,
+        metavar="KEY=VALUE",
+        help="Any key, such as outputs[0].layout=merged. Repeatable.",
+    ),
+)
+
+
+def config_options(function: F) -> F:
+    """Give a command the options that `load_config` takes."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def load_config(
+    *,
+    config: Path | None = None,
+    source: tuple[str, ...] = (),
+    output: tuple[str, ...] = (),
+    http: str | None = None,
+    model: str | None = None,
+    log_level: str | None = None,
+    log_format: str | None = None,
+    settings: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
+) -> Config:
+    """Load the configuration a command's options describe.
+
+    Args:
+        config: The YAML file.
+        source: Engines as ``ENDPOINT`` or ``ENDPOINT,REPLAY_ENDPOINT``; they replace those of the file.
+        output: Outputs, likewise.
+        http: The key of this name, as the following ones.
+        model: See ``http``.
+        log_level: See ``http``.
+        log_format: See ``http``.
+        settings: ``KEY=VALUE``, applied last and in order.
+        env: The environment, ``os.environ`` by default.
+
+    Raises:
+        ConfigError: With every problem at once.
+    """
+    overrides: dict[str, Any] = {}
+    if source:
+        overrides["sources"] = _sections(source, "engine")
+    if output:
+        overrides["outputs"] = _sections(output, "routers")
+    named = {"http": http, "model": model, "log_level": log_level, "log_format": log_format}
+    overrides |= {key: value for key, value in named.items() if value is not None}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        overrides.pop(key, None)  # so that the last one of a kind is applied last
+        overrides[key] = value
+    return load(config, env=os.environ if env is None else env, overrides=overrides)
+
+
+def _sections(values: tuple[str, ...], name: str) -> list[dict[str, Any]]:
+    sections = []
+    for i, value in enumerate(values):
+        endpoint, _, replay = value.partition(",")
+        unique = name if len(values) == 1 else f"{name}-{i}"
+        sections.append({"name": unique, "endpoint": endpoint, "replay_endpoint": replay or None})
+    return sections

@@ -1,0 +1,171 @@
+"""``kvbus play``: publish a capture as an engine would."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+import click
+
+from kvbus.capture import read_capture
+from kvbus.cli.until import run_until_signal, say, until
+from kvbus.play import Faults, Stats, play
+from kvbus.transport.publisher import EnginePublisher, Framing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvbus.capture import Message
+
+_PROBABILITY = click.FloatRange(0, 1)
+
+
+@click.command("play")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Where the live stream goes.")
+@click.option("--replay-endpoint", metavar="ENDPOINT", help="Where the replay is served; none if left out.")
+@click.option("--bind/--connect", default=None, help="Listen, or dial out; by default as vLLM decides.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Batches a second.  [default: 200]")
+@click.option("--speed", type=click.FloatRange(0, min_open=True), help="Recorded pace times this, in place of --rate.")
+@click.option(
+    "--framing",
+    type=click.Choice(["3", "4", "sim"]),
+    default="4",
+    show_default=True,
+    help="Layout of replay answers: 3 is vLLM up to 0.25 and SGLang up to 0.5.21.",
+)
+@click.option("--topic", help="Topic of every message, in place of the recorded one.")
+@click.option(
+    "--buffer-steps",
+    type=click.IntRange(2),
+    default=10_000,
+    show_default=True,
+    help="Batches kept for replay.",
+)
+@click.option("--loop", is_flag=True, help="Begin again at the end, as a new life of the engine.")
+@click.option("--delay", "--wait", type=click.FloatRange(0), default=0.0, help="Seconds before the first batch.")
+@click.option("--subscribers", type=click.IntRange(0), default=0, help="Wait for so many before the first batch.")
+@click.option(
+    "--exit-after",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Serve replay for so long after the last batch, then exit; by default until Ctrl-C.",
+)
+@click.option("--drop", type=_PROBABILITY, default=0.0, help="Batches lost live, there for replay.")
+@click.option("--duplicate", type=_PROBABILITY, default=0.0, help="Batches sent twice.")
+@click.option("--swap", type=_PROBABILITY, default=0.0, help="Batches sent after their successor.")
+@click.option("--hole", type=_PROBABILITY, default=0.0, help="Batches lost for good, their seq used up.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same faults.")
+def command(
+    *,
+    file: Path,
+    endpoint: str,
+    replay_endpoint: str | None,
+    bind: bool | None,
+    rate: float | None,
+    speed: float | None,
+    framing: str,
+    topic: str | None,
+    buffer_steps: int,
+    loop: bool,
+    delay: float,
+    subscribers: int,
+    exit_after: float | None,
+    drop: float,
+    duplicate: float,
+    swap: float,
+    hole: float,
+    seed: int,
+) -> None:
+    """Publish a capture as the engine would that it was recorded from.
+
+    \b
+    Examples:
+      kvbus play stream.jsonl --endpoint 'tcp://*:5557' --replay-endpoint 'tcp://*:5558'
+      kvbus play stream.jsonl --endpoint tcp://127.0.0.1:5557 --bind --speed 1
+      kvbus play stream.jsonl --drop 0.05 --duplicate 0.02 --swap 0.02 --seed 7 --replay-endpoint 'tcp://*:5558'
+      kvbus play stream.jsonl --rate 1000 --subscribers 1 --exit-after 0
+      kvbus play stream.jsonl --loop --buffer-steps 100 --framing 3
+
+    FILE is what `kvbus record` writes: JSON lines of t, topic, seq and payload; .gz is understood, - is standard
+    input. The recorded sequence numbers are used. Where they go back, the engine was restarted: the sockets close
+    and open again, and the replay buffer is empty.
+
+    At the end it stays, as an idle engine does, and serves replay until Ctrl-C (see --exit-after). Faults are
+    probabilities a batch, from 0 to 1.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    if rate is not None and speed is not None:
+        raise click.UsageError("--rate and --speed exclude each other: --rate 200 or --speed 1")
+    if loop and str(file) == "-":
+        raise click.UsageError("--loop needs a file: standard input can be read once only")
+    # a bad file should be told before a port is taken
+    first = None if str(file) == "-" else next(read_capture(file), None)
+    publisher = EnginePublisher(
+        endpoint,
+        replay_endpoint,
+        topic=topic.encode() if topic is not None else first.topic if first is not None else b"",
+        framing=cast("Framing", framing),
+        buffer_steps=buffer_steps,
+        bind=bind,
+    )
+    faults = Faults(drop=drop, duplicate=duplicate, swap=swap, hole=hole, seed=seed)
+    pace: Literal["rate", "recorded"] = "rate" if speed is None else "recorded"
+    stats = Stats()
+
+    def read() -> Iterator[Message]:
+        return read_capture(file)
+
+    async def session(stop: asyncio.Event) -> None:
+        open_publisher(publisher)
+        try:
+            await until(stop, published())
+        finally:
+            publisher.close(linger=1.0)
+            say(_summary(stats))
+
+    async def published() -> None:
+        await asyncio.sleep(delay)
+        if subscribers:
+            await publisher.wait_for_subscriber(count=subscribers)
+        await play(
+            publisher, read, pace=pace, rate=rate or 200.0, speed=speed or 1.0, loop=loop, faults=faults, stats=stats
+        )
+        if exit_after is None:
+            say(f"{file} is at its end; " + ("serving replay" if replay_endpoint else "idle") + " until Ctrl-C")
+            await asyncio.Event().wait()
+        await asyncio.sleep(exit_after or 0)
+
+    run_until_signal(session)
+
+
+def open_publisher(publisher: EnginePublisher) -> None:
+    """Start a publisher and say where it is, for an endpoint that an engine dials is easily taken for a bound one.
+
+    Raises:
+        click.UsageError: an endpoint is malformed.
+        BindError: an endpoint cannot be bound.
+    """
+    try:
+        publisher.start()
+    except ValueError as error:
+        raise click.UsageError(f"{error}; for example --endpoint 'tcp://*:5557'") from error
+    if publisher.bind:
+        say(f"publishing on {publisher.endpoint}")
+    else:
+        say(f"publishing to {publisher.endpoint}, which is dialled as vLLM does with a concrete host;")
+        say("  the subscriber has to bind there, or use --bind here to listen")
+    if publisher.replay_endpoint is not None:
+        say(f"replay on {publisher.replay_endpoint}, framing {publisher.framing}")
+
+
+def _summary(stats: Stats) -> str:
+    lives = "1 life" if stats.lives == 1 else f"{stats.lives} lives"
+    faults = {
+        "dropped": stats.dropped,
+        "duplicated": stats.duplicated,
+        "swapped": stats.swapped,
+        "holes": stats.holes,
+    }
+    told = "".join(f", {count} {name}" for name, count in faults.items() if count)
+    return f"published {stats.published} batches in {lives}{told}"

@@ -1,0 +1,67 @@
+"""``kvbus record``: capture a stream in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvbus.capture import CaptureWriter
+from kvbus.cli.until import run_until_signal, say, until
+from kvbus.record import Stats, record
+from kvbus.transport.rawsub import RawSubscriber
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+@click.command("record")
+@click.argument("endpoint")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--bind", is_flag=True, help="Listen at ENDPOINT, for engines that dial in.")
+@click.option("--topic", default="", help="Record only topics that start so.")
+@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so long; by default at Ctrl-C.")
+def command(*, endpoint: str, file: Path, bind: bool, topic: str, count: int | None, seconds: float | None) -> None:
+    """Capture a stream, an engine's or kvbus's, in a file for `kvbus play`.
+
+    \b
+    Examples:
+      kvbus record tcp://127.0.0.1:5557 stream.jsonl
+      kvbus record tcp://127.0.0.1:5557 stream.jsonl.gz --seconds 60
+      kvbus record 'tcp://*:5557' stream.jsonl --bind --count 10000
+      kvbus record tcp://127.0.0.1:5657 - --topic kv@ | head
+
+    The file has one message a line: t (seconds since the first one), topic and payload in base64, and seq. Every
+    line is written at once, so that Ctrl-C leaves a whole file. An existing file is overwritten; - is standard
+    output. Missing batches are counted, not asked for again.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    stats = Stats()
+
+    async def session(stop: asyncio.Event) -> None:
+        subscriber = RawSubscriber(endpoint, topic=topic.encode(), bind=bind)
+        try:
+            subscriber.start()
+        except ValueError as error:
+            raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5557") from error
+        try:
+            with CaptureWriter(file) as writer:
+                say(f"recording {subscriber.endpoint} in {file}" + (", bound" if bind else ""))
+                await until(stop, record(subscriber, writer, count=count, seconds=seconds, stats=stats))
+        finally:
+            await subscriber.close()
+        say(_summary(stats))
+
+    run_until_signal(session)
+
+
+def _summary(stats: Stats) -> str:
+    parts = [f"recorded {stats.recorded} messages"]
+    if stats.missing:
+        parts.append(f"{stats.missing} missing")
+    if stats.restarts:
+        parts.append(f"{stats.restarts} restarts of the engine")
+    if stats.unusable:
+        parts.append(f"{stats.unusable} left out: not [topic, seq, payload]")
+    return ", ".join(parts)

@@ -1,0 +1,220 @@
+"""``kvbus sim``: a synthetic engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from kvbus.cli.play import open_publisher
+from kvbus.cli.until import run_until_signal, say
+from kvbus.config.endpoints import endpoint_offset
+from kvbus.errors import ExitCode, KvbusError
+from kvbus.sim.dialects import DIALECTS, Hashes
+from kvbus.sim.engine import EngineOptions, SimEngine, run
+from kvbus.sim.workload import read_trace, synthetic
+from kvbus.transport.publisher import EnginePublisher, Framing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvbus.sim.workload import Job
+
+
+class TruthError(KvbusError):
+    """The truth file cannot be written."""
+
+    exit_code = ExitCode.CONFIG
+
+
+def _tiers(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    tiers = {}
+    for value in values:
+        name, _, blocks = value.partition("=")
+        if name not in ("CPU", "DISK") or not blocks.isdigit() or not int(blocks):
+            raise click.BadParameter(f"{value!r} is not CPU=BLOCKS or DISK=BLOCKS, such as CPU=4000")
+        tiers[name] = int(blocks)
+    return tiers
+
+
+def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
+    if asked:
+        for dialect in DIALECTS.values():
+            form = "maps" if dialect.maps else "arrays"
+            click.echo(f"{dialect.name:18} {form:6}  replay framing {dialect.framing}")
+        ctx.exit()
+
+
+@click.command("sim")
+@click.option(
+    "--dialect",
+    type=click.Choice(list(DIALECTS)),
+    default="vllm-0.33",
+    show_default=True,
+    metavar="NAME",
+    help="Engine release to write like; see --list-dialects.",
+)
+@click.option(
+    "--list-dialects", is_flag=True, callback=_list_dialects, expose_value=False, is_eager=True, help="List them."
+)
+@click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Live stream of rank 0.")
+@click.option("--replay-endpoint", metavar="ENDPOINT", help="Replay of rank 0; none if left out.")
+@click.option("--bind/--connect", default=None, help="Listen, or dial out; by default as vLLM decides.")
+@click.option("--ranks", type=click.IntRange(1, 64), default=1, show_default=True, help="Data-parallel ranks.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Batches a second, each rank.",
+)
+@click.option(
+    "--blocks", type=click.IntRange(2), default=2000, show_default=True, help="GPU pool of a rank, in blocks."
+)
+@click.option("--block-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens a block.")
+@click.option("--tier", "tiers", multiple=True, callback=_tiers, metavar="NAME=BLOCKS", help="CPU=4000, DISK=20000.")
+@click.option("--hashes", type=click.Choice(["unsigned", "signed", "bytes"]), help="Form of block hashes.")
+@click.option("--topic", default="", help="Topic of every message; {rank} is the rank.")
+@click.option("--framing", type=click.Choice(["3", "4", "sim"]), help="Replay layout; by default the dialect's.")
+@click.option(
+    "--buffer-steps",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Batches kept for replay.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same events.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Request trace, in place of a seeded load."
+)
+@click.option("--tenants", type=click.IntRange(0), default=0, help="LoRA adapters or cache salts in use.")
+@click.option("--requests", type=click.IntRange(1), metavar="N", help="Requests of a rank; then it is idle.")
+@click.option(
+    "--restart-every", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="The engine dies so often."
+)
+@click.option("--reset-every", type=click.IntRange(0), default=0, metavar="STEPS", help="Cache resets.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so long; else at Ctrl-C.")
+@click.option("--subscribers", type=click.IntRange(0), default=0, help="Wait for so many, each rank, to begin.")
+@click.option(
+    "--truth-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where the true live set is written at the end, as JSON.",
+)
+def command(**options: Any) -> None:
+    """Publish what an engine with a prefix cache would: stores, hits, evictions, tiers, restarts.
+
+    \b
+    Examples:
+      kvbus sim --replay-endpoint 'tcp://*:5558'
+      kvbus sim --dialect sglang-0.5.23 --ranks 2 --rate 50
+      kvbus sim --trace conversation_trace.jsonl --blocks 20000 --rate 100
+      kvbus sim --tier CPU=4000 --tier DISK=20000 --restart-every 30
+      kvbus sim --seconds 10 --truth-file truth.json --endpoint ipc:///tmp/engine
+
+    The cache is real and small, the model is missing: requests share system prompts and conversations (or come
+    from a trace in Mooncake's format), blocks are allocated, hit, referenced and evicted, and each event has
+    exactly the form of that release. Rank r is at port + r. A concrete host is dialled, as vLLM does; --bind
+    listens there.
+
+    The truth file has every block that is live at the end: hash, group_idx, medium, copies, parent, tokens,
+    block_size, rank, and prefix, the sha256 of all tokens up to its end.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    pairs = [_engine(rank, **options) for rank in range(options["ranks"])]
+
+    async def session(stop: asyncio.Event) -> None:
+        try:
+            for _, publisher in pairs:
+                open_publisher(publisher)
+            await _drive(pairs, stop, options)
+        finally:
+            for _, publisher in pairs:
+                publisher.close(linger=1.0)
+
+    run_until_signal(session)
+    batches = sum(publisher.next_seq for _, publisher in pairs)
+    requests = sum(engine.finished for engine, _ in pairs)
+    asked = sum(engine.prompt_tokens for engine, _ in pairs)
+    hit = sum(engine.cached_tokens for engine, _ in pairs)
+    share = f", {hit / asked:.0%} of prompt tokens were cached" if asked else ""
+    say(f"published {batches} batches for {requests} requests{share}")
+    if options["truth_file"] is not None:
+        _write_truth(options["truth_file"], pairs)
+
+
+def _engine(rank: int, **options: Any) -> tuple[SimEngine, EnginePublisher]:
+    dialect = DIALECTS[options["dialect"]]
+    if options["hashes"] is not None:
+        dialect = dialect.with_hashes(cast("Hashes", options["hashes"]))
+    shape = EngineOptions(
+        blocks=options["blocks"],
+        block_size=options["block_size"],
+        tiers=options["tiers"],
+        reset_every=options["reset_every"],
+        requests=options["requests"],
+    )
+    try:
+        engine = SimEngine(dialect, _jobs(rank, **options), rank=rank, options=shape)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    replay = options["replay_endpoint"]
+    try:
+        endpoint = endpoint_offset(options["endpoint"], rank)
+        replay = None if replay is None else endpoint_offset(replay, rank)
+    except ValueError as error:
+        raise click.UsageError(f"{error}; for example --endpoint 'tcp://*:5557'") from error
+    publisher = EnginePublisher(
+        endpoint,
+        replay,
+        topic=options["topic"].replace("{rank}", str(rank)).encode(),
+        framing=cast("Framing", options["framing"] or dialect.framing),
+        buffer_steps=options["buffer_steps"],
+        bind=options["bind"],
+    )
+    return engine, publisher
+
+
+def _jobs(rank: int, **options: Any) -> Iterator[Job]:
+    if options["trace"] is None:
+        # longer conversations than half of the pool would be cut
+        longest = min(4096, options["blocks"] * options["block_size"] // 2)
+        return synthetic(options["seed"], rank, max_tokens=longest, tenants=options["tenants"])
+    jobs = read_trace(options["trace"], rank=rank, ranks=options["ranks"])
+    # a bad file should be told before a port is taken
+    return chain(list(islice(jobs, 1)), jobs)
+
+
+async def _drive(pairs: list[tuple[SimEngine, EnginePublisher]], stop: asyncio.Event, options: Any) -> None:
+    async def one(engine: SimEngine, publisher: EnginePublisher) -> None:
+        if options["subscribers"]:
+            await publisher.wait_for_subscriber(count=options["subscribers"])
+        await run(engine, publisher, stop, rate=options["rate"], restart_every=options["restart_every"])
+
+    async def watch() -> None:
+        try:
+            async with asyncio.timeout(options["seconds"]):
+                await stop.wait()
+        except TimeoutError:
+            stop.set()
+
+    async with asyncio.TaskGroup() as ranks:
+        ranks.create_task(watch())
+        for engine, publisher in pairs:
+            ranks.create_task(one(engine, publisher))
+
+
+def _write_truth(path: Path, pairs: list[tuple[SimEngine, EnginePublisher]]) -> None:
+    truth = {
+        "engine": pairs[0][0].dialect.name,
+        "next_seq": [publisher.next_seq for _, publisher in pairs],
+        "blocks": [entry for engine, _ in pairs for entry in engine.truth()],
+    }
+    try:
+        path.write_text(json.dumps(truth))
+    except OSError as error:
+        raise TruthError(f"{path}: {error.strerror}") from error
+    say(f"wrote {len(truth['blocks'])} live blocks to {path}")

@@ -1,0 +1,65 @@
+"""Run a command's coroutine until it ends or somebody presses Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvbus.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+
+def say(text: str) -> None:
+    """Tell the user something: messages go to standard error, data alone to standard output."""
+    click.echo(f"kvbus: {text}", err=True)
+
+
+def run_until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Run `main(stop)` on uvloop where it is installed; SIGINT and SIGTERM set `stop`.
+
+    The second Ctrl-C does not wait for `main` any longer.
+    """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_watched(main))
+
+
+async def until(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
+    """Run `work` until it ends or `stop` is set, whichever is first; its exception is raised."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    finally:
+        stopped.cancel()
+
+
+async def _watched(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            raise SystemExit(ExitCode.INTERRUPTED)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    await main(stop)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

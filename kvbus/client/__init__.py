@@ -1,0 +1,41 @@
+"""The library for routers: a stream of KV-cache events, in order and complete, and the blocks it describes.
+
+>>> from kvbus.client import BlockView, Subscriber
+>>> async def follow(view: BlockView) -> None:
+...     async for update in Subscriber("tcp://10.0.0.7:5657", "tcp://10.0.0.7:5658"):
+...         view.update(update)
+"""
+
+from kvbus.client.patience import Limits, Timing
+from kvbus.client.subscriber import Subscriber, SubscriberClosedError
+from kvbus.client.updates import (
+    Gap,
+    Lost,
+    LostReason,
+    Received,
+    Rejected,
+    Restarted,
+    RestartReason,
+    Synced,
+    Update,
+)
+from kvbus.client.view import Block, BlockView, Key
+
+__all__ = [
+    "Block",
+    "BlockView",
+    "Gap",
+    "Key",
+    "Limits",
+    "Lost",
+    "LostReason",
+    "Received",
+    "Rejected",
+    "RestartReason",
+    "Restarted",
+    "Subscriber",
+    "SubscriberClosedError",
+    "Synced",
+    "Timing",
+    "Update",
+]

@@ -1,0 +1,229 @@
+"""The live blocks of one stream, built from its events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from msgspec import UNSET, UnsetType
+
+from kvbus.client.updates import Lost, Received, Restarted
+from kvbus.core.codec import Token, decode_tokens
+from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvbus.client.updates import Update
+    from kvbus.core.codec import Batch
+    from kvbus.core.schema import Event
+
+Key = tuple[int | None, int | None, str, Hash]
+"""(rank, group_idx, medium, hash): the same hash can live in several groups and on several media at once."""
+
+
+class _Tokens:
+    """One event's tokens as raw msgpack, shared by its blocks and decoded when one of them is asked."""
+
+    __slots__ = ("_raw", "_size", "_total")
+
+    def __init__(self, raw: bytes, size: int, count: int) -> None:
+        self._raw: Final = raw
+        self._size: Final = size
+        self._total: Final = size * count
+
+    def __bool__(self) -> bool:
+        return self._raw != b"\x90"
+
+    def of(self, index: int) -> list[Token] | None:
+        tokens = decode_tokens(self._raw)
+        # vLLM names no hash for masked blocks but keeps their tokens: then which tokens are whose is unknown
+        if isinstance(tokens, Reason) or (tokens and len(tokens) != self._total):
+            return None
+        return tokens[index * self._size : (index + 1) * self._size]
+
+
+class Block:
+    """One live block: ``block_size`` tokens on one medium, in one KV-cache group, on one data-parallel rank.
+
+    Attributes:
+        hash: the engine's name for it, an integer (signed or unsigned 64 bits) or raw bytes.
+        parent: hash of the block before it; None at the root, or where the engine does not say.
+        rank: data-parallel rank; None where the stream carries none.
+        medium: upper-case medium, every device name as ``GPU``.
+        group_idx: KV-cache group of a hybrid model (vLLM 0.20 and later), else None.
+        block_size: tokens in the block (token pairs with EAGLE); 0 from publishers that do not tell.
+        lora: adapter name, or its id from vLLM before 0.14; None for the base model.
+        copies: physical copies counted so far; stays 1 in a view that does not count.
+    """
+
+    __slots__ = (
+        "_index",
+        "_tokens",
+        "block_size",
+        "copies",
+        "group_idx",
+        "hash",
+        "lora",
+        "medium",
+        "parent",
+        "rank",
+    )
+
+    def __init__(self, key: Key, event: BlockStored, tokens: _Tokens, index: int) -> None:
+        self.rank, self.group_idx, self.medium, self.hash = key
+        self.parent = event.block_hashes[index - 1] if index else event.parent_block_hash
+        self.block_size = event.block_size
+        self.lora: str | int | None = event.lora_name if event.lora_name is not None else event.lora_id
+        self.copies = 1
+        self._tokens = tokens
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"<Block {_plain(self.hash)} {self.medium} rank={self.rank} group={self.group_idx}>"
+
+    @property
+    def token_ids(self) -> list[Token] | None:
+        """The block's tokens (pairs with EAGLE), empty for a placeholder, None where they cannot be told."""
+        return self._tokens.of(self._index)
+
+    def to_json(self) -> dict[str, Any]:
+        """The block as plain values; hashes that are bytes become hex strings."""
+        return {
+            "rank": self.rank,
+            "hash": _plain(self.hash),
+            "parent": _plain(self.parent),
+            "medium": self.medium,
+            "group_idx": self.group_idx,
+            "block_size": self.block_size,
+            "token_ids": self.token_ids,
+            "copies": self.copies,
+        }
+
+
+class BlockView:
+    """The live blocks of one stream.
+
+    Args:
+        copies: False is for kvbus's output and is routers' own rule: the first store stores, one removal
+            removes. True counts copies, which is exact for an engine's own stream: vLLM stores a hash once
+            per physical copy and removes it as often (not with ``kv_cache_report_mode=full``: there a hit is
+            a store too).
+        on_lost: ``clear`` drops all blocks when batches are lost, because removals may be among them;
+            ``keep`` goes on with what may be a wrong view.
+        cleared: what AllBlocksCleared drops: ``all`` is how routers and kvbus mean it, ``device`` is what
+            vLLM means (its offloaded blocks survive a reset of the prefix cache).
+    """
+
+    def __init__(
+        self,
+        *,
+        copies: bool = False,
+        on_lost: Literal["clear", "keep"] = "clear",
+        cleared: Literal["all", "device"] = "all",
+    ) -> None:
+        self._copies = copies
+        self._on_lost = on_lost
+        self._cleared = cleared
+        self._blocks: dict[Key, Block] = {}
+        self._places: dict[Hash, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self._blocks.values())
+
+    def __contains__(self, block: object) -> bool:
+        """Tell whether this hash, or this whole `Key`, is live."""
+        return block in self._blocks if isinstance(block, tuple) else block in self._places
+
+    def get(
+        self, block: Hash, *, rank: int | None = None, medium: str | None = None, group_idx: int | None = None
+    ) -> Block | None:
+        """The block under exactly this key; no medium means device."""
+        return self._blocks.get((rank, group_idx, _medium(medium), block))
+
+    def keys(self) -> Iterator[Key]:
+        """All live keys."""
+        return iter(self._blocks)
+
+    def update(self, update: Update) -> None:
+        """Take in what a `Subscriber` yields: batches apply, a restart clears, so does a loss (`on_lost`)."""
+        if isinstance(update, Received):
+            self.apply_batch(update.batch)
+        elif isinstance(update, Restarted) or (isinstance(update, Lost) and self._on_lost == "clear"):
+            self.clear()
+
+    def apply_batch(self, batch: Batch) -> None:
+        """Apply a batch's events in order; order is meaning: one batch may remove and store the same hash."""
+        for event in batch.events:
+            self.apply(event, batch.rank)
+
+    def apply(self, event: Event, rank: int | None = None) -> None:
+        """Apply one event of this data-parallel rank."""
+        if isinstance(event, BlockStored):
+            self._store(event, rank)
+        elif isinstance(event, BlockRemoved):
+            group, medium = _group(event.group_idx), _medium(event.medium)
+            for block in event.block_hashes:
+                self._remove((rank, group, medium, block))
+        elif isinstance(event, AllBlocksCleared):
+            for key in [key for key in self._blocks if key[0] == rank]:
+                if self._cleared == "all" or key[2] == DEVICE_MEDIUM:
+                    self._drop(key)
+
+    def clear(self) -> None:
+        """Drop every block of every rank."""
+        self._blocks.clear()
+        self._places.clear()
+
+    def _store(self, event: BlockStored, rank: int | None) -> None:
+        hashes = event.block_hashes
+        group, medium = _group(event.group_idx), _medium(event.medium)
+        tokens = _Tokens(bytes(event.token_ids), event.block_size, len(hashes))
+        for index, block in enumerate(hashes):
+            key = (rank, group, medium, block)
+            known = self._blocks.get(key)
+            if known is None:
+                self._blocks[key] = Block(key, event, tokens, index)
+                self._places[block] = self._places.get(block, 0) + 1
+                continue
+            if self._copies:
+                known.copies += 1
+            # an offloaded block may be announced as a placeholder first: keep what says more
+            if tokens and not known._tokens:  # noqa: SLF001
+                better = Block(key, event, tokens, index)
+                better.copies = known.copies
+                self._blocks[key] = better
+
+    def _remove(self, key: Key) -> None:
+        known = self._blocks.get(key)
+        if known is None:
+            return
+        if self._copies and known.copies > 1:
+            known.copies -= 1
+            return
+        self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        del self._blocks[key]
+        block = key[3]
+        left = self._places[block] - 1
+        if left:
+            self._places[block] = left
+        else:
+            del self._places[block]
+
+
+def _medium(name: str | None) -> str:
+    # a router must not lose a block to a medium that this version has not heard of
+    return medium_key(name) or str(name).upper()
+
+
+def _group(group: int | UnsetType | None) -> int | None:
+    return None if group is UNSET else group
+
+
+def _plain(block: Hash | None) -> int | str | None:
+    return block.hex() if isinstance(block, bytes) else block

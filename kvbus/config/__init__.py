@@ -1,0 +1,35 @@
+"""Configuration: flags over ``KVBUS_*`` variables over a YAML file over defaults, checked as a whole.
+
+A configuration is either good or refused with everything that is wrong with it at once: unknown keys,
+undeclared variables, bad values and contradictions between keys. What comes out of `load` is frozen.
+"""
+
+from kvbus.config.endpoints import Address, endpoint_offset, parse_address, parse_endpoint
+from kvbus.config.load import load
+from kvbus.config.models import (
+    Config,
+    Limits,
+    OutputConfig,
+    SourceConfig,
+    SourceStream,
+    StreamEndpoints,
+    render_topic,
+)
+from kvbus.errors import ConfigError, Problem
+
+__all__ = [
+    "Address",
+    "Config",
+    "ConfigError",
+    "Limits",
+    "OutputConfig",
+    "Problem",
+    "SourceConfig",
+    "SourceStream",
+    "StreamEndpoints",
+    "endpoint_offset",
+    "load",
+    "parse_address",
+    "parse_endpoint",
+    "render_topic",
+]

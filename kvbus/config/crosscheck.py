@@ -1,0 +1,207 @@
+"""Contradictions between keys that are each good on their own: names, ports and topics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvbus.config import topics
+from kvbus.config.endpoints import MAX_PORT, Address, parse_endpoint
+from kvbus.config.paths import Path, show
+from kvbus.config.problems import shown
+from kvbus.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kvbus.config.models import Config
+
+_ONE_OF_EACH: Final = {
+    "sources": "sources: [{endpoint: tcp://127.0.0.1:5557, replay_endpoint: tcp://127.0.0.1:5558}]",
+    "outputs": "outputs: [{endpoint: 'tcp://*:5657', replay_endpoint: 'tcp://*:5658'}]",
+}
+_LLM_D_PARTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """Someone listens at an address: kvbus itself, or the peer that an endpoint is connected to."""
+
+    key: Path
+    who: str
+    address: Address
+    ours: bool
+
+    def collides(self, other: _Claim) -> bool:
+        mine, theirs = self.address, other.address
+        if mine.port != theirs.port:
+            return False
+        if mine.host == theirs.host:
+            return True
+        # A wildcard takes the port of every interface; a peer's is one of them only if it is on this machine.
+        return (mine.is_wildcard and (other.ours or theirs.is_loopback)) or (
+            theirs.is_wildcard and (self.ours or mine.is_loopback)
+        )
+
+
+def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = frozenset()) -> list[Problem]:
+    """Every contradiction in a configuration.
+
+    Args:
+        config: The configuration.
+        origins: Key path to where its value came from.
+        bad: Keys already reported, for which ``config`` holds defaults; nothing is said about those.
+    """
+    checks = _Checks(config, origins, bad)
+    checks.at_least_one()
+    checks.names()
+    checks.wildcards()
+    checks.ports()
+    checks.topics()
+    return checks.problems
+
+
+class _Checks:
+    def __init__(self, config: Config, origins: Mapping[Path, str], bad: frozenset[Path]) -> None:
+        self.config = config
+        self.origins = origins
+        self.bad = bad
+        self.problems: list[Problem] = []
+
+    def sound(self, *keys: Path) -> bool:
+        """Whether none of these keys, nor a section they are in, was refused already."""
+        return not any(key[:length] in self.bad for key in keys for length in range(1, len(key) + 1))
+
+    def report(self, key: Path, wrong: str, *, value: object = None, example: str | None = None) -> None:
+        text = None if value is None else shown(value)
+        self.problems.append(Problem(show(key), wrong, text, example, self.origins.get(key)))
+
+    def at_least_one(self) -> None:
+        for name, example in _ONE_OF_EACH.items():
+            if not getattr(self.config, name) and self.sound((name,)):
+                self.report((name,), "at least one is needed", example=example)
+
+    def names(self) -> None:
+        for section in ("sources", "outputs"):
+            first: dict[str, Path] = {}
+            for i, item in enumerate(getattr(self.config, section)):
+                key: Path = (section, i, "name")
+                if not self.sound(key):
+                    continue
+                if item.name in first:
+                    example = f"name: {item.name}-{i}"
+                    self.report(key, f"the same name as {show(first[item.name])}", value=item.name, example=example)
+                first.setdefault(item.name, key)
+
+    def wildcards(self) -> None:
+        """Refuse ``*`` where kvbus connects: it names no peer."""
+        connected: list[tuple[Path, str | None]] = []
+        for i, source in enumerate(self.config.sources):
+            if not source.bind and self.sound(("sources", i, "bind")):
+                connected.append((("sources", i, "endpoint"), source.endpoint))
+            connected.append((("sources", i, "replay_endpoint"), source.replay_endpoint))
+        for i, output in enumerate(self.config.outputs):
+            if not output.bind and self.sound(("outputs", i, "bind")):
+                connected.append((("outputs", i, "endpoint"), output.endpoint))
+        for key, endpoint in connected:
+            if endpoint is not None and self.sound(key) and parse_endpoint(endpoint).is_wildcard:
+                name = key[-1]
+                only = "" if name == "replay_endpoint" else ", or set bind: true"
+                example = f"{name}: tcp://127.0.0.1:{parse_endpoint(endpoint).port}"
+                self.report(
+                    key,
+                    f"kvbus connects to it, so it must name a host{only}",
+                    value=endpoint,
+                    example=example,
+                )
+
+    def ports(self) -> None:
+        """Refuse two listeners at one address, ranks and streams counted."""
+        by_port: dict[tuple[int, str], list[_Claim]] = {}
+        told: set[tuple[Path, Path]] = set()
+        for claim in self.claims():
+            address = claim.address
+            same = by_port.setdefault((address.port, address.host if address.is_ipc else ""), [])
+            for other in same:
+                pair = (other.key, claim.key)
+                if pair in told or not claim.collides(other):
+                    continue
+                told.add(pair)
+                place = f"ipc://{address.host}" if address.is_ipc else f"port {address.port}"
+                wrong = f"{place} ({claim.who}) is taken by {show(other.key)} ({other.who})"
+                self.report(claim.key, wrong, value=self.value(claim.key), example=self.free(claim.key))
+            same.append(claim)
+
+    def claims(self) -> Iterable[_Claim]:
+        config = self.config
+        for i, source in enumerate(config.sources):
+            ranks = source.data_parallel_size
+            if self.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
+                for name, ours in (("endpoint", source.bind), ("replay_endpoint", False)):
+                    yield from self.run(("sources", i, name), ranks, "rank", ours=ours)
+        streams = sum(source.data_parallel_size for source in config.sources)
+        counted = self.sound(("sources",), *(("sources", i, "data_parallel_size") for i in range(len(config.sources))))
+        for i, output in enumerate(config.outputs):
+            if not self.sound(("outputs", i, "layout"), ("outputs", i, "bind")):
+                continue
+            several = output.layout == "per_source" and counted
+            for name in ("endpoint", "replay_endpoint", "snapshot_endpoint"):
+                if name != "endpoint" or output.bind:
+                    yield from self.run(("outputs", i, name), streams if several else 1, "stream", ours=True)
+        address = config.http_address
+        if address is not None and address[1] != 0 and self.sound(("http",)):
+            host = "127.0.0.1" if address[0] == "localhost" else address[0]
+            yield _Claim(("http",), "HTTP", Address(host, address[1]), ours=True)
+
+    def run(self, key: Path, count: int, unit: str, *, ours: bool) -> Iterable[_Claim]:
+        """The claims of one endpoint key: one for each rank or stream."""
+        endpoint = self.value(key)
+        if endpoint is None or not self.sound(key):
+            return
+        base = parse_endpoint(endpoint)
+        if not base.is_ipc and base.port + count - 1 > MAX_PORT:
+            wrong = f"{unit} {count - 1} would be at port {base.port + count - 1}, the last one is {MAX_PORT}"
+            self.report(key, wrong, value=endpoint, example=f"{key[-1]}: {endpoint.rpartition(':')[0]}:5557")
+            return
+        for n in range(count):
+            who = f"{unit} {n}" if count > 1 else str(key[0])[:-1]
+            if base.is_ipc:
+                path = base.host.replace("{rank}", str(n)) if "{rank}" in base.host or n == 0 else f"{base.host}-{n}"
+                yield _Claim(key, who, Address(path, 0), ours)
+            else:
+                yield _Claim(key, who, Address(base.host, base.port + n), ours)
+
+    def value(self, key: Path) -> str | None:
+        node: object = self.config
+        for piece in key:
+            node = node[piece] if isinstance(node, tuple) and isinstance(piece, int) else getattr(node, str(piece))
+        return None if node is None else str(node)
+
+    def free(self, key: Path) -> str | None:
+        """The same key with its port moved out of the way."""
+        value = self.value(key) or ""
+        head, _, tail = value.rpartition(":")
+        if value.startswith("ipc://") or not tail.isdigit():
+            return f"{key[-1]}: {value}-other"
+        port = int(tail)
+        return f"{key[-1]}: {head}:{port + 100 if port + 200 < MAX_PORT else port - 200}"
+
+    def topics(self) -> None:
+        for i, output in enumerate(self.config.outputs):
+            key: Path = ("outputs", i, "topic")
+            if output.topic is None or not self.sound(key):
+                continue
+            if "model" in topics.fields(output.topic) and self.config.model is None:
+                if self.sound(("model",)):
+                    self.report(("model",), f"{show(key)} uses {{model}}", example="model: Qwen/Qwen3-32B")
+            elif output.profile == "llm-d" and self.sound((*key[:-1], "profile"), ("worker",), ("model",)):
+                self.llm_d(key, output.topic)
+
+    def llm_d(self, key: Path, template: str) -> None:
+        # One rendering stands for all: neither a source's name nor a rank can hold an @.
+        model, worker = self.config.model or "", self.config.worker
+        text = topics.render(template, model=model, worker=worker, source="engine", rank=0).decode()
+        parts = text.split("@")
+        if len(parts) != _LLM_D_PARTS or not all(parts):
+            wrong = f"profile llm-d needs exactly three parts, kv@POD@MODEL; this renders to {text!r}"
+            self.report(key, wrong, value=template, example='topic: "kv@{worker}@{model}"')

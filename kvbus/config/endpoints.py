@@ -1,0 +1,113 @@
+"""Endpoints: what ``tcp://host:port`` and ``ipc://path`` mean, and which endpoint the n-th stream has."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final
+
+MAX_PORT: Final = 65535
+_MAX_IPC_PATH: Final = 107  # sun_path is 108 bytes, one of them the terminating zero
+_WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
+_TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")
+_ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")
+_RANK: Final = "{rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A place to listen at or connect to: a TCP host and port, or (port 0) the path of a local socket."""
+
+    host: str
+    port: int
+
+    @property
+    def is_ipc(self) -> bool:
+        """Whether this is the path of a local socket."""
+        return self.port == 0
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether this means every interface."""
+        return not self.is_ipc and self.host in _WILDCARDS
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine (or pod) can reach it."""
+        if self.is_ipc:
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def _host(text: str) -> str:
+    return "127.0.0.1" if text == "localhost" else text.strip("[]")
+
+
+def parse_endpoint(endpoint: str) -> Address:
+    """Take an endpoint apart.
+
+    Raises:
+        ValueError: It is neither ``tcp://host:port`` nor ``ipc://path``; the text says what is wrong.
+    """
+    if endpoint.startswith("ipc://"):
+        path = endpoint.removeprefix("ipc://")
+        if not path or path in {"*", "@"} or any(c.isspace() or c == "\0" for c in path):
+            raise ValueError("an ipc endpoint needs a path without spaces")
+        if set(re.findall(r"\{[^}]*\}?|\}", path)) - {_RANK}:
+            raise ValueError("an ipc endpoint knows no placeholder but {rank}")
+        if len(path.encode()) > _MAX_IPC_PATH:
+            raise ValueError(f"an ipc path has at most {_MAX_IPC_PATH} bytes")
+        return Address(path, 0)
+    match = _TCP.fullmatch(endpoint)
+    if match is None:
+        raise ValueError("must be tcp://host:port or ipc://path")
+    return Address(_host(match["host"]), _port(match["port"]))
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 1 <= port <= MAX_PORT:
+        # A router has to be told the port, so one that the system picks is of no use here.
+        raise ValueError(f"the port must be between 1 and {MAX_PORT}")
+    return port
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Take a ``host:port`` apart; port 0 lets the system pick one.
+
+    Raises:
+        ValueError: It is not ``host:port``.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise ValueError("must be host:port")
+    port = int(match["port"])
+    if port > MAX_PORT:
+        raise ValueError(f"the port must be between 0 and {MAX_PORT}")
+    host = match["host"].strip("[]")
+    return ("0.0.0.0" if host == "*" else host), port  # noqa: S104 - asked for by the user
+
+
+def endpoint_offset(endpoint: str, n: int) -> str:
+    """The endpoint of the n-th stream, counted from 0.
+
+    For ``tcp://`` the port grows by n. For ``ipc://`` a ``{rank}`` in the path becomes n; without one, stream
+    0 has the path as it is and the others end in ``-n``: ``ipc:///run/kv``, ``ipc:///run/kv-1``, and so on.
+
+    Raises:
+        ValueError: The endpoint is malformed, or the port would pass 65535.
+    """
+    if n < 0:
+        raise ValueError(f"a stream is counted from 0, not {n}")
+    address = parse_endpoint(endpoint)
+    if address.is_ipc:
+        if _RANK in endpoint:
+            return endpoint.replace(_RANK, str(n))
+        return endpoint if n == 0 else f"{endpoint}-{n}"
+    if address.port + n > MAX_PORT:
+        raise ValueError(f"port {address.port} + {n} passes {MAX_PORT}")
+    return f"{endpoint.rpartition(':')[0]}:{address.port + n}"

@@ -1,0 +1,340 @@
+"""The configuration's shape: every key, its default, its bounds and the words of its documentation."""
+
+from __future__ import annotations
+
+import io
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from ruamel.yaml import YAML
+
+from kvbus.config import topics
+from kvbus.config.endpoints import endpoint_offset, parse_address
+from kvbus.config.values import (
+    BlockSize,
+    Endpoint,
+    Framing,
+    HttpAddress,
+    Int,
+    LogLevel,
+    Name,
+    Seconds,
+    Template,
+    Text,
+)
+
+
+def _key(
+    default: Any,
+    about: str,
+    *,
+    example: Any,
+    unit: str = "",
+    default_text: str | None = None,
+    **bounds: float,
+) -> Any:
+    """A field with what its documentation and its error messages need."""
+    extra = {"unit": unit, "default_text": default_text}
+    given = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(**given, **bounds, description=about, examples=[example], json_schema_extra=extra)  # type: ignore[call-overload]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=False, protected_namespaces=()
+    )
+
+
+class SourceConfig(_Section):
+    """One engine: its live stream, its replay, and how many data-parallel ranks it has."""
+
+    name: Name = _key("engine", "Metrics label, unique; rank r of several is `NAME/r`.", example="engine")
+    endpoint: Endpoint = _key(
+        "tcp://127.0.0.1:5557",
+        "The engine's publisher, `tcp://host:port` or `ipc://path`.",
+        example="tcp://127.0.0.1:5557",
+    )
+    replay_endpoint: Endpoint | None = _key(
+        None,
+        "The engine's replay; null: it has none, and every gap is lost.",
+        example="tcp://127.0.0.1:5558",
+        default_text="`tcp://127.0.0.1:5558` if `endpoint` is not set either, else null",
+    )
+    bind: bool = _key(False, "true: kvbus binds `endpoint` and the engine dials in.", example=False)
+    data_parallel_size: Int = _key(
+        1,
+        "Ranks of this engine; rank r is at port + r of both endpoints, with `ipc://` at `PATH-r` "
+        "(rank 0: `PATH`) or where the path says `{rank}`.",
+        example=1,
+        unit="ranks",
+        ge=1,
+        le=4096,
+    )
+    topic: Text = _key("", "Subscription prefix; empty: everything.", example="kv@")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_replay(cls, data: Any) -> Any:
+        # The default replay belongs to the default endpoint; next to another one it would be someone else's.
+        if isinstance(data, dict) and "endpoint" not in data:
+            return {"replay_endpoint": "tcp://127.0.0.1:5558", **data}
+        return data
+
+
+class StreamEndpoints(NamedTuple):
+    """Where one outgoing stream is served."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    snapshot_endpoint: str | None
+
+
+class OutputConfig(_Section):
+    """One set of outgoing endpoints, with the framing and encoding its routers understand."""
+
+    name: Name = _key("routers", "Metrics label, unique.", example="routers")
+    endpoint: Endpoint = _key(
+        "tcp://*:5657", "Where routers subscribe, `tcp://host:port` or `ipc://path`.", example="tcp://*:5657"
+    )
+    replay_endpoint: Endpoint | None = _key(
+        None,
+        "Where routers ask for a replay (always bound); null: none.",
+        example="tcp://*:5658",
+        default_text="`tcp://*:5658` if `endpoint` is not set either, else null",
+    )
+    snapshot_endpoint: Endpoint | None = _key(
+        None,
+        "The snapshot protocol (always bound); implies 24-byte sequence frames on this output. null: off.",
+        example="tcp://*:5659",
+    )
+    bind: bool = _key(True, "false: dial out to a router that binds its SUB.", example=True)
+    layout: Literal["per_source", "merged"] = _key(
+        "per_source",
+        "per_source: the i-th source (all ranks counted, from 0) at port + i with a seq of its own, with "
+        "`ipc://` at `PATH-i`; merged: one endpoint, one seq.",
+        example="per_source",
+    )
+    profile: Literal["vllm", "dynamo", "llm-d", "aibrix", "sglang"] = _key(
+        "vllm", "Whose framing and encoding this output speaks.", example="vllm"
+    )
+    topic: Template | None = _key(
+        None,
+        "null: the source's own; else a template of `{model}`, `{worker}`, `{source}`, `{rank}`.",
+        example="kv@{worker}@{model}",
+    )
+    heartbeat: Seconds = _key(1.0, "Idle time before an empty batch is sent; 0: off.", example=1.0, unit="s", ge=0)
+    replay_framing: Framing = _key(
+        "auto",
+        "Frames of a replay answer; auto: by profile (sglang 3, the others 4).",
+        example="auto",
+    )
+    journal_batches: Int = _key(
+        10_000, "Published batches kept for replay, per stream.", example=10_000, unit="batches", ge=1
+    )
+    journal_bytes: Int = _key(
+        268_435_456, "Payload kept for replay, per stream.", example=268_435_456, unit="bytes", ge=1
+    )
+    queue_batches: Int = _key(
+        10_000,
+        "Batches waiting for this output before they are dropped.",
+        example=10_000,
+        unit="batches",
+        ge=1,
+    )
+    send_hwm: Int = _key(
+        10_000,
+        "Batches queued for one slow router before its own are dropped.",
+        example=10_000,
+        unit="batches",
+        ge=1,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_replay(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "endpoint" not in data:
+            return {"replay_endpoint": "tcp://*:5658", **data}
+        return data
+
+    @property
+    def framing(self) -> Literal[3, 4]:
+        """Frames of a replay answer, with ``auto`` resolved by the profile."""
+        if self.replay_framing == "auto":
+            return 3 if self.profile == "sglang" else 4
+        return self.replay_framing
+
+    def stream_endpoints(self, i: int) -> StreamEndpoints:
+        """Where the i-th source (all ranks counted, from 0) is served; the same for all of them if merged."""
+        n = i if self.layout == "per_source" else 0
+        replay, snapshot = self.replay_endpoint, self.snapshot_endpoint
+        return StreamEndpoints(
+            endpoint_offset(self.endpoint, n),
+            None if replay is None else endpoint_offset(replay, n),
+            None if snapshot is None else endpoint_offset(snapshot, n),
+        )
+
+
+class Limits(_Section):
+    """Bounds on what an engine or a router may make kvbus hold."""
+
+    max_frame_bytes: Int = _key(
+        67_108_864,
+        "Largest frame accepted from an engine.",
+        example=67_108_864,
+        unit="bytes",
+        ge=1024,
+        le=2**31 - 1,
+    )
+    max_frames: Int = _key(16, "Most frames in one message.", example=16, unit="frames", ge=5, le=1024)
+    max_events: Int = _key(65_536, "Most events in one batch.", example=65_536, unit="events", ge=1)
+    max_blocks: Int = _key(20_000_000, "Most live blocks of one source.", example=20_000_000, unit="blocks", ge=1)
+    max_replay_sessions: Int = _key(
+        64, "Replay answers being sent at once, per output.", example=64, unit="sessions", ge=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStream:
+    """One engine publisher: a source and one of its ranks.
+
+    Attributes:
+        label: Metrics label: the source's name, or ``name/rank`` if it has several ranks.
+        source_index: Which of ``Config.sources`` this is.
+        rank: Data-parallel rank within the source.
+        endpoint: The rank's own publisher.
+        replay_endpoint: The rank's own replay, if the source has one.
+        bind: Whether kvbus binds ``endpoint``.
+        topic: Subscription prefix.
+        index: Position among all streams; ``OutputConfig.stream_endpoints(index)`` is where it is served.
+    """
+
+    label: str
+    source_index: int
+    rank: int
+    endpoint: str
+    replay_endpoint: str | None
+    bind: bool
+    topic: bytes
+    index: int
+
+
+class Config(_Section):
+    """Everything kvbus can be told. Read it with `kvbus.config.load`, which also checks it as a whole."""
+
+    model: Text | None = _key(None, "`{model}` in topics; needed only where a topic uses it.", example="Qwen/Qwen3-32B")
+    worker: Text = _key(socket.gethostname, "`{worker}` in topics.", example="pod-a", default_text="the host name")
+    block_size: BlockSize = _key(
+        "auto", "Block size on every output; auto: learned per source.", example=16, unit="tokens"
+    )
+    duplicates: Literal["count", "ignore"] = _key(
+        "count",
+        "A hash stored again is one more copy (count), or the same block announced again (ignore; for an "
+        "engine with `kv_cache_report_mode=full`).",
+        example="count",
+    )
+    groups: Literal["prefix", "all"] = _key(
+        "prefix",
+        "prefix: only groups that carry prefixes (full, MLA, sink attention, or no group); all: every group.",
+        example="prefix",
+    )
+    orphans: Literal["pass", "drop"] = _key(
+        "pass", "Stores whose parent is unknown; counted either way.", example="pass"
+    )
+    on_lost: Literal["clear", "keep"] = _key(
+        "clear", "The source's blocks after a gap that no replay fills.", example="clear"
+    )
+    source_timeout: Seconds = _key(
+        30.0,
+        "Time without the engine's connection before its blocks are cleared downstream.",
+        example=30,
+        unit="s",
+        gt=0,
+    )
+    replay_timeout: Seconds = _key(
+        2.0, "Time without progress before a replay answer is given up.", example=2.0, unit="s", gt=0
+    )
+    probe_interval: Seconds = _key(
+        5.0,
+        "Idle time before the engine is asked whether its last batches were lost; 0: off.",
+        example=5.0,
+        unit="s",
+        ge=0,
+    )
+    reorder_batches: Int = _key(
+        20_000, "Batches held back per source while a gap is filled.", example=20_000, unit="batches", ge=1
+    )
+    sources: tuple[SourceConfig, ...] = _key(
+        (), "The engines; at least one.", example=[{"endpoint": "tcp://127.0.0.1:5557"}]
+    )
+    outputs: tuple[OutputConfig, ...] = _key(
+        (), "The outgoing streams; at least one.", example=[{"endpoint": "tcp://*:5657"}]
+    )
+    http: HttpAddress | None = _key(
+        "127.0.0.1:9477",
+        "Address of `/metrics`, `/livez`, `/readyz`, `/sources`, `/blocks` and the status page; port 0: any "
+        "free port; null: no HTTP.",
+        example="127.0.0.1:9477",
+    )
+    state_dir: Path | None = _key(
+        None,
+        "Directory that keeps seq and state over a restart of kvbus; null: none.",
+        example="/var/lib/kvbus",
+    )
+    log_level: LogLevel = _key("info", "Least severe log line written.", example="info")
+    log_format: Literal["auto", "json", "text"] = _key(
+        "auto", "auto: text on a terminal, else JSON lines.", example="json"
+    )
+    limits: Limits = _key(Limits(), "Bounds on what a peer may make kvbus hold.", example={"max_frames": 16})
+
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        """Host and port of the HTTP server, or ``None`` if there is none."""
+        return None if self.http is None else parse_address(self.http)
+
+    def streams(self) -> list[SourceStream]:
+        """Every engine publisher: one for each source and rank, in order."""
+        out: list[SourceStream] = []
+        for source_index, source in enumerate(self.sources):
+            for rank in range(source.data_parallel_size):
+                several = source.data_parallel_size > 1
+                replay = source.replay_endpoint
+                out.append(
+                    SourceStream(
+                        label=f"{source.name}/{rank}" if several else source.name,
+                        source_index=source_index,
+                        rank=rank,
+                        endpoint=endpoint_offset(source.endpoint, rank),
+                        replay_endpoint=None if replay is None else endpoint_offset(replay, rank),
+                        bind=source.bind,
+                        topic=source.topic.encode(),
+                        index=len(out),
+                    )
+                )
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        """The effective configuration as plain JSON types, defaults included."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """The effective configuration as YAML, defaults included; `load` reads it back the same."""
+        yaml = YAML(typ="safe", pure=True)
+        yaml.default_flow_style = False
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+        buffer = io.StringIO()
+        yaml.dump(self.to_dict(), buffer)
+        return buffer.getvalue()
+
+
+def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:
+    """The topic frame of one stream: the template with its placeholders filled in."""
+    return topics.render(
+        template,
+        model=config.model or "",
+        worker=config.worker,
+        source=config.sources[stream.source_index].name,
+        rank=stream.rank,
+    )

@@ -1,0 +1,99 @@
+"""Key paths such as ``outputs[0].layout``: how they are read, written, and looked up in the models."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+from kvbus.config.models import Config, Limits, OutputConfig, SourceConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+Path = tuple[str | int, ...]
+
+LISTS: Final[dict[str, type[BaseModel]]] = {"sources": SourceConfig, "outputs": OutputConfig}
+SECTIONS: Final[dict[str, type[BaseModel]]] = {"limits": Limits}
+
+_PIECE: Final = re.compile(r"\.?([^.\[\]]+)|\[(\d{1,6})\]")
+_MAX_INDEX_DIGITS: Final = 6
+
+
+def index(text: str) -> str | int:
+    """A piece of a path: a list index where it looks like one, else a name."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_INDEX_DIGITS else text
+
+
+def parse(text: str) -> Path:
+    """Read ``outputs[0].layout`` or ``outputs.0.layout``.
+
+    Raises:
+        ValueError: The text is no key path.
+    """
+    pieces: list[str | int] = []
+    at = 0
+    while at < len(text):
+        match = _PIECE.match(text, at)
+        if match is None:
+            break
+        pieces.append(int(match[2]) if match[2] is not None else index(match[1]))
+        at = match.end()
+    if not pieces or at != len(text):
+        raise ValueError(f"{text!r} is not a key such as http or outputs[0].layout")
+    return tuple(pieces)
+
+
+def show(path: Iterable[str | int]) -> str:
+    """Write a path as ``outputs[0].layout``."""
+    text = ""
+    for piece in path:
+        text += f"[{piece}]" if isinstance(piece, int) else f".{piece}" if text else piece
+    return text
+
+
+def model_at(path: Path) -> type[BaseModel] | None:
+    """The model of the section a path names (the empty path: the whole configuration), if it names one."""
+    match path:
+        case ():
+            return Config
+        case (str(name),):
+            return SECTIONS.get(name)
+        case (str(name), int()):
+            return LISTS.get(name)
+    return None
+
+
+def field_at(path: Path) -> FieldInfo | None:
+    """The field a path names, if it names one; also for a whole list or section."""
+    if not path or not isinstance(path[-1], str):
+        return None
+    model = model_at(path[:-1])
+    return None if model is None else model.model_fields.get(path[-1])
+
+
+def is_structure(path: Path) -> bool:
+    """Whether a path names a list, a list's element or a section, rather than a single value."""
+    return model_at(path) is not None or (len(path) == 1 and path[0] in LISTS)
+
+
+def suggest(path: Path) -> str | None:
+    """The known key that an unknown one probably means."""
+    name = path[-1]
+    if not isinstance(name, str):
+        return None
+    model = model_at(path[:-1])
+    near = get_close_matches(name, model.model_fields, n=1, cutoff=0.6) if model is not None else []
+    if near:
+        return show((*path[:-1], near[0]))
+    # Right name, wrong place: a source's key at the top, or the other way round.
+    homes: list[tuple[Path, type[BaseModel]]] = [((), Config)]
+    homes += [((section,), cls) for section, cls in SECTIONS.items()]
+    homes += [((name_, 0), cls) for name_, cls in LISTS.items()]
+    for home, cls in homes:
+        if home != path[:-1] and name in cls.model_fields:
+            return show((*home, name))
+    return None

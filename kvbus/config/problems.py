@@ -1,0 +1,99 @@
+"""pydantic's errors in a configuration's words: the key, the bad value, what is allowed, a good example."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from typing import TYPE_CHECKING, Any, Final
+
+from kvbus.config.paths import Path, field_at, show, suggest
+from kvbus.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic_core import ErrorDetails
+
+_WORDS: Final = {
+    "bool": "must be true or false",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "finite": "must be a finite number",
+    "string": "must be text",
+    "path": "must be a path",
+    "tuple": "must be a list",
+    "model": "must be a mapping of keys",
+}
+_BOUNDS: Final = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+_MAX_SHOWN: Final = 120
+
+
+def example_at(path: Path) -> str | None:
+    """A good setting of a key as it would stand in the file, such as ``layout: per_source``."""
+    field = field_at(path)
+    if field is None or not field.examples:
+        return None
+    return f"{path[-1]}: {plain(field.examples[0])}"
+
+
+def plain(value: Any) -> str:
+    """A value as YAML on one line."""
+    if isinstance(value, str):
+        return value if value and value[0].isalnum() and ": " not in value and " #" not in value else json.dumps(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {plain(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(plain(item) for item in value) + "]"
+    return json.dumps(value, default=str)
+
+
+def shown(value: Any) -> str:
+    """A bad value for a message: one line, quoted where it is text, never long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    limited = reprlib.Repr()
+    limited.maxstring = limited.maxother = _MAX_SHOWN
+    text = limited.repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+
+
+def from_pydantic(error: ErrorDetails, origins: Mapping[Path, str]) -> Problem:
+    """One of pydantic's errors as a problem."""
+    path: Path = tuple(error["loc"])
+    origin = _origin(path, origins)
+    value = shown(error["input"])
+    if error["type"] in {"extra_forbidden", "invalid_key"}:
+        near = suggest(path)
+        wrong = "unknown key" if near is None else f"unknown key, did you mean {near}?"
+        example = None if near is None else example_at((*path[:-1], near.rpartition(".")[2]))
+        return Problem(show(path), wrong, value=value, example=example, origin=origin)
+    return Problem(
+        show(path) or "the configuration", _wrong(error), value=value, example=example_at(path), origin=origin
+    )
+
+
+def _wrong(error: ErrorDetails) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        allowed = context["expected"].replace("'", "").replace(" or ", ", ")
+        return f"must be one of {allowed}"
+    if kind in _BOUNDS:
+        key, word = _BOUNDS[kind]
+        return f"must be {word} {context[key]:g}"
+    return _WORDS.get(kind.partition("_")[0], error["msg"])
+
+
+def _origin(path: Path, origins: Mapping[Path, str]) -> str | None:
+    for length in range(len(path), 0, -1):
+        if path[:length] in origins:
+            return origins[path[:length]]
+    return None

@@ -1,0 +1,88 @@
+"""The reference of every key, printed from the models: ``python -m kvbus.config.reference``."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
+
+from kvbus.config.models import Config, Limits, OutputConfig, SourceConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+HEADER: Final = "| key | type | default | unit | meaning |\n|---|---|---|---|---|"
+_SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
+    ("", Config),
+    ("sources[].", SourceConfig),
+    ("outputs[].", OutputConfig),
+    ("limits.", Limits),
+)
+_NAMES: Final = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}
+
+
+def rows() -> Iterator[tuple[str, str, str, str, str]]:
+    """Key, type, default, unit and meaning of every key, in the order of the models."""
+    for prefix, model in _SECTIONS:
+        for name, field in model.model_fields.items():
+            extra = field.json_schema_extra
+            unit, default = (str(extra["unit"]), extra["default_text"]) if isinstance(extra, dict) else ("", None)
+            shown = str(default) if default is not None else f"`{_default(field)}`"
+            yield f"{prefix}{name}", type_text(field), shown, unit, field.description or ""
+
+
+def table() -> str:
+    """The rows as a Markdown table."""
+    lines = [f"| `{key}` | " + " | ".join(rest) + " |" for key, *rest in rows()]
+    return "\n".join([HEADER, *lines]) + "\n"
+
+
+def type_text(field: FieldInfo) -> str:
+    """What a key may hold, in words."""
+    text = " or ".join(dict.fromkeys(_words(field.annotation)))
+    bounds = []
+    for item in field.metadata:
+        for attribute, sign in (("gt", "> "), ("ge", "≥ "), ("le", "≤ ")):
+            if (bound := getattr(item, attribute, None)) is not None:
+                bounds.append(f"{sign}{bound:g}" if isinstance(bound, float) else f"{sign}{bound}")
+    return f"{text}, {', '.join(bounds)}" if bounds else text
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    origin = get_origin(annotation)
+    if origin in {Union, types.UnionType}:
+        for arm in get_args(annotation):
+            yield from _words(arm)
+    elif origin is Literal:
+        yield from (f"`{value}`" for value in get_args(annotation))
+    elif origin is tuple:
+        yield "list"
+    elif origin is not None:  # Annotated
+        yield from _words(get_args(annotation)[0])
+    elif annotation is type(None):
+        yield "null"
+    else:
+        name = getattr(annotation, "__name__", str(annotation))
+        yield _NAMES.get(name, "mapping")
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value == ():
+        return "[]"
+    if isinstance(value, Limits):
+        return "{}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if value != "" else '""'
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

@@ -1,0 +1,76 @@
+"""The kinds of value a key can have, each with its own check and its own words for a bad one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, PlainValidator
+
+from kvbus.config import topics
+from kvbus.config.endpoints import parse_address, parse_endpoint
+
+_NAME_CHARS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_MAX_NAME: Final = 63
+
+
+def _not_bool(value: object) -> object:
+    if isinstance(value, bool):  # pydantic would take true for 1
+        raise ValueError("must be a number, not true or false")  # noqa: TRY004 - pydantic collects ValueErrors
+    return value
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _endpoint(value: str) -> str:
+    parse_endpoint(value)
+    return value
+
+
+def _address(value: str) -> str:
+    parse_address(value)
+    return value
+
+
+def _name(value: str) -> str:
+    if not value or len(value) > _MAX_NAME or not _NAME_CHARS.issuperset(value):
+        raise ValueError(
+            f"must be 1 to {_MAX_NAME} letters, digits, dots, dashes or underscores (it is a metrics label)"
+        )
+    return value
+
+
+def _text(value: str) -> str:
+    if not value.isprintable():  # control characters, lone surrogates: neither a topic nor a file can carry them
+        raise ValueError("must be printable text")
+    return value
+
+
+def _block_size(value: object) -> object:
+    if value == "auto":
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("must be auto or a whole number above 0")
+    return value
+
+
+def _framing(value: object) -> object:
+    for allowed in ("auto", 3, 4):
+        if not isinstance(value, bool) and str(value) == str(allowed):
+            return allowed
+    raise ValueError("must be one of auto, 3, 4")
+
+
+Int = Annotated[int, BeforeValidator(_not_bool)]
+Seconds = Annotated[float, BeforeValidator(_not_bool)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
+Text = Annotated[str, AfterValidator(_text)]
+Name = Annotated[str, AfterValidator(_name)]
+Template = Annotated[Text, AfterValidator(topics.check_template)]
+HttpAddress = Annotated[str, AfterValidator(_address)]
+BlockSize = Annotated[int | Literal["auto"], PlainValidator(_block_size)]
+Framing = Annotated[Literal["auto", 3, 4], PlainValidator(_framing)]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)]

@@ -1,0 +1,121 @@
+"""The YAML file: parsed safely, with the line of every key and all of its duplicate keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from kvbus.config.paths import show
+from kvbus.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_EXAMPLE: Final = "sources: [{endpoint: tcp://127.0.0.1:5557}]"
+_MAX_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class YamlFile:
+    """A file's content, where each key stands, and its duplicate keys.
+
+    Attributes:
+        data: The mapping; its own copy, free to change.
+        origins: Key path to a text such as ``kvbus.yaml line 12``.
+        problems: The duplicate keys.
+    """
+
+    data: dict[str, Any]
+    origins: dict[tuple[str | int, ...], str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read(path: Path) -> YamlFile:
+    """Read a configuration file.
+
+    Raises:
+        ConfigError: There is no such file, or it is not YAML, or not a mapping.
+    """
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError([Problem(name, f"cannot be read: {error.strerror or error}")]) from None
+    if len(raw) > _MAX_BYTES:
+        raise _refuse(name, f"is larger than {_MAX_BYTES} bytes")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _refuse(name, f"is not UTF-8: {error}") from None
+    return parse(text, name)
+
+
+def parse(text: str, name: str) -> YamlFile:
+    """Parse a configuration's text; ``name`` is the file's name in messages.
+
+    Raises:
+        ConfigError: It is not YAML, or not a mapping.
+    """
+    try:
+        root = YAML(typ="safe", pure=True).compose(text)
+        loader = YAML(typ="safe", pure=True)
+        loader.allow_duplicate_keys = True  # the walk below finds all of them, not only the first
+        data = loader.load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name} line {mark.line + 1}" if mark is not None else name
+        raise _refuse(where, f"is not YAML: {error.problem or error.context}") from None
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise _refuse(name, f"is not YAML: {error}") from None
+    if data is None:
+        raise _refuse(name, "is empty; it must be a mapping of keys")
+    if not isinstance(data, dict):
+        raise _refuse(
+            name, f"must be a mapping of keys, not {'a list' if isinstance(data, list) else 'a single value'}"
+        )
+    result = YamlFile(data)
+    _Walk(name, result).visit(root, ())
+    return result
+
+
+def _refuse(where: str, wrong: str) -> ConfigError:
+    return ConfigError([Problem(where, wrong, example=_EXAMPLE)])
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One pass over the node tree; an aliased node is visited once, so aliases cannot make it long."""
+
+    name: str
+    result: YamlFile
+    seen: set[int] = field(default_factory=set)
+
+    def visit(self, node: Node, path: tuple[str | int, ...]) -> None:
+        if id(node) in self.seen:
+            return
+        self.seen.add(id(node))
+        if isinstance(node, SequenceNode):
+            for i, item in enumerate(node.value):
+                self.result.origins[*path, i] = self.line(item)
+                self.visit(item, (*path, i))
+        elif isinstance(node, MappingNode):
+            first: dict[str, str] = {}
+            for key_node, value_node in node.value:
+                if not isinstance(key_node, ScalarNode):
+                    continue  # the models refuse it by name
+                key = str(key_node.value)
+                where = self.line(key_node)
+                if key in first:
+                    wrong = f"duplicate key, first set at {first[key]}; keep one of them"
+                    self.result.problems.append(Problem(show((*path, key)), wrong, origin=where))
+                first.setdefault(key, where)
+                self.result.origins[*path, key] = where
+                self.visit(value_node, (*path, key))
+
+    def line(self, node: Node) -> str:
+        return f"{self.name} line {node.start_mark.line + 1}"

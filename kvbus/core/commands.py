@@ -1,0 +1,44 @@
+"""What the relay tells its shell to do."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvbus.core.stream import ReplayAnswer
+
+
+class Publish(msgspec.Struct, gc=False):
+    """Send ``[topic, seq, payload]`` on one stream of one output. ``events`` is how many it carries."""
+
+    output: int
+    stream: int
+    topic: bytes
+    seq: int
+    payload: bytes
+    events: int
+
+
+class RequestReplay(msgspec.Struct, frozen=True):
+    """Ask a source's replay from ``start``, on a connection of its own; answers carry ``request``."""
+
+    source: int
+    request: int
+    start: int
+
+
+class CancelReplay(msgspec.Struct, frozen=True):
+    """Close that connection."""
+
+    source: int
+    request: int
+
+
+class AnswerReplay(msgspec.Struct):
+    """Send these messages to a router as fast as it takes them, until :meth:`ReplayAnswer.next_message` is None."""
+
+    output: int
+    stream: int
+    answer: ReplayAnswer
+
+
+Command = Publish | RequestReplay | CancelReplay | AnswerReplay

@@ -1,0 +1,52 @@
+"""What a shell tells the relay. Sources and streams are named by their position in the configuration."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SourceUp(msgspec.Struct, frozen=True):
+    """A connection to (or from) the engine's publisher stands."""
+
+    source: int
+
+
+class SourceDown(msgspec.Struct, frozen=True):
+    """The last connection to the engine's publisher is gone."""
+
+    source: int
+
+
+class BatchReceived(msgspec.Struct, gc=False):
+    """One multipart message of the live stream, all frames, as received."""
+
+    source: int
+    frames: list[bytes]
+
+
+class ReplayReceived(msgspec.Struct, gc=False):
+    """One multipart message of the answer to replay request ``request``."""
+
+    source: int
+    request: int
+    frames: list[bytes]
+
+
+class ReplayAsked(msgspec.Struct, gc=False):
+    """A router asks stream ``stream`` of output ``output`` for a replay; frames as a ROUTER received them."""
+
+    output: int
+    stream: int
+    frames: list[bytes]
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed; sent several times a second, and at once while :attr:`Relay.backlog` is set.
+
+    ``wall`` is the time of day in seconds since 1970, for the ``ts`` of batches no engine sent.
+    """
+
+    wall: float = 0.0
+
+
+RelayEvent = SourceUp | SourceDown | BatchReceived | ReplayReceived | ReplayAsked | Tick

@@ -1,0 +1,234 @@
+"""The live blocks of one source: what its engine's cache holds at this moment.
+
+Blocks that came in one event share one :class:`Chunk`, so a block costs a dictionary entry, its hash and its tokens'
+own bytes. Keys are ``(group_idx, medium)`` and then the hash: the same hash lives in several groups with different
+block sizes (vLLM 0.20 and later), and on several media at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from kvbus.core.codec import decode_tokens, decode_value, encode_value
+from kvbus.core.schema import BlockStored
+from kvbus.core.types import DEVICE_MEDIUM, Hash
+
+TableKey = tuple[int | None, str]
+"""Group and medium key."""
+
+
+class Meta(msgspec.Struct, frozen=True, gc=False):
+    """What the blocks of an event share with those of most others: kept once per distinct value."""
+
+    lora_id: int | None
+    lora_name: str | None
+    medium: str | None
+    group_idx: Any
+    kind: Any
+    window: Any
+    locality: bytes | None = None
+    ownership: bytes | None = None
+    session_id: bytes | None = None
+    cache_salt: bytes | None = None
+    lookahead: bytes | None = None
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """The blocks of one store. ``tokens`` is one msgpack array of ``len(hashes) * block_size`` items.
+
+    ``out`` holds the derived hashes, ``block_size // base`` for each block, where the blocks leave re-cut; None where
+    they leave as they came.
+    """
+
+    hashes: list[Hash]
+    parent: Hash | None
+    tokens: bytes
+    block_size: int
+    meta: Meta
+    extra_keys: bytes | None = None
+    extras: dict[str, bytes] | None = None
+    out: list[Hash] | None = None
+
+    def parent_of(self, i: int) -> Hash | None:
+        """The engine's hash of the block before block ``i``."""
+        return self.hashes[i - 1] if i else self.parent
+
+    def token_list(self) -> list[Any]:
+        """All tokens, decoded anew each time."""
+        tokens = decode_tokens(self.tokens)
+        if not isinstance(tokens, list):  # pragma: no cover - only validated tokens are ever stored
+            raise TypeError(tokens)
+        return tokens
+
+    def block_tokens(self, i: int) -> list[Any]:
+        """The tokens of block ``i``."""
+        return self.token_list()[i * self.block_size : (i + 1) * self.block_size]
+
+
+class Table:
+    """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
+
+    __slots__ = ("blocks", "copies", "refs")
+
+    def __init__(self) -> None:
+        self.blocks: dict[Hash, Chunk] = {}
+        self.copies: dict[Hash, int] = {}
+        self.refs: dict[Hash, int] = {}
+        """How many live pieces leave under one derived hash (re-cut chunks only)."""
+
+    def remove(self, block: Hash) -> Chunk | None:
+        """Take one copy away; the chunk if that was the last one, None if copies are left (or none was known)."""
+        copies = self.copies
+        if copies and (left := copies.get(block)) is not None:
+            if left == 1:
+                del copies[block]
+            else:
+                copies[block] = left - 1
+            return None
+        return self.blocks.pop(block, None)
+
+
+_MAX_METAS: Final = 4096
+
+
+class Index:
+    """All tables of one source."""
+
+    def __init__(self) -> None:
+        self.tables: dict[TableKey, Table] = {}
+        self._metas: dict[tuple[Any, ...], Meta] = {}
+
+    def __len__(self) -> int:
+        return sum(len(table.blocks) for table in self.tables.values())
+
+    def table(self, group: int | None, medium: str) -> Table:
+        """The table of one group and medium, made on first use."""
+        key = (group, medium)
+        table = self.tables.get(key)
+        if table is None:
+            table = self.tables[key] = Table()
+        return table
+
+    def media(self) -> dict[str, int]:
+        """Live blocks per medium."""
+        counts: dict[str, int] = {}
+        for (_, medium), table in self.tables.items():
+            counts[medium] = counts.get(medium, 0) + len(table.blocks)
+        return counts
+
+    def find(self, group: int | None, block: Hash) -> Chunk | None:
+        """The chunk that holds this block on any medium of the group."""
+        for (table_group, _), table in self.tables.items():
+            if table_group == group and (chunk := table.blocks.get(block)) is not None:
+                return chunk
+        return None
+
+    def tables_with(self, medium: str, block: Hash) -> list[tuple[TableKey, Table]]:
+        """Every group's table that holds this block on this medium."""
+        return [(key, table) for key, table in self.tables.items() if key[1] == medium and block in table.blocks]
+
+    def clear(self, *, device_only: bool = False) -> None:
+        """Forget all blocks, or those of the device tier."""
+        if device_only:
+            self.tables = {key: table for key, table in self.tables.items() if key[1] != DEVICE_MEDIUM}
+        else:
+            self.tables = {}
+        self._metas.clear()
+
+    def meta(self, event: BlockStored) -> Meta:
+        """The shared :class:`Meta` of an event."""
+        key = (
+            event.lora_id,
+            event.lora_name,
+            event.medium,
+            event.group_idx,
+            event.kv_cache_spec_kind,
+            event.kv_cache_spec_sliding_window,
+            _bytes(event.locality),
+            _bytes(event.ownership),
+            _bytes(event.session_id),
+            _bytes(event.cache_salt),
+            _bytes(event.lookahead_token_ids),
+        )
+        meta = self._metas.get(key)
+        if meta is None:
+            if len(self._metas) >= _MAX_METAS:
+                self._metas.clear()
+            meta = self._metas[key] = Meta(*key)
+        return meta
+
+    def snapshot(self) -> Iterator[tuple[TableKey, Chunk, int, int]]:
+        """Every live run ``(table, chunk, first, last + 1)``: device first, one medium at a time, parents first."""
+        for key in sorted(self.tables, key=_table_order):
+            yield from _table_runs(key, self.tables[key])
+
+
+def _table_order(key: TableKey) -> tuple[bool, str, int]:
+    return (key[1] != DEVICE_MEDIUM, key[1], -1 if key[0] is None else key[0])
+
+
+def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, int, int]]:
+    runs: dict[int, list[tuple[int, int]]] = {}
+
+    def runs_of(chunk: Chunk) -> list[tuple[int, int]]:
+        found = runs.get(id(chunk))
+        if found is None:
+            found = runs[id(chunk)] = list(live_runs(table, chunk))
+        return found
+
+    def run_before(chunk: Chunk, first: int) -> tuple[Chunk, int, int] | None:
+        """The live run that holds the parent of this run."""
+        parent = chunk.parent_of(first)
+        holder = table.blocks.get(parent) if parent is not None else None
+        if holder is None:
+            return None
+        at = holder.hashes.index(parent) if parent is not None else 0
+        return next((holder, a, b) for a, b in runs_of(holder) if a <= at < b)
+
+    done: set[tuple[int, int]] = set()
+    seen: set[int] = set()
+    for chunk in table.blocks.values():
+        if id(chunk) in seen:
+            continue
+        seen.add(id(chunk))
+        for a, b in runs_of(chunk):
+            path: list[tuple[Chunk, int, int]] = []
+            walk: tuple[Chunk, int, int] | None = (chunk, a, b)
+            # up to the first ancestor already announced; marked on the way, so that a cycle of parents ends too
+            while walk is not None and (id(walk[0]), walk[1]) not in done:
+                done.add((id(walk[0]), walk[1]))
+                path.append(walk)
+                walk = run_before(walk[0], walk[1])
+            yield from ((key, *run) for run in reversed(path))
+
+
+def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
+    """The maximal ranges of a chunk's blocks that are still live through this chunk."""
+    first = None
+    for i, block in enumerate(chunk.hashes):
+        alive = table.blocks.get(block) is chunk
+        if alive and first is None:
+            first = i
+        elif not alive and first is not None:
+            yield first, i
+            first = None
+    if first is not None:
+        yield first, len(chunk.hashes)
+
+
+def _bytes(raw: Raw) -> bytes | None:
+    return None if raw is UNSET else bytes(raw)
+
+
+def raw_or_unset(value: bytes | None) -> Raw:
+    """The reverse of what the index does to carried fields: bytes back to a field of an event."""
+    return UNSET if value is None else Raw(value)  # type: ignore[return-value]
+
+
+def slice_array(raw: bytes, a: int, b: int) -> Raw:
+    """Items ``[a, b)`` of a raw msgpack array."""
+    return encode_value(decode_value(raw)[a:b])

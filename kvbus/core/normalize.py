@@ -1,0 +1,522 @@
+"""What an engine says, turned into what a router may rely on.
+
+In: decoded batches of one source, in order. Out: events in which every store carries whole blocks of one size, a block
+is stored once and removed once however many copies the engine keeps, parents come before children and leaves go before
+their parents, and media have names routers know. What is left out, or cannot be, is counted with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from kvbus.core.codec import Batch, with_extras
+from kvbus.core.derive import derive_chunk
+from kvbus.core.granularity import Granularity, Treatment
+from kvbus.core.index import Chunk, Index, Table, TableKey, raw_or_unset, slice_array
+from kvbus.core.removals import Gone, leaf_first
+from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvbus.core.stats import SourceStats
+from kvbus.core.types import DEVICE_MEDIUM, PREFIX_KINDS, Filtered, Hash, Reason
+from kvbus.core.validate import Store, check_removed, check_stored
+
+OutEvent = Event | dict[str, Any]
+"""An event ready to be encoded; a plain map where it carries fields no struct knows."""
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """The operator's choices for one source. ``block_size`` None: learned from the stream."""
+
+    block_size: int | None = None
+    duplicates: Literal["count", "ignore"] = "count"
+    groups: Literal["prefix", "all"] = "prefix"
+    orphans: Literal["pass", "drop"] = "pass"
+    max_blocks: int = 20_000_000
+
+
+class Normalizer:
+    """Validation, copies, granularity and the index of one source's current epoch."""
+
+    def __init__(self, rules: Rules, stats: SourceStats) -> None:
+        self.rules = rules
+        self.stats = stats
+        self.index = Index()
+        self.full = False
+        """Stores were refused because the index is at its limit: it is exact about what it holds, and not complete."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._granularity: dict[int | None, Granularity] = {}
+        self._no_prefix: set[int | None] = set()
+        self._coarse: dict[tuple[int | None, str, Hash], int] = {}
+        self._kinds: dict[type, int] = {int: 0, bytes: 0}
+        self._clears_all_tiers = False
+        self._out: list[OutEvent] = []
+        self._gone: list[tuple[TableKey, str | None, Any, list[Gone]]] = []
+
+    def reset(self) -> None:
+        """A new epoch: nothing of the old one is known any more."""
+        self.index.clear()
+        self.full = False
+        self._begin()
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens per block of the first prefix-carrying group, once known."""
+        for granularity in self._granularity.values():
+            if granularity.finest:
+                return granularity.base
+        return self.rules.block_size
+
+    def apply(self, batch: Batch, *, first_of_life: bool = False) -> list[OutEvent]:
+        """Take in one batch; the events that leave.
+
+        Args:
+            batch: decoded, its rejects not yet counted.
+            first_of_life: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
+                clear resets every tier; vLLM's speaks of the GPU pool alone).
+        """
+        for reason in batch.rejects:
+            self.stats.rejected[reason] += 1
+        if first_of_life and batch.events and isinstance(batch.events[0], AllBlocksCleared):
+            self._clears_all_tiers = True
+        steps = self._validated(batch)
+        if self._observe(steps):
+            self._rebuild()
+        at = 0
+        while at < len(steps):
+            step = steps[at]
+            if isinstance(step, Store):
+                end = at + 1
+                while end < len(steps) and isinstance(steps[end], Store):
+                    end += 1
+                self._flush_removals()
+                self._store_run(steps[at:end])  # type: ignore[arg-type]
+                at = end
+                continue
+            if isinstance(step, AllBlocksCleared):
+                self._flush_removals()
+                self._clear()
+            else:
+                self._remove(step)
+            at += 1
+        self._flush_removals()
+        out, self._out = self._out, []
+        return out
+
+    def announce(self) -> Iterable[OutEvent]:
+        """The shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
+        for (_, _), chunk, a, b in self.index.snapshot():
+            yield from self._stores_of(chunk, a, b)
+
+    # -- validation ------------------------------------------------------------------------------------------------
+
+    def _validated(self, batch: Batch) -> list[Store | BlockRemoved | AllBlocksCleared]:
+        steps: list[Store | BlockRemoved | AllBlocksCleared] = []
+        stats = self.stats
+        for position, event in enumerate(batch.events):
+            if isinstance(event, BlockStored):
+                stats.stored += 1
+                store = check_stored(event)
+                if isinstance(store, Reason):
+                    stats.rejected[store] += 1
+                elif (reason := self._off_stream(store)) is not None:
+                    stats.filtered[reason] += 1
+                elif not self._right_kind(event.block_hashes[0]):
+                    stats.rejected[Reason.HASH_KIND] += 1
+                else:
+                    if batch.extras is not None and position in batch.extras:
+                        store.extras = batch.extras[position]
+                    steps.append(store)
+            elif isinstance(event, BlockRemoved):
+                stats.removed += 1
+                medium = check_removed(event)
+                if isinstance(medium, Reason):
+                    stats.rejected[medium] += 1
+                else:
+                    steps.append(event)
+            else:
+                stats.cleared += 1
+                steps.append(event)
+        return steps
+
+    def _off_stream(self, store: Store) -> Filtered | None:
+        """Stores that carry nothing a router could match."""
+        event = store.event
+        kind = event.kv_cache_spec_kind
+        if self.rules.groups == "prefix" and isinstance(kind, str) and kind not in PREFIX_KINDS:
+            self._no_prefix.add(store.group)
+            return Filtered.GROUP
+        if not event.block_hashes:
+            return Filtered.NO_HASHES
+        if not store.tokens and not self._complete(store):
+            return Filtered.TOKENLESS
+        return None
+
+    def _complete(self, store: Store) -> bool:
+        """Give a tokenless store (an offloaded block of vLLM's) the tokens its hashes have on another medium."""
+        event = store.event
+        holders = [self.index.find(store.group, block) for block in event.block_hashes]
+        if not all(holders):
+            return False
+        tokens: list[Any] = []
+        sizes = set()
+        for block, chunk in zip(event.block_hashes, holders, strict=True):
+            if chunk is not None:
+                tokens += chunk.block_tokens(chunk.hashes.index(block))
+                sizes.add(chunk.block_size)
+        if len(sizes) != 1:
+            return False
+        first = holders[0]
+        if first is None:
+            return False
+        if event.parent_block_hash is None:
+            event.parent_block_hash = first.parent_of(first.hashes.index(event.block_hashes[0]))
+        event.block_size = sizes.pop()
+        event.token_ids = Raw(msgspec.msgpack.encode(tokens))
+        if event.lora_id is None and event.lora_name is None:
+            event.lora_id, event.lora_name = first.meta.lora_id, first.meta.lora_name
+        store.tokens = tokens
+        return True
+
+    def _right_kind(self, block: Hash) -> bool:
+        """Whether the hash is of the kind this stream speaks; the majority decides, so one odd event changes nothing."""
+        kinds = self._kinds
+        mine, other = (int, bytes) if isinstance(block, int) else (bytes, int)
+        kinds[mine] += 1
+        return kinds[mine] >= kinds[other]
+
+    # -- granularity -----------------------------------------------------------------------------------------------
+
+    def _observe(self, steps: list[Store | BlockRemoved | AllBlocksCleared]) -> bool:
+        """Learn block sizes from the whole batch before any of it is applied; True if the past must be re-told."""
+        changed = False
+        touched: list[Granularity] = []
+        for step in steps:
+            if not isinstance(step, Store):
+                continue
+            granularity = self._granularity.get(step.group)
+            if granularity is None:
+                granularity = self._granularity[step.group] = Granularity(self.rules.block_size)
+            size, blocks = step.event.block_size, len(step.event.block_hashes)
+            if granularity.is_news(size, blocks):
+                changed |= granularity.observe(size, blocks)
+                touched.append(granularity)
+        for granularity in touched:
+            granularity.settle()
+        return changed and len(self.index) > 0
+
+    def _rebuild(self) -> None:
+        """Block sizes turned out different from what was assumed: say everything again in the right ones."""
+        self.stats.rebuilds += 1
+        for (group, medium), table in self.index.tables.items():
+            self._drop_coarse(group, medium, table)
+        for (group, medium), chunk, a, b in self.index.snapshot():
+            granularity = self._granularity[group]
+            if granularity.treatment(chunk.block_size) is Treatment.REBLOCK:
+                if chunk.out is None:
+                    chunk.out = derive_chunk(chunk, granularity.base, self._out_parent(group, chunk.parent))
+                self._reference(self.index.table(group, medium), chunk, a, b, granularity.base)
+        self._out.append(AllBlocksCleared())
+        self._out.extend(self.announce())
+
+    def _drop_coarse(self, group: int | None, medium: str, table: Table) -> None:
+        table.refs.clear()
+        granularity = self._granularity[group]
+        for block, chunk in list(table.blocks.items()):
+            chunk.out = None
+            if granularity.treatment(chunk.block_size) in (Treatment.COARSE, Treatment.REJECT):
+                del table.blocks[block]
+                key = (group, medium, block)
+                self._coarse[key] = self._coarse.get(key, 0) + 1 + table.copies.pop(block, 0)
+                self.stats.filtered[Filtered.COARSE] += 1
+
+    # -- stores ----------------------------------------------------------------------------------------------------
+
+    def _store_run(self, run: list[Store]) -> None:
+        """Consecutive stores; one whose parent comes later in the run waits for it."""
+        if len(run) == 1:
+            self._store(run[0])
+            return
+        where: dict[tuple[int | None, Hash], int] | None = None
+        done = [False] * len(run)
+        for start in range(len(run)):
+            if done[start]:
+                continue
+            stack = [start]
+            done[start] = True
+            while stack:
+                store = run[stack[-1]]
+                parent = store.event.parent_block_hash
+                if parent is not None and self.index.find(store.group, parent) is None:
+                    if where is None:
+                        where = {
+                            (later.group, block): at
+                            for at, later in reversed(list(enumerate(run)))
+                            for block in later.event.block_hashes
+                        }
+                    later_at = where.get((store.group, parent))
+                    if later_at is not None and not done[later_at]:
+                        done[later_at] = True
+                        stack.append(later_at)
+                        continue
+                self._store(store)
+                stack.pop()
+
+    def _store(self, store: Store) -> None:
+        event = store.event
+        granularity = self._granularity[store.group]
+        treatment = granularity.treatment(event.block_size)
+        if treatment is Treatment.REJECT:
+            self.stats.rejected[Reason.BLOCK_SIZE] += 1
+            return
+        table = self.index.table(store.group, store.medium)
+        hashes = event.block_hashes
+        if treatment is Treatment.COARSE:
+            self.stats.filtered[Filtered.COARSE] += 1
+            for block in hashes:
+                key = (store.group, store.medium, block)
+                self._coarse[key] = self._coarse.get(key, 0) + 1
+            return
+        fresh = table.blocks.keys().isdisjoint(hashes)
+        parent = event.parent_block_hash
+        if parent is not None and not self._parent_ok(store, parent, fresh=fresh):
+            return
+        if len(self.index) + len(hashes) > self.rules.max_blocks:
+            self.stats.rejected[Reason.INDEX_FULL] += 1
+            self.full = True
+            return
+        if event.medium is not None:
+            event.medium = event.medium.upper()
+        chunk = Chunk(
+            hashes,
+            parent,
+            bytes(event.token_ids),
+            event.block_size,
+            self.index.meta(event),
+            None if event.extra_keys is UNSET else bytes(event.extra_keys),
+            None if not store.extras else {name: bytes(raw) for name, raw in store.extras.items()},
+        )
+        if treatment is Treatment.REBLOCK:
+            chunk.out = derive_chunk(chunk, granularity.base, self._out_parent(store.group, parent))
+        if fresh:
+            table.blocks.update(dict.fromkeys(hashes, chunk))
+            if treatment is Treatment.NATIVE:
+                self._out.append(with_extras(event, store.extras) if store.extras else event)
+                return
+            self._announce_new(table, chunk, 0, len(hashes), granularity.base)
+            return
+        self._store_copies(store, table, chunk, granularity.base)
+
+    def _parent_ok(self, store: Store, parent: Hash, *, fresh: bool) -> bool:
+        event = store.event
+        if parent in event.block_hashes and (fresh or self.index.find(store.group, parent) is None):
+            self.stats.rejected[Reason.SELF_PARENT] += 1
+            return False
+        if self.index.find(store.group, parent) is None:
+            if self.rules.orphans == "drop":
+                self.stats.filtered[Filtered.ORPHAN_DROPPED] += 1
+                return False
+            self.stats.filtered[Filtered.ORPHAN_PASSED] += 1
+        return True
+
+    def _store_copies(self, store: Store, table: Table, chunk: Chunk, base: int) -> None:
+        """A store of which some blocks are live already: those are copies, the rest leaves as one store per run."""
+        size = chunk.block_size
+        first_new = None
+        for i, block in enumerate(chunk.hashes):
+            held = table.blocks.get(block)
+            if held is None:
+                first_new = i if first_new is None else first_new
+                continue
+            if first_new is not None:
+                self._add_run(table, chunk, first_new, i, base)
+                first_new = None
+            self.stats.filtered[Filtered.COPY] += 1
+            if self.rules.duplicates == "count":
+                table.copies[block] = table.copies.get(block, 0) + 1
+            if held.tokens != chunk.tokens and not _same_tokens(held, block, store.tokens[i * size : (i + 1) * size]):
+                self.stats.rejected[Reason.HASH_COLLISION] += 1
+        if first_new is not None:
+            self._add_run(table, chunk, first_new, len(chunk.hashes), base)
+
+    def _add_run(self, table: Table, chunk: Chunk, a: int, b: int, base: int) -> None:
+        for block in chunk.hashes[a:b]:
+            table.blocks[block] = chunk
+        self._announce_new(table, chunk, a, b, base)
+
+    def _announce_new(self, table: Table, chunk: Chunk, a: int, b: int, base: int) -> None:
+        if chunk.out is None:
+            self._out.extend(self._stores_of(chunk, a, b))
+            return
+        fresh = self._reference(table, chunk, a, b, base)
+        self._out.extend(self._recut_stores(chunk, fresh, base))
+
+    def _reference(self, table: Table, chunk: Chunk, a: int, b: int, base: int) -> list[int]:
+        """Count the derived pieces of blocks ``[a, b)``; the positions of those that were not live before."""
+        pieces = chunk.block_size // base
+        fresh = []
+        for at in range(a * pieces, b * pieces):
+            name = chunk.out[at] if chunk.out is not None else chunk.hashes[at]
+            count = table.refs.get(name, 0)
+            table.refs[name] = count + 1
+            if not count:
+                fresh.append(at)
+        return fresh
+
+    def _recut_stores(self, chunk: Chunk, positions: list[int], base: int) -> Iterable[OutEvent]:
+        out = chunk.out or []
+        start = 0
+        while start < len(positions):
+            end = start + 1
+            while end < len(positions) and positions[end] == positions[end - 1] + 1:
+                end += 1
+            a, b = positions[start], positions[end - 1] + 1
+            parent = out[a - 1] if a else self._out_parent(self._group_of(chunk), chunk.parent)
+            tokens = slice_array(chunk.tokens, a * base, b * base)
+            yield _as_event(chunk, out[a:b], parent, tokens, base, None)
+            start = end
+
+    def _stores_of(self, chunk: Chunk, a: int, b: int) -> Iterable[OutEvent]:
+        """Stores that announce blocks ``[a, b)`` of a chunk as a router sees them."""
+        if chunk.out is not None:
+            base = len(chunk.token_list()) // len(chunk.out)
+            pieces = chunk.block_size // base
+            return self._recut_stores(chunk, list(range(a * pieces, b * pieces)), base)
+        whole = a == 0 and b == len(chunk.hashes)
+        size = chunk.block_size
+        tokens = Raw(chunk.tokens) if whole else slice_array(chunk.tokens, a * size, b * size)
+        keys = chunk.extra_keys
+        if keys is not None and not whole and keys[0] != 0xC0:
+            keys = bytes(slice_array(keys, a, b))
+        parent = self._out_parent(self._group_of(chunk), chunk.parent_of(a))
+        return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys)]
+
+    def _group_of(self, chunk: Chunk) -> int | None:
+        return chunk.meta.group_idx if chunk.meta.group_idx is not UNSET else None
+
+    def _out_parent(self, group: int | None, parent: Hash | None) -> Hash | None:
+        """The name a router knows an engine's block by: the last piece of it where it was re-cut."""
+        if parent is None:
+            return None
+        holder = self.index.find(group, parent)
+        if holder is None or holder.out is None:
+            return parent
+        pieces = len(holder.out) // len(holder.hashes)
+        return holder.out[(holder.hashes.index(parent) + 1) * pieces - 1]
+
+    # -- removals and clears ---------------------------------------------------------------------------------------
+
+    def _remove(self, event: BlockRemoved) -> None:
+        medium = check_removed(event)
+        group = event.group_idx if event.group_idx is not UNSET else None
+        for block in event.block_hashes:
+            self._remove_one(group, medium, block)
+
+    def _remove_one(self, group: int | None, medium: str, block: Hash) -> None:
+        key: TableKey = (group, medium)
+        if self._coarse and (left := self._coarse.get((group, medium, block))) is not None:
+            if left == 1:
+                del self._coarse[(group, medium, block)]
+            else:
+                self._coarse[(group, medium, block)] = left - 1
+            self.stats.filtered[Filtered.COARSE] += 1
+            return
+        table = self.index.tables.get(key)
+        if table is None or block not in table.blocks:
+            holders = self.index.tables_with(medium, block) if group is None else []
+            if len(holders) != 1:
+                reason = Filtered.GROUP if group in self._no_prefix else Filtered.UNKNOWN_BLOCK
+                self.stats.filtered[reason] += 1
+                return
+            key, table = holders[0]
+        chunk = table.remove(block)
+        if chunk is None:
+            self.stats.filtered[Filtered.COPY] += 1
+            return
+        at = chunk.hashes.index(block)
+        if chunk.out is None:
+            self._queue_removal(key, chunk, [(block, chunk.parent_of(at))])
+            return
+        pieces = len(chunk.out) // len(chunk.hashes)
+        gone: list[Gone] = []
+        for i in range((at + 1) * pieces - 1, at * pieces - 1, -1):
+            name = chunk.out[i]
+            table.refs[name] -= 1
+            if not table.refs[name]:
+                del table.refs[name]
+                gone.append((name, chunk.out[i - 1] if i else None))
+        self._queue_removal(key, chunk, gone)
+
+    def _queue_removal(self, key: TableKey, chunk: Chunk, gone: list[Gone]) -> None:
+        """Collect the removals of a run by table and medium name, to be ordered together."""
+        medium, group = chunk.meta.medium, chunk.meta.group_idx
+        for queued_key, queued_medium, queued_group, blocks in self._gone:
+            if queued_key == key and queued_medium == medium and queued_group == group:
+                blocks.extend(gone)
+                return
+        self._gone.append((key, medium, group, gone))
+
+    def _flush_removals(self) -> None:
+        if not self._gone:
+            return
+        for _, medium, group, gone in self._gone:
+            if gone:
+                self._out.append(BlockRemoved(leaf_first(gone), medium, group))
+        self._gone.clear()
+
+    def _clear(self) -> None:
+        """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
+
+        Where other tiers stay live the clear leaves as removals, because routers understand AllBlocksCleared as all.
+        """
+        survivors = not self._clears_all_tiers and any(
+            table.blocks for (_, medium), table in self.index.tables.items() if medium != DEVICE_MEDIUM
+        )
+        self._coarse = {key: n for key, n in self._coarse.items() if survivors and key[1] != DEVICE_MEDIUM}
+        self.full = False
+        if not survivors:
+            self.index.clear()
+            self._out.append(AllBlocksCleared())
+            return
+        for key, table in self.index.tables.items():
+            if key[1] == DEVICE_MEDIUM:
+                table.copies.clear()
+                for block in list(table.blocks):
+                    self._remove_one(key[0], DEVICE_MEDIUM, block)
+        self._flush_removals()
+
+
+def _same_tokens(held: Chunk, block: Hash, tokens: list[Any]) -> bool:
+    mine = held.block_tokens(held.hashes.index(block))
+    return len(mine) == len(tokens) and all(a == b for a, b in zip(mine, tokens, strict=True))
+
+
+def _as_event(
+    chunk: Chunk, hashes: list[Hash], parent: Hash | None, tokens: Raw, block_size: int, keys: bytes | None
+) -> OutEvent:
+    meta = chunk.meta
+    event = BlockStored(
+        hashes,
+        parent,
+        tokens,
+        block_size,
+        meta.lora_id,
+        meta.medium,
+        meta.lora_name,
+        meta.group_idx,
+        meta.kind,
+        meta.window,
+        raw_or_unset(keys),
+        raw_or_unset(meta.locality),
+        raw_or_unset(meta.ownership),
+        raw_or_unset(meta.session_id),
+        raw_or_unset(meta.cache_salt),
+        raw_or_unset(meta.lookahead),
+    )
+    if chunk.extras:
+        return with_extras(event, {name: Raw(value) for name, value in chunk.extras.items()})
+    return event

@@ -1,0 +1,308 @@
+"""The relay: every source's sequencer and normalizer, every output's streams. Events in, commands out.
+
+Invariants:
+
+* a batch is decoded only when it is the next one of its source;
+* an output's seq is dense and never goes back; each number is in the journal before it is sent;
+* routers are told (AllBlocksCleared) before anything of a new epoch, or behind a hole, reaches them;
+* what a source holds is in its index if and only if the routers of a live source were told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from kvbus.core import codec
+from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.dialect import sniff
+from kvbus.core.events import (
+    BatchReceived,
+    RelayEvent,
+    ReplayAsked,
+    ReplayReceived,
+    SourceDown,
+    SourceUp,
+    Tick,
+)
+from kvbus.core.frames import Limits, ReplayEnd, parse_live, parse_replay, parse_replay_request
+from kvbus.core.journal import Journal
+from kvbus.core.normalize import Normalizer, OutEvent, Rules
+from kvbus.core.schema import AllBlocksCleared
+from kvbus.core.sequencer import Ask, Deliver, Lost, NewEpoch, Sequencer, Settings, State, Stop, Synced
+from kvbus.core.stats import OutputStats, SourceStats
+from kvbus.core.stream import OutputStream, Profile, encode
+from kvbus.core.types import Reason
+
+SLICE: Final = 256
+"""Batches delivered per event handled: a long catch-up is spread over many, so that the loop stays alive."""
+
+ANNOUNCE_EVENTS: Final = 256
+"""Events per batch when a whole cache is announced again."""
+
+
+class SourceSpec(msgspec.Struct, frozen=True):
+    """One engine publisher: worker x rank."""
+
+    label: str
+    rank: int
+    settings: Settings
+    rules: Rules
+    on_lost: Literal["clear", "keep"] = "clear"
+    timeout: float = 30.0
+
+
+class OutputSpec(msgspec.Struct, frozen=True):
+    """One output. ``topics`` has one entry per stream: as many as sources, or one where the layout is merged.
+
+    A topic of None is the source's own.
+    """
+
+    name: str
+    profile: Profile
+    topics: Sequence[bytes | None]
+    merged: bool = False
+    heartbeat: float = 1.0
+    journal_batches: int = 10_000
+    journal_bytes: int = 256 * 1024 * 1024
+
+
+class Source:
+    """What the relay knows of one publisher."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self.spec = spec
+        self.stats = SourceStats()
+        self.sequencer = Sequencer(spec.settings, self.stats)
+        self.normalizer = Normalizer(spec.rules, self.stats)
+        self.rank = spec.rank
+        self.ts = 0.0
+        self.topic = b""
+        self.dialect: str | None = None
+        self.down_since: float | None = None
+        self.told = False
+        """Routers have been told of at least one block that nothing has cleared since."""
+        self.withdrawn = False
+        """Routers were told that nothing is there while the index is kept, in case the engine comes back."""
+
+    @property
+    def state(self) -> State:
+        """As ``/sources`` shows it."""
+        return self.sequencer.state
+
+    @property
+    def partial(self) -> bool:
+        """Whether the engine may hold blocks that cannot be known: trimmed history, lost batches, a full index."""
+        return self.sequencer.partial or self.normalizer.full
+
+
+class Output:
+    """One output's streams."""
+
+    def __init__(self, spec: OutputSpec, ranks: Sequence[int]) -> None:
+        self.spec = spec
+        self.stats = OutputStats()
+        self.streams = [
+            OutputStream(
+                topic,
+                spec.profile,
+                Journal(spec.journal_batches, spec.journal_bytes),
+                spec.heartbeat,
+                0 if spec.merged else ranks[i],
+            )
+            for i, topic in enumerate(spec.topics)
+        ]
+
+    def stream_of(self, source: int) -> int:
+        """Which stream a source's batches go to."""
+        return 0 if self.spec.merged else source
+
+
+class Relay:
+    """The pure core. Call :meth:`handle` for everything that happens and carry out what it returns, in order."""
+
+    def __init__(
+        self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec], limits: Limits | None = None
+    ) -> None:
+        self.limits = limits or Limits()
+        self.sources = [Source(spec) for spec in sources]
+        ranks = [spec.rank for spec in sources]
+        self.outputs = [Output(spec, ranks) for spec in outputs]
+        self.backlog = False
+        """Work was put off to keep the loop alive: send a :class:`~kvbus.core.events.Tick` soon."""
+        self._wall = 0.0
+        self._commands: list[Command] = []
+        self._handlers: dict[type, Callable[..., None]] = {
+            BatchReceived: self._batch,
+            ReplayReceived: self._replayed,
+            SourceUp: self._up,
+            SourceDown: self._down,
+            ReplayAsked: self._asked,
+            Tick: self._tick,
+        }
+
+    def handle(self, event: RelayEvent, now: float) -> list[Command]:
+        """Take in one event at ``now`` (seconds, monotonic); what is to be done."""
+        self._handlers[type(event)](event, now)
+        commands, self._commands = self._commands, []
+        return commands
+
+    # -- sources ---------------------------------------------------------------------------------------------------
+
+    def _batch(self, event: BatchReceived, now: float) -> None:
+        source = self.sources[event.source]
+        message = parse_live(event.frames, self.limits)
+        stats = source.stats
+        stats.batches += 1
+        if isinstance(message, Reason):
+            stats.rejected[message] += 1
+            return
+        stats.bytes += len(message.payload)
+        source.topic = message.topic
+        source.down_since = None
+        source.sequencer.live(message.seq, message.payload, now)
+        self._run(event.source, source, now)
+
+    def _replayed(self, event: ReplayReceived, now: float) -> None:
+        source = self.sources[event.source]
+        message = parse_replay(event.frames, self.limits)
+        if isinstance(message, Reason):
+            source.stats.rejected[message] += 1
+            return
+        if isinstance(message, ReplayEnd):
+            source.sequencer.replay_ended(event.request, now)
+        else:
+            source.sequencer.replayed(event.request, message.seq, message.payload, now)
+        self._run(event.source, source, now)
+
+    def _up(self, event: SourceUp, now: float) -> None:
+        source = self.sources[event.source]
+        source.down_since = None
+        source.sequencer.up(now)
+        self._run(event.source, source, now)
+
+    def _down(self, event: SourceDown, now: float) -> None:
+        source = self.sources[event.source]
+        if source.down_since is None:
+            source.down_since = now
+        source.sequencer.down(now)
+        self._run(event.source, source, now)
+
+    def _tick(self, event: Tick, now: float) -> None:
+        self.backlog = False
+        self._wall = max(self._wall, event.wall)
+        for i, source in enumerate(self.sources):
+            source.sequencer.tick(now)
+            self._run(i, source, now)
+            if source.down_since is not None and now - source.down_since >= source.spec.timeout:
+                self._withdraw(i, source, now)
+        self._heartbeats(now)
+
+    def _run(self, i: int, source: Source, now: float) -> None:
+        """Carry out what the sequencer decided, a slice at a time."""
+        actions = source.sequencer.actions
+        for _ in range(min(len(actions), SLICE)):
+            action = actions.popleft()
+            if isinstance(action, Deliver):
+                self._deliver(i, source, action, now)
+            elif isinstance(action, Ask):
+                self._commands.append(RequestReplay(i, action.request, action.start))
+            elif isinstance(action, Stop):
+                self._commands.append(CancelReplay(i, action.request))
+            elif isinstance(action, NewEpoch):
+                self._clear(i, source, now)
+                source.normalizer.reset()
+            elif isinstance(action, Lost):
+                if source.spec.on_lost == "clear":
+                    self._clear(i, source, now)
+                    source.normalizer.reset()
+            elif isinstance(action, Synced):
+                self._restore(i, source, now)
+        if actions:
+            self.backlog = True
+
+    def _deliver(self, i: int, source: Source, action: Deliver, now: float) -> None:
+        batch = codec.decode_batch(action.payload)
+        if isinstance(batch, Reason):
+            source.stats.rejected[batch] += 1
+            return
+        source.stats.last_batch = batch.ts
+        source.ts = batch.ts
+        if batch.rank is not None:
+            source.rank = batch.rank
+        source.dialect = sniff(action.payload) or source.dialect
+        events = source.normalizer.apply(batch, first_of_life=action.seq == 0)
+        if source.withdrawn:
+            return
+        if events:
+            source.told = True
+            self._publish(i, source, events, now)
+
+    def _withdraw(self, i: int, source: Source, now: float) -> None:
+        """The engine is gone for too long: to the routers its blocks are, too."""
+        if source.withdrawn:
+            return
+        source.withdrawn = True
+        source.stats.timeouts += 1
+        source.sequencer.lose()
+        self._clear(i, source, now)
+
+    def _restore(self, i: int, source: Source, now: float) -> None:
+        """The engine is in sync; one that was withdrawn and is still in the same life has its blocks told again."""
+        if not source.withdrawn:
+            return
+        source.withdrawn = False
+        events: list[OutEvent] = []
+        for event in source.normalizer.announce():
+            events.append(event)
+            if len(events) >= ANNOUNCE_EVENTS:
+                self._publish(i, source, events, now)
+                events = []
+        if events:
+            self._publish(i, source, events, now)
+        source.told = len(source.normalizer.index) > 0
+
+    def _clear(self, i: int, source: Source, now: float) -> None:
+        """Tell the routers that nothing of this source is there any more, if they were ever told of anything."""
+        if source.told:
+            source.told = False
+            self._publish(i, source, [AllBlocksCleared()], now)
+
+    # -- outputs ---------------------------------------------------------------------------------------------------
+
+    def _publish(self, i: int, source: Source, events: list[OutEvent], now: float) -> None:
+        payloads: dict[str, bytes] = {}
+        for number, output in enumerate(self.outputs):
+            at = output.stream_of(i)
+            stream = output.streams[at]
+            encoding = stream.profile.encoding
+            payload = payloads.get(encoding)
+            if payload is None:
+                payload = payloads[encoding] = encode(encoding, events, source.ts, source.rank)
+            seq = stream.append(payload, now)
+            if stream.keeps_topic:
+                stream.topic = source.topic
+            self._commands.append(Publish(number, at, stream.topic, seq, payload, len(events)))
+
+    def _heartbeats(self, now: float) -> None:
+        for number, output in enumerate(self.outputs):
+            for at, stream in enumerate(output.streams):
+                if not stream.heartbeat_due(now):
+                    continue
+                source = self.sources[0 if output.spec.merged else at]
+                payload = encode(stream.profile.encoding, [], max(self._wall, source.ts), source.rank)
+                seq = stream.append(payload, now, empty=True)
+                output.stats.heartbeats += 1
+                self._commands.append(Publish(number, at, stream.topic, seq, payload, 0))
+
+    def _asked(self, event: ReplayAsked, now: float) -> None:
+        del now
+        output = self.outputs[event.output]
+        request = parse_replay_request(event.frames)
+        if request is None:
+            output.stats.replay_requests["malformed"] += 1
+            return
+        answer = output.streams[event.stream].answer(request)
+        self._commands.append(AnswerReplay(event.output, event.stream, answer))

@@ -1,0 +1,125 @@
+"""Wire structs: the canonical events (maps, as vLLM 0.33 and SGLang 0.5.20 send them) and the positional forms.
+
+The map structs are also what the core works with and what leaves on the default output. Fields an engine did not send
+stay ``UNSET`` and are not sent on; fields that are only carried (``extra_keys``, ``session_id``, …) stay raw msgpack.
+Unknown fields make these structs refuse the event on purpose: the codec then takes its slow path, which keeps them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from kvbus.core.types import Hash
+
+
+class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
+    """k blocks entered a cache: ``block_hashes[i]`` names tokens ``[i*block_size, (i+1)*block_size)``.
+
+    ``token_ids`` is raw msgpack: an array of k x block_size token ids, or of ``[a, b]`` pairs with EAGLE.
+    The parent of block i is block i-1, that of block 0 is ``parent_block_hash`` (None: the root).
+    """
+
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None
+    token_ids: Raw
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    group_idx: int | None | UnsetType = UNSET
+    kv_cache_spec_kind: str | None | UnsetType = UNSET
+    kv_cache_spec_sliding_window: int | None | UnsetType = UNSET
+    # carried as they came; Raw, with UNSET for "not sent"
+    extra_keys: Raw = UNSET  # type: ignore[assignment]
+    locality: Raw = UNSET  # type: ignore[assignment]
+    ownership: Raw = UNSET  # type: ignore[assignment]
+    session_id: Raw = UNSET  # type: ignore[assignment]
+    cache_salt: Raw = UNSET  # type: ignore[assignment]
+    lookahead_token_ids: Raw = UNSET  # type: ignore[assignment]
+
+
+class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
+    """One copy of each named block left one medium (of one group)."""
+
+    block_hashes: list[Hash]
+    medium: str | None = None
+    group_idx: int | None | UnsetType = UNSET
+    locality: Raw = UNSET  # type: ignore[assignment]
+    ownership: Raw = UNSET  # type: ignore[assignment]
+
+
+class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
+    """The engine reset its prefix cache."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
+"""Fields of :class:`BlockStored` that kvbus hands on without reading them (``extra_keys`` is cut per block)."""
+
+
+class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True):
+    """Positional BlockStored, vLLM 0.9.0 to 0.23 and SGLang 0.4.7 to 0.5.19: each version sends a prefix of this.
+
+    The 7th element is ``lora_name`` in vLLM 0.14 and later and ``{"cache_salt": …}`` in SGLang 0.5.18 and 0.5.19.
+    """
+
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None
+    token_ids: Raw
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | dict[str, Any] | None = None
+    extra_keys: Raw = UNSET  # type: ignore[assignment]
+    group_idx: int | None | UnsetType = UNSET
+    kv_cache_spec_kind: str | None | UnsetType = UNSET
+    kv_cache_spec_sliding_window: int | None | UnsetType = UNSET
+
+
+class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_unknown_fields=True):
+    """Positional BlockRemoved: ``+ medium`` from vLLM 0.10.2 and SGLang 0.5.9, ``+ group_idx`` from vLLM 0.20."""
+
+    block_hashes: list[Hash]
+    medium: str | None = None
+    group_idx: int | None | UnsetType = UNSET
+
+
+class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
+    """Positional AllBlocksCleared: the tag alone."""
+
+
+class MapBatch(msgspec.Struct, array_like=True):
+    """``[ts, events, rank]`` whose events are all maps of known fields: decoded in one go."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    rank: int | None = None
+
+
+class ArrayBatch(msgspec.Struct, array_like=True):
+    """``[ts, events, rank]`` (vLLM 0.9.0: no rank) whose events are all positional arrays of known length."""
+
+    ts: float
+    events: list[StoredArray | RemovedArray | ClearedArray]
+    rank: int | None = None
+
+
+class RawBatch(msgspec.Struct, array_like=True):
+    """The envelope alone: any event may be anything."""
+
+    ts: float
+    events: list[Raw]
+    rank: int | None = None
+
+
+class RawMapBatch(msgspec.Struct):
+    """The envelope as one development version of vLLM sent it, a map; SGLang's name for the rank is accepted too."""
+
+    ts: float
+    events: list[Raw]
+    data_parallel_rank: int | None = None
+    attn_dp_rank: int | None = None

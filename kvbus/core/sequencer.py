@@ -1,0 +1,513 @@
+"""One publisher's batches, put in order: gaps, duplicates, replays, restarts.
+
+A publisher numbers its batches from 0 in each of its lives (epochs) and keeps the newest ones for replay; nothing on
+the wire says which life a number belongs to. What is known is kept as three marks::
+
+    next      the batch to be delivered next; everything before it was delivered, or lost
+    horizon   one past the highest batch known to exist; what is missing lies in [next, horizon)
+    live_top  one past the highest batch the live stream has shown
+
+Batches between are held back in ``held``. At most one replay request is open at a time, each under an id of its own,
+so that answers to an old one cannot mix in. Whether low numbers are late copies or a new life is decided by content: a
+fingerprint of the last batches is kept, and where it does not reach, the publisher is asked for the last batch again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from kvbus.core.stats import SourceStats
+
+RING: Final = 1024
+"""Fingerprints kept: batches back to which a late copy is told from a new life without asking."""
+
+ATTEMPTS: Final = 2
+"""Replay requests made for one gap before it is lost: the first, and one retry."""
+
+MAX_PROBE_BACKOFF: Final = 32
+
+
+class State(StrEnum):
+    """What ``/sources`` and ``kvbus_source_state`` show."""
+
+    CONNECTING = "connecting"
+    SYNCING = "syncing"
+    LIVE = "live"
+    GAP = "gap"
+    LOST = "lost"
+
+
+class Purpose(StrEnum):
+    """Why a replay was asked for."""
+
+    SYNC = "sync"
+    GAP = "gap"
+    PROBE = "probe"
+    VERIFY = "verify"
+    VERIFY_ALL = "verify_all"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Times in seconds, sizes in batches."""
+
+    replay: bool = True
+    replay_timeout: float = 2.0
+    replay_total_timeout: float = 120.0
+    probe_interval: float = 1.0
+    reorder_batches: int = 20_000
+    reorder_grace: float = 0.2
+    """How long a batch that overtook another is waited for where there is no replay to ask."""
+
+
+class Deliver(msgspec.Struct):
+    """The next batch, in order. ``seq`` 0 opens a life."""
+
+    seq: int
+    payload: bytes
+
+
+class NewEpoch(msgspec.Struct):
+    """The publisher is in a new life: nothing of the old one is true any more."""
+
+
+class Lost(msgspec.Struct):
+    """``count`` batches will never come; the ones after them follow."""
+
+    count: int
+
+
+class Synced(msgspec.Struct):
+    """What was missed while the connection was away, or ever before, is in: what follows is live."""
+
+
+class Ask(msgspec.Struct):
+    """Ask the publisher's replay from ``start``; the answer comes back under ``request``."""
+
+    request: int
+    start: int
+
+
+class Stop(msgspec.Struct):
+    """No more of this answer is wanted."""
+
+    request: int
+
+
+Action = Deliver | NewEpoch | Lost | Synced | Ask | Stop
+
+
+class Request(msgspec.Struct):
+    """The open replay request."""
+
+    id: int
+    purpose: Purpose
+    start: int
+    deadline: float
+    hard_deadline: float
+    items: int = 0
+
+
+class Sequencer:
+    """Pure: batches and replay answers in, actions out; time is an argument in seconds on any monotonic clock."""
+
+    def __init__(self, settings: Settings, stats: SourceStats) -> None:
+        self.settings = settings
+        self.stats = stats
+        self.state = State.CONNECTING
+        self.epoch = 0
+        self.partial = False
+        self.connected = False
+        self.next = 0
+        self.actions: deque[Action] = deque()
+        self._request: Request | None = None
+        self._last_id = 0
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        self.next = 0
+        self.live_top = 0
+        self.horizon = 0
+        self.synced = False
+        self.held: dict[int, bytes] = {}
+        self._suspects: dict[int, bytes] = {}
+        self._ring: list[int | None] = [None] * RING
+        self._first: int | None = None
+        self._gap_start = -1
+        self._attempts = 0
+        self._idle_since = 0.0
+        self._probe_factor = 1
+        self._grace: float | None = None
+        self._buffer_seen = False
+        self._resyncing = False
+
+    # -- what the shell tells ----------------------------------------------------------------------------------------
+
+    def up(self, now: float) -> None:
+        """The connection to the publisher stands."""
+        if self.connected:
+            return
+        self.connected = True
+        self._idle_since = now
+        self._resyncing = True
+        if not self.settings.replay:
+            self.state = State.SYNCING
+            if self.synced:
+                self._settled(now)
+            return
+        self.state = State.SYNCING
+        self._attempts = 0
+        if self.next == 0:
+            self._ask(Purpose.SYNC, 0, now)
+        else:
+            self._ask(Purpose.VERIFY, self.next - 1, now)
+
+    def down(self, now: float) -> None:
+        """The connection is gone; what is held back may still be completed once it is back."""
+        del now
+        self.connected = False
+        self._stop()
+        if self.state is not State.LOST:
+            self.state = State.CONNECTING
+
+    def live(self, seq: int, payload: bytes, now: float) -> None:
+        """One batch of the live stream."""
+        if not self.connected:
+            self.up(now)
+        self._idle_since = now
+        self._probe_factor = 1
+        if seq == self.next and self.synced and not self.held:
+            if seq >= self.horizon:
+                self.horizon = seq + 1
+            else:
+                self.stats.recovered += 1
+            self.live_top = max(self.live_top, seq + 1)
+            self._deliver(seq, payload)
+            if self._request is not None:
+                self._check_done(now)
+            return
+        if seq < self.next:
+            self._low(seq, payload, now)
+            return
+        if seq in self.held:
+            self.stats.duplicates += 1
+            return
+        self._hold(seq, payload)
+        self.live_top = max(self.live_top, seq + 1)
+        self._advance(now)
+
+    def replayed(self, request: int, seq: int, payload: bytes, now: float) -> None:
+        """One batch of a replay answer."""
+        asked = self._request
+        if asked is None or asked.id != request:
+            self.stats.stale_replies += 1
+            return
+        asked.items += 1
+        self._buffer_seen = True
+        if asked.items == 1 and not self._same_life(asked, seq, payload):
+            self._new_epoch(now)
+            return
+        if seq < self.next or seq in self.held:
+            return
+        if asked.items == 1 and not self.synced and self.next == 0 and asked.purpose is Purpose.SYNC:
+            self._baseline(min(seq, min(self.held, default=seq)))
+        asked.deadline = now + self.settings.replay_timeout
+        if seq == self.next and not self.held:
+            if self.synced:
+                self._count_found(seq)
+            self.horizon = max(self.horizon, seq + 1)
+            self._deliver(seq, payload)
+        else:
+            self._hold(seq, payload, found=True)
+            self._drain()
+        self._check_done(now)
+
+    def replay_ended(self, request: int, now: float) -> None:
+        """The END marker of an answer."""
+        asked = self._request
+        if asked is None or asked.id != request:
+            self.stats.stale_replies += 1
+            return
+        self._request = None
+        self._finish(asked, now, answered=True)
+
+    def tick(self, now: float) -> None:
+        """Let time pass: give up on answers that do not come, look for lost tails."""
+        asked = self._request
+        if asked is not None and (now >= asked.deadline or now >= asked.hard_deadline):
+            self.stats.replay_timeouts += 1
+            self._stop()
+            self._finish(asked, now, answered=False)
+        if self._grace is not None and now >= self._grace:
+            self._grace = None
+            self._settle_without_replay()
+        self._probe(now)
+
+    def lose(self) -> None:
+        """The engine has been gone for too long: from now on it counts as lost, whatever it still held."""
+        self.state = State.LOST
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, purpose: Purpose, start: int, now: float) -> None:
+        self._stop()
+        self._last_id += 1
+        settings = self.settings
+        self._request = Request(
+            self._last_id, purpose, start, now + settings.replay_timeout, now + settings.replay_total_timeout
+        )
+        self.stats.replays += 1
+        self.actions.append(Ask(self._last_id, start))
+
+    def _stop(self) -> None:
+        if self._request is not None:
+            self.actions.append(Stop(self._request.id))
+            self._request = None
+
+    def _probe(self, now: float) -> None:
+        interval = self.settings.probe_interval
+        if not (self.settings.replay and interval and self.connected and self.state is State.LIVE):
+            return
+        if self._request is None and now - self._idle_since >= interval * self._probe_factor:
+            self._idle_since = now
+            self._probe_factor = min(self._probe_factor * 2, MAX_PROBE_BACKOFF)
+            self._ask(Purpose.PROBE, self.next, now)
+
+    def _check_done(self, now: float) -> None:
+        """An answer that has caught up with the live stream has done its work, whether or not it ever ENDs."""
+        asked = self._request
+        if asked is None or asked.purpose in (Purpose.VERIFY, Purpose.VERIFY_ALL, Purpose.PROBE):
+            return
+        if self.live_top and self.next >= self.live_top and not self.held:
+            self._stop()
+            self._settled(now)
+
+    def _finish(self, asked: Request, now: float, *, answered: bool) -> None:
+        """An answer is over. What it did not bring is asked for once more, then given up."""
+        purpose = asked.purpose
+        if purpose in (Purpose.VERIFY, Purpose.VERIFY_ALL):
+            if not self._verified(asked, now, answered=answered):
+                return
+        elif purpose is Purpose.SYNC and not self.synced:
+            if not answered and not asked.items and self._attempts < ATTEMPTS - 1:
+                self._attempts += 1
+                self._ask(Purpose.SYNC, self.next, now)
+                return
+            if asked.items == 0 and self.held and self.next == 0:
+                self._baseline(min(self.held))
+            self._drain()
+        self._settled(now)
+
+    def _settled(self, now: float) -> None:
+        """Between requests: either everything known is delivered, or there is a gap to ask for."""
+        if not self.synced:
+            self.synced = True
+            self._attempts = 0
+            self._open_horizon()
+            self._resyncing = True
+        if self._resyncing:
+            self._resyncing = False
+            self.actions.append(Synced())
+        self.state = State.LIVE if self.connected else State.CONNECTING
+        if self._suspects and self.settings.replay:
+            self._ask(Purpose.VERIFY, self.next - 1, now)
+        self._advance(now)
+
+    # -- order -------------------------------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        """Deliver what is in order; ask for what is missing."""
+        if not self.synced:
+            if self.held and (not self.settings.replay or (self.next == 0 and 0 in self.held)):
+                # nothing to wait for: no history can be had, or the live stream itself begins at the beginning
+                self._stop()
+                self._baseline(min(self.held))
+                self._settled(now)
+            return
+        self._drain()
+        if not self.held:
+            self._grace = None
+            if self._request is None and self.state is State.GAP:
+                self.state = State.LIVE
+            return
+        if self._request is not None:
+            if self._request.purpose is not Purpose.PROBE:
+                return
+            self._stop()
+        if self._gap_start != self.next:
+            self._gap_start = self.next
+            self._attempts = 0
+        self.state = State.GAP
+        if not self.settings.replay:
+            if self._grace is None:
+                self.stats.gaps += 1
+                self._grace = now + self.settings.reorder_grace
+            return
+        if not self._attempts:
+            self.stats.gaps += 1
+        if self._attempts >= ATTEMPTS:
+            self._give_up()
+            self._advance(now)
+            return
+        self._attempts += 1
+        self._ask(Purpose.GAP, self.next, now)
+
+    def _settle_without_replay(self) -> None:
+        while self.held:
+            self._give_up()
+            self._drain()
+        self.state = State.LIVE
+
+    def _give_up(self) -> None:
+        """The batches before the first one held are lost."""
+        first = min(self.held)
+        count = first - self.next
+        self.stats.lost += count
+        self.partial = True
+        for seq in range(max(self.next, first - RING), first):
+            self._ring[seq % RING] = None
+        self.next = first
+        self.actions.append(Lost(count))
+        self._drain()
+
+    def _hold(self, seq: int, payload: bytes, *, found: bool = False) -> None:
+        """Keep a batch until its turn. Over the limit the newest is let go: it is missing, and will be asked for."""
+        if self.synced:
+            if found:
+                self._count_found(seq)
+            elif seq >= self.horizon:
+                self.stats.missing += seq - self.horizon
+            else:
+                self.stats.recovered += 1
+        self.horizon = max(self.horizon, seq + 1)
+        if len(self.held) >= self.settings.reorder_batches:
+            worst = max(self.held)
+            self.stats.held_overflow += 1
+            self.stats.missing += self.synced  # one that had arrived is missing again
+            if worst <= seq:
+                return
+            del self.held[worst]
+        self.held[seq] = payload
+
+    def _count_found(self, seq: int) -> None:
+        """A replayed batch was missing: known to be (a gap), or only now (the tail of an idle stream)."""
+        if seq >= self.horizon:
+            self.stats.missing += seq + 1 - self.horizon
+        self.stats.recovered += 1
+
+    def _drain(self) -> None:
+        held = self.held
+        while held and (payload := held.pop(self.next, None)) is not None:
+            self._deliver(self.next, payload)
+
+    def _deliver(self, seq: int, payload: bytes) -> None:
+        mark = hash(payload)
+        self._ring[seq % RING] = mark
+        if seq == 0:
+            self._first = mark
+        self.next = seq + 1
+        self.actions.append(Deliver(seq, payload))
+
+    def _baseline(self, seq: int) -> None:
+        """The first batch of this life that can still be had. What came before it is history kvbus never saw."""
+        if seq > self.next:
+            self.partial = True
+        self.next = seq
+        self.horizon = max(self.horizon, seq)
+
+    def _open_horizon(self) -> None:
+        """From here on every hole counts as missing, those the first replay left among them."""
+        self.horizon = max(self.held, default=self.next - 1) + 1
+        holes = self.horizon - self.next - len(self.held)
+        self.stats.missing += holes
+
+    # -- lives -------------------------------------------------------------------------------------------------------
+
+    def _known(self, seq: int) -> int | None:
+        """Fingerprint of a delivered batch, if it is still kept."""
+        if seq == 0:
+            return self._first
+        return self._ring[seq % RING] if self.next - RING <= seq < self.next else None
+
+    def _low(self, seq: int, payload: bytes, now: float) -> None:
+        """A live batch from before ``next``: a late copy, or the publisher's new life."""
+        known = self._known(seq)
+        if known is not None and known == hash(payload):
+            self.stats.duplicates += 1
+            return
+        if known is not None or seq == 0:
+            self._new_epoch(now)
+            self.live(seq, payload, now)
+            return
+        self.stats.duplicates += 1
+        self._suspects[seq] = payload
+        if len(self._suspects) > self.settings.reorder_batches:
+            del self._suspects[min(self._suspects)]
+        if not self.settings.replay:
+            if _run_of_three(self._suspects, seq):
+                self._new_epoch(now)
+            return
+        if self._request is None or self._request.purpose is Purpose.PROBE:
+            self._ask(Purpose.VERIFY, self.next - 1, now)
+
+    def _same_life(self, asked: Request, seq: int, payload: bytes) -> bool:
+        """Whether the first batch of an answer can belong to the life known so far."""
+        if asked.purpose is Purpose.VERIFY_ALL or (asked.purpose is Purpose.VERIFY and seq < self.next):
+            known = self._known(seq)
+            return known == hash(payload) if known is not None else seq < self.next and not self._suspects
+        # trimmed beyond the batch asked for: neither can be shown, and what lies between is lost either way
+        return asked.purpose is not Purpose.VERIFY
+
+    def _verified(self, asked: Request, now: float, *, answered: bool) -> bool:
+        """A verifying answer is over; False if it opened a new epoch or another question."""
+        if asked.items:
+            self._suspects.clear()
+            return True
+        if not answered:
+            if _run_of_three(self._suspects, max(self._suspects, default=0)):
+                self._new_epoch(now)
+                return False
+            self._attempts += 1
+            if self._attempts < ATTEMPTS:
+                self._ask(asked.purpose, asked.start, now)
+                return False
+            self._suspects.clear()
+            return True
+        if self._suspects:
+            self._new_epoch(now)
+            return False
+        if asked.purpose is Purpose.VERIFY:
+            # the last batch is not in the buffer: asked from 0, a new life shows itself or has nothing yet
+            self._ask(Purpose.VERIFY_ALL, 0, now)
+            return False
+        if self._buffer_seen:
+            self._new_epoch(now)
+            return False
+        return True
+
+    def _new_epoch(self, now: float) -> None:
+        """Start over: the suspects are the new life's first live batches, everything held was the old one's."""
+        self.stats.restarts += 1
+        self.stats.lost += self.stats.pending
+        suspects = self._suspects
+        self._stop()
+        self.epoch += 1
+        self.partial = False
+        self._begin_life()
+        self._idle_since = now
+        self.actions.append(NewEpoch())
+        for seq, payload in suspects.items():
+            self.stats.duplicates -= 1
+            self._hold(seq, payload)
+            self.live_top = max(self.live_top, seq + 1)
+        self.state = State.SYNCING
+        if self.settings.replay:
+            self._ask(Purpose.SYNC, 0, now)
+        self._advance(now)
+
+
+def _run_of_three(suspects: dict[int, bytes], last: int) -> bool:
+    return all(last - back in suspects for back in range(3))

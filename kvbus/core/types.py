@@ -1,0 +1,98 @@
+"""Words every part of the core shares: hashes, media and tiers, reasons for a rejection or a filter."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+Hash = int | bytes
+"""A block's identity as its engine names it: a signed or unsigned 64-bit integer, or raw bytes (vLLM: 32)."""
+
+MAX_HASH_BYTES: Final = 64
+MAX_TOKEN_ID: Final = 2**32 - 1
+
+
+class Reason(StrEnum):
+    """Why a batch or an event was rejected. Bounded: these are the only values of the ``reason`` label."""
+
+    FRAME_COUNT = "frame_count"
+    FRAME_SIZE = "frame_size"
+    SEQ_WIDTH = "seq_width"
+    SEQ_RANGE = "seq_range"
+    NOT_MSGPACK = "not_msgpack"
+    NESTING = "nesting"
+    BATCH_SHAPE = "batch_shape"
+    TOO_MANY_EVENTS = "too_many_events"
+    UNKNOWN_EVENT = "unknown_event"
+    MISSING_FIELD = "missing_field"
+    WRONG_TYPE = "wrong_type"
+    TOKEN_RANGE = "token_range"
+    TOKEN_COUNT = "token_count"
+    HASH_KIND = "hash_kind"
+    HASH_COLLISION = "hash_collision"
+    BLOCK_SIZE = "block_size"
+    DUPLICATE_HASH = "duplicate_hash"
+    SELF_PARENT = "self_parent"
+    UNKNOWN_MEDIUM = "unknown_medium"
+    INDEX_FULL = "index_full"
+
+
+class Filtered(StrEnum):
+    """Why a valid event (or a block of it) does not appear on the output. Bounded, as :class:`Reason`."""
+
+    GROUP = "group"
+    COARSE = "coarse"
+    COPY = "copy"
+    NO_HASHES = "no_hashes"
+    TOKENLESS = "tokenless"
+    UNKNOWN_BLOCK = "unknown_block"
+    ORPHAN_PASSED = "orphan_passed"
+    ORPHAN_DROPPED = "orphan_dropped"
+
+
+class Tier(StrEnum):
+    """Where a block lives, as the routers rank it: L1 device, L2 host, L3 disk, L4 external."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    EXTERNAL = "external"
+
+
+DEVICE_MEDIUM: Final = "GPU"
+
+MEDIA: Final[dict[str, Tier]] = {
+    "GPU": Tier.DEVICE,
+    "DEVICE": Tier.DEVICE,
+    "CPU": Tier.HOST,
+    "CPU_PINNED": Tier.HOST,
+    "CPU_TIER1": Tier.HOST,
+    "CPU_TIER2": Tier.DISK,
+    "FS": Tier.DISK,
+    "DISK": Tier.DISK,
+    "NVME": Tier.DISK,
+    "STORAGE": Tier.DISK,
+    "OBJ": Tier.EXTERNAL,
+    "EXTERNAL": Tier.EXTERNAL,
+    "REMOTE": Tier.EXTERNAL,
+    "NETWORK": Tier.EXTERNAL,
+    "SHARED": Tier.EXTERNAL,
+}
+"""Every medium an engine has been seen to name (upper-cased), with its tier."""
+
+PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""``kv_cache_spec_kind`` values whose blocks a prefix can be matched against (vLLM 0.22 and later)."""
+
+
+def medium_key(medium: str | None) -> str | None:
+    """The key a medium is indexed under: its upper-cased name, every device name as ``GPU``; None if unknown.
+
+    A missing medium means device (vLLM before 0.10.2, SGLang before 0.5.9, TensorRT-LLM, the Dynamo mocker).
+    """
+    if medium is None or medium == "GPU":
+        return DEVICE_MEDIUM
+    upper = medium.upper()
+    tier = MEDIA.get(upper)
+    if tier is None:
+        return None
+    return DEVICE_MEDIUM if tier is Tier.DEVICE else upper

@@ -1,0 +1,379 @@
+"""How each engine release says it: the table of wire dialects, and the encoder that follows it.
+
+`DIALECTS` is data, one row a release that changed something. Positional events always have every field of
+their row, trailing nulls included; map events leave out the fields of `_OMITTED` that are None, as both
+engines' structs do. The rows follow those releases' own structs and are checked against their captured
+bytes in the tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from kvbus.sim.cache import GPU, Block, Cleared, Event, LiveBlock, Removed, Stored
+from kvbus.sim.nodes import RadixNodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+Hashes = Literal["unsigned", "signed", "bytes"]
+Units = Literal["run", "page", "node"]
+
+_BASE: Final = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id")
+_MEDIUM: Final = (*_BASE, "medium")
+_V14: Final = (*_MEDIUM, "lora_name")
+_V18: Final = (*_V14, "extra_keys")
+_V20: Final = (*_V18, "group_idx")
+_V22: Final = (*_V20, "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
+_V26: Final = (*_V22, "locality")
+_V30: Final = (*_V26, "ownership", "session_id")
+_V33: Final = (*_V30, "lookahead_token_ids")
+
+_OMITTED: Final = frozenset(_V33) - frozenset(_V14)
+_SGLANG_OMITTED: Final = frozenset({"medium", "lora_name", "cache_salt", "session_id"})
+
+_VLLM_MEDIA: Final = MappingProxyType({GPU: "GPU", "CPU": "CPU", "DISK": "STORAGE"})
+_SGLANG_MEDIA: Final = MappingProxyType({GPU: "GPU", "CPU": "CPU_PINNED", "DISK": "DISK"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One release's way to write events.
+
+    Attributes:
+        name: key in `DIALECTS`; the release is the first that wrote this way.
+        stored: fields of BlockStored after the tag.
+        removed: fields of BlockRemoved after the tag.
+        maps: events are maps tagged by ``type``, else arrays with the tag first.
+        omitted: fields that a map leaves out when they are None.
+        framing: replay framing of the release.
+        batch_length: 3 with a rank, 2 without (vLLM 0.9.0).
+        hashes: how a 32-byte digest appears: its low 64 bits unsigned, its high 64 bits signed, or raw.
+        chained: False where a hash covers its own page only, so that equal pages collide (SGLang up to
+            0.5.5).
+        units: what one BlockStored carries: a run of blocks, one page, or one radix node of any size with
+            one hash.
+        removed_units: the same for BlockRemoved.
+        parents: False where the parent is always null (llm-d-inference-sim).
+        sizes: False where block_size is always 0 (llm-d-inference-sim).
+        salt_element: an 8th element ``{"cache_salt": …}`` on the stores of a tenant (SGLang 0.5.18, 0.5.19).
+        clears_first: a life begins with AllBlocksCleared (SGLang).
+        single_events: a batch carries one event (TensorRT-LLM through Dynamo).
+        copies: the cache keeps several copies of a hash (vLLM).
+        token_offset: added to every token id.
+        media: name of each tier; empty where events have no medium.
+    """
+
+    name: str
+    stored: tuple[str, ...]
+    removed: tuple[str, ...]
+    maps: bool = False
+    omitted: frozenset[str] = frozenset()
+    framing: Literal["3", "4", "sim"] = "3"
+    batch_length: Literal[2, 3] = 3
+    hashes: Hashes = "unsigned"
+    chained: bool = True
+    units: Units = "run"
+    removed_units: Units = "page"
+    parents: bool = True
+    sizes: bool = True
+    salt_element: bool = False
+    clears_first: bool = False
+    single_events: bool = False
+    copies: bool = False
+    token_offset: int = 0
+    media: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> bool:
+        """Whether events name a KV-cache group."""
+        return "group_idx" in self.stored
+
+    def with_hashes(self, hashes: Hashes) -> Dialect:
+        """Return the dialect with another hash form; vLLM from 0.10.2 on has ``bytes`` as an option."""
+        return replace(self, hashes=hashes)
+
+    def hash_of(self, block: Block) -> int | bytes:
+        """Return the block's hash as it appears on the wire."""
+        digest = block.digest
+        if not self.chained:
+            digest = hashlib.sha256(struct.pack(f"<{len(block.tokens)}Q", *block.tokens)).digest()
+        if self.hashes == "bytes":
+            return digest
+        if self.hashes == "signed":
+            return int.from_bytes(digest[:8], "big", signed=True)
+        return int.from_bytes(digest[-8:], "big")
+
+    def tokens_of(self, block: Block) -> list[int]:
+        """Return the block's token ids as they appear on the wire."""
+        return [token + self.token_offset for token in block.tokens]
+
+
+def _vllm(name: str, stored: tuple[str, ...], removed: tuple[str, ...], **more: Any) -> Dialect:
+    media = _VLLM_MEDIA if "medium" in stored else {}
+    return Dialect(name=name, stored=stored, removed=removed, copies=True, media=media, **more)
+
+
+def _vllm_map(name: str, stored: tuple[str, ...], *removed: str, framing: Literal["3", "4"] = "4") -> Dialect:
+    gone = ("block_hashes", "medium", "group_idx", *removed)
+    return _vllm(name, stored, gone, maps=True, omitted=_OMITTED, framing=framing)
+
+
+def _sglang(name: str, stored: tuple[str, ...], **more: Any) -> Dialect:
+    medium = "medium" in stored
+    return Dialect(
+        name=name,
+        stored=stored,
+        removed=("block_hashes", "medium") if medium else ("block_hashes",),
+        clears_first=True,
+        media=_SGLANG_MEDIA if medium else {},
+        **({"hashes": "signed", "units": "page"} | more),
+    )
+
+
+def _sglang_map(name: str, *extra: str, framing: Literal["3", "4"]) -> Dialect:
+    return _sglang(
+        name,
+        (*_MEDIUM, *extra, "cache_salt", "session_id"),
+        maps=True,
+        omitted=_SGLANG_OMITTED,
+        framing=framing,
+        units="run",
+        removed_units="run",
+    )
+
+
+DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
+    {
+        dialect.name: dialect
+        for dialect in (
+            _vllm("vllm-0.9.0", _BASE, ("block_hashes",), batch_length=2),
+            _vllm("vllm-0.10.2", _MEDIUM, ("block_hashes", "medium")),
+            _vllm("vllm-0.14", _V14, ("block_hashes", "medium")),
+            _vllm("vllm-0.18", _V18, ("block_hashes", "medium")),
+            _vllm("vllm-0.20", _V20, ("block_hashes", "medium", "group_idx")),
+            _vllm("vllm-0.22", _V22, ("block_hashes", "medium", "group_idx")),
+            _vllm_map("vllm-0.24", _V22, framing="3"),
+            _vllm_map("vllm-0.26", _V26, "locality"),
+            _vllm_map("vllm-0.30", _V30, "locality", "ownership"),
+            _vllm_map("vllm-0.33", _V33, "locality", "ownership"),
+            # before 0.4.7's page events: one event a radix node, its hash chained up to the node's end
+            _sglang("sglang-variable", _BASE, hashes="unsigned", units="node", removed_units="node"),
+            _sglang("sglang-0.4.7", _BASE, chained=False),
+            _sglang("sglang-0.5.8", _BASE),
+            _sglang("sglang-0.5.9", _MEDIUM),
+            _sglang("sglang-0.5.18", _MEDIUM, units="run", removed_units="run", salt_element=True),
+            _sglang_map("sglang-0.5.20", framing="3"),
+            _sglang_map("sglang-0.5.23", "lora_name", framing="4"),
+            Dialect(
+                name="trtllm",
+                stored=_BASE,
+                removed=("block_hashes",),
+                maps=True,
+                hashes="signed",
+                removed_units="run",
+                single_events=True,
+            ),
+            Dialect(
+                name="llm-d-sim",
+                stored=_V18,
+                removed=("block_hashes", "medium"),
+                framing="sim",
+                removed_units="run",
+                parents=False,
+                sizes=False,
+                media=MappingProxyType({GPU: "GPU"}),
+            ),
+            Dialect(
+                name="dynamo-mocker",
+                stored=("block_hashes", "parent_block_hash", "token_ids", "block_size"),
+                removed=("block_hashes",),
+                maps=True,
+                framing="4",
+                removed_units="run",
+                token_offset=2**31,
+            ),
+        )
+    }
+)
+
+
+class BatchEncoder:
+    """Turn abstract events into the payloads that one rank of an engine would publish.
+
+    It has state only for ``units="node"``: which blocks a radix node holds.
+
+    Args:
+        dialect: the release to write like.
+        rank: data-parallel rank named in every batch.
+        kinds: ``kv_cache_spec_kind`` by group index, for the releases that say it.
+    """
+
+    def __init__(self, dialect: Dialect, *, rank: int = 0, kinds: tuple[str, ...] = ("full_attention",)) -> None:
+        self.dialect: Final = dialect
+        self._rank = rank
+        self._kinds = kinds
+        self._nodes = RadixNodes()
+
+    def encode(self, events: Iterable[Event], now: float) -> list[bytes]:
+        """Encode one step's events, `now` in seconds since the epoch; no events make no payload."""
+        written = [written for event in self._merged(events) for written in self._write(event)]
+        if not written:
+            return []
+        if self.dialect.single_events:
+            return [self.batch([event], now) for event in written]
+        return [self.batch(written, now)]
+
+    def batch(self, written: list[Any], now: float) -> bytes:
+        """Encode a batch of events that are on the wire's form already."""
+        batch = [now, written, self._rank]
+        return msgspec.msgpack.encode(batch[: self.dialect.batch_length])
+
+    def entries(self, live: Mapping[tuple[int, str, bytes], LiveBlock]) -> list[dict[str, Any]]:
+        """Describe a cache's live set as a correct reader of this dialect's stream must see it.
+
+        Returns:
+            One entry a live (group_idx, medium, hash), parents before children: ``hash`` (int, hex for
+            bytes, None where one hash covers many blocks), ``group_idx``, ``medium``, ``copies``, ``kind``,
+            ``parent``, ``tokens``, ``block_size`` and ``prefix``, the sha256 of the whole prefix (token ids
+            as 4-byte little endian), which names the content whatever the dialect hashes.
+        """
+        dialect = self.dialect
+        prefixes = _Prefixes(dialect)
+        found: dict[tuple[int, str | None, Any], dict[str, Any]] = {}
+        for (group, tier, _), entry in live.items():
+            block = entry.block
+            medium = dialect.media.get(tier)
+            known = None if dialect.units == "node" else _printable(dialect.hash_of(block))
+            prefix = prefixes.of(block).hexdigest()
+            same = found.get((group, medium, prefix if known is None else known))
+            if same is not None:  # equal pages of an unchained dialect
+                same["copies"] += entry.copies
+                continue
+            parent = None if block.parent is None or known is None else dialect.hash_of(block.parent)
+            found[group, medium, prefix if known is None else known] = {
+                "hash": known,
+                "group_idx": group if dialect.groups else None,
+                "medium": medium,
+                "copies": entry.copies,
+                "kind": self._kinds[group] if "kv_cache_spec_kind" in dialect.stored else None,
+                "parent": None if parent is None else _printable(parent),
+                "tokens": dialect.tokens_of(block),
+                "block_size": len(block.tokens),
+                "prefix": prefix,
+            }
+        return list(found.values())
+
+    def _merged(self, events: Iterable[Event]) -> Iterator[Event]:
+        """Join removals that follow each other in one tier, for releases with many hashes an event."""
+        last: Removed | None = None
+        for event in events:
+            if isinstance(event, Removed) and self.dialect.removed_units != "page":
+                if last is not None and (last.tier, last.group_idx) == (event.tier, event.group_idx):
+                    last = replace(last, blocks=last.blocks + event.blocks)
+                    continue
+                if last is not None:
+                    yield last
+                last = event
+                continue
+            if last is not None:
+                yield last
+                last = None
+            yield event
+        if last is not None:
+            yield last
+
+    def _write(self, event: Event) -> Iterator[Any]:
+        if isinstance(event, Cleared):
+            self._nodes.clear()
+            yield self._tagged("AllBlocksCleared", (), {})
+        elif self.dialect.units == "node":
+            yield from self._write_nodes(event)
+        elif isinstance(event, Removed):
+            runs = [event.blocks] if self.dialect.removed_units == "run" else [(b,) for b in event.blocks]
+            for run in runs:
+                yield self._removed([self.dialect.hash_of(block) for block in run], event.tier, event.group_idx)
+        else:
+            runs = [event.blocks] if self.dialect.units == "run" else [(b,) for b in event.blocks]
+            for run in runs:
+                # an unchained page knows its predecessor in its own node only
+                head = not self.dialect.chained and run[0] is event.blocks[0]
+                parent = None if head or run[0].parent is None else self.dialect.hash_of(run[0].parent)
+                hashes = [self.dialect.hash_of(block) for block in run]
+                yield self._stored(run, hashes, parent, event.tier, event.group_idx)
+
+    def _write_nodes(self, event: Stored | Removed) -> Iterator[Any]:
+        hash_of = self.dialect.hash_of
+        nodes = self._nodes
+        changes = nodes.store(event.blocks) if isinstance(event, Stored) else nodes.remove(event.blocks)
+        for stored, run in changes:
+            if stored:
+                parent = None if run[0].parent is None else hash_of(run[0].parent)
+                yield self._stored(run, [hash_of(run[-1])], parent, event.tier, event.group_idx)
+            else:
+                yield self._removed([hash_of(run[-1])], event.tier, event.group_idx)
+
+    def _stored(self, run: tuple[Block, ...], hashes: list[Any], parent: Any, tier: str, group_idx: int) -> Any:
+        dialect = self.dialect
+        tenant = run[0].tenant
+        tokens = [token for block in run for token in dialect.tokens_of(block)]
+        size = len(tokens) // len(hashes)
+        adapter = int(tenant.rpartition("-")[2]) if tenant.rpartition("-")[2].isdigit() else None
+        values = {
+            "block_hashes": hashes,
+            "parent_block_hash": parent if dialect.parents else None,
+            "token_ids": tokens,
+            "block_size": size if dialect.sizes else 0,
+            "lora_id": None if "cache_salt" in dialect.stored or dialect.salt_element else adapter,
+            "medium": dialect.media.get(tier),
+            "lora_name": None if "cache_salt" in dialect.stored else tenant or None,
+            "extra_keys": [[tenant] if tenant else None for _ in hashes] if dialect.parents else None,
+            "group_idx": group_idx,
+            "kv_cache_spec_kind": self._kinds[group_idx],
+            "cache_salt": tenant or None,
+        }
+        extra = ({"cache_salt": tenant},) if dialect.salt_element and tenant else ()
+        return self._tagged("BlockStored", dialect.stored, values, *extra)
+
+    def _removed(self, hashes: list[Any], tier: str, group_idx: int) -> Any:
+        values = {"block_hashes": hashes, "medium": self.dialect.media.get(tier), "group_idx": group_idx}
+        return self._tagged("BlockRemoved", self.dialect.removed, values)
+
+    def _tagged(self, tag: str, fields: tuple[str, ...], values: dict[str, Any], *extra: Any) -> Any:
+        if not self.dialect.maps:
+            return [tag, *(values.get(name) for name in fields), *extra]
+        event = {name: values.get(name) for name in fields}
+        omitted = self.dialect.omitted
+        return {"type": tag} | {name: v for name, v in event.items() if v is not None or name not in omitted}
+
+
+class _Prefixes:
+    """Running sha256 of every prefix, each block hashed once however long its chain is."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._known: dict[bytes, Any] = {}
+
+    def of(self, block: Block) -> Any:
+        chain = []
+        step: Block | None = block
+        while step is not None and step.digest not in self._known:
+            chain.append(step)
+            step = step.parent
+        digest = self._known[step.digest] if step is not None else hashlib.sha256()
+        for step in reversed(chain):
+            digest = digest.copy()
+            tokens = self._dialect.tokens_of(step)
+            digest.update(struct.pack(f"<{len(tokens)}I", *tokens))
+            self._known[step.digest] = digest
+        return digest
+
+
+def _printable(value: int | bytes) -> int | str:
+    return value.hex() if isinstance(value, bytes) else value

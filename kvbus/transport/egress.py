@@ -1,0 +1,123 @@
+"""An output stream's XPUB: a stalled router loses its own batches and nobody else's.
+
+``XPUB_NODROP`` refuses a batch as long as one subscriber is full, the lossy mode never says that it dropped. So each
+batch is offered without loss first, and only on refusal sent the lossy way, which is counted: the healthy subscribers
+get it either way, the stalled one sees a gap in a dense seq and asks for a replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import zmq
+
+from kvbus.core.stats import OutputStats
+from kvbus.transport.pump import Pump
+from kvbus.transport.sockets import Context, attach, make_socket
+
+BURST: Final = 512
+"""Batches handed over in one go before the loop's other work gets its turn."""
+
+Message = tuple[bytes, bytes, bytes, int]
+"""Topic, seq frame, payload, number of events."""
+
+
+class LiveOutput:
+    """Publish numbered batches on one endpoint, bound, or dialled out to a router that binds its SUB.
+
+    Raises:
+        BindError: the endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        *,
+        bind: bool,
+        send_hwm: int,
+        queue_limit: int,
+        stats: OutputStats,
+    ) -> None:
+        self._socket = make_socket(context, zmq.XPUB, SNDHWM=send_hwm)
+        self._stats = stats
+        self._queue: deque[Message] = deque()
+        self._queue_limit = queue_limit
+        self._soon: asyncio.Handle | None = None
+        self._subscribers = 0
+        try:
+            attach(self._socket, endpoint, bind=bind)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._loop = asyncio.get_running_loop()
+        self._pump = Pump(self._socket, self._subscription)
+
+    def publish(self, topic: bytes, seq: bytes, payload: bytes, events: int) -> None:
+        """Send one batch, or queue it behind those that wait; over the limit it is dropped and counted."""
+        queue = self._queue
+        if len(queue) >= self._queue_limit:
+            self._stats.dropped_batches["queue_full"] += 1
+            self._stats.dropped_events["queue_full"] += events
+            return
+        queue.append((topic, seq, payload, events))
+        self._stats.queue_depth += 1
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._soon = None
+        queue = self._queue
+        for _ in range(min(len(queue), BURST)):
+            topic, seq, payload, events = queue.popleft()
+            self._send(topic, seq, payload, events)
+        if queue:
+            self._soon = self._loop.call_soon(self._flush)
+        self._pump.kick()
+
+    def _send(self, topic: bytes, seq: bytes, payload: bytes, events: int) -> None:
+        socket, stats = self._socket, self._stats
+        stats.queue_depth -= 1
+        try:
+            socket.send(topic, zmq.SNDMORE | zmq.NOBLOCK)
+        except zmq.Again:
+            stats.dropped_batches["slow_router"] += 1
+            stats.dropped_events["slow_router"] += events
+            socket.setsockopt(zmq.XPUB_NODROP, 0)
+            socket.send(topic, zmq.SNDMORE)
+            socket.send(seq, zmq.SNDMORE)
+            socket.send(payload)
+            socket.setsockopt(zmq.XPUB_NODROP, 1)
+        else:
+            # the socket took the first frame for everyone: the rest of the message cannot be refused
+            socket.send(seq, zmq.SNDMORE)
+            socket.send(payload)
+        stats.batches += 1
+        stats.events += events
+        stats.bytes += len(payload)
+
+    def _subscription(self, frames: list[bytes]) -> None:
+        if frames[0][:1] == b"\x01":
+            self._subscribers += 1
+            self._stats.subscribers += 1
+        elif frames[0][:1] == b"\x00" and self._subscribers:
+            self._subscribers -= 1
+            self._stats.subscribers -= 1
+
+    def flush(self) -> None:
+        """Hand over everything that waits."""
+        while self._queue:
+            self._send(*self._queue.popleft())
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close; libzmq goes on sending for up to ``linger`` seconds."""
+        if self._pump.closed:
+            return
+        if self._soon is not None:
+            self._soon.cancel()
+        self.flush()
+        self._socket.setsockopt(zmq.LINGER, int(linger * 1000))
+        self._stats.subscribers -= self._subscribers
+        self._pump.close()

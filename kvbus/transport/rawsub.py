@@ -1,0 +1,140 @@
+"""A minimal subscriber: raw multipart frames, as they come, as an asynchronous iterator.
+
+The ZeroMQ file descriptor is edge-triggered: it speaks once, and then only after ZMQ_EVENTS was read. So the
+reader callback reads ZMQ_EVENTS, and `recv` reads it again after the last message before it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from typing import TYPE_CHECKING, Final, Self
+
+import zmq
+
+from kvbus.errors import BindError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+
+_YIELD_EVERY: Final = 256  # messages taken in one go before the loop's other tasks have their turn
+
+
+def refused(error: zmq.ZMQError, endpoint: str, *, bind: bool) -> Exception:
+    """Say why ZeroMQ refused an endpoint: it is malformed (ValueError), or cannot be bound (BindError)."""
+    reason = zmq.strerror(error.errno or 0)
+    if not bind or error.errno in (zmq.EPROTONOSUPPORT, errno.EINVAL, zmq.ENOCOMPATPROTO):
+        return ValueError(f"cannot {'bind' if bind else 'connect to'} {endpoint}: {reason}")
+    return BindError(endpoint, reason)
+
+
+class RawSubscriber:
+    """Subscribe to a stream and iterate over its messages, each a list of frames.
+
+    Args:
+        endpoint: the publisher's endpoint, or the one to bind.
+        topic: subscription prefix.
+        bind: True for publishers that dial in (vLLM with a concrete host).
+        hwm: messages that ZeroMQ holds before it drops.
+        context: a ZeroMQ context to share (``inproc://``); by default the subscriber has its own.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        topic: bytes = b"",
+        bind: bool = False,
+        hwm: int = 100_000,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._topic = topic
+        self._bind = bind
+        self._hwm = hwm
+        self._own_context = context is None
+        self._context = context
+        self._socket: zmq.Socket[bytes] | None = None
+        self._readable = asyncio.Event()
+        self._fd = -1
+        self._taken = 0
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint; after `start` the one really bound, port included."""
+        return self._endpoint
+
+    def start(self) -> None:
+        """Open the socket; needs a running event loop.
+
+        Raises:
+            BindError: the endpoint cannot be bound.
+            ValueError: the endpoint is malformed.
+        """
+        if self._context is None:
+            self._context = zmq.Context()
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
+        socket.setsockopt(zmq.RCVHWM, self._hwm)
+        socket.setsockopt(zmq.SUBSCRIBE, self._topic)
+        try:
+            if self._bind:
+                socket.bind(self._endpoint)
+                self._endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0") or self._endpoint
+            else:
+                socket.connect(self._endpoint)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            self._end_context()
+            raise refused(error, self._endpoint, bind=self._bind) from error
+        self._socket = socket
+        self._fd = int(socket.getsockopt(zmq.FD))
+        asyncio.get_running_loop().add_reader(self._fd, self._wake)
+
+    async def close(self) -> None:
+        """Close the socket."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._fd)
+            await asyncio.sleep(0)  # uvloop lets go of the descriptor in its next turn
+            self._socket.close(0)
+            self._socket = None
+        self._end_context()
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[list[bytes]]:
+        while True:
+            yield await self.recv()
+
+    async def recv(self) -> list[bytes]:
+        """Wait for the next message and return its frames."""
+        self._taken += 1
+        if self._taken % _YIELD_EVERY == 0:
+            await asyncio.sleep(0)
+        while True:
+            socket = self._socket
+            if socket is None:
+                raise RuntimeError("the subscriber is not started")
+            self._readable.clear()
+            try:
+                return socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                # what arrived since the failed receive will not signal again
+                if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                    await self._readable.wait()
+
+    def _wake(self) -> None:
+        if self._socket is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._readable.set()
+
+    def _end_context(self) -> None:
+        if self._own_context and self._context is not None:
+            self._context.term()
+            self._context = None

@@ -1,0 +1,151 @@
+"""The replay server of one output stream: a ROUTER that answers everyone, each at their own pace.
+
+A ROUTER at its high-water mark drops without a word, and a lost END hangs a Dynamo listener for ever. With MANDATORY it
+refuses instead: the answer of that requester waits and is offered again, while the others go on. A requester that is
+gone, or takes nothing for ``stall_timeout``, is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import msgspec
+import zmq
+
+from kvbus.core.stats import OutputStats
+from kvbus.core.stream import ReplayAnswer
+from kvbus.transport.pump import Handler, Pump
+from kvbus.transport.sockets import Context, attach, make_socket
+
+BURST: Final = 64
+"""Messages one requester gets before the next one has its turn."""
+
+RETRY: Final = 0.005
+"""Seconds before requesters that are all full are tried again."""
+
+MAX_WAITING: Final = 10_000
+"""Requests that may wait for their turn; more are refused and counted."""
+
+
+class Session(msgspec.Struct):
+    """One answer being sent. ``message`` is the one that was refused, to be offered again."""
+
+    answer: ReplayAnswer
+    progress: float
+    message: list[bytes] | None = None
+
+
+class ReplayServer:
+    """Take replay requests on one endpoint and send the answers the relay makes for them.
+
+    Args:
+        context: the process's context.
+        endpoint: to bind.
+        on_request: called with each request's frames, identity first; the answer comes back through :meth:`send`.
+        stats: of the output.
+        max_sessions: answers being sent at once; further requests wait.
+        stall_timeout: seconds without progress before a requester is forgotten.
+
+    Raises:
+        BindError: the endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        *,
+        on_request: Handler,
+        stats: OutputStats,
+        max_sessions: int = 64,
+        stall_timeout: float = 30.0,
+    ) -> None:
+        self._socket = make_socket(context, zmq.ROUTER)
+        try:
+            attach(self._socket, endpoint, bind=True)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._stats = stats
+        self._max_sessions = max_sessions
+        self._stall_timeout = stall_timeout
+        self._active: deque[Session] = deque()
+        self._waiting: deque[Session] = deque()
+        self._handle: asyncio.Handle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._pump = Pump(self._socket, on_request)
+
+    def send(self, answer: ReplayAnswer) -> None:
+        """Begin an answer, or let it wait for its turn."""
+        session = Session(answer, self._loop.time())
+        if len(self._active) < self._max_sessions:
+            self._active.append(session)
+            self._stats.replay_sessions += 1
+        elif len(self._waiting) < MAX_WAITING:
+            self._waiting.append(session)
+        else:
+            self._stats.replay_requests["refused"] += 1
+        if self._handle is None:
+            self._handle = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._handle = None
+        moved = False
+        for _ in range(len(self._active)):
+            session = self._active.popleft()
+            sent = self._advance(session)
+            if sent is None:
+                self._stats.replay_sessions -= 1
+                if self._waiting:
+                    follower = self._waiting.popleft()
+                    follower.progress = self._loop.time()
+                    self._active.append(follower)
+                    self._stats.replay_sessions += 1
+                moved = True
+                continue
+            moved |= sent > 0
+            self._active.append(session)
+        if self._active:
+            self._handle = (
+                self._loop.call_soon(self._turn) if moved else self._loop.call_later(RETRY, self._turn)
+            )
+        self._pump.kick()
+
+    def _advance(self, session: Session) -> int | None:
+        """Send a burst; how many messages went out, None if the session is over."""
+        outcomes = self._stats.replay_requests
+        for sent in range(BURST):
+            message = session.message or session.answer.next_message()
+            if message is None:
+                outcomes["trimmed" if session.answer.trimmed else "complete"] += 1
+                return None
+            try:
+                self._socket.send_multipart(message, zmq.NOBLOCK)
+            except zmq.Again:
+                session.message = message
+                now = self._loop.time()
+                if sent:
+                    session.progress = now
+                elif now - session.progress > self._stall_timeout:
+                    outcomes["stalled"] += 1
+                    return None
+                return sent
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                outcomes["gone"] += 1
+                return None
+            session.message = None
+            self._stats.replay_batches += 1
+        session.progress = self._loop.time()
+        return BURST
+
+    def close(self) -> None:
+        """Close; unfinished answers stay unfinished."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._stats.replay_sessions -= len(self._active)
+        self._active.clear()
+        self._pump.close()

@@ -1,0 +1,63 @@
+"""Every socket option kvbus sets, in one table, with its reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import zmq
+
+from kvbus.errors import BindError
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Socket = zmq.Socket[bytes]
+
+_COMMON: Final = {
+    zmq.LINGER: 0,  # closing never blocks; what must leave is flushed before
+    zmq.IPV6: 1,  # dual stack where the host has it
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.RECONNECT_IVL: 100,
+    zmq.RECONNECT_IVL_MAX: 2_000,  # an engine that restarts is found again within two seconds
+}
+_HEARTBEAT: Final = {
+    # a half-open connection (a pod gone without FIN) is noticed; ZMTP 3.1 peers answer, older ones are not asked
+    zmq.HEARTBEAT_IVL: 5_000,
+    zmq.HEARTBEAT_TIMEOUT: 15_000,
+}
+
+OPTIONS: Final[dict[int, dict[int, int]]] = {
+    # engines publish in bursts and must never be slowed: the queue is here, and drained at once
+    zmq.SUB: {**_COMMON, **_HEARTBEAT, zmq.RCVHWM: 200_000},
+    # an engine's ROUTER drops at its own high-water mark in silence: never let it fill up because of us
+    zmq.DEALER: {**_COMMON, zmq.RCVHWM: 0},
+    # NODROP: a full router shows as EAGAIN, and only then one batch is sent the lossy way and counted;
+    # VERBOSER: every subscription is seen, which is how subscribers are counted
+    zmq.XPUB: {**_COMMON, **_HEARTBEAT, zmq.XPUB_NODROP: 1, zmq.XPUB_VERBOSER: 1},
+    # MANDATORY: a full or vanished requester shows as an error instead of a lost frame
+    zmq.ROUTER: {**_COMMON, **_HEARTBEAT, zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 1_000},
+}
+
+
+def make_socket(context: Context, kind: int, **more: int) -> Socket:
+    """A socket with its table's options; ``more`` overrides by option name, such as ``SNDHWM=10``."""
+    socket = context.socket(kind)
+    for option, value in OPTIONS[kind].items():
+        socket.setsockopt(option, value)
+    for name, value in more.items():
+        socket.setsockopt(getattr(zmq, name), value)
+    return socket
+
+
+def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
+    """Bind or connect.
+
+    Raises:
+        BindError: the endpoint is taken, not ours to bind, or no endpoint.
+    """
+    try:
+        if bind:
+            socket.bind(endpoint)
+        else:
+            socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        verb = "bind" if bind else "connect to"
+        raise BindError(f"cannot {verb} {endpoint}: {error.strerror or error}") from error

@@ -1,0 +1,180 @@
+"""Keys that are good on their own and contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+
+ENGINE = "{endpoint: 'tcp://10.0.0.1:5557'}"
+
+
+def _text(sources: str, outputs: str, more: str = "") -> str:
+    return f"sources: {sources}\noutputs: {outputs}\n{more}"
+
+
+def test_at_least_one_source_and_output(problems):
+    found = problems("model: x")
+    assert set(found) == {"sources", "outputs"}
+    assert "at least one is needed; for example sources: [{endpoint:" in found["sources"]
+    assert set(problems("sources: []\noutputs: [{}]")) == {"sources"}
+
+
+def test_duplicate_names(problems):
+    found = problems(
+        _text("[{endpoint: 'ipc:///a'}, {endpoint: 'ipc:///b'}]", "[{layout: merged}, {endpoint: 'ipc:///c'}]")
+    )
+    assert "the same name as sources[0].name; for example name: engine-1" in found["sources[1].name"]
+    assert "the same name as outputs[0].name" in found["outputs[1].name"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "outputs", "more", "key", "other"),
+    [
+        # ranks of one source: the publisher of rank 1 is the replay of rank 0
+        ("[{data_parallel_size: 2}]", "[{layout: merged}]", "", "sources[0].replay_endpoint", "sources[0].endpoint"),
+        # ranks of two sources
+        (
+            "[{name: a, endpoint: 'tcp://10.0.0.1:7000', data_parallel_size: 3}, {name: b, endpoint: 'tcp://10.0.0.1:7002'}]",
+            "[{layout: merged}]",
+            "",
+            "sources[1].endpoint",
+            "sources[0].endpoint",
+        ),
+        # streams of one output
+        (
+            "[{name: a, endpoint: 'ipc:///a'}, {name: b, endpoint: 'ipc:///b'}]",
+            "[{}]",
+            "",
+            "outputs[0].replay_endpoint",
+            "outputs[0].endpoint",
+        ),
+        # snapshot against replay
+        (
+            f"[{ENGINE}]",
+            "[{endpoint: 'tcp://*:7000', replay_endpoint: 'tcp://*:7001', snapshot_endpoint: 'tcp://*:7001'}]",
+            "",
+            "outputs[0].snapshot_endpoint",
+            "outputs[0].replay_endpoint",
+        ),
+        # two outputs, a wildcard against one interface
+        (
+            f"[{ENGINE}]",
+            "[{endpoint: 'tcp://127.0.0.1:7000'}, {name: b, endpoint: 'tcp://*:7000'}]",
+            "",
+            "outputs[1].endpoint",
+            "outputs[0].endpoint",
+        ),
+        # HTTP
+        (f"[{ENGINE}]", "[{endpoint: 'tcp://*:9477'}]", "", "http", "outputs[0].endpoint"),
+        (
+            f"[{ENGINE}]",
+            "[{endpoint: 'tcp://127.0.0.1:9000'}]",
+            "http: localhost:9000",
+            "http",
+            "outputs[0].endpoint",
+        ),
+        # a source that kvbus binds
+        (
+            "[{endpoint: 'tcp://*:7000', bind: true}]",
+            "[{endpoint: 'tcp://*:7000'}]",
+            "",
+            "outputs[0].endpoint",
+            "sources[0].endpoint",
+        ),
+        # the engine's own port on this machine
+        ("[{}]", "[{endpoint: 'tcp://*:5557'}]", "", "outputs[0].endpoint", "sources[0].endpoint"),
+        # local sockets, with the suffix of rank 1
+        (
+            "[{name: a, endpoint: 'ipc:///kv', data_parallel_size: 2}, {name: b, endpoint: 'ipc:///kv-1'}]",
+            "[{layout: merged}]",
+            "",
+            "sources[1].endpoint",
+            "sources[0].endpoint",
+        ),
+    ],
+)
+def test_two_at_one_address(problems, sources, outputs, more, key, other):  # noqa: PLR0917 - a table
+    found = problems(_text(sources, outputs, more))
+    assert set(found) == {key}
+    assert f"is taken by {other}" in found[key]
+
+
+@pytest.mark.parametrize(
+    ("sources", "outputs"),
+    [
+        ("[{data_parallel_size: 2, endpoint: 'tcp://127.0.0.1:5557', replay_endpoint: 'tcp://127.0.0.1:5559'}]",
+         "[{endpoint: 'tcp://*:5657', replay_endpoint: 'tcp://*:5659'}]"),
+        # the same port at different hosts
+        ("[{name: a, endpoint: 'tcp://10.0.0.1:5557'}, {name: b, endpoint: 'tcp://10.0.0.2:5557'}]",
+         "[{layout: merged}]"),
+        # kvbus takes the port that the engine has on another machine
+        ("[{endpoint: 'tcp://10.0.0.1:5557'}]", "[{endpoint: 'tcp://*:5557'}]"),
+        # different interfaces
+        ("[{}]", "[{endpoint: 'tcp://127.0.0.2:5557'}]"),
+        # dialling out claims nothing here
+        ("[{}]", "[{endpoint: 'tcp://127.0.0.1:9477', bind: false}]"),
+        ("[{endpoint: 'ipc:///kv-{rank}', data_parallel_size: 2}]", "[{layout: merged}]"),
+    ],
+)  # fmt: skip
+def test_no_contradiction(read, sources, outputs):
+    assert read(_text(sources, outputs)).sources
+
+
+def test_one_problem_for_each_pair_of_keys(problems):
+    found = problems(
+        _text("[{data_parallel_size: 64}]", "[{layout: merged}]"),
+    )
+    assert set(found) == {"sources[0].replay_endpoint"}
+
+
+def test_ports_past_the_last_one(problems):
+    found = problems(
+        _text("[{endpoint: 'tcp://10.0.0.1:65530', data_parallel_size: 8}]", "[{endpoint: 'tcp://*:65535'}]")
+    )
+    assert "rank 7 would be at port 65537" in found["sources[0].endpoint"]
+    assert "stream 7 would be at port" in found["outputs[0].endpoint"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "outputs", "key"),
+    [
+        ("[{endpoint: 'tcp://*:5557'}]", "[{}]", "sources[0].endpoint"),
+        ("[{endpoint: 'tcp://0.0.0.0:5557', bind: true, replay_endpoint: 'tcp://*:6558'}]", "[{}]",
+         "sources[0].replay_endpoint"),
+        ("[{}]", "[{endpoint: 'tcp://*:7557', bind: false}]", "outputs[0].endpoint"),
+    ],
+)  # fmt: skip
+def test_a_wildcard_cannot_be_connected_to(problems, sources, outputs, key):
+    found = problems(_text(sources, outputs))
+    assert set(found) == {key}
+    assert "it must name a host" in found[key]
+
+
+def test_a_topic_needs_the_model(problems, read):
+    text = _text("[{}]", "[{topic: 'kv@{model}'}]")
+    assert "outputs[0].topic uses {model}" in problems(text)["model"]
+    assert read("model: m\n" + text).model == "m"
+
+
+@pytest.mark.parametrize("topic", ["kv@{model}", "kv@{worker}@{model}@x", "kv", "@{worker}@{model}", ""])
+def test_llm_d_topics_have_three_parts(problems, topic):
+    text = _text("[{}]", f"[{{profile: llm-d, topic: '{topic}'}}]", "model: m\nworker: w")
+    assert "exactly three parts" in problems(text)["outputs[0].topic"]
+
+
+def test_a_model_with_an_at_sign_breaks_an_llm_d_topic(problems, read):
+    text = _text("[{}]", "[{profile: llm-d, topic: 'kv@{worker}@{model}'}]", "worker: w\n")
+    assert "'kv@w@a@b'" in problems(text + "model: a@b")["outputs[0].topic"]
+    assert read(text + "model: a").outputs[0].profile == "llm-d"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sources: [{endpoint: bad}, {name: b}]\noutputs: [{}, {name: b, layout: bad}]",
+        "sources: [{name: a, data_parallel_size: x}, {name: b, endpoint: 'ipc:///b'}]\noutputs: [{layout: merged}]",
+        "sources: 5\noutputs: [{}, {endpoint: bad, name: b}]",
+    ],
+)
+def test_a_bad_key_causes_no_second_problem(problems, text):
+    found = problems(text)
+    assert not [line for line in found.values() if "taken by" in line or "at least one" in line]

@@ -1,0 +1,56 @@
+"""The documents say what the models say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbus.config import Config, load
+from kvbus.config.reference import rows, table
+from kvbus.config.yamlfile import parse
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "deploy" / "kvbus.yaml"
+
+
+def test_the_reference_table_is_in_the_documentation():
+    assert table() in (ROOT / "docs" / "CONFIGURATION.md").read_text(), (
+        "docs/CONFIGURATION.md is out of date: python -m kvbus.config.reference"
+    )
+
+
+def test_the_reference_prints():
+    done = subprocess.run([sys.executable, "-m", "kvbus.config.reference"], capture_output=True, text=True, check=True)
+    assert done.stdout == table()
+
+
+def test_every_key_is_documented():
+    keys = [key for key, *_ in rows()]
+    assert len(keys) == len(set(keys)) == 43
+    for key, kind, default, _, meaning in rows():
+        assert kind, key
+        assert default, key
+        assert meaning.endswith("."), key
+
+
+def test_the_yaml_of_the_documentation_is_good():
+    text = (ROOT / "docs" / "CONFIGURATION.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    config = Config.model_validate(parse(block, "docs").data)
+    assert config.outputs[0].replay_endpoint == "tcp://*:5658"
+
+
+@pytest.mark.parametrize("key", [key for key, *_ in rows()])
+def test_the_example_mentions_every_key(key):
+    name = key.rpartition(".")[2]
+    assert re.search(rf"^[ #-]*{name}:", EXAMPLE.read_text(), re.MULTILINE)
+
+
+def test_the_example_holds_the_defaults():
+    example = load(EXAMPLE, env={}, overrides={})
+    default = load(None, env={}, overrides={"sources": [{}], "outputs": [{}], "model": example.model})
+    assert example == default

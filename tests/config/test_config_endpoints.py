@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.config import endpoint_offset, parse_address, parse_endpoint
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "port"),
+    [
+        ("tcp://127.0.0.1:5557", "127.0.0.1", 5557),
+        ("tcp://*:1", "*", 1),
+        ("tcp://[::1]:65535", "::1", 65535),
+        ("tcp://[fe80::1%eth0]:5557", "fe80::1%eth0", 5557),
+        ("tcp://engine-0.engines.svc:5557", "engine-0.engines.svc", 5557),
+        ("tcp://localhost:5557", "127.0.0.1", 5557),
+        ("ipc:///run/kv.sock", "/run/kv.sock", 0),
+        ("ipc://@abstract", "@abstract", 0),
+        ("ipc:///run/kv-{rank}", "/run/kv-{rank}", 0),
+    ],
+)
+def test_parse(endpoint, host, port):
+    address = parse_endpoint(endpoint)
+    assert (address.host, address.port) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "tcp://",
+        "tcp://:5557",
+        "tcp://host",
+        "tcp://host:",
+        "tcp://host:x",
+        "tcp://host:0",
+        "tcp://host:65536",
+        "tcp://host:99999999",
+        "tcp://host:-1",
+        "tcp://host:*",
+        "tcp://::1:5557",
+        "tcp://a b:5557",
+        "tcp://host:5557 ",
+        "tcp://host:5557\n",
+        "tcp://user@host:5557",
+        "tcp://host:\uff15\uff15\uff15\uff17",
+        "TCP://host:5557",
+        "udp://host:5557",
+        "inproc://x",
+        "ipc://",
+        "ipc://*",
+        "ipc:///a b",
+        "ipc:///a{model}",
+        "ipc:///a{",
+        "ipc:///" + "x" * 107,
+    ],
+)
+def test_malformed(endpoint):
+    with pytest.raises(ValueError, match=r"must be|needs a path|knows no|at most"):
+        parse_endpoint(endpoint)
+
+
+def test_what_is_local():
+    assert parse_endpoint("tcp://*:1").is_wildcard
+    assert parse_endpoint("tcp://[::]:1").is_wildcard
+    assert not parse_endpoint("tcp://127.0.0.1:1").is_wildcard
+    assert parse_endpoint("tcp://127.8.9.1:1").is_loopback
+    assert parse_endpoint("tcp://[::1]:1").is_loopback
+    assert parse_endpoint("ipc:///x").is_loopback
+    assert not parse_endpoint("tcp://engine:1").is_loopback
+
+
+@given(st.integers(1, 65535), st.integers(0, 65535))
+def test_the_port_grows(port, n):
+    endpoint = f"tcp://[::1]:{port}"
+    if port + n > 65535:
+        with pytest.raises(ValueError, match="passes 65535"):
+            endpoint_offset(endpoint, n)
+    else:
+        assert endpoint_offset(endpoint, n) == f"tcp://[::1]:{port + n}"
+
+
+def test_the_ipc_rule():
+    assert [endpoint_offset("ipc:///run/kv", n) for n in range(3)] == [
+        "ipc:///run/kv",
+        "ipc:///run/kv-1",
+        "ipc:///run/kv-2",
+    ]
+    assert [endpoint_offset("ipc:///r{rank}/kv", n) for n in range(2)] == ["ipc:///r0/kv", "ipc:///r1/kv"]
+    with pytest.raises(ValueError, match="counted from 0"):
+        endpoint_offset("ipc:///run/kv", -1)
+
+
+def test_addresses():
+    assert parse_address("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert parse_address("[::1]:9477") == ("::1", 9477)
+    assert parse_address("*:9477") == ("0.0.0.0", 9477)
+    for bad in ("9477", ":9477", "host", "host:x", "host:65536", "http://host:80"):
+        with pytest.raises(ValueError, match="must be"):
+            parse_address(bad)

@@ -1,0 +1,186 @@
+"""Everything that is wrong is reported at once, each with its key, the bad value and a good example."""
+
+from __future__ import annotations
+
+import pytest
+from ruamel.yaml import YAML
+
+from kvbus.config import Config, ConfigError, Limits, OutputConfig, SourceConfig, load
+from kvbus.errors import ExitCode, Problem
+
+MINIMAL = "sources: [{}]\noutputs: [{}]\n"
+
+
+def test_all_at_once(problems):
+    found = problems(
+        """
+modle: m
+duplicates: twice
+duplicates: count
+source_timeout: -1
+block_size: 0
+sources:
+  - name: a
+    endpoint: tcp:/127.0.0.1:5557
+  - name: b
+    endpoint: ipc:///b
+    data_parallel_size: 0
+  - name: b
+outputs:
+  - layout: per-source
+  - profile: vlm
+limits:
+  max_frames: many
+""",
+        env={"KVBUS_NOPE": "1"},
+        flags={"http": "nowhere"},
+    )
+    assert set(found) == {
+        "modle",
+        "duplicates",
+        "source_timeout",
+        "block_size",
+        "sources[0].endpoint",
+        "sources[1].data_parallel_size",
+        "sources[2].name",  # a contradiction between good keys is not held back by the bad ones
+        "outputs[0].layout",
+        "outputs[1].name",
+        "outputs[1].profile",
+        "limits.max_frames",
+        "KVBUS_NOPE",
+        "http",
+    }
+    assert "'per-source'" in found["outputs[0].layout"]
+    assert "must be one of per_source, merged; for example layout: per_source" in found["outputs[0].layout"]
+    assert "kvbus.yaml line 14" in found["outputs[0].layout"]
+    assert "did you mean model?" in found["modle"]
+    assert "command line" in found["http"]
+
+
+def test_the_error_prints_every_problem_and_knows_its_exit_code():
+    error = ConfigError([Problem("a", "is wrong", "'x'", "a: y", "f.yaml line 3"), Problem("b", "is missing")])
+    assert str(error).splitlines() == [
+        "the configuration has 2 problems:",
+        "  a = 'x': is wrong; for example a: y (f.yaml line 3)",
+        "  b: is missing",
+    ]
+    assert error.exit_code == ExitCode.CONFIG == 78
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wrong"),
+    [
+        ("model", "5", "must be text"),
+        ("worker", "null", "must be text"),
+        ("worker", '"a\\nb"', "must be printable text"),
+        ("block_size", "-16", "must be auto or a whole number above 0"),
+        ("block_size", "true", "must be auto or a whole number above 0"),
+        ("block_size", "1.5", "must be auto or a whole number above 0"),
+        ("block_size", "null", "must be auto or a whole number above 0"),
+        ("duplicates", "drop", "must be one of count, ignore"),
+        ("groups", "none", "must be one of prefix, all"),
+        ("orphans", "keep", "must be one of pass, drop"),
+        ("on_lost", "drop", "must be one of clear, keep"),
+        ("source_timeout", "0", "must be above 0"),
+        ("source_timeout", ".inf", "must be a finite number"),
+        ("source_timeout", ".nan", "must be a"),
+        ("source_timeout", "true", "must be a number, not true or false"),
+        ("replay_timeout", "soon", "must be a number"),
+        ("probe_interval", "-1", "must be at least 0"),
+        ("reorder_batches", "0", "must be at least 1"),
+        ("reorder_batches", "1.5", "must be a whole number"),
+        ("sources", "x", "must be a list"),
+        ("sources", "{}", "must be a list"),
+        ("sources", "[3]", "must be a mapping of keys"),
+        ("outputs", "[null]", "must be a mapping of keys"),
+        ("http", "9477", "must be text"),
+        ("http", "localhost", "must be host:port"),
+        ("http", "localhost:70000", "the port must be between 0 and 65535"),
+        ("state_dir", "5", "must be a path"),
+        ("log_level", "loud", "must be one of debug, info, warning, error"),
+        ("log_format", "xml", "must be one of auto, json, text"),
+        ("limits", "5", "must be a mapping of keys"),
+        ("limits.max_frames", "4", "must be at least 5"),
+        ("limits.max_frame_bytes", "10", "must be at least 1024"),
+        ("limits.max_events", "0", "must be at least 1"),
+        ("limits.max_blocks", "lots", "must be a whole number"),
+        ("sources[0].name", "a/b", "letters, digits, dots, dashes or underscores"),
+        ("sources[0].name", "''", "letters, digits, dots, dashes or underscores"),
+        ("sources[0].endpoint", "127.0.0.1:5557", "must be tcp://host:port or ipc://path"),
+        ("sources[0].endpoint", "tcp://127.0.0.1:0", "the port must be between 1 and 65535"),
+        ("sources[0].endpoint", "null", "must be text"),
+        ("sources[0].replay_endpoint", "udp://127.0.0.1:1", "must be tcp://host:port or ipc://path"),
+        ("sources[0].bind", "maybe", "must be true or false"),
+        ("sources[0].data_parallel_size", "0", "must be at least 1"),
+        ("sources[0].data_parallel_size", "true", "must be a number, not true or false"),
+        ("sources[0].topic", "null", "must be text"),
+        ("outputs[0].endpoint", "tcp://*:0", "the port must be between 1 and 65535"),
+        ("outputs[0].endpoint", "tcp://*:*", "must be tcp://host:port or ipc://path"),
+        ("outputs[0].snapshot_endpoint", "tcp://*", "must be tcp://host:port or ipc://path"),
+        ("outputs[0].profile", "trt", "must be one of vllm, dynamo, llm-d, aibrix, sglang"),
+        ("outputs[0].topic", "'{pod}'", "{pod} is not a placeholder"),
+        ("outputs[0].heartbeat", "-1", "must be at least 0"),
+        ("outputs[0].replay_framing", "5", "must be one of auto, 3, 4"),
+        ("outputs[0].send_hwm", "0", "must be at least 1"),
+    ],
+)
+def test_bad_values(key, value, wrong):
+    flat = {"sources": [{}], "outputs": [{}]}
+    overrides = {**flat, key: YAML(typ="safe", pure=True).load(value)}
+    with pytest.raises(ConfigError) as caught:
+        load(None, env={}, overrides=overrides)
+    (problem,) = caught.value.problems
+    assert problem.key in {key, f"{key}[0]"}
+    assert wrong in problem.wrong
+    assert problem.value is not None
+
+
+@pytest.mark.parametrize("model", [Config, SourceConfig, OutputConfig, Limits])
+def test_the_examples_are_good(model):
+    for name, field in model.model_fields.items():
+        (example,) = field.examples
+        assert name in model.model_validate({name: example}).model_fields_set
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "suggestion"),
+    [
+        ("sorces: []\n" + MINIMAL, "sorces", "sources"),
+        ("endpoint: x\n" + MINIMAL, "endpoint", "sources[0].endpoint"),
+        ("max_frames: 8\n" + MINIMAL, "max_frames", "limits.max_frames"),
+        ("sources: [{block_size: 16}]\noutputs: [{}]", "sources[0].block_size", "block_size"),
+        ("sources: [{}]\noutputs: [{}, {name: b, Layout: x}]", "outputs[1].Layout", "outputs[1].layout"),
+    ],
+)
+def test_unknown_keys_with_the_known_one_they_mean(problems, text, key, suggestion):
+    assert f"did you mean {suggestion}?" in problems(text)[key]
+
+
+def test_an_unknown_key_like_no_other(problems):
+    assert "unknown key (" in problems("zzz: 1\n" + MINIMAL)["zzz"]
+
+
+def test_keys_that_are_not_text(problems):
+    assert len(problems("5: x\n? [a]\n: y\n" + MINIMAL)) == 2
+
+
+def test_every_duplicate_key_with_both_lines(problems):
+    found = problems("model: a\nmodel: b\nsources:\n  - name: a\n    name: b\noutputs: [{}]\n")
+    assert set(found) == {"model", "sources[0].name"}
+    assert "first set at" in found["model"]
+    assert "kvbus.yaml line 1;" in found["model"]
+    assert "kvbus.yaml line 2)" in found["model"]
+    assert "kvbus.yaml line 5)" in found["sources[0].name"]
+
+
+def test_a_long_value_is_cut(problems):
+    line = problems(MINIMAL, flags={"log_level": "x" * 10_000})["log_level"]
+    assert len(line) < 400
+
+
+def test_a_variable_is_named_as_the_origin(problems):
+    assert "(KVBUS_LOG_LEVEL)" in problems("log_level: info\n" + MINIMAL, env={"KVBUS_LOG_LEVEL": "loud"})["log_level"]
+
+
+def test_a_variable_that_is_no_yaml(problems):
+    assert "must be YAML or JSON" in problems(MINIMAL, env={"KVBUS_SOURCES": "[{"})["sources"]

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from kvbus.config import Config, OutputConfig, load, render_topic
+
+TWO = """
+model: org/m
+worker: pod
+sources:
+  - {name: a, endpoint: 'tcp://127.0.0.1:7000', replay_endpoint: 'tcp://127.0.0.1:7100', data_parallel_size: 2, topic: kv}
+  - {name: b, endpoint: 'ipc:///run/b', bind: true}
+outputs:
+  - {endpoint: 'tcp://*:8000', replay_endpoint: 'tcp://*:8100', snapshot_endpoint: 'ipc:///run/s'}
+  - {name: m, endpoint: 'tcp://*:8200', layout: merged}
+"""
+
+
+def test_streams(read):
+    streams = read(TWO).streams()
+    assert [
+        (s.label, s.source_index, s.rank, s.endpoint, s.replay_endpoint, s.bind, s.topic, s.index) for s in streams
+    ] == [
+        ("a/0", 0, 0, "tcp://127.0.0.1:7000", "tcp://127.0.0.1:7100", False, b"kv", 0),
+        ("a/1", 0, 1, "tcp://127.0.0.1:7001", "tcp://127.0.0.1:7101", False, b"kv", 1),
+        ("b", 1, 0, "ipc:///run/b", None, True, b"", 2),
+    ]
+
+
+def test_where_streams_are_served(read):
+    per_source, merged = read(TWO).outputs
+    assert per_source.stream_endpoints(0) == ("tcp://*:8000", "tcp://*:8100", "ipc:///run/s")
+    assert per_source.stream_endpoints(2) == ("tcp://*:8002", "tcp://*:8102", "ipc:///run/s-2")
+    assert merged.stream_endpoints(2) == merged.stream_endpoints(0) == ("tcp://*:8200", None, None)
+
+
+@pytest.mark.parametrize("profile", ["vllm", "dynamo", "llm-d", "aibrix", "sglang"])
+def test_framing_by_profile(profile):
+    assert OutputConfig(profile=profile).framing == (3 if profile == "sglang" else 4)
+    assert OutputConfig(profile=profile, replay_framing=3).framing == 3
+    assert OutputConfig(profile=profile, replay_framing=4).framing == 4
+
+
+def test_topics(read):
+    config = read(TWO)
+    stream = config.streams()[1]
+    assert render_topic("kv@{worker}@{model}", stream, config) == b"kv@pod@org/m"
+    assert render_topic("{{{source}}}-{rank}", stream, config) == b"{a}-1"
+    assert render_topic("é", stream, config) == "é".encode()
+
+
+@pytest.mark.parametrize("topic", ["{", "}", "{}", "{0}", "{model.x}", "{model[0]}", "{model!r}", "{rank:04}", "{pod}"])
+def test_topics_know_nothing_else(topic):
+    with pytest.raises(ValidationError, match=r"placeholder|braces"):
+        OutputConfig(topic=topic)
+
+
+def test_frozen(read):
+    config = read(TWO)
+    with pytest.raises(ValidationError):
+        config.model = "x"
+    with pytest.raises(ValidationError):
+        config.sources[0].name = "x"
+    with pytest.raises(AttributeError):
+        config.sources.append(config.sources[0])
+
+
+def test_http_address(read):
+    assert read(TWO).http_address == ("127.0.0.1", 9477)
+    assert read(TWO, http="null").http_address is None
+
+
+def test_what_check_prints_is_read_back_the_same(read, tmp_path):
+    config = read(TWO)
+    path = tmp_path / "effective.yaml"
+    path.write_text(config.to_yaml())
+    assert load(path, env={}, overrides={}) == config
+
+
+TEXT = st.text().filter(str.isprintable)
+
+
+@given(model=TEXT | st.none(), worker=TEXT, topic=TEXT)
+@settings(deadline=None)
+def test_any_text_survives_the_yaml(tmp_path_factory, model, worker, topic):
+    config = Config.model_validate({"model": model, "worker": worker, "sources": [{"topic": topic}], "outputs": [{}]})
+    path = tmp_path_factory.mktemp("yaml") / "effective.yaml"
+    path.write_text(config.to_yaml(), encoding="utf-8", newline="")
+    assert load(path, env={}, overrides={}) == config

@@ -1,0 +1,226 @@
+"""Flags over variables over the file over the defaults."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbus.config import ConfigError, load
+
+MINIMAL = "sources: [{}]\noutputs: [{}]\n"
+
+
+def test_defaults_are_the_documented_ones(read):
+    config = read(MINIMAL)
+    effective = config.to_dict()
+    assert effective.pop("worker")
+    assert effective == {
+        "model": None,
+        "block_size": "auto",
+        "duplicates": "count",
+        "groups": "prefix",
+        "orphans": "pass",
+        "on_lost": "clear",
+        "source_timeout": 30.0,
+        "replay_timeout": 2.0,
+        "probe_interval": 5.0,
+        "reorder_batches": 20_000,
+        "sources": [
+            {
+                "name": "engine",
+                "endpoint": "tcp://127.0.0.1:5557",
+                "replay_endpoint": "tcp://127.0.0.1:5558",
+                "bind": False,
+                "data_parallel_size": 1,
+                "topic": "",
+            }
+        ],
+        "outputs": [
+            {
+                "name": "routers",
+                "endpoint": "tcp://*:5657",
+                "replay_endpoint": "tcp://*:5658",
+                "snapshot_endpoint": None,
+                "bind": True,
+                "layout": "per_source",
+                "profile": "vllm",
+                "topic": None,
+                "heartbeat": 1.0,
+                "replay_framing": "auto",
+                "journal_batches": 10_000,
+                "journal_bytes": 268_435_456,
+                "queue_batches": 10_000,
+                "send_hwm": 10_000,
+            }
+        ],
+        "http": "127.0.0.1:9477",
+        "state_dir": None,
+        "log_level": "info",
+        "log_format": "auto",
+        "limits": {
+            "max_frame_bytes": 67_108_864,
+            "max_frames": 16,
+            "max_events": 65_536,
+            "max_blocks": 20_000_000,
+            "max_replay_sessions": 64,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("env", "flags", "expected"),
+    [
+        ({}, {}, "file"),
+        ({"KVBUS_MODEL": "env"}, {}, "env"),
+        ({"KVBUS_MODEL": "env"}, {"model": "flag"}, "flag"),
+        ({}, {"model": "flag"}, "flag"),
+    ],
+)
+def test_precedence(read, env, flags, expected):
+    assert read("model: file\n" + MINIMAL, env=env, flags=flags).model == expected
+
+
+def test_without_a_file(read):
+    env = {"KVBUS_SOURCES__0__ENDPOINT": "tcp://10.0.0.1:5557", "KVBUS_OUTPUTS__0__ENDPOINT": "ipc:///run/kv"}
+    config = read(env=env)
+    assert config.sources[0].endpoint == "tcp://10.0.0.1:5557"
+    assert config.outputs[0].endpoint == "ipc:///run/kv"
+
+
+def test_the_default_replay_goes_with_the_default_endpoint_only(read):
+    config = read("sources: [{endpoint: 'ipc:///run/kv'}]\noutputs: [{endpoint: 'ipc:///run/out'}]")
+    assert config.sources[0].replay_endpoint is None
+    assert config.outputs[0].replay_endpoint is None
+
+
+def test_variables_reach_into_lists_of_the_file(read):
+    text = "sources: [{name: a, topic: x}, {name: b, endpoint: 'ipc:///b'}]\noutputs: [{layout: merged}]"
+    env = {
+        "KVBUS_SOURCES__1__TOPIC": "t",
+        "KVBUS_SOURCES__2__NAME": "c",
+        "KVBUS_SOURCES__2__ENDPOINT": "ipc:///c",
+        "KVBUS_LIMITS__MAX_FRAMES": "8",
+    }
+    config = read(text, env=env)
+    assert [(s.name, s.topic) for s in config.sources] == [("a", "x"), ("b", "t"), ("c", "")]
+    assert config.limits.max_frames == 8
+
+
+def test_more_than_ten_elements_are_ordered_as_numbers(read):
+    env = {f"KVBUS_SOURCES__{i}__NAME": f"s{i}" for i in range(12)}
+    env |= {f"KVBUS_SOURCES__{i}__ENDPOINT": f"ipc:///s{i}" for i in range(12)}
+    config = read("outputs: [{layout: merged}]", env=env)
+    assert [s.name for s in config.sources] == [f"s{i}" for i in range(12)]
+
+
+def test_a_whole_list_as_json_then_its_elements(read):
+    env = {"KVBUS_SOURCES__0__TOPIC": "t", "KVBUS_SOURCES": '[{"endpoint": "ipc:///json"}]'}
+    source = read("sources: [{}, {}]\noutputs: [{}]", env=env).sources
+    assert [(s.endpoint, s.topic) for s in source] == [("ipc:///json", "t")]
+
+
+def test_null_and_types_in_variables(read):
+    env = {
+        "KVBUS_HTTP": "null",
+        "KVBUS_SOURCES__0__BIND": "true",
+        "KVBUS_BLOCK_SIZE": "64",
+        "KVBUS_OUTPUTS__0__REPLAY_FRAMING": "3",
+        "KVBUS_SOURCE_TIMEOUT": "1.5",
+        "KVBUS_LOG_LEVEL": "DEBUG",
+    }
+    config = read(MINIMAL, env=env)
+    assert config.http is None
+    assert config.sources[0].bind is True
+    assert config.block_size == 64
+    assert config.outputs[0].framing == 3
+    assert config.source_timeout == 1.5
+    assert config.log_level == "debug"
+
+
+def test_undeclared_variables_are_refused(problems):
+    found = problems(MINIMAL, env={"KVBUS_HTPP": "x", "KVBUS_SOURCES__0__ENDPONT": "y", "KVBUS_X": ""})
+    assert set(found) == {"KVBUS_HTPP", "KVBUS_SOURCES__0__ENDPONT", "KVBUS_X"}
+    assert "did you mean KVBUS_HTTP?" in found["KVBUS_HTPP"]
+    assert "did you mean KVBUS_SOURCES__0__ENDPOINT?" in found["KVBUS_SOURCES__0__ENDPONT"]
+
+
+def test_variables_of_a_kubernetes_service_called_kvbus_are_not_ours(read):
+    env = {
+        "KVBUS_SERVICE_HOST": "10.0.0.7",
+        "KVBUS_SERVICE_PORT": "5657",
+        "KVBUS_SERVICE_PORT_REPLAY": "5658",
+        "KVBUS_PORT": "tcp://10.0.0.7:5657",
+        "KVBUS_PORT_5657_TCP": "tcp://10.0.0.7:5657",
+        "KVBUS_PORT_5657_TCP_ADDR": "10.0.0.7",
+        "KVBUS_METRICS_SERVICE_HOST": "10.0.0.8",
+        "KVBUS_CONFIG": "/etc/kvbus.yaml",
+        "OTHER_THING": "x",
+    }
+    assert read(MINIMAL, env=env) == read(MINIMAL)
+
+
+def test_a_mistake_that_only_looks_like_a_service_is_refused(problems):
+    assert "KVBUS_HTTP_PORT" in problems(MINIMAL, env={"KVBUS_HTTP_PORT": "9477"})
+
+
+def test_an_index_with_a_hole_is_refused(problems):
+    found = problems(MINIMAL, env={"KVBUS_SOURCES__2__NAME": "x"})
+    assert "there are only 1" in found["sources[2].name"]
+    assert "KVBUS_SOURCES__2__NAME" in found["sources[2].name"]
+
+
+def test_overrides_are_applied_in_order_and_replace_lists(read):
+    flags = {
+        "sources": [{"endpoint": "tcp://10.0.0.9:5557"}],
+        "sources[0].topic": "kv@",
+        "outputs.0.layout": "merged",
+        "http": "null",
+    }
+    config = read("sources: [{name: a}, {name: b, endpoint: 'ipc:///b'}]\noutputs: [{}]", flags=flags)
+    assert [(s.name, s.endpoint, s.topic) for s in config.sources] == [("engine", "tcp://10.0.0.9:5557", "kv@")]
+    assert config.outputs[0].layout == "merged"
+    assert config.http is None
+
+
+def test_unknown_overrides_are_refused(problems):
+    found = problems(MINIMAL, flags={"outputs[0].layuot": "merged", "a..b": "1", "sources[x].name": "y"})
+    assert "did you mean outputs[0].layout?" in found["outputs[0].layuot"]
+    assert set(found) == {"outputs[0].layuot", "a..b", "sources[x].name"}
+
+
+def test_overrides_do_not_change_the_callers_data():
+    sources = [{"endpoint": "ipc:///a"}]
+    overrides = {"sources": sources, "outputs": [{}], "sources[0].topic": "t"}
+    load(None, env={}, overrides=overrides)
+    assert sources == [{"endpoint": "ipc:///a"}]
+
+
+def test_file_problems(tmp_path):
+    def refused(content: bytes) -> str:
+        path = tmp_path / "bad.yaml"
+        path.write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            load(path, env={}, overrides={})
+        (problem,) = caught.value.problems
+        return str(problem)
+
+    assert "must be a mapping of keys, not a list" in refused(b"- a\n")
+    assert "must be a mapping of keys, not a single value" in refused(b"hello\n")
+    assert "is empty" in refused(b"# nothing\n")
+    assert "line 2: is not YAML" in refused(b"model: x\n\tworker: y\n")
+    assert "is not YAML" in refused(b"model: !!python/object/apply:os.getcwd []\n")
+    assert "is not YAML" in refused(b"a: " + b"[" * 5000)
+    assert "is not UTF-8" in refused(b"model: \xff\n")
+    assert "larger than" in refused(b"#" * (4 * 1024 * 1024 + 1))
+    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read: No such file"):
+        load(tmp_path / "missing.yaml", env={}, overrides={})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path, env={}, overrides={})
+
+
+def test_aliases_cannot_make_reading_long(problems):
+    text = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+    assert "a59" in problems(text)
+
+
+def test_a_self_referring_alias_is_refused(problems):
+    assert set(problems("a: &a {b: *a}\n" + MINIMAL)) == {"a"}

@@ -1,0 +1,131 @@
+"""The real Dynamo standalone KV indexer as a subprocess, and its index as comparable sets.
+
+Nothing of Dynamo is imported: the indexer lives in a virtual environment of its own, named by
+``TEST_DYNAMO_PYTHON``, and is spoken to over its HTTP interface only.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from .support import free_port, stop_process, wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+PYTHON_ENV: Final = "TEST_DYNAMO_PYTHON"
+MASK: Final = 2**64 - 1
+"""Dynamo stores every hash as unsigned 64-bit; SGLang sends them signed."""
+
+
+class Held(NamedTuple):
+    """One block of the index, as ``GET /dump`` names it."""
+
+    tier: str
+    hash: int
+    parent: int | None
+    tokens_hash: int
+    rank: int
+
+
+class DynamoIndexer:
+    """``python -m dynamo.indexer`` on a free loopback port; ended by its pid when the block ends.
+
+    Threads stay at the indexer's default (4): what is measured is what a user gets.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log_path = log
+        self._port = free_port()
+
+    def __enter__(self) -> Self:
+        self._log = self._log_path.open("ab")
+        self._process = subprocess.Popen(
+            [os.environ[PYTHON_ENV], "-m", "dynamo.indexer", "--port", str(self._port)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        try:
+            wait_for(self._answers, f"the Dynamo indexer answers (log: {self._log_path})", 30)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stop_process(self._process)
+        self._log.close()
+
+    def register(self, model: str, endpoint: str, replay_endpoint: str | None, block_size: int) -> None:
+        """Subscribe the index of `model` to one stream, as worker 1, rank 0."""
+        body: dict[str, Any] = {
+            "instance_id": 1,
+            "endpoint": endpoint,
+            "model_name": model,
+            "block_size": block_size,
+            "dp_rank": 0,
+        }
+        if replay_endpoint is not None:
+            body["replay_endpoint"] = replay_endpoint
+        status, answer = self._call("POST", "/register", body)
+        assert status == 201, answer
+
+    def blocks(self, model: str) -> frozenset[Held]:
+        """Every block that the index of `model` holds (the radix tree's edges, unrolled)."""
+        status, answer = self._call("GET", "/dump")
+        assert status == 200, answer
+        held = []
+        for entry in json.loads(answer).get(f"{model}:default", {}).get("events", []):
+            stored = entry["event"]["data"]["stored"]
+            parent = stored["parent_hash"]
+            for block in stored["blocks"]:
+                held.append(
+                    Held(
+                        entry["storage_tier"],
+                        block["block_hash"],
+                        parent,
+                        block["tokens_hash"],
+                        entry["event"]["dp_rank"],
+                    )
+                )
+                parent = block["block_hash"]
+        return frozenset(held)
+
+    def matched(self, model: str, tokens: list[int]) -> int:
+        """How many leading tokens of a request the index finds on worker 1, rank 0, in its device tier."""
+        status, answer = self._call("POST", "/query", {"model_name": model, "token_ids": tokens})
+        assert status == 200, answer
+        return json.loads(answer)["scores"].get("1", {}).get("0", 0)
+
+    def wait_until_holds(self, model: str, block_hash: int, timeout: float = 20) -> None:
+        """Wait until a block is in the index: everything published before it has then been applied."""
+        wait_for(
+            lambda: any(held.hash == block_hash for held in self.blocks(model)),
+            f"index {model!r} applies everything up to block {block_hash:#x} (log: {self._log_path})",
+            timeout,
+        )
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, f"the Dynamo indexer ended at start, see {self._log_path}"
+        try:
+            return self._call("GET", "/health")[0] == 200
+        except OSError:
+            return False
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        try:
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, path, payload, {"content-type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()

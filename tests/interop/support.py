@@ -1,0 +1,249 @@
+"""Captures with their truth, sentinels, free ports and bounded subprocesses for the interop tests."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import http.client
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from kvbus.transport.publisher import EnginePublisher
+
+DATA: Final = Path(__file__).parent.parent / "wire" / "data"
+PREFIX_KINDS: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}
+SENTINEL: Final = 0x5E47_1E10_0000_0000
+"""Sentinel blocks' hashes start here; no capture has one near it."""
+
+
+def free_port() -> int:
+    """A port nobody listens on, from below the range the kernel hands out to outgoing connections."""
+    for port in random.sample(range(20_000, 32_000), 200):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port between 20000 and 32000")
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout: float = 20) -> None:
+    """Poll until the condition is true; a failure names what was waited for."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.01)
+
+
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, five seconds, SIGKILL."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5)
+
+
+def wait_for_subscribers(engine: EnginePublisher, count: int) -> None:
+    """Wait until `count` SUB sockets are subscribed to the engine's present life."""
+    asyncio.run(engine.wait_for_subscriber(20, count=count))
+
+
+def sentinel(number: int, block_size: int) -> tuple[int, bytes]:
+    """A batch with one root block that no capture contains: its hash, the payload.
+
+    Once an index holds it, everything published before it has been applied.
+    """
+    block_hash = SENTINEL + number
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [block_hash],
+        "parent_block_hash": None,
+        "token_ids": [4_000_000_000 + number] * block_size,
+        "block_size": block_size,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    }
+    return block_hash, msgspec.msgpack.encode([time.time(), [event], 0])
+
+
+def is_sentinel(block_hash: int) -> bool:
+    return SENTINEL <= block_hash < SENTINEL + 1000
+
+
+@dataclass(frozen=True)
+class TrueBlock:
+    """One block of the engine's own cached-block set."""
+
+    hash: int | str | None
+    medium: str | None
+    path: tuple[int, ...]
+    """The tokens of the whole prefix, this block's included; empty where an integer hash names the block."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Recorded traffic (one list of payloads for each life of the engine) and the truth at its end."""
+
+    name: str
+    topic: bytes
+    lives: list[list[tuple[int, bytes]]]
+    block_size: int
+    truth: list[TrueBlock]
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        lives: list[list[tuple[int, bytes]]] = []
+        topic = b""
+        with (DATA / f"{name}.jsonl").open() as lines:
+            for line in lines:
+                record = json.loads(line)
+                topic = base64.b64decode(record["topic"])
+                if not lives or record["seq"] <= lives[-1][-1][0]:
+                    lives.append([])
+                lives[-1].append((record["seq"], base64.b64decode(record["payload"])))
+        truth = json.loads((DATA / f"{name}.truth.json").read_text())["blocks"]
+        blocks = [block for block in truth if block.get("kind") in PREFIX_KINDS]
+        paths = _paths(blocks)
+        return cls(
+            name,
+            topic,
+            lives,
+            blocks[0]["block_size"],
+            [TrueBlock(block.get("hash"), block["medium"], path) for block, path in zip(blocks, paths, strict=True)],
+        )
+
+
+def _paths(blocks: list[dict[str, Any]]) -> list[tuple[int, ...]]:
+    if "prefix" in blocks[0]:
+        return _paths_by_prefix(blocks)
+    by_hash = {block["hash"]: block for block in blocks}
+    paths = []
+    for block in blocks:
+        path: list[int] = []
+        step: dict[str, Any] | None = block if isinstance(block["hash"], str) else None
+        while step is not None:
+            path = step["tokens"] + path
+            step = by_hash[step["parent"]] if step["parent"] is not None else None
+        paths.append(tuple(path))
+    return paths
+
+
+def _paths_by_prefix(blocks: list[dict[str, Any]]) -> list[tuple[int, ...]]:
+    """Truth that names a block by sha256 of its whole prefix: try each block behind each known prefix."""
+
+    def digest(path: tuple[int, ...]) -> str:
+        return hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in path)).hexdigest()
+
+    found: dict[str, tuple[int, ...]] = {}
+    frontier: list[tuple[int, ...]] = [()]
+    while frontier:
+        head = frontier.pop()
+        for block in blocks:
+            path = head + tuple(block["tokens"])
+            if block["prefix"] not in found and digest(path) == block["prefix"]:
+                found[block["prefix"]] = path
+                frontier.append(path)
+    return [found[block["prefix"]] for block in blocks]
+
+
+class Kvbus:
+    """``kvbus run`` between one engine and any number of routers; ended by its pid when the block ends."""
+
+    def __init__(self, engine: EnginePublisher, directory: Path, **config: Any) -> None:
+        output_port, replay_port, self._http_port = free_port(), free_port(), free_port()
+        self.endpoint = f"tcp://127.0.0.1:{output_port}"
+        self.replay_endpoint = f"tcp://127.0.0.1:{replay_port}"
+        self._config = directory / "kvbus.yaml"
+        self._log_path = directory / "kvbus.log"
+        source = {
+            "name": "engine",
+            "endpoint": engine.endpoint,
+            "replay_endpoint": engine.replay_endpoint,
+        }
+        output = {
+            "name": "routers",
+            "endpoint": self.endpoint,
+            "replay_endpoint": self.replay_endpoint,
+            "profile": "dynamo",
+            "heartbeat": 0.2,
+        }
+        settings = {
+            "model": "m",
+            "worker": "w",
+            "sources": [source],
+            "outputs": [output],
+            "http": f"127.0.0.1:{self._http_port}",
+            **config,
+        }
+        self._config.write_text(json.dumps(settings))  # JSON is YAML
+
+    def __enter__(self) -> Self:
+        self._log = self._log_path.open("ab")
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stop_process(self._process)
+        self._log.close()
+
+    def kill_and_start_again(self) -> None:
+        """SIGKILL, then the same command line."""
+        self._process.kill()
+        self._process.wait(5)
+        self._start()
+
+    def last_seq(self) -> int | None:
+        """The last sequence number taken in from the engine."""
+        status, answer = self._get("/sources")
+        assert status == 200, answer
+        return json.loads(answer)[0]["last_seq"]
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [Path(sys.executable).with_name("kvbus"), "run", "-c", self._config],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        try:
+            wait_for(self._ready, f"kvbus is ready (log: {self._log_path})", 30)
+        except BaseException:
+            stop_process(self._process)
+            raise
+
+    def _ready(self) -> bool:
+        assert self._process.poll() is None, f"kvbus ended at start:\n{self._log_path.read_text()}"
+        try:
+            return self._get("/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def _get(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=10)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()

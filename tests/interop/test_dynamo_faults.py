@@ -1,0 +1,133 @@
+"""Faults between an engine and the real Dynamo indexer: what happens directly, and that kvbus repairs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from kvbus.transport.publisher import EnginePublisher, ReplayFault
+
+from .support import Capture, Kvbus, is_sentinel, sentinel, wait_for, wait_for_subscribers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .dynamo import DynamoIndexer
+
+pytestmark = pytest.mark.dynamo
+
+CAPTURE: Final = Capture.load("syn_vllm023_positional")
+"""A stream that Dynamo ingests exactly when nothing goes wrong."""
+TRUTH: Final = frozenset(block.hash for block in CAPTURE.truth)
+HALF: Final = len(CAPTURE.lives[0]) // 2
+
+
+def publish(engine: EnginePublisher, batches: slice = slice(None)) -> None:
+    for _, payload in CAPTURE.lives[0][batches]:
+        engine.publish(payload)
+
+
+def publish_sentinel(engine: EnginePublisher, number: int = 0) -> int:
+    mark, batch = sentinel(number, CAPTURE.block_size)
+    engine.publish(batch)
+    return mark
+
+
+def hashes(indexer: DynamoIndexer, model: str) -> frozenset[int]:
+    return frozenset(block.hash for block in indexer.blocks(model) if not is_sentinel(block.hash))
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Iterator[EnginePublisher]:
+    """An engine with vLLM's replay buffer of 10,000 batches, or with as many as the test asks for."""
+    publisher = EnginePublisher(
+        "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True, buffer_steps=getattr(request, "param", 10_000)
+    )
+    publisher.start()
+    yield publisher
+    publisher.close()
+
+
+@pytest.fixture
+def kvbus(engine: EnginePublisher, tmp_path: Path) -> Iterator[Kvbus]:
+    with Kvbus(engine, tmp_path) as running:
+        wait_for_subscribers(engine, 1)
+        yield running
+
+
+def register(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+    indexer.register("direct", engine.endpoint, engine.replay_endpoint, CAPTURE.block_size)
+    indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
+
+
+@pytest.mark.parametrize("engine", [100], indirect=True)
+def test_a_router_that_starts_after_the_buffer_was_trimmed(
+    indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus
+) -> None:
+    publish(engine)
+    wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the whole stream")
+    register(indexer, engine, kvbus)
+    # directly nothing happens until the engine says something; kvbus's heartbeat is enough
+    wait_for(lambda: hashes(indexer, "kvbus") == TRUTH, "the state of a quiet engine is rebuilt through kvbus")
+    wait_for_subscribers(engine, 2)
+    assert hashes(indexer, "direct") == frozenset()
+
+    mark = publish_sentinel(engine)
+    indexer.wait_until_holds("direct", mark)
+    indexer.wait_until_holds("kvbus", mark)
+    assert hashes(indexer, "kvbus") == TRUTH
+    assert TRUTH - hashes(indexer, "direct")
+
+
+def test_a_lost_batch(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+    register(indexer, engine, kvbus)
+    wait_for_subscribers(engine, 2)
+    publish(engine, slice(HALF))
+    engine.publish(CAPTURE.lives[0][HALF][1], live=False)
+    publish(engine, slice(HALF + 1, None))
+    mark = publish_sentinel(engine)
+    indexer.wait_until_holds("direct", mark)
+    indexer.wait_until_holds("kvbus", mark)
+    assert hashes(indexer, "direct") == TRUTH  # Dynamo repairs this one itself: kvbus must not get in its way
+    assert hashes(indexer, "kvbus") == TRUTH
+
+
+def test_a_replay_whose_end_is_lost(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+    register(indexer, engine, kvbus)
+    wait_for_subscribers(engine, 2)
+    engine.replay_fault = ReplayFault.NO_END
+    publish(engine, slice(HALF))
+    engine.publish(CAPTURE.lives[0][HALF][1], live=False)
+    publish(engine, slice(HALF + 1, None))
+    wait_for(lambda: engine.replay_requests >= 2, "both ask for the hole")
+    marks = [publish_sentinel(engine, number) for number in range(20)]
+    indexer.wait_until_holds("kvbus", marks[-1], 60)
+    assert hashes(indexer, "kvbus") == TRUTH
+    # directly the listener waits for END and hears nothing any more: batches after the replay never arrive
+    mark = publish_sentinel(engine, 20)
+    indexer.wait_until_holds("kvbus", mark)
+    assert all(block.hash != mark for block in indexer.blocks("direct"))
+
+
+def test_kvbus_is_killed_and_comes_back(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+    indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
+    publish(engine, slice(50))
+    mark = publish_sentinel(engine)
+    indexer.wait_until_holds("kvbus", mark)
+    kvbus.kill_and_start_again()
+    wait_for_subscribers(engine, 2)
+    publish(engine, slice(50, 90))  # kvbus rebuilds from the engine's buffer: all of it is still there
+    mark = publish_sentinel(engine, 1)
+    indexer.wait_until_holds("kvbus", mark)
+    expected = indexer_of_the_same_batches(indexer, engine)
+    assert hashes(indexer, "kvbus") == expected
+
+
+def indexer_of_the_same_batches(indexer: DynamoIndexer, engine: EnginePublisher) -> frozenset[int]:
+    """What the same batches give directly: a second index that replays the engine's buffer."""
+    indexer.register("direct", engine.endpoint, engine.replay_endpoint, CAPTURE.block_size)
+    wait_for_subscribers(engine, 3)
+    indexer.wait_until_holds("direct", publish_sentinel(engine, 2))
+    return hashes(indexer, "direct")

@@ -1,0 +1,52 @@
+"""The simplest correct reader of every dialect: decode, count copies, nothing else."""
+
+from collections import Counter
+
+import msgspec
+
+NAMES = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+)
+REMOVED = ("block_hashes", "medium", "group_idx")
+
+
+def events_of(payload):
+    """Return (tag, fields) of every event of a batch, arrays and maps alike."""
+    batch = msgspec.msgpack.decode(payload)
+    for event in batch[1]:
+        if isinstance(event, dict):
+            yield event["type"], event
+        else:
+            names = NAMES if event[0] == "BlockStored" else REMOVED
+            yield event[0], dict(zip(names, event[1:], strict=False))
+
+
+def printable(value):
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def apply(payloads):
+    """Return the live copies by (group_idx, medium, hash), failing on a removal of what is not live."""
+    live = Counter()
+    for payload in payloads:
+        for tag, fields in events_of(payload):
+            if tag == "AllBlocksCleared":
+                live = Counter({key: n for key, n in live.items() if key[1] not in (None, "GPU")})
+                continue
+            for value in fields["block_hashes"]:
+                key = (fields.get("group_idx"), fields.get("medium"), printable(value))
+                live[key] += 1 if tag == "BlockStored" else -1
+                assert live[key] >= 0, (tag, key)
+    return +live
+
+
+def truth_of(entries):
+    return Counter({(e["group_idx"], e["medium"], e["hash"]): e["copies"] for e in entries})
