@@ -83,6 +83,7 @@ class CaptureWriter:
     def __init__(self, path: Path) -> None:
         self.path: Final = path
         self.written = 0
+        self._failed = False
         try:
             self._file = _open(path, "wb")
         except OSError as error:
@@ -99,14 +100,26 @@ class CaptureWriter:
             # a flush for every line would undo the compression
             if self.path.suffix != ".gz":
                 self._file.flush()
+        except BrokenPipeError:
+            raise  # the reader of our standard output has seen enough: no error of the capture's
         except OSError as error:
+            self._failed = True
             raise CaptureError(f"{self.path}: {error.strerror}") from error
         self.written += 1
 
     def close(self) -> None:
-        """Finish the file."""
-        if self._file is not sys.stdout.buffer:
+        """Finish the file.
+
+        Raises:
+            CaptureError: what was still to be written does not fit on the disk.
+        """
+        if self._file is sys.stdout.buffer:
+            return
+        try:
             self._file.close()
+        except OSError as error:
+            if not self._failed:  # told already
+                raise CaptureError(f"{self.path}: {error.strerror}") from error
 
     def __enter__(self) -> Self:
         return self

@@ -70,9 +70,7 @@ class ConfigError(KvbusError):
 
     def __str__(self) -> str:
         count = len(self.problems)
-        head = (
-            "the configuration has a problem:" if count == 1 else f"the configuration has {count} problems:"
-        )
+        head = "the configuration has a problem:" if count == 1 else f"the configuration has {count} problems:"
         return "\n".join([head, *(f"  {problem}" for problem in self.problems)])
 
 

@@ -1,0 +1,1 @@
+"""HTTP for people, probes and Prometheus."""

@@ -54,11 +54,7 @@ class Frame(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands without importing them."""
-        rows = [
-            (name, self.subcommands[name].summary)
-            for name in self.list_commands(ctx)
-            if name in self.subcommands
-        ]
+        rows = [(name, self.subcommands[name].summary) for name in self.list_commands(ctx) if name in self.subcommands]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

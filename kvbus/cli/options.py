@@ -55,9 +55,7 @@ _OPTIONS = (
         metavar="ENDPOINT[,REPLAY]",
         help="Where routers connect; replaces the file's outputs. Repeatable.",
     ),
-    click.option(
-        "--http", metavar="HOST:PORT", help="Address of the metrics and the status page; null: none."
-    ),
+    click.option("--http", metavar="HOST:PORT", help="Address of the metrics and the status page; null: none."),
     click.option("--model", metavar="NAME", help="{model} in topics."),
     click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
     click.option("--log-format", metavar="FORMAT", help="auto, json or text."),

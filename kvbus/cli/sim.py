@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from itertools import chain, islice
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from kvbus.cli.play import open_publisher
-from kvbus.cli.until import run_until_signal, say
+from kvbus.cli.until import run_until_signal, say, until
 from kvbus.config.endpoints import endpoint_offset
 from kvbus.errors import ExitCode, KvbusError
 from kvbus.sim.dialects import DIALECTS, Hashes
@@ -98,6 +99,12 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
 )
 @click.option("--reset-every", type=click.IntRange(0), default=0, metavar="STEPS", help="Cache resets.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so long; else at Ctrl-C.")
+@click.option(
+    "--exit-after",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Exit so long after the workload's end (--requests, --trace); else at Ctrl-C.",
+)
 @click.option("--subscribers", type=click.IntRange(0), default=0, help="Wait for so many, each rank, to begin.")
 @click.option(
     "--truth-file",
@@ -114,7 +121,7 @@ def command(**options: Any) -> None:
       kvbus sim --dialect sglang-0.5.23 --ranks 2 --rate 50
       kvbus sim --trace conversation_trace.jsonl --blocks 20000 --rate 100
       kvbus sim --tier CPU=4000 --tier DISK=20000 --restart-every 30
-      kvbus sim --seconds 10 --truth-file truth.json --endpoint ipc:///tmp/engine
+      kvbus sim --requests 100 --exit-after 0 --truth-file truth.json --endpoint ipc:///tmp/engine
 
     The cache is real and small, the model is missing: requests share system prompts and conversations (or come
     from a trace in Mooncake's format), blocks are allocated, hit, referenced and evicted, and each event has
@@ -163,8 +170,8 @@ def _engine(rank: int, **options: Any) -> tuple[SimEngine, EnginePublisher]:
         raise click.UsageError(str(error)) from error
     replay = options["replay_endpoint"]
     try:
-        endpoint = endpoint_offset(options["endpoint"], rank)
-        replay = None if replay is None else endpoint_offset(replay, rank)
+        endpoint = _at_rank(options["endpoint"], rank)
+        replay = None if replay is None else _at_rank(replay, rank)
     except ValueError as error:
         raise click.UsageError(f"{error}; for example --endpoint 'tcp://*:5557'") from error
     publisher = EnginePublisher(
@@ -176,6 +183,11 @@ def _engine(rank: int, **options: Any) -> tuple[SimEngine, EnginePublisher]:
         bind=options["bind"],
     )
     return engine, publisher
+
+
+def _at_rank(endpoint: str, rank: int) -> str:
+    """Return a rank's endpoint; where the system picks the port, every rank asks for one."""
+    return endpoint if endpoint.endswith((":*", ":0")) else endpoint_offset(endpoint, rank)
 
 
 def _jobs(rank: int, **options: Any) -> Iterator[Job]:
@@ -191,20 +203,33 @@ def _jobs(rank: int, **options: Any) -> Iterator[Job]:
 async def _drive(pairs: list[tuple[SimEngine, EnginePublisher]], stop: asyncio.Event, options: Any) -> None:
     async def one(engine: SimEngine, publisher: EnginePublisher) -> None:
         if options["subscribers"]:
-            await publisher.wait_for_subscriber(count=options["subscribers"])
+            await until(stop, publisher.wait_for_subscriber(count=options["subscribers"]))
         await run(engine, publisher, stop, rate=options["rate"], restart_every=options["restart_every"])
 
-    async def watch() -> None:
-        try:
-            async with asyncio.timeout(options["seconds"]):
-                await stop.wait()
-        except TimeoutError:
-            stop.set()
+    async def all_ranks() -> None:
+        async with asyncio.TaskGroup() as ranks:
+            for engine, publisher in pairs:
+                ranks.create_task(one(engine, publisher))
+        if not stop.is_set():
+            idle = "the workload is used up; idle"
+            say(f"{idle} until Ctrl-C" if options["exit_after"] is None else idle)
+            await _sleep(stop, options["exit_after"])
+        stop.set()
 
-    async with asyncio.TaskGroup() as ranks:
-        ranks.create_task(watch())
-        for engine, publisher in pairs:
-            ranks.create_task(one(engine, publisher))
+    async def watch() -> None:
+        await _sleep(stop, options["seconds"])
+        stop.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(watch())
+        tasks.create_task(all_ranks())
+
+
+async def _sleep(stop: asyncio.Event, seconds: float | None) -> None:
+    """Wait for so long, or for ever, but not past `stop`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()
 
 
 def _write_truth(path: Path, pairs: list[tuple[SimEngine, EnginePublisher]]) -> None:

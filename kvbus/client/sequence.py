@@ -130,6 +130,7 @@ class Sequence:
         """Take note of a live connection that stands, first or anew."""
         self._suspect = False
         self._unconfirmed = True
+        self._drop_held()  # it came over an older connection, perhaps from an older life; a replay has it if not
         if self._request is not None:
             self._again = True
         elif self._retry_at is not None:
@@ -192,7 +193,8 @@ class Sequence:
             self._trimmed(seq)
             self._deliver(_Held(topic, payload, replayed=True))
             request.progress = True
-        elif request.overlap and seq == request.start and not self._same(seq, payload):
+        elif request.overlap and seq == request.start and self._recent[seq][0] != hash(payload):
+            # also with an unchanged id: a compacted answer's tail is worth nothing without its head
             self._restart(RestartReason.PAYLOAD, now, publisher)
         elif seq < due:
             request.seen = True
@@ -234,8 +236,8 @@ class Sequence:
         self._out.append(StopAsking())
         self._attempts = 0 if request.progress else self._attempts + 1
         if self._attempts < self._timing.attempts:
-            self._ask(now)
-        elif request.seen:
+            self._ask(now, quiet=request.quiet)
+        elif request.seen or request.quiet:
             # batches but never an END: older engines lose it at their high-water mark
             self._attempts = self._timing.attempts
             self._finish(request, now, answered=False)
@@ -320,7 +322,8 @@ class Sequence:
                 self._retry_at = now + self._timing.retry_s
                 return
             oldest = min(self._held)
-            self._out.append(Lost(self._due, oldest - 1, LostReason.HOLE))
+            reason = LostReason.HOLE if request.seen or answered else LostReason.NO_ANSWER
+            self._out.append(Lost(self._due, oldest - 1, reason))
             self._next = oldest
             self._attempts = 0
             self._flush()
@@ -362,8 +365,7 @@ class Sequence:
         self._publisher = publisher
         self._recent.clear()
         # whatever was received before the request below is in its answer
-        self._held.clear()
-        self._held_bytes = 0
+        self._drop_held()
         self._attempts = 0
         self._again = self._overflow = False
         self._next = 0
@@ -388,9 +390,6 @@ class Sequence:
         self._publisher = publisher
         return not first
 
-    def _same(self, seq: int, payload: bytes) -> bool:
-        return self._publisher is not None or self._recent[seq][0] == hash(payload)
-
     def _hold(self, seq: int, batch: _Held) -> None:
         if seq in self._held:
             self.duplicates += 1
@@ -403,6 +402,10 @@ class Sequence:
             return
         self._held[seq] = batch
         self._held_bytes += size
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._held_bytes = 0
 
     def _flush(self) -> None:
         while self._held:

@@ -112,6 +112,10 @@ class Normalizer:
         for (_, _), chunk, a, b in self.index.snapshot():
             yield from self._stores_of(chunk, a, b)
 
+    def out_parent(self, chunk: Chunk) -> Hash | None:
+        """The name routers know a chunk's parent by."""
+        return self._out_parent(_group_of(chunk), chunk.parent)
+
     # -- validation ------------------------------------------------------------------------------------------------
 
     def _validated(self, batch: Batch) -> list[Store | BlockRemoved | AllBlocksCleared]:
@@ -375,7 +379,7 @@ class Normalizer:
             while end < len(positions) and positions[end] == positions[end - 1] + 1:
                 end += 1
             a, b = positions[start], positions[end - 1] + 1
-            parent = out[a - 1] if a else self._out_parent(self._group_of(chunk), chunk.parent)
+            parent = out[a - 1] if a else self._out_parent(_group_of(chunk), chunk.parent)
             tokens = slice_array(chunk.tokens, a * base, b * base)
             yield _as_event(chunk, out[a:b], parent, tokens, base, None)
             start = end
@@ -392,11 +396,8 @@ class Normalizer:
         keys = chunk.extra_keys
         if keys is not None and not whole and keys[0] != 0xC0:
             keys = bytes(slice_array(keys, a, b))
-        parent = self._out_parent(self._group_of(chunk), chunk.parent_of(a))
+        parent = self._out_parent(_group_of(chunk), chunk.parent_of(a))
         return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys)]
-
-    def _group_of(self, chunk: Chunk) -> int | None:
-        return chunk.meta.group_idx if chunk.meta.group_idx is not UNSET else None
 
     def _out_parent(self, group: int | None, parent: Hash | None) -> Hash | None:
         """The name a router knows an engine's block by: the last piece of it where it was re-cut."""
@@ -488,6 +489,10 @@ class Normalizer:
                 for block in list(table.blocks):
                     self._remove_one(key[0], DEVICE_MEDIUM, block)
         self._flush_removals()
+
+
+def _group_of(chunk: Chunk) -> int | None:
+    return chunk.meta.group_idx if chunk.meta.group_idx is not UNSET else None
 
 
 def _same_tokens(held: Chunk, block: Hash, tokens: list[Any]) -> bool:

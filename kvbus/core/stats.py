@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 
 import msgspec
@@ -51,3 +52,27 @@ class OutputStats(msgspec.Struct):
     replay_requests: Counter[str] = msgspec.field(default_factory=Counter)
     replay_batches: int = 0
     replay_sessions: int = 0
+
+
+class Histogram:
+    """Counts per bucket, as Prometheus wants them; observing costs one bisection."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Take in one value in the histogram's unit (seconds)."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class ProcessStats:
+    """What concerns the process as a whole, in seconds."""
+
+    def __init__(self) -> None:
+        self.relay_latency = Histogram((2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.25, 1.0))
+        self.loop_lag = Histogram((1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 2.0))

@@ -154,9 +154,6 @@ class SimEngine:
 
     def _advance(self) -> bool:
         """One engine step; False when nothing is left to do."""
-        if self.dialect.clears_first and not self._steps:
-            self._steps = 1  # a life's first batch is AllBlocksCleared alone
-            return True
         self._steps += 1
         if self.options.reset_every and self._steps % self.options.reset_every == 0:
             self.clear()
@@ -211,7 +208,9 @@ async def run(
     rate: float,
     restart_every: float = 0.0,
 ) -> None:
-    """Publish an engine's batches at `rate` a second until `stop` is set, then what is left of its last step.
+    """Publish an engine's batches at `rate` a second until the workload is used up or `stop` is set.
+
+    What is left of the last step is published then, so that the stream adds up to `SimEngine.truth`.
 
     Args:
         engine: the engine.
@@ -226,8 +225,6 @@ async def run(
     while not stop.is_set():
         payload = engine.step(time.time())
         if payload is None:
-            # an idle engine goes on serving replay
-            await stop.wait()
             break
         publisher.publish(payload)
         due = max(due + 1 / rate, loop.time() - 1)

@@ -27,6 +27,7 @@ VALUES: Final[dict[str, dict[str, Any]]] = {
         "engine": {"events": {"port": 15557, "replayPort": 15558}},
         "kvbus": {"ports": {"events": 5557, "replay": 5558}, "profile": "aibrix"},
     },
+    "llm-d": {"kvbus": {"profile": "llm-d"}},
     "another engine": {
         "engine": {
             "args": ["serve", "--flag"],
@@ -131,6 +132,13 @@ def test_the_service_has_a_port_for_each_rank() -> None:
         "kv-replay-1": 5758,
         "kvbus-http": 9477,
     }
+
+
+def test_llm_d_finds_the_pod_and_the_model_in_the_topic() -> None:
+    manifests = render(VALUES["llm-d"])
+    assert configuration(manifests)["outputs"][0]["topic"] == "kv@{worker}@{model}"
+    worker = {variable["name"]: variable.get("value") for variable in sidecar(manifests)["env"]}
+    assert worker["KVBUS_WORKER"] == "$(POD_IP):8000"
 
 
 def test_a_changed_configuration_restarts_the_pods() -> None:

@@ -170,7 +170,7 @@ def test_a_model_with_an_at_sign_breaks_an_llm_d_topic(problems, read):
 @pytest.mark.parametrize(
     "text",
     [
-        "sources: [{endpoint: bad}, {name: b}]\noutputs: [{}, {name: b, layout: bad}]",
+        "sources: [{endpoint: bad}, {name: b}]\noutputs: [{layout: merged}, {name: b, layout: bad}]",
         "sources: [{name: a, data_parallel_size: x}, {name: b, endpoint: 'ipc:///b'}]\noutputs: [{layout: merged}]",
         "sources: 5\noutputs: [{}, {endpoint: bad, name: b}]",
     ],

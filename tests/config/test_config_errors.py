@@ -52,7 +52,7 @@ limits:
     }
     assert "'per-source'" in found["outputs[0].layout"]
     assert "must be one of per_source, merged; for example layout: per_source" in found["outputs[0].layout"]
-    assert "kvbus.yaml line 14" in found["outputs[0].layout"]
+    assert "kvbus.yaml line 15" in found["outputs[0].layout"]
     assert "did you mean model?" in found["modle"]
     assert "command line" in found["http"]
 

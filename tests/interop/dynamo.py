@@ -42,6 +42,7 @@ class DynamoIndexer:
     def __init__(self, log: Path) -> None:
         self._log_path = log
         self._port = free_port()
+        self._workers: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         self._log = self._log_path.open("ab")
@@ -65,9 +66,9 @@ class DynamoIndexer:
         self._log.close()
 
     def register(self, model: str, endpoint: str, replay_endpoint: str | None, block_size: int) -> None:
-        """Subscribe the index of `model` to one stream, as worker 1, rank 0."""
+        """Subscribe the index of `model` to one stream, as rank 0 of a worker of its own."""
         body: dict[str, Any] = {
-            "instance_id": 1,
+            "instance_id": self._workers.setdefault(model, len(self._workers) + 1),
             "endpoint": endpoint,
             "model_name": model,
             "block_size": block_size,
@@ -100,10 +101,10 @@ class DynamoIndexer:
         return frozenset(held)
 
     def matched(self, model: str, tokens: list[int]) -> int:
-        """How many leading tokens of a request the index finds on worker 1, rank 0, in its device tier."""
+        """How many leading tokens of a request the index finds, in whichever tier."""
         status, answer = self._call("POST", "/query", {"model_name": model, "token_ids": tokens})
         assert status == 200, answer
-        return json.loads(answer)["scores"].get("1", {}).get("0", 0)
+        return json.loads(answer)["scores"].get(str(self._workers[model]), {}).get("0", 0)
 
     def wait_until_holds(self, model: str, block_hash: int, timeout: float = 20) -> None:
         """Wait until a block is in the index: everything published before it has then been applied."""

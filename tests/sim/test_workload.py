@@ -60,9 +60,7 @@ def test_a_trace_id_stands_for_512_tokens_always_the_same(tmp_path):
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
     trace = tmp_path / "trace.jsonl"
-    trace.write_text(
-        '{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [0]}\n' + line + "\n"
-    )
+    trace.write_text('{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [0]}\n' + line + "\n")
     with pytest.raises(TraceError, match=message):
         list(read_trace(trace))
 

@@ -236,12 +236,11 @@ async def test_restart_keeps_the_endpoints_and_forgets_the_rest():
 
 
 async def test_an_engine_can_dial_in():
-    async with RawSubscriber(ANY, bind=True) as sub:
-        async with EnginePublisher(sub.endpoint, ANY) as engine:
-            assert not engine.bind
-            await engine.wait_for_subscriber(5)
-            engine.publish(b"x")
-            assert (await sub.recv())[2] == b"x"
+    async with RawSubscriber(ANY, bind=True) as sub, EnginePublisher(sub.endpoint, ANY) as engine:
+        assert not engine.bind
+        await engine.wait_for_subscriber(5)
+        engine.publish(b"x")
+        assert (await sub.recv())[2] == b"x"
 
 
 async def test_a_taken_endpoint_and_a_malformed_one_are_told_apart():

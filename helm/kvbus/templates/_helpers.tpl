@@ -62,6 +62,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   "endpoint" (printf "tcp://*:%d" (int .Values.kvbus.ports.events))
   "replay_endpoint" (printf "tcp://*:%d" (int .Values.kvbus.ports.replay))
   "profile" .Values.kvbus.profile -}}
+{{- if eq .Values.kvbus.profile "llm-d" -}}
+{{- /* llm-d reads pod and model off the topic: exactly three parts */ -}}
+{{- $_ := set $output "topic" "kv@{worker}@{model}" -}}
+{{- end -}}
 {{- $config := dict
   "model" .Values.model
   "http" (printf "0.0.0.0:%d" (int .Values.kvbus.ports.http))

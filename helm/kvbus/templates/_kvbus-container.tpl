@@ -11,10 +11,19 @@ imagePullPolicy: {{ .Values.kvbus.image.pullPolicy }}
 restartPolicy: Always
 args: [run, -c, /etc/kvbus/kvbus.yaml]
 env:
+  {{- if eq .Values.kvbus.profile "llm-d" }}
+  - name: POD_IP
+    valueFrom:
+      fieldRef:
+        fieldPath: status.podIP
+  - name: KVBUS_WORKER
+    value: $(POD_IP):{{ .Values.engine.httpPort }}
+  {{- else }}
   - name: KVBUS_WORKER
     valueFrom:
       fieldRef:
         fieldPath: metadata.name
+  {{- end }}
 ports:
   - name: kvbus-http
     containerPort: {{ .Values.kvbus.ports.http }}

@@ -1,0 +1,127 @@
+"""The HTTP server: probes, metrics, state. Read-only; on loopback unless the operator says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+
+from kvbus.admin import views
+from kvbus.admin.page import PAGE
+from kvbus.config import Config, SourceStream
+from kvbus.core.relay import Relay
+from kvbus.core.stats import ProcessStats
+from kvbus.errors import BindError
+from kvbus.telemetry.metrics import CONTENT_TYPE, Exposition
+
+YIELD_EVERY: Final = 500
+"""Lines of ``/blocks`` written before the loop's other work gets its turn."""
+
+MAX_DUMPS: Final = 4
+"""``/blocks`` answers at once; more are told to come back."""
+
+
+class Observed(Protocol):
+    """What the server shows."""
+
+    config: Config
+    streams: list[SourceStream]
+    relay: Relay
+    process: ProcessStats
+    started: bool
+
+
+class AdminServer:
+    """Serve ``/metrics``, ``/livez``, ``/readyz``, ``/sources``, ``/blocks`` and a status page."""
+
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
+        self._exposition = Exposition(observed)
+        self._runner: web.AppRunner | None = None
+        self._dumps = 0
+        self.address: tuple[str, int] | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            BindError: the address is taken.
+        """
+        where = self._observed.config.http_address
+        if where is None:
+            return
+        app = web.Application()
+        app.router.add_get("/", self._page)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/sources", self._sources)
+        app.router.add_get("/blocks", self._blocks)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, *where)
+        try:
+            await site.start()
+        except OSError as error:
+            raise BindError(f"cannot bind http {where[0]}:{where[1]}: {error.strerror or error}") from error
+        host, port = self._runner.addresses[0][:2]
+        self.address = (host, port)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _page(self, _request: web.Request) -> web.Response:
+        return web.Response(text=PAGE, content_type="text/html")
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._exposition.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _livez(self, _request: web.Request) -> web.Response:
+        # that this was answered at all is the proof: the loop turns
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        # kvbus alone: a native sidecar's readiness is its Pod's, and a gap must not take the engine out of service
+        if not self._observed.started:
+            return web.Response(status=503, text="starting\n")
+        return web.Response(text="ok\n")
+
+    async def _sources(self, _request: web.Request) -> web.Response:
+        endpoints = [(stream.endpoint, stream.replay_endpoint) for stream in self._observed.streams]
+        return web.json_response(views.sources_json(self._observed.relay, endpoints))
+
+    async def _blocks(self, request: web.Request) -> web.StreamResponse:
+        name = request.query.get("source")
+        sources = [s for s in self._observed.relay.sources if name in (None, s.spec.label)]
+        if not sources:
+            known = ", ".join(s.spec.label for s in self._observed.relay.sources)
+            return _problem(404, f"no source {name!r}; there are: {known}")
+        if self._dumps >= MAX_DUMPS:
+            return _problem(503, f"{MAX_DUMPS} dumps are under way; try again")
+        self._dumps += 1
+        try:
+            # a cut: the whole list is made before anything is awaited, so it is one moment of each source
+            lines = [line for source in sources for line in views.blocks_json(source)]
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            for at in range(0, len(lines), YIELD_EVERY):
+                part = lines[at : at + YIELD_EVERY]
+                await response.write("".join(_line(line) for line in part).encode())
+                await asyncio.sleep(0)
+            await response.write_eof()
+            return response
+        finally:
+            self._dumps -= 1
+
+
+def _line(block: dict[str, Any]) -> str:
+    return json.dumps(block, separators=(",", ":")) + "\n"
+
+
+def _problem(status: int, text: str) -> web.Response:
+    return web.json_response({"error": text}, status=status)

@@ -1,0 +1,42 @@
+"""The status page: one static document that reads ``/sources`` every two seconds."""
+
+from typing import Final
+
+PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>kvbus</title>
+<meta name="viewport" content="width=device-width,initial-scale=1">
+<style>
+:root{color-scheme:light dark;--ok:#1a7f37;--warn:#9a6700;--bad:#cf222e;--line:#8884}
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem}
+h1{font-size:1.3rem;margin:0 0 .2rem}p{margin:.2rem 0 1.2rem;opacity:.75}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{text-align:right;padding:.35rem .6rem;border-bottom:1px solid var(--line);white-space:nowrap}
+th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
+.live{color:var(--ok)}.syncing,.gap{color:var(--warn)}.lost,.connecting{color:var(--bad)}
+</style></head><body>
+<h1>kvbus</h1>
+<p>KV-cache events, exact and rebuildable. Data: <a href="/sources">/sources</a>, <a href="/blocks">/blocks</a>,
+<a href="/metrics">/metrics</a>; probes: <a href="/livez">/livez</a>, <a href="/readyz">/readyz</a>.</p>
+<table><thead><tr><th>source</th><th>state</th><th>epoch</th><th>last seq</th><th>blocks</th><th>batches</th>
+<th>recovered</th><th>lost</th><th>rejected</th><th>block size</th><th>dialect</th></tr></thead><tbody></tbody></table>
+<p id="note"></p>
+<script>
+const sum=o=>Object.values(o).reduce((a,b)=>a+b,0);
+const cell=(row,text,cls)=>{const td=row.insertCell();td.textContent=text;if(cls)td.className=cls};
+async function show(){
+  const note=document.getElementById("note");
+  try{
+    const sources=await (await fetch("/sources")).json();
+    const body=document.querySelector("tbody");body.replaceChildren();
+    for(const s of sources){
+      const row=body.insertRow(),c=s.counts;
+      cell(row,s.name);cell(row,s.partial?s.state+" (partial)":s.state,s.state);cell(row,s.epoch);cell(row,s.last_seq);
+      cell(row,Object.entries(s.blocks).map(([m,n])=>m+" "+n).join(", ")||"0");cell(row,c.batches);
+      cell(row,c.recovered);cell(row,c.lost);cell(row,sum(c.rejected));cell(row,s.block_size??"");cell(row,s.dialect??"");
+    }
+    note.textContent="";
+  }catch(e){note.textContent="kvbus does not answer: "+e}
+}
+show();setInterval(show,2000);
+</script></body></html>
+"""

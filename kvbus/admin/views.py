@@ -1,0 +1,86 @@
+"""What the HTTP endpoints show, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvbus.core.index import Chunk, TableKey
+from kvbus.core.relay import Relay, Source
+from kvbus.core.types import Hash
+
+
+def hash_json(block: Hash | None) -> int | str | None:
+    """Integers as they are, bytes as a hex string."""
+    return block.hex() if isinstance(block, bytes) else block
+
+
+def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
+    """One entry of ``/sources``."""
+    sequencer, stats = source.sequencer, source.stats
+    media = source.normalizer.index.media()
+    return {
+        "name": source.spec.label,
+        "rank": source.rank,
+        "endpoint": endpoint,
+        "replay_endpoint": replay_endpoint,
+        "state": source.state.value,
+        "partial": source.partial,
+        "epoch": sequencer.epoch,
+        "last_seq": sequencer.next - 1,
+        "dialect": source.dialect,
+        "block_size": source.normalizer.block_size,
+        "queue_depth": len(sequencer.held) + len(sequencer.actions),
+        "counts": {
+            "batches": stats.batches,
+            "bytes": stats.bytes,
+            "stored": stats.stored,
+            "removed": stats.removed,
+            "cleared": stats.cleared,
+            "gaps": stats.gaps,
+            "missing": stats.missing,
+            "recovered": stats.recovered,
+            "lost": stats.lost,
+            "pending": stats.pending,
+            "duplicates": stats.duplicates,
+            "restarts": stats.restarts,
+            "rejected": {str(reason): n for reason, n in stats.rejected.items()},
+            "filtered": {str(reason): n for reason, n in stats.filtered.items()},
+        },
+        "blocks": {medium: count for medium, count in media.items() if count},
+    }
+
+
+def sources_json(relay: Relay, endpoints: list[tuple[str, str | None]]) -> list[dict[str, Any]]:
+    """The body of ``/sources``."""
+    return [source_json(source, *where) for source, where in zip(relay.sources, endpoints, strict=True)]
+
+
+def blocks_json(source: Source) -> Iterator[dict[str, Any]]:
+    """The lines of ``/blocks``: one live block each, as routers know it, parents before children in each medium."""
+    for key, chunk, a, b in source.normalizer.index.snapshot():
+        table = source.normalizer.index.tables[key]
+        yield from _chunk_json(source, key, chunk, a, b, table.copies)
+
+
+def _chunk_json(
+    source: Source, key: TableKey, chunk: Chunk, a: int, b: int, copies: dict[Hash, int]
+) -> Iterator[dict[str, Any]]:
+    tokens = chunk.token_list()
+    out = chunk.out
+    pieces = len(out) // len(chunk.hashes) if out is not None else 1
+    size = chunk.block_size // pieces
+    names = out if out is not None else chunk.hashes
+    for at in range(a * pieces, b * pieces):
+        parent = names[at - 1] if at else source.normalizer.out_parent(chunk)
+        yield {
+            "source": source.spec.label,
+            "rank": source.rank,
+            "hash": hash_json(names[at]),
+            "parent": hash_json(parent),
+            "medium": chunk.meta.medium,
+            "group_idx": key[0],
+            "block_size": size,
+            "token_ids": tokens[at * size : (at + 1) * size],
+            "copies": 1 + copies.get(chunk.hashes[at // pieces], 0),
+        }

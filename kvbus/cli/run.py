@@ -1,0 +1,35 @@
+"""``kvbus run``: the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from kvbus.cli.options import config_options, load_config
+
+
+@click.command("run")
+@config_options
+def command(**flags: Any) -> None:
+    """Run the bus until SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      kvbus run -c kvbus.yaml
+      kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
+
+    A second signal ends it at once. Exit codes: 0 ended in order, 69 an endpoint is taken, 78 bad configuration.
+    """
+    config = load_config(**flags)
+
+    # a daemon's dependencies are imported only when a daemon is run: `kvbus --help` stays quick
+    import uvloop  # noqa: PLC0415
+
+    from kvbus.daemon import serve  # noqa: PLC0415
+    from kvbus.telemetry import logs  # noqa: PLC0415
+
+    logs.setup(level=config.log_level, log_format=config.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(config))

@@ -1,0 +1,295 @@
+"""The daemon: a relay, its sockets, a clock, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kvbus.admin.http import AdminServer
+from kvbus.config import Config, OutputConfig, SourceStream, render_topic
+from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.events import (
+    BatchReceived,
+    RelayEvent,
+    ReplayAsked,
+    ReplayReceived,
+    SourceDown,
+    SourceUp,
+    Tick,
+)
+from kvbus.core.frames import Limits
+from kvbus.core.normalize import Rules
+from kvbus.core.relay import OutputSpec, Relay, SourceSpec
+from kvbus.core.sequencer import Settings
+from kvbus.core.stats import ProcessStats
+from kvbus.core.stream import PROFILES, Profile
+from kvbus.errors import BindError
+from kvbus.transport.egress import LiveOutput
+from kvbus.transport.ingress import LiveStream, ReplayClient
+from kvbus.transport.pump import Handler
+from kvbus.transport.replay import ReplayServer
+from kvbus.transport.sockets import Context
+
+log = logging.getLogger("kvbus.daemon")
+
+TICK: Final = 0.05
+"""Seconds between two looks at deadlines."""
+
+DRAIN: Final = 2.0
+"""Seconds that routers get, at the end, to take what is still queued for them."""
+
+
+class Daemon:
+    """Runs one configuration. Make it inside a running loop; :meth:`start`, then :meth:`close` or :meth:`run`."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.streams = config.streams()
+        self.relay = Relay(
+            [_source_spec(config, stream) for stream in self.streams],
+            [_output_spec(config, output, self.streams) for output in config.outputs],
+            Limits(config.limits.max_frames, config.limits.max_frame_bytes),
+        )
+        self.process = ProcessStats()
+        self.started = False
+        self._loop = asyncio.get_running_loop()
+        self._context = Context()
+        self._live: list[LiveStream] = []
+        self._replays: dict[tuple[int, int], ReplayClient] = {}
+        self._outputs: dict[tuple[int, int], LiveOutput] = {}
+        self._servers: dict[tuple[int, int], ReplayServer] = {}
+        self._admin = AdminServer(self)
+        self._ticker: asyncio.TimerHandle | None = None
+        self._next_tick = 0.0
+        self._states: list[str] = []
+
+    async def start(self) -> None:
+        """Bind and connect everything: outputs first, so that routers miss nothing of the catch-up.
+
+        Raises:
+            BindError: an endpoint or the HTTP address cannot be bound; nothing is left open.
+        """
+        try:
+            for number, output in enumerate(self.config.outputs):
+                for at in range(len(self.relay.outputs[number].streams)):
+                    self._open_output(number, output, at)
+            await self._admin.start()
+            for stream in self.streams:
+                self._open_source(stream)
+        except BaseException:
+            await self.close(drain=0)
+            raise
+        self._states = [source.state for source in self.relay.sources]
+        self._next_tick = self._loop.time() + TICK
+        self._ticker = self._loop.call_at(self._next_tick, self._tick)
+        self.started = True
+
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        """Where the HTTP server listens, the real port included."""
+        return self._admin.address
+
+    def _open_output(self, number: int, output: OutputConfig, at: int) -> None:
+        endpoints = output.stream_endpoints(at)
+        stats = self.relay.outputs[number].stats
+        self._outputs[number, at] = LiveOutput(
+            self._context,
+            endpoints.endpoint,
+            bind=output.bind,
+            send_hwm=output.send_hwm,
+            queue_limit=output.queue_batches,
+            stats=stats,
+        )
+        log.info("output %s: %s %s", output.name, "bound" if output.bind else "dialling", endpoints.endpoint)
+        if endpoints.replay_endpoint is not None:
+            self._servers[number, at] = ReplayServer(
+                self._context,
+                endpoints.replay_endpoint,
+                on_request=self._asker(number, at),
+                stats=stats,
+                max_sessions=self.config.limits.max_replay_sessions,
+            )
+            log.info("output %s: replay at %s", output.name, endpoints.replay_endpoint)
+
+    def _asker(self, number: int, at: int) -> Handler:
+        return lambda frames: self._feed(ReplayAsked(number, at, frames))
+
+    def _open_source(self, stream: SourceStream) -> None:
+        self._live.append(
+            LiveStream(
+                self._context,
+                stream.endpoint,
+                bind=stream.bind,
+                topic=stream.topic,
+                on_message=self._receiver(stream.index),
+                on_connection=self._connector(stream),
+            )
+        )
+        log.info("source %s: %s %s", stream.label, "bound" if stream.bind else "connecting to", stream.endpoint)
+
+    def _receiver(self, index: int) -> Handler:
+        latency = self.process.relay_latency
+        clock = time.perf_counter
+
+        def received(frames: list[bytes]) -> None:
+            begin = clock()
+            self._feed(BatchReceived(index, frames))
+            latency.observe(clock() - begin)
+
+        return received
+
+    def _connector(self, stream: SourceStream) -> Callable[[bool], None]:
+        def changed(up: bool) -> None:
+            log.info("source %s: %s", stream.label, "connected" if up else "connection lost")
+            self._feed(SourceUp(stream.index) if up else SourceDown(stream.index))
+
+        return changed
+
+    def _feed(self, event: RelayEvent) -> None:
+        for command in self.relay.handle(event, self._loop.time()):
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        if isinstance(command, Publish):
+            self._outputs[command.output, command.stream].publish(
+                command.topic, command.seq.to_bytes(8, "big"), command.payload, command.events
+            )
+        elif isinstance(command, AnswerReplay):
+            self._servers[command.output, command.stream].send(command.answer)
+        elif isinstance(command, RequestReplay):
+            self._ask(command)
+        else:
+            self._cancel(command)
+
+    def _ask(self, command: RequestReplay) -> None:
+        endpoint = self.streams[command.source].replay_endpoint
+        if endpoint is None:  # pragma: no cover - the relay knows which sources have a replay
+            return
+
+        def received(frames: list[bytes]) -> None:
+            self._feed(ReplayReceived(command.source, command.request, frames))
+
+        self._replays[command.source, command.request] = ReplayClient(
+            self._context, endpoint, command.start, received
+        )
+        log.debug("source %s: replay asked from %d", self.streams[command.source].label, command.start)
+
+    def _cancel(self, command: CancelReplay) -> None:
+        client = self._replays.pop((command.source, command.request), None)
+        if client is not None:
+            client.close()
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self.process.loop_lag.observe(max(0.0, now - self._next_tick))
+        self._feed(Tick(time.time()))
+        self._log_states()
+        self._next_tick = now if self.relay.backlog else now + TICK
+        self._ticker = self._loop.call_at(self._next_tick, self._tick)
+
+    def _log_states(self) -> None:
+        for i, source in enumerate(self.relay.sources):
+            if source.state != self._states[i]:
+                log.info(
+                    "source %s: %s -> %s, epoch %d, next seq %d, %d blocks",
+                    source.spec.label,
+                    self._states[i],
+                    source.state,
+                    source.sequencer.epoch,
+                    source.sequencer.next,
+                    len(source.normalizer.index),
+                )
+                self._states[i] = source.state
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until ``stop`` is set, then end in order."""
+        await self.start()
+        try:
+            await stop.wait()
+        finally:
+            await self.close()
+
+    async def close(self, drain: float = DRAIN) -> None:
+        """Stop listening, give routers ``drain`` seconds to take what is queued, and close every socket."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await self._admin.close()
+        for live in self._live:
+            live.close()
+        for client in self._replays.values():
+            client.close()
+        for server in self._servers.values():
+            server.close()
+        for output in self._outputs.values():
+            output.close(drain)
+        await asyncio.sleep(0)  # descriptors are let go one turn after their sockets were closed
+        await asyncio.sleep(0)
+        await asyncio.to_thread(self._context.term)
+
+
+async def serve(config: Config) -> None:
+    """Run the daemon until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    Raises:
+        BindError: an endpoint is taken.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def asked(signum: int) -> None:
+        if stop.is_set():
+            # the default action: whoever waits for this process sees that it was killed
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+        log.info("%s: ending; once more to end at once", signal.Signals(signum).name)
+        stop.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, asked, signum)
+    try:
+        await Daemon(config).run(stop)
+    finally:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError):
+                loop.remove_signal_handler(signum)
+
+
+def _source_spec(config: Config, stream: SourceStream) -> SourceSpec:
+    settings = Settings(
+        replay=stream.replay_endpoint is not None,
+        replay_timeout=config.replay_timeout,
+        probe_interval=config.probe_interval,
+        reorder_batches=config.reorder_batches,
+    )
+    rules = Rules(
+        block_size=None if config.block_size == "auto" else config.block_size,
+        duplicates=config.duplicates,
+        groups=config.groups,
+        orphans=config.orphans,
+        max_blocks=config.limits.max_blocks,
+    )
+    return SourceSpec(stream.label, stream.rank, settings, rules, config.on_lost, config.source_timeout)
+
+
+def _output_spec(config: Config, output: OutputConfig, streams: list[SourceStream]) -> OutputSpec:
+    merged = output.layout == "merged"
+    served = streams[:1] if merged else streams
+    topics = [None if output.topic is None else render_topic(output.topic, stream, config) for stream in served]
+    profile = Profile(PROFILES[output.profile].encoding, "3" if output.framing == 3 else "4")
+    return OutputSpec(
+        output.name,
+        profile,
+        topics,
+        merged,
+        output.heartbeat,
+        output.journal_batches,
+        output.journal_bytes,
+    )
+
+
+__all__ = ["BindError", "Daemon", "serve"]

@@ -1,0 +1,149 @@
+"""Every error becomes a message and an exit code; a subcommand costs nothing until it is used."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kvbus.cli import main
+from kvbus.cli.frame import Frame, Subcommand
+from kvbus.errors import BindError, ConfigError, KvbusError, Problem
+
+
+def _group(action) -> click.Group:
+    @click.group(cls=Frame)
+    @click.option("--debug", is_flag=True)
+    def group(debug): ...
+
+    @group.command("go")
+    def go():
+        return action()
+
+    return group
+
+
+def _raise(error: BaseException):
+    def action():
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ConfigError([Problem("http", "is wrong")]), 78, "http: is wrong"),
+        (
+            BindError("tcp://*:1", "Address already in use"),
+            69,
+            "kvbus: cannot listen on tcp://*:1: Address already in use",
+        ),
+        (KvbusError("the relay stopped"), 70, "kvbus: the relay stopped"),
+        (
+            ExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("in", [BindError("a", "b")])]),
+            69,
+            "cannot listen on a",
+        ),
+        (ValueError("two\nlines"), 70, "kvbus: internal error: ValueError: two lines"),
+        (ExceptionGroup("tasks", [ZeroDivisionError()]), 70, "kvbus: internal error: ZeroDivisionError\n"),
+        (click.UsageError("no such thing"), 2, "Error: no such thing"),
+        (click.exceptions.Exit(3), 3, ""),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 0, ""),
+    ],
+)
+def test_errors(error, code, message):
+    done = CliRunner().invoke(_group(_raise(error)), ["go"])
+    assert done.exit_code == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_bug_comes_with_a_hint_and_on_request_with_its_traceback():
+    group = _group(_raise(ValueError("x")))
+    assert "KVBUS_TRACEBACK=1" in CliRunner().invoke(group, ["go"]).stderr
+    done = CliRunner().invoke(group, ["--debug", "go"])
+    assert done.exit_code == 70
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "KVBUS_TRACEBACK" not in done.stderr
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (69, 69), ("text", 0)])
+def test_a_command_may_return_its_exit_code(returned, code):
+    assert CliRunner().invoke(_group(lambda: returned), ["go"]).exit_code == code
+
+
+def test_a_subcommand_that_is_not_installed_breaks_no_other(monkeypatch):
+    module = types.ModuleType("kvbus.cli.fine")
+    module.command = click.Command("fine", callback=lambda: click.echo("hello"))
+    module.__spec__ = types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "kvbus.cli.fine", module)
+    group = Frame("group", subcommands=[Subcommand("absent", "Not there."), Subcommand("fine", "There.")])
+    listing = CliRunner().invoke(group, ["--help"])
+    assert "There." in listing.output
+    assert "absent" not in listing.output
+    assert CliRunner().invoke(group, ["fine"]).output == "hello\n"
+    assert CliRunner().invoke(group, ["absent"]).exit_code == 2
+
+
+def test_a_subcommand_that_does_not_import_breaks_no_other(tmp_path, monkeypatch):
+    (tmp_path / "broken_command.py").write_text("raise RuntimeError('half written')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Subcommand, "module", property(lambda self: self.name))
+    group = Frame("group", subcommands=[Subcommand("broken_command", "Broken.")])
+    assert CliRunner().invoke(group, ["--help"]).exit_code == 0
+    done = CliRunner().invoke(group, ["broken_command"])
+    assert done.exit_code == 70
+    assert "RuntimeError: half written" in done.stderr
+
+
+def test_help_imports_no_subcommand():
+    code = textwrap.dedent("""
+        import sys
+        from kvbus.cli import main
+        try:
+            main(["--help"], prog_name="kvbus")
+        except SystemExit:
+            pass
+        loaded = sorted(m for m in sys.modules if m.split(".")[0] in {"zmq", "aiohttp", "pydantic", "rich"})
+        assert not loaded, loaded
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Commands:" in done.stdout
+
+
+def test_ctrl_c_is_quiet():
+    code = textwrap.dedent("""
+        import click, signal
+        from kvbus.cli.frame import Frame
+
+        group = Frame("group")
+
+        @group.command()
+        def wait():
+            print("ready", flush=True)
+            signal.pause()
+
+        group.main(["wait"], prog_name="kvbus")
+    """)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.strip() == ""
+
+
+def test_the_declared_subcommands():
+    assert list(main.subcommands) == ["run", "demo", "check", "tail", "dump", "record", "play", "sim"]

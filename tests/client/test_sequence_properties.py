@@ -1,0 +1,204 @@
+"""Whatever happens to the live stream and to the answers, the view ends up as the publisher's own state."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from kvbus.client.outputs import Ask, Deliver, StopAsking
+from kvbus.client.patience import Limits, Timing
+from kvbus.client.sequence import Sequence
+from kvbus.client.updates import Lost, Restarted, Synced
+from kvbus.client.view import BlockView
+from kvbus.core.codec import decode_batch, encode_batch
+from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.transport.subscriber import END
+
+TOKENS = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
+
+
+def stored(*hashes: int) -> BlockStored:
+    return BlockStored(list(hashes), None, TOKENS, 2)
+
+
+class Subscription(RuleBasedStateMachine):
+    """A publisher with a whole history, a bad network, and the sequence machine.
+
+    What the network cannot do is what TCP cannot do: a frame of the publisher's next life does not come before the
+    connection broke and stood again. Requests are retried for ever, so nothing may be reported lost.
+    """
+
+    @initialize(compacting=st.booleans(), ids=st.booleans(), recent=st.integers(1, 6), held=st.integers(1, 6))
+    def begin(self, compacting: bool, ids: bool, recent: int, held: int) -> None:
+        self.compacting = compacting  # a replay from 0 is the state at its end, not the history
+        self.ids = ids
+        self.life = 0
+        self.log: list[bytes] = []
+        self.truth: set[int] = set()
+        self.flying: list[tuple[int, bytes]] = []
+        self.up = False
+        self.asked: int | None = None
+        self.answer: list[object] = []
+        self.now = 0.0
+        self.view = BlockView()
+        self.synced = False
+        self.sequence = Sequence(
+            timing=Timing(attempts=10**9), limits=Limits(held_batches=held, recent=recent, held_bytes=400)
+        )
+        self.follow(self.sequence.open(self.now))
+
+    # -- the publisher
+
+    @rule(
+        change=st.one_of(
+            st.tuples(st.just("store"), st.integers(0, 9)),
+            st.tuples(st.just("remove"), st.integers(0, 9)),
+            st.tuples(st.sampled_from(["clear", "nothing"]), st.just(0)),
+        ),
+        lost=st.booleans(),
+    )
+    def publish(self, change: tuple[str, int], lost: bool) -> None:
+        kind, block = change
+        events = {
+            "store": [stored(block)],
+            "remove": [BlockRemoved([block])],
+            "clear": [AllBlocksCleared()],
+            "nothing": [],
+        }[kind]
+        if kind == "store":
+            self.truth.add(block)
+        elif kind == "remove":
+            self.truth.discard(block)
+        elif kind == "clear":
+            self.truth.clear()
+        self.log.append(encode_batch(events, self.life * 1e6 + len(self.log), 0))
+        if self.up and not lost:
+            self.flying.append((len(self.log) - 1, self.log[-1]))
+
+    @rule(stale=st.integers(0, 2))
+    @precondition(lambda self: self.up)
+    def restart(self, stale: int) -> None:
+        self.break_connection(stale)
+        self.life += 1
+        self.log = []
+        self.truth = set()
+
+    @rule(stale=st.integers(0, 2))
+    @precondition(lambda self: self.up)
+    def break_connection(self, stale: int) -> None:
+        self.up = False
+        self.asked, self.answer = None, []
+        flying, self.flying, frame = self.flying, [], self.frame
+        self.follow(self.sequence.interrupted())
+        for seq, payload in flying[:stale]:  # read after the break was noticed
+            self.follow(self.sequence.live(b"", frame(seq), payload, self.now))
+
+    @rule()
+    @precondition(lambda self: not self.up)
+    def connect(self) -> None:
+        self.up = True
+        self.follow(self.sequence.connected(self.now))
+
+    # -- the network
+
+    @rule(data=st.data(), again=st.booleans())
+    @precondition(lambda self: self.flying)
+    def arrive(self, data: st.DataObject, again: bool) -> None:
+        index = data.draw(st.integers(0, min(3, len(self.flying) - 1)), label="index")
+        seq, payload = self.flying[index] if again else self.flying.pop(index)
+        self.follow(self.sequence.live(b"", self.frame(seq), payload, self.now))
+
+    @rule()
+    @precondition(lambda self: self.asked is not None and self.up)
+    def serve(self) -> None:
+        start, self.asked = self.asked, None
+        assert start is not None
+        answer = list(enumerate(self.log))[start:]
+        if self.compacting and start == 0 and answer:
+            state = [AllBlocksCleared(), stored(*self.truth)] if self.truth else [AllBlocksCleared()]
+            # the whole state first, empty batches up to the newest
+            payloads = [encode_batch(state if not seq else [], -1.0, 0) for seq, _ in answer]
+            answer = list(enumerate(payloads))
+        self.answer = [*answer, END]
+        self.first_of_answer = True
+
+    @rule(lost=st.sampled_from([False, False, False, True]))
+    @precondition(lambda self: self.answer)
+    def answer_arrives(self, lost: bool) -> None:
+        item = self.answer.pop(0)
+        first, self.first_of_answer = self.first_of_answer, False
+        if lost and not first:  # an older engine's ROUTER drops when its queue is full: never the first
+            return
+        if item is END:
+            self.follow(self.sequence.replay_ended(self.now))
+        else:
+            seq, payload = item
+            self.follow(self.sequence.replayed(b"", self.frame(seq), payload, self.now))
+
+    @rule(seconds=st.sampled_from([0.05, 0.5, 3.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.follow(self.sequence.tick(self.now))
+
+    # -- the subscriber
+
+    def frame(self, seq: int) -> bytes:
+        return seq.to_bytes(8, "big") + (bytes([self.life]) * 16 if self.ids else b"")
+
+    def follow(self, outputs: list[object]) -> None:
+        for output in outputs:
+            assert not isinstance(output, Lost), output
+            if isinstance(output, Deliver):
+                self.view.apply_batch(decode_batch(output.payload))
+            elif isinstance(output, Restarted):
+                self.view.clear()
+            elif isinstance(output, Ask):
+                self.asked, self.answer = output.start, []
+            elif isinstance(output, StopAsking):
+                self.asked, self.answer = None, []
+            elif isinstance(output, Synced):
+                self.synced = True
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            if self.asked is not None:
+                self.serve()
+            elif self.answer:
+                self.answer_arrives(lost=False)
+            elif self.flying:
+                seq, payload = self.flying.pop(0)
+                self.follow(self.sequence.live(b"", self.frame(seq), payload, self.now))
+            elif self.sequence.deadline is not None:
+                self.now = max(self.now, self.sequence.deadline)
+                self.follow(self.sequence.tick(self.now))
+            else:
+                return
+        raise AssertionError("the subscriber never comes to rest")
+
+    def check(self) -> None:
+        assert {block.hash for block in self.view} == self.truth
+        assert self.sequence.next_seq == len(self.log)
+        assert self.sequence.held == 0
+        assert not self.sequence.syncing
+
+    def teardown(self) -> None:
+        if not hasattr(self, "sequence"):
+            return
+        if not self.up:
+            self.connect()
+        self.settle()
+        self.now += 10
+        self.publish(("nothing", 0), lost=False)
+        self.settle()
+        assert self.synced
+        self.check()
+        # and it goes on as it should
+        self.publish(("store", 42), lost=False)
+        self.settle()
+        self.check()
+
+
+Subscription.TestCase.settings = settings(max_examples=8000, stateful_step_count=50, deadline=None)
+TestSubscription = Subscription.TestCase

@@ -1,0 +1,46 @@
+"""Radix nodes: stores that fork split a node, removals of a part split it too."""
+
+from itertools import accumulate
+
+from kvbus.sim.cache import make_block
+from kvbus.sim.nodes import RadixNodes
+
+
+def chain(text, parent=None):
+    """One block a letter."""
+    blocks = accumulate(map(ord, text), lambda last, token: make_block(last, [token]), initial=parent)
+    return tuple(blocks)[1:]
+
+
+def short(changes):
+    return [("+" if stored else "-") + "".join(chr(b.tokens[0]) for b in run) for stored, run in changes]
+
+
+def test_a_store_below_a_nodes_end_is_a_node_of_its_own():
+    nodes = RadixNodes()
+    first = chain("abc")
+    assert short(nodes.store(first)) == ["+abc"]
+    assert short(nodes.store(chain("de", first[-1]))) == ["+de"]
+
+
+def test_a_store_below_a_nodes_middle_splits_it():
+    nodes = RadixNodes()
+    first = chain("abc")
+    list(nodes.store(first))
+    assert short(nodes.store(chain("xy", first[0]))) == ["-abc", "+a", "+bc", "+xy"]
+
+
+def test_a_whole_node_goes_at_once_and_a_part_of_it_after_a_split():
+    nodes = RadixNodes()
+    first = chain("abcd")
+    list(nodes.store(first))
+    assert short(nodes.remove(first[:1:-1])) == ["-abcd", "+ab", "+cd", "-cd"]
+    assert short(nodes.remove(first[1::-1])) == ["-ab"]
+
+
+def test_equal_content_is_the_same_block_whoever_made_it():
+    nodes = RadixNodes()
+    list(nodes.store(chain("abc")))
+    again = chain("abc")
+    assert short(nodes.store(chain("x", again[2]))) == ["+x"]
+    assert short(nodes.store(chain("y", again[1]))) == ["-abc", "+ab", "+c", "+y"]

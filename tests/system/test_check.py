@@ -1,0 +1,156 @@
+"""``kvbus check`` as a process: what is on stdout, what is on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.config import load
+
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "kvbus.yaml"
+
+
+def kvbus(*args: str, env: dict[str, str] | None = None, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("KVBUS_")}
+    return subprocess.run(
+        [sys.executable, "-m", "kvbus", *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**clean, **(env or {})},
+        **kwargs,
+    )
+
+
+def test_the_example_is_good_and_printed_in_full(tmp_path):
+    done = kvbus("check", "-c", str(EXAMPLE))
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(done.stdout)
+    assert load(printed, env={}, overrides={}) == load(EXAMPLE, env={}, overrides={})
+
+
+def test_json(tmp_path):
+    done = kvbus("check", "-c", str(EXAMPLE), "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == load(EXAMPLE, env={}, overrides={}).to_dict()
+
+
+def test_every_error_at_once(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text("bogus: 1\nsources: [{endpoint: nowhere}]\noutputs: [{layout: diagonal}]\nhttp: 9\n")
+    done = kvbus("check", "-c", str(path), env={"KVBUS_BOGUS": "1", "KVBUS_ON_LOST": "panic"})
+    assert (done.returncode, done.stdout) == (78, "")
+    head, *lines = done.stderr.splitlines()
+    assert head == "kvbus: the configuration has 6 problems:"
+    keys = ("bogus", "sources[0].endpoint", "outputs[0].layout", "http", "KVBUS_BOGUS", "on_lost")
+    for key in keys:
+        assert [line for line in lines if line.startswith(f"  {key} = ")], key
+
+
+def test_a_missing_file():
+    done = kvbus("check", "-c", "/nonexistent/kvbus.yaml")
+    assert done.returncode == 78
+    assert "/nonexistent/kvbus.yaml: cannot be read: No such file or directory" in done.stderr
+
+
+def test_nothing_configured_says_what_is_needed():
+    done = kvbus("check")
+    assert done.returncode == 78
+    assert "sources: at least one is needed; for example" in done.stderr
+    assert "outputs: at least one is needed; for example" in done.stderr
+
+
+def test_a_one_liner():
+    done = kvbus(
+        "check",
+        "--json",
+        "--source", "tcp://10.0.0.1:5557,tcp://10.0.0.1:5558",
+        "--source", "tcp://10.0.0.2:5557",
+        "--output", "tcp://*:5657,tcp://*:5757",
+        "--output", "ipc:///run/kv",
+        "--http", "null",
+        "--model", "org/m",
+        "--log-level", "warning",
+        "--log-format", "json",
+        "--set", "outputs[1].layout=merged",
+        "--set", "limits.max_frames=9",
+        env={"KVBUS_MODEL": "other", "KVBUS_LIMITS__MAX_FRAMES": "8"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    config = json.loads(done.stdout)
+    assert [(s["name"], s["endpoint"], s["replay_endpoint"]) for s in config["sources"]] == [
+        ("engine-0", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
+        ("engine-1", "tcp://10.0.0.2:5557", None),
+    ]
+    assert [(o["name"], o["endpoint"], o["replay_endpoint"], o["layout"]) for o in config["outputs"]] == [
+        ("routers-0", "tcp://*:5657", "tcp://*:5757", "per_source"),
+        ("routers-1", "ipc:///run/kv", None, "merged"),
+    ]
+    assert (config["http"], config["model"], config["limits"]["max_frames"]) == (None, "org/m", 9)
+    assert (config["log_level"], config["log_format"]) == ("warning", "json")
+
+
+def test_options_replace_the_lists_of_the_file():
+    done = kvbus("check", "-c", str(EXAMPLE), "--json", "--source", "ipc:///run/e")
+    (source,) = json.loads(done.stdout)["sources"]
+    assert (source["name"], source["endpoint"], source["replay_endpoint"]) == ("engine", "ipc:///run/e", None)
+
+
+def test_the_file_from_the_environment():
+    done = kvbus("check", "--json", env={"KVBUS_CONFIG": str(EXAMPLE)})
+    assert json.loads(done.stdout)["model"] == "Qwen/Qwen3-32B"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("check", "--bogus"),
+        ("check", "--set", "http"),
+        ("check", "--set", "=1"),
+        ("check", "--source", "a,b,c"),
+        ("check", "--output", ","),
+        ("bogus",),
+    ],
+)
+def test_usage(args):
+    done = kvbus(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Usage: kvbus" in done.stderr
+
+
+@pytest.mark.parametrize("args", [("--help",), ("check", "--help"), ("check", "-h")])
+def test_help_shows_examples_before_options(args):
+    done = kvbus(*args)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 0 < done.stdout.index("Examples:") < done.stdout.index("Options:")
+
+
+def test_version():
+    done = kvbus("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("kvbus ")
+
+
+def test_a_reader_that_closes_the_pipe_early_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvbus", "check", "-c", str(EXAMPLE)],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
