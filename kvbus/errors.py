@@ -75,11 +75,16 @@ class ConfigError(KvbusError):
 
 
 class BindError(KvbusError):
-    """An endpoint or address that cannot be listened on."""
+    """An endpoint or address that cannot be listened on.
+
+    Args:
+        endpoint: The endpoint; without a reason, the whole message.
+        reason: Why not, such as the system's words for it.
+    """
 
     exit_code = ExitCode.CANNOT_BIND
 
-    def __init__(self, endpoint: str, reason: str) -> None:
+    def __init__(self, endpoint: str, reason: str | None = None) -> None:
         self.endpoint = endpoint
         self.reason = reason
-        super().__init__(f"cannot listen on {endpoint}: {reason}")
+        super().__init__(endpoint if reason is None else f"cannot listen on {endpoint}: {reason}")

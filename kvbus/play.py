@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from kvbus.capture import Message
     from kvbus.transport.publisher import EnginePublisher
+
+
+_LINGER: Final = 0.2  # seconds that the last batches of a life have to reach the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,7 @@ async def play(
     speed: float = 1.0,
     loop: bool = False,
     faults: Faults | None = None,
+    subscribers: int = 0,
     stats: Stats | None = None,
 ) -> Stats:
     """Publish a capture.
@@ -134,6 +138,7 @@ async def play(
         speed: how much faster than recorded.
         loop: begin again at the end, each time as a new life of the engine; never returns.
         faults: faults to make; each loop has its own.
+        subscribers: how many to wait for at the start of each life, so that they miss nothing of it.
         stats: counters to update while playing.
 
     Returns:
@@ -145,6 +150,7 @@ async def play(
     faults = faults or Faults()
     stats = stats or Stats()
     round_ = 0
+    await publisher.wait_for_subscriber(count=subscribers)
     while True:
         seeded = replace(faults, seed=faults.seed + round_)
         steps = schedule(read(), seeded, stats)
@@ -154,12 +160,14 @@ async def play(
             elif isinstance(step, Again):
                 publisher.send_again(step.seq)
             else:
-                publisher.restart(linger=0.2)
+                publisher.restart(linger=_LINGER)
+                await publisher.wait_for_subscriber(count=subscribers)
         if not loop:
             return stats
         round_ += 1
         stats.lives += 1
-        publisher.restart(linger=0.2)
+        publisher.restart(linger=_LINGER)
+        await publisher.wait_for_subscriber(count=subscribers)
 
 
 async def _paced(steps: Iterator[Step], rate: float | None, speed: float) -> AsyncIterator[Step]:

@@ -45,7 +45,7 @@ _PROBABILITY = click.FloatRange(0, 1)
 )
 @click.option("--loop", is_flag=True, help="Begin again at the end, as a new life of the engine.")
 @click.option("--delay", "--wait", type=click.FloatRange(0), default=0.0, help="Seconds before the first batch.")
-@click.option("--subscribers", type=click.IntRange(0), default=0, help="Wait for so many before the first batch.")
+@click.option("--subscribers", type=click.IntRange(0), default=0, help="Wait for so many at the start of each life.")
 @click.option(
     "--exit-after",
     type=click.FloatRange(0),
@@ -126,10 +126,16 @@ def command(
 
     async def published() -> None:
         await asyncio.sleep(delay)
-        if subscribers:
-            await publisher.wait_for_subscriber(count=subscribers)
         await play(
-            publisher, read, pace=pace, rate=rate or 200.0, speed=speed or 1.0, loop=loop, faults=faults, stats=stats
+            publisher,
+            read,
+            pace=pace,
+            rate=rate or 200.0,
+            speed=speed or 1.0,
+            loop=loop,
+            faults=faults,
+            subscribers=subscribers,
+            stats=stats,
         )
         if exit_after is None:
             say(f"{file} is at its end; " + ("serving replay" if replay_endpoint else "idle") + " until Ctrl-C")

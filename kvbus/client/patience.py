@@ -15,8 +15,9 @@ class Timing:
         answer_s: the longest one answer may take in all.
         retry_s: pause before asking again for what an answer left out.
         attempts: requests in a row without a new batch before the missing ones are lost.
-        confirm_s: pause before the last batch is asked for once more after a connection, unless live batches come:
-            one published between the answer and the subscription's arrival at the publisher would be missed.
+        confirm_s: pause before the last batch is asked for once more after a connection, unless live batches
+            come: one published between the answer and the subscription's arrival at the publisher would be
+            missed.
         overlap_s: how long after a replay live batches may still come in that it contained already.
     """
 

@@ -193,7 +193,7 @@ class Sequence:
             self._trimmed(seq)
             self._deliver(_Held(topic, payload, replayed=True))
             request.progress = True
-        elif request.overlap and seq == request.start and self._recent[seq][0] != hash(payload):
+        elif not request.seen and request.overlap and self._recent[seq][0] != hash(payload):
             # also with an unchanged id: a compacted answer's tail is worth nothing without its head
             self._restart(RestartReason.PAYLOAD, now, publisher)
         elif seq < due:

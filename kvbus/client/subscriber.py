@@ -124,7 +124,8 @@ class Subscriber:
         """Open the sockets; `receive` does it too. Needs a running event loop.
 
         Raises:
-            OSError: an endpoint is malformed or cannot be bound; the message names it.
+            BindError: the endpoint cannot be bound.
+            ValueError: an endpoint is malformed.
             SubscriberClosedError: it was closed before; a new one is needed.
         """
         if self._closed:
@@ -150,7 +151,7 @@ class Subscriber:
 
         Raises:
             SubscriberClosedError: closed, now or before.
-            OSError: the first call opens the sockets, see `open`.
+            BindError: the first call opens the sockets, see `open`.
         """
         self.open()
         self._handed_out += 1

@@ -96,7 +96,7 @@ class _Walk:
     seen: set[int] = field(default_factory=set)
 
     def visit(self, node: Node, path: tuple[str | int, ...]) -> None:
-        if False:
+        if id(node) in self.seen:
             return
         self.seen.add(id(node))
         if isinstance(node, SequenceNode):

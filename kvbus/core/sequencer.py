@@ -48,7 +48,6 @@ class Purpose(StrEnum):
     GAP = "gap"
     PROBE = "probe"
     VERIFY = "verify"
-    VERIFY_ALL = "verify_all"
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -141,7 +140,8 @@ class Sequencer:
         self._idle_since = 0.0
         self._probe_factor = 1
         self._grace: float | None = None
-        self._buffer_seen = False
+        self._no_buffer = False
+        """The publisher answered a replay with nothing although it had just published: its answers prove nothing."""
         self._resyncing = False
 
     # -- what the shell tells ----------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Sequencer:
         self._idle_since = now
         self._resyncing = True
         if not self.settings.replay:
-            self.state = State.SYNCING
+            self.state = State.LIVE  # there is no history to wait for: the stream begins with its next batch
             if self.synced:
                 self._settled(now)
             return
@@ -170,6 +170,12 @@ class Sequencer:
         del now
         self.connected = False
         self._stop()
+        if self.next == 0:
+            # nothing was delivered that a new life could be told by: what is held may be of a life that is over
+            self.stats.lost += self.stats.pending
+            self.held.clear()
+            self.horizon = self.live_top = 0
+            self.synced = False
         if self.state is not State.LOST:
             self.state = State.CONNECTING
 
@@ -206,7 +212,6 @@ class Sequencer:
             self.stats.stale_replies += 1
             return
         asked.items += 1
-        self._buffer_seen = True
         if asked.items == 1 and not self._same_life(asked, seq, payload):
             self._new_epoch(now)
             return
@@ -274,12 +279,12 @@ class Sequencer:
         if self._request is None and now - self._idle_since >= interval * self._probe_factor:
             self._idle_since = now
             self._probe_factor = min(self._probe_factor * 2, MAX_PROBE_BACKOFF)
-            self._ask(Purpose.PROBE, self.next, now)
+            self._ask(Purpose.PROBE, max(self.next - 1, 0), now)
 
     def _check_done(self, now: float) -> None:
         """An answer that has caught up with the live stream has done its work, whether or not it ever ENDs."""
         asked = self._request
-        if asked is None or asked.purpose in (Purpose.VERIFY, Purpose.VERIFY_ALL, Purpose.PROBE):
+        if asked is None or asked.purpose in (Purpose.VERIFY, Purpose.PROBE):
             return
         if self.live_top and self.next >= self.live_top and not self.held:
             self._stop()
@@ -288,7 +293,7 @@ class Sequencer:
     def _finish(self, asked: Request, now: float, *, answered: bool) -> None:
         """An answer is over. What it did not bring is asked for once more, then given up."""
         purpose = asked.purpose
-        if purpose in (Purpose.VERIFY, Purpose.VERIFY_ALL):
+        if purpose is Purpose.VERIFY:
             if not self._verified(asked, now, answered=answered):
                 return
         elif purpose is Purpose.SYNC and not self.synced:
@@ -299,6 +304,8 @@ class Sequencer:
             if asked.items == 0 and self.held and self.next == 0:
                 self._baseline(min(self.held))
             self._drain()
+        elif answered and not asked.items and (self.held or self.next):
+            self._no_buffer = True
         self._settled(now)
 
     def _settled(self, now: float) -> None:
@@ -455,11 +462,10 @@ class Sequencer:
 
     def _same_life(self, asked: Request, seq: int, payload: bytes) -> bool:
         """Whether the first batch of an answer can belong to the life known so far."""
-        if asked.purpose is Purpose.VERIFY_ALL or (asked.purpose is Purpose.VERIFY and seq < self.next):
-            known = self._known(seq)
-            return known == hash(payload) if known is not None else seq < self.next and not self._suspects
-        # trimmed beyond the batch asked for: neither can be shown, and what lies between is lost either way
-        return asked.purpose is not Purpose.VERIFY
+        if asked.start != self.next - 1 or asked.purpose not in (Purpose.VERIFY, Purpose.PROBE):
+            return True
+        # the batch asked for is the last one delivered. Trimmed beyond it: what lies between is lost in any case
+        return seq <= asked.start and self._known(seq) == hash(payload)
 
     def _verified(self, asked: Request, now: float, *, answered: bool) -> bool:
         """A verifying answer is over; False if it opened a new epoch or another question."""
@@ -472,21 +478,14 @@ class Sequencer:
                 return False
             self._attempts += 1
             if self._attempts < ATTEMPTS:
-                self._ask(asked.purpose, asked.start, now)
+                self._ask(Purpose.VERIFY, self.next - 1, now)
                 return False
             self._suspects.clear()
             return True
-        if self._suspects:
-            self._new_epoch(now)
-            return False
-        if asked.purpose is Purpose.VERIFY:
-            # the last batch is not in the buffer: asked from 0, a new life shows itself or has nothing yet
-            self._ask(Purpose.VERIFY_ALL, 0, now)
-            return False
-        if self._buffer_seen:
-            self._new_epoch(now)
-            return False
-        return True
+        if self._no_buffer and not self._suspects:
+            return True
+        self._new_epoch(now)
+        return False
 
     def _new_epoch(self, now: float) -> None:
         """Start over: the suspects are the new life's first live batches, everything held was the old one's."""
@@ -503,9 +502,11 @@ class Sequencer:
             self.stats.duplicates -= 1
             self._hold(seq, payload)
             self.live_top = max(self.live_top, seq + 1)
-        self.state = State.SYNCING
         if self.settings.replay:
+            self.state = State.SYNCING
             self._ask(Purpose.SYNC, 0, now)
+        else:
+            self.state = State.LIVE
         self._advance(now)
 
 

@@ -4,56 +4,29 @@
 for an engine in ``kvbus sim``, ``kvbus play``, the demo and the tests, so it repeats the engines' habits,
 good and bad: a sequence number without an epoch, a trimmed buffer that says nothing, requests without a
 delimiter dropped in silence.
-
-The replay server runs in a thread of its own, as far away from the caller's event loop as an engine's
-publisher thread is: it answers while the loop is busy, and works the same under asyncio, uvloop and no loop
-at all.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import errno
-import itertools
-import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Final, Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
 
 import zmq
 
 from kvbus.errors import BindError
+from kvbus.transport.enginereplay import END_SEQ, Framing, ReplayBuffer, ReplayFault, ReplayServer, answer
 from kvbus.transport.rawsub import refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-Framing = Literal["3", "4", "sim"]
+__all__ = ["END_SEQ", "EnginePublisher", "Framing", "ReplayFault", "binds"]
 
-END_SEQ: Final = b"\xff" * 8
-_BURST: Final = 64  # answers to one requester before the next one has its turn
-_RETRY_MS: Final = 2  # how soon to try again when every requester is at its high-water mark
 _REBIND_S: Final = 5.0  # libzmq gives a closed listener's address back asynchronously
-
-
-class ReplayFault(enum.Enum):
-    """How a replay server misbehaves, for tests of its clients."""
-
-    NONE = "none"
-    SILENT = "silent"
-    """No answer at all."""
-    EMPTY = "empty"
-    """END at once, whatever is buffered."""
-    NO_END = "no-end"
-    """Every batch, and never the END marker (an engine that lost it at the ROUTER's high-water mark)."""
-    ENDLESS = "endless"
-    """The same batches over and over, and never the END marker."""
-    DUPLICATE = "duplicate"
-    """Every batch twice."""
-    INTERLEAVE = "interleave"
-    """Two whole answers frame by frame, each with its END, as when two requests were outstanding."""
 
 
 def binds(endpoint: str) -> bool:
@@ -63,124 +36,6 @@ def binds(endpoint: str) -> bool:
     SGLang adds ``0.0.0.0`` from 0.5.13 on.
     """
     return any(mark in endpoint for mark in ("*", "::", "ipc://", "inproc://", "0.0.0.0"))  # noqa: S104
-
-
-class _Buffer:
-    """The last `steps` batches, written by the publisher and read by the replay thread."""
-
-    def __init__(self, steps: int) -> None:
-        self._lock = threading.Lock()
-        self._batches: deque[tuple[int, bytes]] = deque(maxlen=steps)
-
-    def append(self, seq: int, payload: bytes) -> None:
-        with self._lock:
-            self._batches.append((seq, payload))
-
-    def since(self, start: int) -> list[tuple[int, bytes]]:
-        with self._lock:
-            return [batch for batch in self._batches if batch[0] >= start]
-
-    def find(self, seq: int) -> bytes:
-        with self._lock:
-            for known, payload in reversed(self._batches):
-                if known == seq:
-                    return payload
-        raise KeyError(f"seq {seq} is not in the replay buffer")
-
-    def clear(self) -> None:
-        with self._lock:
-            self._batches.clear()
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-
-class _ReplayServer:
-    """One ROUTER and the thread that serves it."""
-
-    def __init__(
-        self, owner: EnginePublisher, router: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]
-    ) -> None:
-        self._owner = owner
-        self._router = router
-        name = f"inproc://kvbus-replay-stop-{id(self)}"
-        self._stop_in: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        self._stop_in.bind(name)
-        self._stop_out: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        self._stop_out.connect(name)
-        self._jobs: dict[bytes, deque[Iterator[list[bytes]]]] = {}
-        self._unsent: dict[bytes, list[bytes]] = {}
-        self._thread = threading.Thread(target=self._serve, name="kvbus-engine-replay", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop serving, drop the answers under way, close the ROUTER."""
-        self._stop_out.send(b"")
-        self._thread.join()
-        self._stop_out.close(0)
-
-    def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._stop_in, zmq.POLLIN)
-        poller.register(self._router, zmq.POLLIN)
-        moved = True
-        try:
-            while True:
-                wait_ms = None if not self._jobs else 0 if moved else _RETRY_MS
-                ready = dict(poller.poll(wait_ms))
-                if self._stop_in in ready:
-                    return
-                if self._router in ready:
-                    self._take_requests()
-                moved = self._send_some()
-        finally:
-            self._router.close(0)
-            self._stop_in.close(0)
-
-    def _take_requests(self) -> None:
-        while True:
-            try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            # [identity, "", start]; engines drop anything else without a word
-            if len(frames) != 3 or frames[1] or len(frames[2]) != 8:
-                continue
-            client, _, start = frames
-            self._owner.replay_requests += 1
-            answer = self._owner.answer(int.from_bytes(start, "big"))
-            self._jobs.setdefault(client, deque()).append(answer)
-
-    def _send_some(self) -> bool:
-        """Give every requester a burst; False when none of them could take a frame."""
-        moved = False
-        for client in list(self._jobs):
-            for _ in range(_BURST):
-                frames = self._unsent.pop(client, None) or self._next(client)
-                if frames is None:
-                    break
-                try:
-                    self._router.send_multipart([client, *frames], zmq.NOBLOCK)
-                except zmq.Again:
-                    self._unsent[client] = frames
-                    break
-                except zmq.ZMQError as error:
-                    if error.errno != zmq.EHOSTUNREACH:
-                        raise
-                    del self._jobs[client]
-                    break
-                moved = True
-        return moved
-
-    def _next(self, client: bytes) -> list[bytes] | None:
-        queue = self._jobs[client]
-        while queue:
-            frames = next(queue[0], None)
-            if frames is not None:
-                return frames
-            queue.popleft()
-        del self._jobs[client]
-        return None
 
 
 class EnginePublisher:
@@ -225,11 +80,11 @@ class EnginePublisher:
         self._hwm = hwm
         self._own_context = context is None
         self._context = context
-        self._buffer = _Buffer(buffer_steps)
+        self._buffer = ReplayBuffer(buffer_steps)
         self._next_seq = 0
         self._subscriptions = 0
         self._pub: zmq.Socket[bytes] | None = None
-        self._server: _ReplayServer | None = None
+        self._server: ReplayServer | None = None
 
     @property
     def endpoint(self) -> str:
@@ -295,6 +150,8 @@ class EnginePublisher:
         Returns:
             The batch's sequence number.
         """
+        if self._pub is None:
+            raise RuntimeError("the publisher is not started")
         if seq is None:
             seq = self._next_seq
         self._next_seq = seq + 1
@@ -355,33 +212,9 @@ class EnginePublisher:
             while self._count_subscriptions() < count:  # noqa: ASYNC110 - the socket sets no asyncio.Event
                 await asyncio.sleep(0.002)
 
-    def answer(self, start: int) -> Iterator[list[bytes]]:
-        """Yield the frames that answer a replay from `start`, as a DEALER receives them, END included."""
-        fault = self.replay_fault
-        if fault is ReplayFault.SILENT:
-            return
-        batches = [] if fault is ReplayFault.EMPTY else self._buffer.since(start)
-        answer = [self._frames(seq.to_bytes(8, "big"), payload) for seq, payload in batches]
-        # the END marker has an empty topic even where the stream has one
-        end = self._frames(END_SEQ, b"", topic=b"")
-        match fault:
-            case ReplayFault.NO_END:
-                yield from answer
-            case ReplayFault.ENDLESS:
-                yield from itertools.cycle(answer)
-            case ReplayFault.DUPLICATE:
-                yield from (frames for frames in answer for _ in range(2))
-                yield end
-            case ReplayFault.INTERLEAVE:
-                yield from (frames for frames in [*answer, end] for _ in range(2))
-            case _:
-                yield from answer
-                yield end
-
-    def _frames(self, seq: bytes, payload: bytes, topic: bytes | None = None) -> list[bytes]:
-        if self.framing == "3":
-            return [b"", seq, payload]
-        return [b"", self.topic if topic is None else topic, seq, payload]
+    def _asked(self, start: int) -> Iterator[list[bytes]]:
+        self.replay_requests += 1
+        return answer(self._buffer.since(start), self.framing, self.topic, self.replay_fault)
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]], *, patient: bool) -> None:
         # XPUB is PUB to its subscribers, and lets a test wait for one instead of sleeping
@@ -401,7 +234,7 @@ class EnginePublisher:
             except (BindError, ValueError):
                 router.close(0)
                 raise
-            self._server = _ReplayServer(self, router, context)
+            self._server = ReplayServer(router, context, self._asked)
 
     def _shut(self, linger: float) -> None:
         if self._server is not None:
@@ -427,6 +260,10 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str, *, patient: bool = False) ->
     # libzmq spells "any port" as a star
     wanted = f"{endpoint[:-1]}*" if endpoint.startswith("tcp://") and endpoint.endswith(":0") else endpoint
     deadline = time.monotonic() + (_REBIND_S if patient else 0.0)
+    # the closing listener removes its ipc path: a new one bound too early would lose its own
+    path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
+    while path is not None and time.monotonic() < deadline and path.exists():
+        time.sleep(0.001)
     while True:
         try:
             socket.bind(wanted)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 import zmq
 
 from kvbus.core.frames import END_SEQ, LONG_SEQ_BYTES, SEQ_BYTES, replay_request
+from kvbus.transport.rawsub import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,7 +142,8 @@ class StreamSockets:
         """Open the sockets; needs a running event loop.
 
         Raises:
-            OSError: an endpoint is malformed or cannot be bound; the message names it.
+            BindError: the endpoint cannot be bound.
+            ValueError: an endpoint is malformed.
         """
         self._loop = asyncio.get_running_loop()
         if self._context is None:
@@ -338,8 +340,7 @@ def _attach(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> None:
         else:
             socket.connect(endpoint)
     except zmq.ZMQError as error:
-        verb = "bind" if bind else "connect to"
-        raise OSError(error.errno, f"cannot {verb} {endpoint}: {error.strerror}") from error
+        raise refused(error, endpoint, bind=bind) from error
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:

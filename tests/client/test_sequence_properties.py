@@ -200,5 +200,5 @@ class Subscription(RuleBasedStateMachine):
         self.check()
 
 
-Subscription.TestCase.settings = settings(max_examples=8000, stateful_step_count=50, deadline=None)
+Subscription.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestSubscription = Subscription.TestCase

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvbus.config import ConfigError
+
 ENGINE = "{endpoint: 'tcp://10.0.0.1:5557'}"
 
 
@@ -119,11 +121,10 @@ def test_no_contradiction(read, sources, outputs):
     assert read(_text(sources, outputs)).sources
 
 
-def test_one_problem_for_each_pair_of_keys(problems):
-    found = problems(
-        _text("[{data_parallel_size: 64}]", "[{layout: merged}]"),
-    )
-    assert set(found) == {"sources[0].replay_endpoint"}
+def test_one_problem_for_each_pair_of_keys(read):
+    with pytest.raises(ConfigError) as caught:
+        read(_text("[{data_parallel_size: 64}]", "[{layout: merged}]"))
+    assert [problem.key for problem in caught.value.problems] == ["sources[0].replay_endpoint"]
 
 
 def test_ports_past_the_last_one(problems):

@@ -106,11 +106,11 @@ class DynamoIndexer:
         assert status == 200, answer
         return json.loads(answer)["scores"].get(str(self._workers[model]), {}).get("0", 0)
 
-    def wait_until_holds(self, model: str, block_hash: int, timeout: float = 20) -> None:
-        """Wait until a block is in the index: everything published before it has then been applied."""
+    def wait_until_finds(self, model: str, tokens: list[int], timeout: float = 20) -> None:
+        """Wait until a request for these tokens is found whole: what was published before them has been applied."""
         wait_for(
-            lambda: any(held.hash == block_hash for held in self.blocks(model)),
-            f"index {model!r} applies everything up to block {block_hash:#x} (log: {self._log_path})",
+            lambda: self.matched(model, tokens) == len(tokens),
+            f"index {model!r} finds {tokens[:1]}… (log: {self._log_path})",
             timeout,
         )
 

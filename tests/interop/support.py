@@ -66,26 +66,36 @@ def wait_for_subscribers(engine: EnginePublisher, count: int) -> None:
     asyncio.run(engine.wait_for_subscriber(20, count=count))
 
 
-def sentinel(number: int, block_size: int) -> tuple[int, bytes]:
-    """A batch with one root block that no capture contains: its hash, the payload.
+@dataclass(frozen=True)
+class Sentinel:
+    """A batch with one root block that no capture contains.
 
-    Once an index holds it, everything published before it has been applied.
+    Once an index finds its tokens, everything published before it has been applied.
     """
-    block_hash = SENTINEL + number
-    event = {
-        "type": "BlockStored",
-        "block_hashes": [block_hash],
-        "parent_block_hash": None,
-        "token_ids": [4_000_000_000 + number] * block_size,
-        "block_size": block_size,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-    }
-    return block_hash, msgspec.msgpack.encode([time.time(), [event], 0])
+
+    tokens: list[int]
+    payload: bytes
+
+    @classmethod
+    def make(cls, number: int, block_size: int, *, hashes: type = int) -> Self:
+        """Number it; `hashes` is the kind of the stream's own (Dynamo decodes no bytes, kvbus no mixture)."""
+        block_hash = SENTINEL + number
+        tokens = [4_000_000_000 + number] * block_size
+        event = {
+            "type": "BlockStored",
+            "block_hashes": [block_hash if hashes is int else block_hash.to_bytes(32, "big")],
+            "parent_block_hash": None,
+            "token_ids": tokens,
+            "block_size": block_size,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+        }
+        return cls(tokens, msgspec.msgpack.encode([time.time(), [event], 0]))
 
 
 def is_sentinel(block_hash: int) -> bool:
+    """Tell by the hash, where the index keeps the stream's own."""
     return SENTINEL <= block_hash < SENTINEL + 1000
 
 
@@ -108,6 +118,16 @@ class Capture:
     lives: list[list[tuple[int, bytes]]]
     block_size: int
     truth: list[TrueBlock]
+
+    @property
+    def by_hash(self) -> bool:
+        """Whether an index can be compared by hash; else kvbus derives one, and a request's tokens must do."""
+        return all(isinstance(block.hash, int) for block in self.truth)
+
+    @property
+    def hashes(self) -> type:
+        """The kind of hash in the stream."""
+        return bytes if isinstance(self.truth[0].hash, str) else int
 
     @classmethod
     def load(cls, name: str) -> Self:

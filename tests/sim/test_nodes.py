@@ -1,15 +1,16 @@
 """Radix nodes: stores that fork split a node, removals of a part split it too."""
 
-from itertools import accumulate
-
 from kvbus.sim.cache import make_block
 from kvbus.sim.nodes import RadixNodes
 
 
 def chain(text, parent=None):
     """One block a letter."""
-    blocks = accumulate(map(ord, text), lambda last, token: make_block(last, [token]), initial=parent)
-    return tuple(blocks)[1:]
+    blocks = []
+    for letter in text:
+        parent = make_block(parent, [ord(letter)])
+        blocks.append(parent)
+    return tuple(blocks)
 
 
 def short(changes):

@@ -219,8 +219,10 @@ def test_an_endless_answer_never_ends():
     assert not quiet
 
 
-async def test_restart_keeps_the_endpoints_and_forgets_the_rest():
-    async with EnginePublisher(ANY, ANY) as engine, RawSubscriber(engine.endpoint) as sub:
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+async def test_restart_keeps_the_endpoints_and_forgets_the_rest(transport, tmp_path):
+    live, replays = (ANY, ANY) if transport == "tcp" else (f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay")
+    async with EnginePublisher(live, replays) as engine, RawSubscriber(engine.endpoint) as sub:
         await engine.wait_for_subscriber(5)
         before = engine.endpoint, engine.replay_endpoint
         engine.publish(b"old")
@@ -262,6 +264,32 @@ async def test_waiting_for_a_subscriber_that_never_comes_times_out():
     async with EnginePublisher(ANY, None) as engine:
         with pytest.raises(TimeoutError):
             await engine.wait_for_subscriber(0.01)
+
+
+async def test_a_restart_over_ipc_keeps_its_socket_files(tmp_path):
+    live, replays = f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay"
+    async with EnginePublisher(live, replays) as engine:
+        for _ in range(20):
+            engine.restart()
+            # a listener that closes late would take the new one's file away
+            async with RawSubscriber(live):
+                await engine.wait_for_subscriber(5)
+            engine.publish(b"x")
+            assert len(await asyncio.to_thread(replay, replays, 0)) == 2
+
+
+async def test_sockets_can_share_a_context_inproc():
+    context = zmq.Context()
+    try:
+        async with (
+            EnginePublisher("inproc://live", "inproc://replay", context=context) as engine,
+            RawSubscriber(engine.endpoint, context=context) as sub,
+        ):
+            await engine.wait_for_subscriber(5)
+            engine.publish(b"x")
+            assert (await sub.recv())[2] == b"x"
+    finally:
+        context.term()
 
 
 def test_publishing_before_the_start_is_refused():

@@ -1,0 +1,150 @@
+"""``kvbus dump``: the live block set, rebuilt through the standard replay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+import click
+
+from kvbus.cli.until import run_until_signal, say, until
+from kvbus.client.patience import Timing
+from kvbus.client.subscriber import Subscriber
+from kvbus.client.updates import Lost, LostReason, Rejected, Synced
+from kvbus.client.view import BlockView
+from kvbus.errors import ExitCode, KvbusError
+
+if TYPE_CHECKING:
+    from kvbus.transport.subscriber import AnswerFraming
+
+_IDLE_S: Final = 2.0
+
+
+class NoAnswerError(KvbusError):
+    """Nobody answered the replay request in time."""
+
+    exit_code = ExitCode.CANNOT_BIND
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What a replay gave: the blocks, and why they may not be all or not be right."""
+
+    view: BlockView
+    warnings: list[str] = field(default_factory=list)
+
+
+async def rebuild(
+    replay_endpoint: str,
+    *,
+    framing: AnswerFraming,
+    patience: float,
+    copies: bool,
+) -> Rebuilt:
+    """Replay from seq 0 to the END and apply everything.
+
+    Raises:
+        NoAnswerError: nobody answered for `patience` seconds.
+        ValueError: the endpoint is malformed.
+    """
+    # several short attempts: a request that reached a dying publisher is lost with it
+    idle = min(patience, _IDLE_S)
+    timing = Timing(idle_s=idle, attempts=math.ceil(patience / idle))
+    rebuilt = Rebuilt(BlockView(copies=copies, on_lost="keep"))
+    rejected = 0
+    async with Subscriber(None, replay_endpoint, framing=framing, timing=timing) as subscriber:
+        while True:
+            update = await subscriber.receive()
+            rebuilt.view.update(update)
+            if isinstance(update, Lost):
+                if update.reason is LostReason.NO_ANSWER:
+                    raise NoAnswerError(f"no replay from {replay_endpoint} within {patience:g} s")
+                rebuilt.warnings.append(_explain(update))
+            elif isinstance(update, Rejected):
+                rejected += 1
+            elif isinstance(update, Synced):
+                break
+    if rejected:
+        rebuilt.warnings.append(f"{rejected} batches are unreadable")
+    return rebuilt
+
+
+def _explain(lost: Lost) -> str:
+    if lost.reason is LostReason.TRIMMED and lost.first == 0 and lost.last is not None:
+        return f"the replay starts at seq {lost.last + 1}: older batches are trimmed, their blocks are missing here"
+    last = "" if lost.last is None or lost.last == lost.first else f" to {lost.last}"
+    return f"batch {lost.first}{last} is not in the replay ({lost.reason}): blocks may be missing or dead"
+
+
+@click.command("dump", short_help="Print a stream's live blocks.")
+@click.argument("replay_endpoint")
+@click.option(
+    "--framing",
+    type=click.Choice(["auto", "3", "4", "sim"]),
+    default="auto",
+    show_default=True,
+    help="Layout of the answers: 3 is vLLM to 0.25 and SGLang to 0.5.21, 4 the later ones.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait for an answer.",
+)
+@click.option(
+    "--format",
+    "output",
+    type=click.Choice(["jsonl", "count"]),
+    default="jsonl",
+    show_default=True,
+    help="Every block as a line of JSON, or how many there are.",
+)
+@click.option("--copies", is_flag=True, help="Count a block's copies: for an engine's own stream, not kvbus's.")
+def command(
+    replay_endpoint: str,
+    framing: AnswerFraming,
+    timeout: float,
+    output: Literal["jsonl", "count"],
+    copies: bool,
+) -> None:
+    """Rebuild the set of live blocks through the standard replay from seq 0 and print it.
+
+    \b
+    Examples:
+      kvbus dump tcp://127.0.0.1:5658
+      kvbus dump tcp://127.0.0.1:5658 --format count
+      kvbus dump tcp://127.0.0.1:5558 --copies | jq -s 'group_by(.medium) | map({(.[0].medium): length}) |
+      add'
+
+    One line a block: rank, hash, parent, medium, group_idx, block_size, token_ids, copies. Hashes that are
+    bytes are hex strings. Exit code 69: nobody answered.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    rebuilt: Rebuilt | None = None
+
+    async def session(stop: asyncio.Event) -> None:
+        async def work() -> None:
+            nonlocal rebuilt
+            rebuilt = await rebuild(replay_endpoint, framing=framing, patience=timeout, copies=copies)
+
+        await until(stop, work())
+
+    try:
+        run_until_signal(session)
+    except ValueError as error:
+        raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5558") from error
+    if rebuilt is None:
+        say("interrupted: nothing is printed of an incomplete replay")
+        raise SystemExit(ExitCode.INTERRUPTED)
+    for warning in rebuilt.warnings:
+        say(f"warning: {warning}")
+    if output == "count":
+        click.echo(len(rebuilt.view))
+        return
+    for block in rebuilt.view:
+        sys.stdout.write(json.dumps(block.to_json(), separators=(",", ":")) + "\n")

@@ -1,0 +1,249 @@
+"""``kvbus tail``: watch a stream, decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import click
+
+from kvbus.cli.until import run_until_signal, say, until
+from kvbus.client.subscriber import Subscriber
+from kvbus.client.updates import Gap, Lost, Received, Rejected, Restarted
+from kvbus.core.codec import decode_tokens
+from kvbus.core.schema import BlockRemoved, BlockStored
+from kvbus.core.types import Reason
+
+if TYPE_CHECKING:
+    from kvbus.client.updates import Update
+    from kvbus.core.codec import Batch
+    from kvbus.core.schema import Event
+    from kvbus.core.types import Hash
+
+_SHOWN_HASHES: Final = 4
+
+
+class Screen:
+    """Where updates are printed: as lines for people, or as JSON lines."""
+
+    def __init__(self, out: TextIO, *, as_json: bool) -> None:
+        self.batches = self.events = self.missing = 0
+        self._out = out
+        self._json = as_json
+        # https://no-color.org: any non-empty value; and never into a file or a pipe
+        self._colour = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def show(self, update: Update) -> None:
+        """Print one update and count it."""
+        if isinstance(update, Received):
+            self.batches += 1
+            self.events += len(update.batch.events)
+        elif isinstance(update, Lost) and update.last is not None:
+            self.missing += update.last - update.first + 1
+        if self._json:
+            self._out.write(json.dumps(to_json(update), separators=(",", ":")) + "\n")
+        else:
+            for text, colour in _lines(update):
+                line = click.style(text, fg=colour) if self._colour and colour else text
+                self._out.write(line + "\n")
+
+    def flush(self) -> None:
+        """Hand what was printed on."""
+        self._out.flush()
+
+    def summary(self) -> str:
+        """One line about what was shown."""
+        lost = f", {self.missing} lost" if self.missing else ""
+        return f"{self.batches} batches, {self.events} events{lost}"
+
+
+def to_json(update: Update) -> dict[str, Any]:
+    """An update as plain values; ``kind`` first, hashes that are bytes as hex strings."""
+    plain: dict[str, Any] = {"kind": update.kind}
+    if isinstance(update, Received):
+        batch = update.batch
+        plain |= {
+            "seq": update.seq,
+            "topic": _text(update.topic),
+            "replayed": update.replayed,
+            "ts": batch.ts,
+            "rank": batch.rank,
+            "events": [_event_json(event) for event in batch.events],
+        }
+        if batch.rejects:
+            plain["rejects"] = [str(reason) for reason in batch.rejects]
+    elif isinstance(update, Rejected):
+        plain |= {"seq": update.seq, "topic": _text(update.topic), "reason": str(update.reason)}
+    elif isinstance(update, Gap):
+        plain |= {"first": update.first, "last": update.last}
+    elif isinstance(update, Lost):
+        plain |= {"first": update.first, "last": update.last, "reason": str(update.reason)}
+    elif isinstance(update, Restarted):
+        plain |= {"epoch": update.epoch, "reason": str(update.reason)}
+    else:
+        plain |= {"seq": update.seq}
+    return plain
+
+
+def _event_json(event: Event) -> dict[str, Any]:
+    if isinstance(event, BlockStored):
+        tokens = decode_tokens(event.token_ids)
+        plain = {
+            "type": "BlockStored",
+            "block_hashes": [_plain(block) for block in event.block_hashes],
+            "parent_block_hash": _plain(event.parent_block_hash),
+            "token_ids": None if isinstance(tokens, Reason) else tokens,
+            "block_size": event.block_size,
+            "medium": event.medium,
+        }
+        for name in ("lora_id", "lora_name", "group_idx", "kv_cache_spec_kind"):
+            value = getattr(event, name)
+            if isinstance(value, (int, str)):
+                plain[name] = value
+        return plain
+    if isinstance(event, BlockRemoved):
+        plain = {"type": "BlockRemoved", "block_hashes": [_plain(block) for block in event.block_hashes]}
+        plain["medium"] = event.medium
+        if isinstance(event.group_idx, int):
+            plain["group_idx"] = event.group_idx
+        return plain
+    return {"type": "AllBlocksCleared"}
+
+
+def _lines(update: Update) -> list[tuple[str, str | None]]:
+    if isinstance(update, Received):
+        return _batch_lines(update.seq, update.topic, update.batch, replayed=update.replayed)
+    if isinstance(update, Rejected):
+        return [(f"{'' if update.seq is None else update.seq:>8}   ! unreadable: {update.reason}", "red")]
+    if isinstance(update, Gap):
+        return [(f"{'':>8}   ~ gap {_span(update.first, update.last)}, asking for a replay", "yellow")]
+    if isinstance(update, Lost):
+        return [(f"{'':>8}   ! lost {_span(update.first, update.last)} ({update.reason})", "red")]
+    if isinstance(update, Restarted):
+        return [(f"{'':>8}   * the publisher restarted ({update.reason})", "magenta")]
+    return [
+        (f"{'':>8}   = in step up to seq {update.seq}" if update.seq >= 0 else f"{'':>8}   = in step, empty", "cyan")
+    ]
+
+
+def _batch_lines(seq: int, topic: bytes, batch: Batch, *, replayed: bool) -> list[tuple[str, str | None]]:
+    head = f"{seq:>8} {'r' if replayed else ' '} "
+    tail = "" if batch.rank is None else f"  rank {batch.rank}"
+    if topic:
+        tail += f"  {_text(topic)}"
+    lines: list[tuple[str, str | None]] = []
+    for event in batch.events:
+        lines.append((f"{head}{_event_line(event)}{tail}", _COLOURS[type(event).__name__]))
+        head = " " * len(head)
+    lines += [(f"{head}! rejected event: {reason}", "red") for reason in batch.rejects]
+    return lines or [(f"{head}. empty batch{tail}", None)]
+
+
+_COLOURS: Final = {"BlockStored": "green", "BlockRemoved": "blue", "AllBlocksCleared": "magenta"}
+
+
+def _event_line(event: Event) -> str:
+    if isinstance(event, BlockStored):
+        where = f"{event.medium or 'device'}{_group(event.group_idx)}"
+        parent = "root" if event.parent_block_hash is None else _short(event.parent_block_hash)
+        return f"+ stored  {_hashes(event.block_hashes)}  x{event.block_size} tokens  {where}  after {parent}"
+    if isinstance(event, BlockRemoved):
+        return f"- removed {_hashes(event.block_hashes)}  {event.medium or 'device'}{_group(event.group_idx)}"
+    return "* all blocks cleared"
+
+
+def _hashes(hashes: list[Hash]) -> str:
+    shown = " ".join(_short(block) for block in hashes[:_SHOWN_HASHES])
+    rest = len(hashes) - _SHOWN_HASHES
+    return f"{len(hashes)} [{shown}{f' +{rest}' if rest > 0 else ''}]"
+
+
+def _short(block: Hash) -> str:
+    return block.hex()[:12] if isinstance(block, bytes) else str(block)
+
+
+def _plain(block: Hash | None) -> int | str | None:
+    return block.hex() if isinstance(block, bytes) else block
+
+
+def _group(group: object) -> str:
+    return f" g{group}" if isinstance(group, int) else ""
+
+
+def _span(first: int, last: int | None) -> str:
+    if last is None:
+        return f"{first} and up"
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def _text(raw: bytes) -> str:
+    # a topic comes from elsewhere: nothing in it may steer the terminal
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in raw.decode("utf-8", "backslashreplace"))
+
+
+async def watch(subscriber: Subscriber, screen: Screen, *, count: int | None, seconds: float | None) -> None:
+    """Show updates until `count` batches or `seconds` are over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while count is None or screen.batches < count:
+                screen.show(await subscriber.receive())
+                if not subscriber.pending:
+                    screen.flush()
+    screen.flush()
+
+
+@click.command("tail", short_help="Watch a stream, decoded.")
+@click.argument("endpoint")
+@click.option("--replay-endpoint", metavar="ENDPOINT", help="The publisher's replay ROUTER: gaps are filled from it.")
+@click.option("--from-start", is_flag=True, help="Begin with a replay from seq 0 (needs --replay-endpoint).")
+@click.option("--topic", default="", help="Subscription prefix.  [default: everything]")
+@click.option("--bind", is_flag=True, help="Bind ENDPOINT: for publishers that dial in.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: kind batch, gap, lost, restarted, …")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N batches.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Stop after S seconds.")
+def command(
+    *,
+    endpoint: str,
+    replay_endpoint: str | None,
+    from_start: bool,
+    topic: str,
+    bind: bool,
+    as_json: bool,
+    count: int | None,
+    seconds: float | None,
+) -> None:
+    """Watch a stream of KV-cache events, an engine's or kvbus's, decoded.
+
+    \b
+    Examples:
+      kvbus tail tcp://127.0.0.1:5557
+      kvbus tail tcp://10.0.0.7:5657 --replay-endpoint tcp://10.0.0.7:5658 --from-start
+      kvbus tail tcp://127.0.0.1:5557 --json --count 100 | jq '.events[].type'
+      kvbus tail 'tcp://*:5557' --bind          # the engine dials in
+
+    Batches come in order. Gaps are marked; with a replay endpoint they are filled. Ctrl-C stops.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    if from_start and replay_endpoint is None:
+        raise click.UsageError("--from-start needs --replay-endpoint, for example tcp://127.0.0.1:5558")
+    screen = Screen(sys.stdout, as_json=as_json)
+
+    async def session(stop: asyncio.Event) -> None:
+        subscriber = Subscriber(endpoint, replay_endpoint, topic=topic.encode(), bind=bind, from_start=from_start)
+        try:
+            subscriber.open()
+        except ValueError as error:
+            raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5557") from error
+        try:
+            if bind:
+                say(f"listening on {subscriber.endpoint}")
+            await until(stop, watch(subscriber, screen, count=count, seconds=seconds))
+        finally:
+            await subscriber.aclose()
+        screen.flush()
+
+    run_until_signal(session)
+    say(screen.summary())

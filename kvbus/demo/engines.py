@@ -1,0 +1,173 @@
+"""The engines: simulated caches behind real publishers, which can be made to misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvbus.demo.waiting import pause
+from kvbus.sim.engine import EngineOptions, SimEngine
+from kvbus.sim.workload import synthetic
+from kvbus.transport.publisher import EnginePublisher
+
+_BLOCK_SIZE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Casting:
+    """An engine of the cast.
+
+    Attributes:
+        name: source name in the bus.
+        dialect: release it writes like.
+        rates: batches a second of each data-parallel rank.
+        blocks: GPU pool of a rank, in blocks.
+        cpu_blocks: CPU tier of a rank, in blocks; 0 for none.
+    """
+
+    name: str
+    dialect: str
+    rates: tuple[float, ...]
+    blocks: int
+    cpu_blocks: int = 0
+
+
+CAST: Final = (
+    Casting("vllm", "vllm-0.33", (12.0, 11.0), blocks=400, cpu_blocks=700),
+    Casting("sglang", "sglang-0.5.23", (9.0, 8.0), blocks=500),
+)
+
+
+class Rank:
+    """One data-parallel rank: a cache, its publisher, and what goes wrong between it and the bus.
+
+    Args:
+        casting: the engine it is part of.
+        rank: which one.
+        seed: of its workload.
+        endpoint: where it publishes.
+        replay_endpoint: where it replays.
+    """
+
+    def __init__(self, casting: Casting, rank: int, seed: int, endpoint: str, replay_endpoint: str) -> None:
+        self.label: Final = f"{casting.name}/{rank}" if len(casting.rates) > 1 else casting.name
+        self._rate = casting.rates[rank]
+        self._endpoints = (endpoint, replay_endpoint)
+        jobs = synthetic(seed, rank, turn_tokens=96, output_tokens=96, max_tokens=2048, tenants=3)
+        tiers = {"CPU": casting.cpu_blocks} if casting.cpu_blocks else {}
+        options = EngineOptions(blocks=casting.blocks, block_size=_BLOCK_SIZE, tiers=tiers, max_running=6)
+        self._engine = SimEngine(casting.dialect, jobs, rank=rank, options=options)
+        self._publisher: EnginePublisher | None = None
+        self._truth: list[dict[str, Any]] | None = None
+        self._to_lose = 0
+        self._to_jumble = 0
+
+    @property
+    def next_seq(self) -> int | None:
+        """The number that the next batch gets; None while the engine is down."""
+        return None if self._publisher is None else self._publisher.next_seq
+
+    @property
+    def misbehaving(self) -> bool:
+        """Whether a fault that was asked for is not over yet."""
+        return self._to_lose + self._to_jumble > 0
+
+    def truth(self) -> list[dict[str, Any]]:
+        """The live blocks in the engine's own cache, at this moment."""
+        if self._truth is None:
+            self._truth = self._engine.truth()
+        return self._truth
+
+    def lose(self, batches: int) -> None:
+        """Let the next batches be lost on their way."""
+        self._to_lose = batches
+
+    def jumble(self, batches: int) -> None:
+        """Let that many of the next batches be overtaken by the one behind, which comes twice."""
+        self._to_jumble = batches
+
+    def open(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            BindError: an endpoint is taken.
+        """
+        publisher = EnginePublisher(*self._endpoints, bind=True, framing=self._engine.dialect.framing)
+        publisher.start()
+        self._publisher = publisher
+
+    def die(self) -> None:
+        """End this life: sockets, buffer and cache are gone."""
+        self.close()
+        self._engine.restart()
+        self._truth = None
+
+    def close(self, linger: float = 0.0) -> None:
+        """Stop listening."""
+        if self._publisher is not None:
+            self._publisher.close(linger)
+            self._publisher = None
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Publish at this rank's rate until ``stop`` is set; while the engine is down, nothing."""
+        while not stop.is_set():
+            if self._publisher is not None:
+                self._step(self._publisher)
+            await pause(1 / self._rate, stop)
+
+    def lose_tail(self, batches: int) -> None:
+        """Publish a few last batches that are all lost on their way."""
+        self._to_lose = batches
+        while self._to_lose and self._publisher is not None:
+            self._step(self._publisher)
+
+    def _step(self, publisher: EnginePublisher) -> None:
+        if self._to_jumble:
+            self._to_jumble -= 1
+            overtaken = publisher.publish(self._batch(), live=False)
+            twice = publisher.publish(self._batch())
+            publisher.send_again(overtaken)
+            publisher.send_again(twice)
+            return
+        publisher.publish(self._batch(), live=not self._to_lose)
+        self._to_lose = max(0, self._to_lose - 1)
+
+    def _batch(self) -> bytes:
+        payload = self._engine.step(time.time())
+        if payload is None:
+            raise RuntimeError("an endless workload ended")
+        self._truth = None
+        return payload
+
+
+class Engine:
+    """All ranks of one engine: they die and come back together."""
+
+    def __init__(self, casting: Casting, ranks: Sequence[Rank]) -> None:
+        self.name: Final = casting.name
+        self.casting: Final = casting
+        self.ranks: Final = tuple(ranks)
+
+    def open(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            BindError: an endpoint is taken.
+        """
+        for rank in self.ranks:
+            rank.open()
+
+    def close(self) -> None:
+        """Stop listening."""
+        for rank in self.ranks:
+            rank.close()
+
+    async def crash(self, downtime: float, stop: asyncio.Event) -> None:
+        """Die, and come back with nothing after ``downtime`` seconds, or at once when ``stop`` is set."""
+        for rank in self.ranks:
+            rank.die()
+        await pause(downtime, stop)
+        self.open()

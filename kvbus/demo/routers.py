@@ -1,0 +1,108 @@
+"""The routers: what a KV-aware router does with the bus's streams, and nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from kvbus.client import BlockView, Lost, Received, Restarted, Subscriber, Synced, Update
+
+
+class Place(NamedTuple):
+    """Where one source's stream is served."""
+
+    source: str
+    endpoint: str
+    replay_endpoint: str
+
+
+class Feed:
+    """One source as one router sees it: a subscription, and a plain set of blocks built from it."""
+
+    def __init__(self, place: Place) -> None:
+        self.source: Final = place.source
+        self._place = place
+        self.view = BlockView()
+        self.next_seq = 0
+        self.rebuilt = False
+        """The first replay is complete: the view is the bus's."""
+        self.replayed = 0
+        self.lost = 0
+        self.restarts = 0
+
+    async def follow(self) -> None:
+        """Rebuild from the start, then follow, until cancelled."""
+        async with Subscriber(self._place.endpoint, self._place.replay_endpoint) as subscriber:
+            async for update in subscriber:
+                self.take(update)
+
+    def take(self, update: Update) -> None:
+        """Apply one update."""
+        self.view.update(update)
+        if isinstance(update, Received):
+            self.next_seq = update.seq + 1
+            self.replayed += update.replayed
+        elif isinstance(update, Synced):
+            self.rebuilt = True
+        elif isinstance(update, Lost):
+            self.lost += 1
+        elif isinstance(update, Restarted):
+            self.restarts += 1
+
+
+class Router:
+    """A router: one feed a source.
+
+    Args:
+        name: shown to people.
+        output: name of the bus's output that it connects to.
+        places: that output's streams.
+    """
+
+    def __init__(self, name: str, output: str, places: Sequence[Place]) -> None:
+        self.name: Final = name
+        self.output: Final = output
+        self._places = places
+        self._task: asyncio.Task[None] | None = None
+        self.feeds: list[Feed] = []
+
+    @property
+    def joined(self) -> bool:
+        """Whether it runs."""
+        return self._task is not None
+
+    @property
+    def rebuilt(self) -> bool:
+        """Whether every feed has been rebuilt since it joined."""
+        return self.joined and all(feed.rebuilt for feed in self.feeds)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in all its views."""
+        return sum(len(feed.view) for feed in self.feeds)
+
+    @property
+    def replayed(self) -> int:
+        """Batches that the bus's replay has brought."""
+        return sum(feed.replayed for feed in self.feeds)
+
+    def join(self, group: asyncio.TaskGroup) -> None:
+        """Start with an empty view."""
+        self.feeds = [Feed(place) for place in self._places]
+        self._task = group.create_task(self._run(), name=self.name)
+
+    async def leave(self) -> None:
+        """Stop and forget everything."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self.feeds = []
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for feed in self.feeds:
+                group.create_task(feed.follow())

@@ -1,0 +1,62 @@
+"""The story line: what was done to the system, and what the bus made of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+_KEPT: Final = 200
+
+
+class Tone(Enum):
+    """Who speaks."""
+
+    SCENE = "scene"
+    FAULT = "fault"
+    BUS = "bus"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing told, ``at`` seconds after the start."""
+
+    at: float
+    tone: Tone
+    text: str
+
+
+class Story:
+    """The newest lines, kept, and handed to a listener as they are told.
+
+    Args:
+        clock: seconds since the start.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.lines: deque[Line] = deque(maxlen=_KEPT)
+        self.listener: Callable[[Line], None] | None = None
+
+    def tell(self, tone: Tone, text: str) -> None:
+        """Add a line."""
+        line = Line(self._clock(), tone, text)
+        self.lines.append(line)
+        if self.listener is not None:
+            self.listener(line)
+
+
+class StoryHandler(logging.Handler):
+    """Tells the bus's own warnings, which would else be written across the screen."""
+
+    def __init__(self, story: Story) -> None:
+        super().__init__(logging.WARNING)
+        self._story = story
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell one record."""
+        self._story.tell(Tone.WRONG, record.getMessage())

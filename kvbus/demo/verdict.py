@@ -1,0 +1,102 @@
+"""The verdict: what routers believe against what the engines' caches really hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvbus.client import BlockView
+from kvbus.core.types import PREFIX_KINDS, medium_key
+
+Key = tuple[int | None, str, int | str]
+"""(group, medium, hash), the hash as text in hex where the engine's are bytes."""
+
+_NAMED: Final = 3
+
+
+def truth_keys(truth: Iterable[Mapping[str, Any]]) -> set[Key]:
+    """The keys of an engine's live blocks that a prefix can be matched against (`SimEngine.truth`)."""
+    return {
+        (entry["group_idx"], medium_key(entry["medium"]) or str(entry["medium"]).upper(), entry["hash"])
+        for entry in truth
+        if entry["kind"] is None or entry["kind"] in PREFIX_KINDS
+    }
+
+
+def view_keys(view: BlockView) -> set[Key]:
+    """The keys of a router's view."""
+    return {
+        (group, medium, block.hex() if isinstance(block, bytes) else block) for _, group, medium, block in view.keys()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One router's view of one source against that engine rank's own cache.
+
+    Attributes:
+        router: its name.
+        source: label of the rank.
+        blocks: live blocks in the engine's cache.
+        missing: blocks that the engine has and the router does not know.
+        stale: blocks that the router believes in and the engine does not have.
+    """
+
+    router: str
+    source: str
+    blocks: int
+    missing: frozenset[Key]
+    stale: frozenset[Key]
+
+    @property
+    def equal(self) -> bool:
+        """Whether they hold the same blocks."""
+        return not self.missing and not self.stale
+
+    def differences(self) -> str:
+        """The difference in words, with a few of the blocks named; empty if there is none."""
+        parts = []
+        for what, keys in (("missing", self.missing), ("stale", self.stale)):
+            if keys:
+                parts.append(f"{len(keys)} {what}: {_names(keys)}")
+        return "; ".join(parts)
+
+
+def compare(router: str, source: str, view: set[Key], truth: set[Key]) -> Comparison:
+    """Compare one view with one cache."""
+    return Comparison(router, source, len(truth), frozenset(truth - view), frozenset(view - truth))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of the demo.
+
+    Attributes:
+        comparisons: every router that was there, with every source.
+        unsettled: what had not come to rest within the time given; empty if all did.
+    """
+
+    comparisons: Sequence[Comparison]
+    unsettled: Sequence[str] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether there was something to compare, and all of it is equal."""
+        return bool(self.comparisons) and all(item.equal for item in self.comparisons)
+
+    @property
+    def headline(self) -> str:
+        """The verdict in one sentence."""
+        total = len(self.comparisons)
+        good = sum(item.equal for item in self.comparisons)
+        if self.equal:
+            return f"exact: all {total} views hold exactly what the engines' caches hold"
+        if not total:
+            return "nothing to compare: no router had joined"
+        return f"NOT EXACT: {total - good} of {total} views differ from the engines' caches"
+
+
+def _names(keys: frozenset[Key]) -> str:
+    named = [f"{medium} {block}" for _, medium, block in sorted(keys, key=str)[:_NAMED]]
+    return ", ".join(named) + (", …" if len(keys) > _NAMED else "")

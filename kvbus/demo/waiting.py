@@ -1,0 +1,33 @@
+"""Waiting: for a moment, or until something is so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+_LOOK_S: Final = 0.01
+
+
+async def pause(seconds: float, stop: asyncio.Event) -> None:
+    """Let time pass, but not beyond the moment that ``stop`` is set."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await stop.wait()
+    except TimeoutError:
+        pass
+
+
+async def until(condition: Callable[[], bool], within: float) -> float | None:
+    """Wait until a condition holds.
+
+    Returns:
+        Seconds waited, or None if it did not come to hold ``within`` that time.
+    """
+    clock = asyncio.get_running_loop().time
+    begin = clock()
+    while not condition():
+        if clock() - begin >= within:
+            return None
+        await asyncio.sleep(_LOOK_S)
+    return clock() - begin

@@ -1,0 +1,207 @@
+"""The replay half of an engine: a ring of the last batches, and the ROUTER that answers from it.
+
+The server runs in a thread of its own, as far away from the caller's event loop as an engine's publisher thread
+is: it answers while the loop is busy, and works the same under asyncio, uvloop and no loop at all. Unlike older
+engines it loses no frame at a requester's high-water mark, and no requester waits for another one.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final, Literal
+
+import zmq
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Framing = Literal["3", "4", "sim"]
+
+END_SEQ: Final = b"\xff" * 8
+_BURST: Final = 64  # answers to one requester before the next one has its turn
+_RETRY_MS: Final = 2  # how soon to try again when every requester is at its high-water mark
+
+
+class ReplayFault(enum.Enum):
+    """How a replay server misbehaves, for tests of its clients."""
+
+    NONE = "none"
+    SILENT = "silent"
+    """No answer at all."""
+    EMPTY = "empty"
+    """END at once, whatever is buffered."""
+    NO_END = "no-end"
+    """Every batch, and never the END marker (an engine that lost it at the ROUTER's high-water mark)."""
+    ENDLESS = "endless"
+    """The same batches over and over, and never the END marker."""
+    DUPLICATE = "duplicate"
+    """Every batch twice."""
+    INTERLEAVE = "interleave"
+    """Two whole answers frame by frame, each with its END, as when two requests were outstanding."""
+
+
+class ReplayBuffer:
+    """The last `steps` batches, written by the publisher and read by the replay thread."""
+
+    def __init__(self, steps: int) -> None:
+        self._lock = threading.Lock()
+        self._batches: deque[tuple[int, bytes]] = deque(maxlen=steps)
+
+    def append(self, seq: int, payload: bytes) -> None:
+        """Keep a batch; the oldest one goes if the buffer is full."""
+        with self._lock:
+            self._batches.append((seq, payload))
+
+    def since(self, start: int) -> list[tuple[int, bytes]]:
+        """Return (seq, payload) of every batch from `start` on; a trimmed buffer just begins later."""
+        with self._lock:
+            return [batch for batch in self._batches if batch[0] >= start]
+
+    def find(self, seq: int) -> bytes:
+        """Return a batch's payload.
+
+        Raises:
+            KeyError: it was never there or is trimmed already.
+        """
+        with self._lock:
+            for known, payload in reversed(self._batches):
+                if known == seq:
+                    return payload
+        raise KeyError(f"seq {seq} is not in the replay buffer")
+
+    def clear(self) -> None:
+        """Forget every batch."""
+        with self._lock:
+            self._batches.clear()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def answer(
+    batches: list[tuple[int, bytes]], framing: Framing, topic: bytes, fault: ReplayFault = ReplayFault.NONE
+) -> Iterator[list[bytes]]:
+    """Yield the frames that answer a replay request, as a DEALER receives them, END included."""
+
+    def frames(seq: bytes, payload: bytes, topic: bytes) -> list[bytes]:
+        return [b"", seq, payload] if framing == "3" else [b"", topic, seq, payload]
+
+    data = [frames(seq.to_bytes(8, "big"), payload, topic) for seq, payload in batches]
+    # the END marker has an empty topic even where the stream has one
+    end = frames(END_SEQ, b"", b"")
+    match fault:
+        case ReplayFault.SILENT:
+            return
+        case ReplayFault.EMPTY:
+            yield end
+        case ReplayFault.NO_END:
+            yield from data
+        case ReplayFault.ENDLESS:
+            yield from itertools.cycle(data)
+        case ReplayFault.DUPLICATE:
+            yield from (message for message in data for _ in range(2))
+            yield end
+        case ReplayFault.INTERLEAVE:
+            yield from (message for message in [*data, end] for _ in range(2))
+        case ReplayFault.NONE:
+            yield from data
+            yield end
+
+
+class ReplayServer:
+    """One bound ROUTER and the thread that serves it from now on.
+
+    Args:
+        router: the socket; the server's thread owns it and closes it.
+        context: the socket's context.
+        answer: makes the messages that answer a request from a sequence number; called in the thread.
+    """
+
+    def __init__(
+        self,
+        router: zmq.Socket[bytes],
+        context: zmq.Context[zmq.Socket[bytes]],
+        answer: Callable[[int], Iterator[list[bytes]]],
+    ) -> None:
+        self._answer = answer
+        self._router = router
+        name = f"inproc://kvbus-replay-stop-{id(self)}"
+        self._stop_in: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self._stop_in.bind(name)
+        self._stop_out: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self._stop_out.connect(name)
+        self._jobs: dict[bytes, deque[Iterator[list[bytes]]]] = {}
+        self._unsent: dict[bytes, list[bytes]] = {}
+        self._thread = threading.Thread(target=self._serve, name="kvbus-engine-replay", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop serving, drop the answers under way, close the ROUTER."""
+        self._stop_out.send(b"")
+        self._thread.join()
+        self._stop_out.close(0)
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._stop_in, zmq.POLLIN)
+        poller.register(self._router, zmq.POLLIN)
+        moved = True
+        try:
+            while True:
+                wait_ms = None if not self._jobs else 0 if moved else _RETRY_MS
+                ready = dict(poller.poll(wait_ms))
+                if self._stop_in in ready:
+                    return
+                if self._router in ready:
+                    self._take_requests()
+                moved = self._send_some()
+        finally:
+            self._router.close(0)
+            self._stop_in.close(0)
+
+    def _take_requests(self) -> None:
+        while True:
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            # [identity, "", start]; engines drop anything else without a word
+            if len(frames) != 3 or frames[1] or len(frames[2]) != 8:
+                continue
+            client, _, start = frames
+            answer = self._answer(int.from_bytes(start, "big"))
+            self._jobs.setdefault(client, deque()).append(answer)
+
+    def _send_some(self) -> bool:
+        """Give every requester a burst; False when none of them could take a frame."""
+        moved = False
+        for client in list(self._jobs):
+            for _ in range(_BURST):
+                frames = self._unsent.pop(client, None) or self._next(client)
+                if frames is None:
+                    break
+                try:
+                    self._router.send_multipart([client, *frames], zmq.NOBLOCK)
+                except zmq.Again:
+                    self._unsent[client] = frames
+                    break
+                except zmq.ZMQError as error:
+                    if error.errno != zmq.EHOSTUNREACH:
+                        raise
+                    del self._jobs[client]
+                    break
+                moved = True
+        return moved
+
+    def _next(self, client: bytes) -> list[bytes] | None:
+        queue = self._jobs[client]
+        while queue:
+            frames = next(queue[0], None)
+            if frames is not None:
+                return frames
+            queue.popleft()
+        del self._jobs[client]
+        return None

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvbus.client.updates import Lost, LostReason, Received, Restarted, RestartReason
+from kvbus.client.view import BlockView
+from kvbus.core.codec import Batch, decode_batch
+from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.types import medium_key
+
+DATA = Path(__file__).parent.parent / "wire" / "data"
+# re-blocked and filtered by the bus itself: no router reads these as they are
+NOT_FOR_ROUTERS = {"syn_sglang_variable", "syn_vllm_two_granularities"}
+CAPTURES = sorted(path.stem for path in DATA.glob("*.jsonl") if path.stem not in NOT_FOR_ROUTERS)
+
+
+def stored(hashes, tokens=None, *, parent=None, size=2, **fields):
+    tokens = list(range(len(hashes) * size)) if tokens is None else tokens
+    return BlockStored(hashes, parent, msgspec.Raw(msgspec.msgpack.encode(tokens)), size, **fields)
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_capture_ends_in_the_engines_own_state(name):
+    truth = json.loads((DATA / f"{name}.truth.json").read_text())["blocks"]
+    view = BlockView(copies=True)
+    last = -1
+    for line in (DATA / f"{name}.jsonl").read_text().splitlines():
+        message = json.loads(line)
+        if message["seq"] <= last:
+            view.clear()
+        last = message["seq"]
+        view.apply_batch(decode_batch(base64.b64decode(message["payload"])))
+    live = {(b.group_idx, b.medium, b.to_json()["hash"]): b for b in view}
+    assert set(live) == {(b.get("group_idx"), medium_key(b["medium"]), b["hash"]) for b in truth}
+    assert len(view) == len(truth)
+    assert all(block.token_ids is not None for block in view)
+    if name.startswith("vllm033_map_int"):
+        for block in truth:
+            seen = live[block["group_idx"], "GPU", block["hash"]].to_json()
+            assert (seen["token_ids"], seen["parent"], seen["copies"]) == (
+                block["tokens"],
+                block["parent"],
+                block["copies"],
+            )
+
+
+def test_a_set_stores_once_and_removes_once():
+    view = BlockView()
+    view.apply(stored([7]))
+    view.apply(stored([7]))
+    view.apply(BlockRemoved([7]))
+    assert 7 not in view
+
+
+def test_copies_are_counted_and_the_last_one_removes():
+    view = BlockView(copies=True)
+    view.apply(stored([7]))
+    view.apply(stored([7]))
+    view.apply(BlockRemoved([7]))
+    assert view.get(7).copies == 1
+    view.apply(BlockRemoved([7]))
+    assert 7 not in view
+    view.apply(BlockRemoved([7]))
+    assert len(view) == 0
+
+
+def test_a_missing_medium_gpu_and_device_are_one():
+    view = BlockView()
+    view.apply(stored([1]))
+    view.apply(stored([1], medium="GPU"))
+    view.apply(stored([1], medium="DEVICE"))
+    assert len(view) == 1
+    view.apply(BlockRemoved([1], medium="device"))
+    assert len(view) == 0
+
+
+def test_a_removal_speaks_of_its_own_medium_group_and_rank():
+    view = BlockView()
+    view.apply(stored([1], medium="GPU"), rank=0)
+    view.apply(stored([1], medium="CPU_PINNED"), rank=0)
+    view.apply(stored([1], medium="GPU", group_idx=1), rank=0)
+    view.apply(stored([1], medium="GPU"), rank=1)
+    view.apply(BlockRemoved([1], medium="GPU"), rank=0)
+    assert sorted(view.keys(), key=str) == sorted(
+        [(0, None, "CPU_PINNED", 1), (0, 1, "GPU", 1), (1, None, "GPU", 1)], key=str
+    )
+    assert 1 in view
+    assert (0, None, "GPU", 1) not in view
+
+
+def test_a_medium_nobody_has_heard_of_is_kept_apart():
+    view = BlockView()
+    view.apply(stored([1], medium="holographic"))
+    assert view.get(1) is None
+    assert view.get(1, medium="HOLOGRAPHIC").hash == 1
+
+
+def test_blocks_of_one_event_share_its_tokens():
+    view = BlockView()
+    view.apply(stored([1, b"\x02\xff"], [5, 6, 7, 8], parent=9, lora_name="poet", group_idx=0), rank=3)
+    assert [block.to_json() for block in view] == [
+        {
+            "rank": 3,
+            "hash": 1,
+            "parent": 9,
+            "medium": "GPU",
+            "group_idx": 0,
+            "block_size": 2,
+            "token_ids": [5, 6],
+            "copies": 1,
+        },
+        {
+            "rank": 3,
+            "hash": "02ff",
+            "parent": 1,
+            "medium": "GPU",
+            "group_idx": 0,
+            "block_size": 2,
+            "token_ids": [7, 8],
+            "copies": 1,
+        },
+    ]
+    assert {block.lora for block in view} == {"poet"}
+
+
+def test_tokens_of_masked_blocks_are_unknown_not_wrong():
+    view = BlockView()
+    view.apply(stored([1], [5, 6, 7, 8]))
+    assert view.get(1).token_ids is None
+
+
+def test_a_placeholder_is_filled_in_later():
+    view = BlockView(copies=True)
+    view.apply(stored([1], [], size=0))
+    assert view.get(1).token_ids == []
+    view.apply(stored([1], [5, 6]))
+    assert (view.get(1).token_ids, view.get(1).copies) == ([5, 6], 2)
+
+
+@pytest.mark.parametrize(("cleared", "left"), [("all", set()), ("device", {"CPU"})])
+def test_a_clear_speaks_of_its_rank(cleared, left):
+    view = BlockView(cleared=cleared)
+    view.apply(stored([1]), rank=0)
+    view.apply(stored([1], medium="CPU"), rank=0)
+    view.apply(stored([2]), rank=1)
+    view.apply(AllBlocksCleared(), rank=0)
+    assert {block.medium for block in view if block.rank == 0} == left
+    assert 2 in view
+
+
+@pytest.mark.parametrize(
+    ("update", "on_lost", "left"),
+    [
+        (Restarted(1, RestartReason.PAYLOAD), "keep", 0),
+        (Lost(4, 5, LostReason.HOLE), "clear", 0),
+        (Lost(4, 5, LostReason.HOLE), "keep", 1),
+    ],
+)
+def test_updates_other_than_batches(update, on_lost, left):
+    view = BlockView(on_lost=on_lost)
+    view.update(Received(0, b"", Batch(0.0, [stored([1])], 0)))
+    assert len(view) == 1
+    view.update(update)
+    assert len(view) == left
+    assert (1 in view) == bool(left)

@@ -1,0 +1,405 @@
+"""A conversation with the relay, written down: ``script >> what happens << what the relay does about it``.
+
+::
+
+    assert (
+        Script(replay=True)
+        >> up()
+        << ask(0)
+        >> replay_end()
+        >> live(0, store([1, 2]))
+        << publish(0, store([1, 2]))
+    )
+
+Every command must be accounted for before the next thing happens; a failure prints the conversation so far, what was
+expected and what came instead. ``script.router`` is a plain set fed with everything that was published.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Self
+
+import msgspec
+
+from kvbus.core.codec import Batch, decode_batch
+from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
+from kvbus.core.frames import END_SEQ
+from kvbus.core.normalize import Normalizer, OutEvent, Rules
+from kvbus.core.relay import OutputSpec, Relay, SourceSpec
+from kvbus.core.sequencer import Settings
+from kvbus.core.stats import SourceStats
+from kvbus.core.stream import PROFILES
+from kvbus.core.types import Hash
+from tests.wire.captures import PlainSetRouter
+
+pack: Final = msgspec.msgpack.encode
+unpack: Final = msgspec.msgpack.decode
+
+
+# -- what engines say --------------------------------------------------------------------------------------------------
+
+
+def tokens_of(block: Hash, size: int = 16) -> list[int]:
+    """Tokens no other block has: equal for equal hashes, different otherwise."""
+    first = zlib.crc32(repr(block).encode()) % 2**31
+    return list(range(first, first + size))
+
+
+def store(
+    hashes: list[Any],
+    parent: Any = None,
+    *,
+    tokens: Any = None,
+    block_size: Any = 16,
+    medium: Any = "GPU",
+    group: Any = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """A BlockStored as a map; tokens follow from the hashes unless given. ``more`` is added as it is."""
+    if tokens is None:
+        tokens = [token for block in hashes for token in tokens_of(block, block_size)]
+    event = {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": parent,
+        "token_ids": tokens,
+        "block_size": block_size,
+        "medium": medium,
+    }
+    if group is not None:
+        event["group_idx"] = group
+    return event | more
+
+
+def removed(hashes: list[Any], *, medium: Any = "GPU", group: Any = None, **more: Any) -> dict[str, Any]:
+    """A BlockRemoved as a map."""
+    event = {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
+    if group is not None:
+        event["group_idx"] = group
+    return event | more
+
+
+def cleared() -> dict[str, Any]:
+    """An AllBlocksCleared as a map."""
+    return {"type": "AllBlocksCleared"}
+
+
+def payload(*events: Any, ts: Any = 1.0, rank: Any = 0) -> bytes:
+    """One batch, ``[ts, events, rank]``."""
+    return pack([ts, list(events), rank])
+
+
+def batch(seq: int, *events: Any, ts: Any = 1.0, rank: Any = 0, topic: bytes = b"") -> list[bytes]:
+    """One live message, ``[topic, seq, payload]``."""
+    return [topic, seq.to_bytes(8, "big"), payload(*events, ts=ts, rank=rank)]
+
+
+def plain(event: OutEvent | dict[str, Any]) -> dict[str, Any]:
+    """An event as a map without what is None or was never sent, so that any two spellings of it are equal."""
+    fields = unpack(pack(event))
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def plain_all(events: Iterable[OutEvent | dict[str, Any]]) -> list[dict[str, Any]]:
+    """All of them, see :func:`plain`."""
+    return [plain(event) for event in events]
+
+
+def short(event: dict[str, Any]) -> str:
+    """One event in a line."""
+    kind = event.get("type")
+    where = "".join(f" {name}={event[name]}" for name in ("medium", "group_idx") if event.get(name) is not None)
+    if kind == "BlockStored":
+        size, count = event.get("block_size"), len(event.get("token_ids") or ())
+        return f"store {event['block_hashes']} behind {event.get('parent_block_hash')} ({count}/{size}){where}"
+    if kind == "BlockRemoved":
+        return f"removed {event['block_hashes']}{where}"
+    return "cleared" if kind == "AllBlocksCleared" else repr(event)
+
+
+# -- a normalizer on its own -------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """One normalizer with a plain-set router behind it."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.stats = SourceStats()
+        self.normalizer = Normalizer(Rules(**rules), self.stats)
+        self.router = PlainSetRouter()
+        self.seq = 0
+
+    def feed(self, *events: Any, raw: bytes | None = None, first_of_life: bool = False) -> list[dict[str, Any]]:
+        """One batch in; the events that leave, as :func:`plain` maps."""
+        decoded = decode_batch(payload(*events) if raw is None else raw)
+        assert isinstance(decoded, Batch), decoded
+        out = self.normalizer.apply(decoded, first_of_life=first_of_life)
+        self.router.apply(self.seq, payload(*out))
+        self.seq += 1
+        return plain_all(out)
+
+    def announced(self) -> PlainSetRouter:
+        """A router that knows only what :meth:`Normalizer.announce` says."""
+        router = PlainSetRouter()
+        router.apply(0, payload(*self.normalizer.announce()))
+        return router
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        return dict(self.stats.rejected)
+
+    @property
+    def filtered(self) -> dict[str, int]:
+        return dict(self.stats.filtered)
+
+    @property
+    def live(self) -> set[Any]:
+        """The hashes the router holds, on any medium, in any group."""
+        return {block for _, _, block in self.router.blocks}
+
+
+# -- what happens ------------------------------------------------------------------------------------------------------
+
+
+class Happens:
+    """Something a shell tells the relay, put together when its turn comes."""
+
+    def __init__(self, text: str, make: Callable[[Script], RelayEvent], *, after: float = 0.0) -> None:
+        self.text = text
+        self.make = make
+        self.after = after
+
+
+def up(source: int = 0) -> Happens:
+    return Happens(f"up {source}", lambda _: SourceUp(source))
+
+
+def down(source: int = 0) -> Happens:
+    return Happens(f"down {source}", lambda _: SourceDown(source))
+
+
+def live(
+    seq: int, *events: Any, source: int = 0, ts: float = 1.0, rank: int | None = 0, topic: bytes = b""
+) -> Happens:
+    frames = batch(seq, *events, ts=ts, rank=rank, topic=topic)
+    return Happens(f"live {seq}: {'; '.join(map(short, events))}", lambda _: BatchReceived(source, frames))
+
+
+def raw(*frames: bytes, source: int = 0) -> Happens:
+    return Happens(f"live frames {frames}", lambda _: BatchReceived(source, list(frames)))
+
+
+def replayed(seq: int, *events: Any, source: int = 0, request: int | None = None) -> Happens:
+    """One batch of the answer to the request asked last (or to the one named)."""
+
+    def make(script: Script) -> RelayEvent:
+        number = script.requests[source] if request is None else request
+        return ReplayReceived(source, number, [b"", *batch(seq, *events)[1:]])
+
+    return Happens(f"replayed {seq}: {'; '.join(map(short, events))}", make)
+
+
+def replay_end(source: int = 0, request: int | None = None) -> Happens:
+    """The END of the answer to the request asked last."""
+
+    def make(script: Script) -> RelayEvent:
+        number = script.requests[source] if request is None else request
+        return ReplayReceived(source, number, [b"", END_SEQ, b""])
+
+    return Happens("replay ends", make)
+
+
+def tick(seconds: float = 0.0, wall: float = 0.0) -> Happens:
+    return Happens(f"{seconds} s later", lambda _: Tick(wall), after=seconds)
+
+
+def asked(start: int, output: int = 0, stream: int = 0) -> Happens:
+    frames = [b"router", b"", start.to_bytes(8, "big")]
+    return Happens(f"router asks from {start}", lambda _: ReplayAsked(output, stream, frames))
+
+
+def asked_raw(*frames: bytes, output: int = 0, stream: int = 0) -> Happens:
+    return Happens(f"router sends {frames}", lambda _: ReplayAsked(output, stream, list(frames)))
+
+
+# -- what the relay does -----------------------------------------------------------------------------------------------
+
+
+class Does:
+    """An expected command."""
+
+    def __init__(self, text: str, differs: Callable[[Command], bool]) -> None:
+        self.text = text
+        self.differs = differs
+
+
+def publish(seq: int, *events: Any, output: int = 0, stream: int = 0, **envelope: Any) -> Does:
+    """A batch of exactly these events; ``ts``, ``rank`` and ``topic`` are compared where given."""
+    expected = [{k: v for k, v in event.items() if v is not None} for event in events]
+
+    def differs(command: Command) -> bool:
+        if not isinstance(command, Publish):
+            return True
+        ts, got, rank = unpack(command.payload)
+        facts = {"ts": ts, "rank": rank, "topic": command.topic}
+        return (
+            (command.output, command.stream, command.seq, command.events) != (output, stream, seq, len(expected))
+            or plain_all(got) != expected
+            or any(facts[name] != value for name, value in envelope.items())
+        )
+
+    return Does(f"publish {seq}: {'; '.join(map(short, events))} {envelope or ''}", differs)
+
+
+def ask(start: int, source: int = 0) -> Does:
+    return Does(
+        f"ask source {source} from {start}",
+        lambda command: not (isinstance(command, RequestReplay) and (command.source, command.start) == (source, start)),
+    )
+
+
+def cancel(source: int = 0) -> Does:
+    return Does(
+        f"cancel at source {source}",
+        lambda command: not (isinstance(command, CancelReplay) and command.source == source),
+    )
+
+
+def answer(*seqs: int, output: int = 0, stream: int = 0) -> Does:
+    """A replay answer of exactly these batches and one END."""
+
+    def differs(command: Command) -> bool:
+        if not isinstance(command, AnswerReplay) or (command.output, command.stream) != (output, stream):
+            return True
+        return seqs_of(command.answer) != [*seqs, "END"]
+
+    return Does(f"answer {seqs}", differs)
+
+
+def seqs_of(reply: Any) -> list[int | str]:
+    """The numbers of a whole answer, ``END`` for the marker."""
+    found: list[int | str] = []
+    while (message := reply.next_message()) is not None:
+        found.append("END" if message[-2] == END_SEQ else int.from_bytes(message[-2], "big"))
+    return found
+
+
+def _say(command: Command) -> str:
+    if isinstance(command, Publish):
+        _, events, rank = unpack(command.payload)
+        said = "; ".join(short(event) if isinstance(event, dict) else repr(event) for event in events)
+        return f"publish {command.seq} on {command.output}/{command.stream}, rank {rank}: {said}"
+    if isinstance(command, RequestReplay):
+        return f"ask source {command.source} from {command.start} (request {command.request})"
+    if isinstance(command, CancelReplay):
+        return f"cancel at source {command.source} (request {command.request})"
+    return "answer a replay request"
+
+
+# -- the conversation --------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """A relay with one source and one output, unless told otherwise. Keywords are rules, settings or spec fields."""
+
+    def __init__(
+        self,
+        *,
+        replay: bool = False,
+        on_lost: Any = "clear",
+        timeout: float = 30.0,
+        heartbeat: float = 0.0,
+        ranks: tuple[int, ...] = (0,),
+        profiles: tuple[str, ...] = ("vllm",),
+        topic: bytes | None = None,
+        merged: bool = False,
+        journal_batches: int = 10_000,
+        settings: dict[str, Any] | None = None,
+        **rules: Any,
+    ) -> None:
+        times = {"probe_interval": 0.0, **(settings or {})}
+        self.relay = Relay(
+            [
+                SourceSpec(f"engine/{rank}", rank, Settings(replay=replay, **times), Rules(**rules), on_lost, timeout)
+                for rank in ranks
+            ],
+            [
+                OutputSpec(
+                    f"out-{at}",
+                    PROFILES[name],
+                    [topic] if merged else [topic] * len(ranks),
+                    merged=merged,
+                    heartbeat=heartbeat,
+                    journal_batches=journal_batches,
+                )
+                for at, name in enumerate(profiles)
+            ],
+        )
+        self.now = 100.0
+        self.requests: dict[int, int] = {}
+        self.router = PlainSetRouter()
+        """Fed with stream 0 of output 0."""
+        self._pending: list[Command] = []
+        self._lines: list[str] = []
+
+    @property
+    def source(self) -> Any:
+        return self.relay.sources[0]
+
+    @property
+    def stats(self) -> SourceStats:
+        return self.relay.sources[0].stats
+
+    def __rshift__(self, happens: Happens) -> Self:
+        self._nothing_left()
+        self.now += happens.after
+        self._lines.append(f">> {happens.text}")
+        self._pending = self.relay.handle(happens.make(self), self.now)
+        for command in self._pending:
+            if isinstance(command, RequestReplay):
+                self.requests[command.source] = command.request
+            elif isinstance(command, Publish) and (command.output, command.stream) == (0, 0):
+                self.router.apply(command.seq, command.payload)
+        for source in self.relay.sources:
+            stats = source.stats
+            assert stats.missing == stats.recovered + stats.lost + stats.pending
+            if stats.pending != open_holes(source.sequencer):
+                self._fail(f"{open_holes(source.sequencer)} pending batches", f"{stats.pending}")
+        return self
+
+    def __lshift__(self, does: Does) -> Self:
+        if not self._pending:
+            self._fail(does.text, "nothing")
+        if does.differs(self._pending[0]):
+            self._fail(does.text, _say(self._pending[0]))
+        self._pending.pop(0)
+        self._lines.append(f"<< {does.text}")
+        return self
+
+    def __bool__(self) -> bool:
+        self._nothing_left()
+        return True
+
+    def whatever(self) -> list[Command]:
+        """The commands not yet accounted for; now they are."""
+        commands, self._pending = self._pending, []
+        self._lines += [f"<< (not looked at) {_say(command)}" for command in commands]
+        return commands
+
+    def _nothing_left(self) -> None:
+        if self._pending:
+            self._fail("nothing", "\n           ".join(map(_say, self._pending)))
+
+    def _fail(self, expected: str, got: str) -> None:
+        said = "\n  ".join(self._lines)
+        raise AssertionError(f"the conversation so far:\n  {said}\n  expected {expected}\n  but got  {got}")
+
+
+def open_holes(sequencer: Any) -> int:
+    """How many batches are known to exist and have neither come nor been given up."""
+    if not sequencer.synced:
+        return 0
+    return sum(seq not in sequencer.held for seq in range(sequencer.next, sequencer.horizon))

@@ -1,0 +1,308 @@
+"""``kvbus tail`` and ``kvbus dump`` as a user runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvbus.core.codec import encode_batch
+from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.transport.publisher import EnginePublisher, ReplayFault
+
+DATA = Path(__file__).parents[1] / "wire" / "data"
+ESC = "\x1b"
+
+
+def stored(*hashes, parent=None):
+    tokens = msgspec.msgpack.encode(list(range(2 * len(hashes))))
+    return BlockStored(list(hashes), parent, msgspec.Raw(tokens), 2, None, "GPU")
+
+
+def batch(*events):
+    return encode_batch(events, 12.5, 0)
+
+
+def engine(**options):
+    return EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True, **options)
+
+
+def command(*args, env=None, stdout=subprocess.PIPE):
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvbus", *args],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def ended(process, code=0, timeout=30):
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == code, err
+    return out, err
+
+
+def run(*args, code=0, **options):
+    return ended(command(*args, **options), code)
+
+
+@pytest.fixture
+def publisher():
+    opened = engine()
+    opened.start()
+    yield opened
+    opened.close()
+
+
+def subscription(publisher, count=1):
+    asyncio.run(publisher.wait_for_subscriber(20, count=count))
+
+
+# -- tail
+
+
+def test_tail_prints_what_happens_as_json(publisher):
+    tail = command("tail", publisher.endpoint, "--replay-endpoint", publisher.replay_endpoint, "--json", "--count", "3")
+    subscription(publisher)
+    publisher.publish(batch(stored(1, 2)))
+    publisher.publish(batch(BlockRemoved([1], "GPU")), live=False)
+    publisher.publish(batch(AllBlocksCleared()))
+    out, err = ended(tail)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["kind"] for line in lines] == ["batch", "gap", "batch", "batch"]
+    (event,) = lines[0].pop("events")
+    assert lines[0] == {"kind": "batch", "seq": 0, "topic": "", "replayed": False, "ts": 12.5, "rank": 0}
+    assert event == {
+        "type": "BlockStored",
+        "block_hashes": [1, 2],
+        "parent_block_hash": None,
+        "token_ids": [0, 1, 2, 3],
+        "block_size": 2,
+        "medium": "GPU",
+    }
+    assert lines[1] == {"kind": "gap", "first": 1, "last": 1}
+    assert [line["seq"] for line in lines[2:]] == [1, 2]
+    assert "3 batches, 3 events" in err
+
+
+def test_tail_for_people_from_the_start(publisher):
+    publisher.publish(batch(stored(255), BlockRemoved([255], "GPU")))
+    publisher.publish(batch())
+    publisher.publish(b"\xc1")
+    tail = command("tail", publisher.endpoint, "--replay-endpoint", publisher.replay_endpoint, "--from-start")
+    lines = [tail.stdout.readline() for _ in range(5)]
+    tail.send_signal(signal.SIGINT)
+    _, err = ended(tail)
+    assert "+ stored  1 [255]" in lines[0]
+    assert "- removed 1 [255]" in lines[1]
+    assert "empty batch" in lines[2]
+    assert "unreadable: not_msgpack" in lines[3]
+    assert "in step up to seq 2" in lines[4]
+    assert ESC not in "".join(lines)
+    assert "2 batches, 2 events" in err
+
+
+def test_a_topic_cannot_steer_the_terminal():
+    with_escape = engine(topic=b"kv\x1b[31m")
+    with_escape.start()
+    try:
+        tail = command("tail", with_escape.endpoint, "--count", "1")
+        subscription(with_escape)
+        with_escape.publish(batch(stored(1)))
+        out, _ = ended(tail)
+    finally:
+        with_escape.close()
+    assert r"kv\x1b[31m" in out
+    assert ESC not in out
+
+
+def test_without_replay_a_gap_is_lost(publisher):
+    tail = command("tail", publisher.endpoint, "--count", "2")
+    subscription(publisher)
+    publisher.publish(batch(stored(1)))
+    publisher.skip()
+    publisher.publish(batch(stored(2)))
+    out, err = ended(tail)
+    assert "~ gap 1" in out
+    assert "! lost 1 (no_replay)" in out
+    assert "2 batches, 2 events, 1 lost" in err
+
+
+@pytest.mark.parametrize(
+    ("env", "coloured"), [({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_colours_only_for_a_terminal_that_wants_them(publisher, env, coloured):
+    reader, writer = os.openpty()
+    try:
+        base = {"TERM": "xterm", "NO_COLOR": ""}
+        tail = command("tail", publisher.endpoint, "--count", "1", env={**base, **env}, stdout=writer)
+        subscription(publisher)
+        publisher.publish(batch(stored(1)))
+        ended(tail)
+        assert (ESC in os.read(reader, 4096).decode()) == coloured
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_tail_at_once_with_a_summary(publisher, number):
+    tail = command("tail", publisher.endpoint)
+    subscription(publisher)
+    publisher.publish(batch(stored(1)))
+    assert "stored" in tail.stdout.readline()
+    tail.send_signal(number)
+    _, err = ended(tail, timeout=5)
+    assert "1 batches, 1 events" in err
+    assert "Traceback" not in err
+
+
+def test_a_closed_pipe_is_quiet(publisher):
+    tail = command("tail", publisher.endpoint)
+    subscription(publisher)
+    tail.stdout.close()
+    with tail:
+        while tail.poll() is None:  # the first write may still go into the pipe's buffer
+            publisher.publish(batch(stored(1)))
+            try:
+                tail.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+        assert tail.returncode == 0
+        assert tail.stderr.read() == ""
+
+
+def test_from_start_needs_a_replay_endpoint():
+    _, err = run("tail", "tcp://127.0.0.1:1", "--from-start", code=2)
+    assert "--replay-endpoint" in err
+
+
+def test_tail_can_bind():
+    tail = command("tail", "tcp://127.0.0.1:*", "--bind", "--count", "1")
+    endpoint = tail.stderr.readline().split()[-1]
+    dialling = EnginePublisher(endpoint, None, bind=False)
+    dialling.start()
+    try:
+        subscription(dialling)
+        dialling.publish(batch(stored(1)))
+        out, _ = ended(tail)
+    finally:
+        dialling.close()
+    assert "stored" in out
+
+
+# -- dump
+
+
+def test_dump_prints_every_live_block(publisher):
+    publisher.publish(batch(stored(1, b"\xab\xcd", parent=7)))
+    publisher.publish(batch(stored(3), BlockRemoved([1], "GPU")))
+    out, err = run("dump", publisher.replay_endpoint)
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {
+            "rank": 0,
+            "hash": "abcd",
+            "parent": 1,
+            "medium": "GPU",
+            "group_idx": None,
+            "block_size": 2,
+            "token_ids": [2, 3],
+            "copies": 1,
+        },
+        {
+            "rank": 0,
+            "hash": 3,
+            "parent": None,
+            "medium": "GPU",
+            "group_idx": None,
+            "block_size": 2,
+            "token_ids": [0, 1],
+            "copies": 1,
+        },
+    ]
+    assert err == ""
+
+
+@pytest.mark.parametrize("framing", ["3", "4", "sim"])
+@pytest.mark.parametrize("asked", ["auto", "same"])
+def test_dump_equals_the_engines_own_state(framing, asked):
+    truth = json.loads((DATA / "vllm033_map_int.truth.json").read_text())["blocks"]
+    replayed = engine(framing=framing)
+    replayed.start()
+    try:
+        for line in (DATA / "vllm033_map_int.jsonl").read_text().splitlines():
+            replayed.publish(base64.b64decode(json.loads(line)["payload"]))
+        asked = framing if asked == "same" else asked
+        out, _ = run("dump", replayed.replay_endpoint, "--framing", asked, "--copies")
+        count, _ = run("dump", replayed.replay_endpoint, "--format", "count")
+    finally:
+        replayed.close()
+    blocks = {(block["hash"], block["group_idx"]): block for block in map(json.loads, out.splitlines())}
+    assert {key: block["copies"] for key, block in blocks.items()} == {
+        (block["hash"], block["group_idx"]): block["copies"] for block in truth
+    }
+    assert all(blocks[block["hash"], block["group_idx"]]["token_ids"] == block["tokens"] for block in truth)
+    assert 0 < int(count) <= len(truth)
+
+
+def test_dump_of_a_trimmed_history_warns():
+    trimmed = engine(buffer_steps=1)
+    trimmed.start()
+    try:
+        for block in range(3):
+            trimmed.publish(batch(stored(block)))
+        out, err = run("dump", trimmed.replay_endpoint, "--format", "count")
+    finally:
+        trimmed.close()
+    assert out == "1\n"
+    assert "starts at seq 2" in err
+
+
+def test_dump_of_an_empty_stream(publisher):
+    assert run("dump", publisher.replay_endpoint) == ("", "")
+
+
+def test_dump_that_nobody_answers(publisher):
+    publisher.replay_fault = ReplayFault.SILENT
+    out, err = run("dump", publisher.replay_endpoint, "--timeout", "0.3", code=69)
+    assert out == ""
+    assert "within 0.3 s" in err
+
+
+def test_dump_with_the_wrong_framing_is_no_answer(publisher):
+    publisher.publish(batch(stored(1)))
+    run("dump", publisher.replay_endpoint, "--framing", "3", "--timeout", "0.3", code=69)
+
+
+def test_dump_is_interrupted_at_once(publisher):
+    publisher.replay_fault = ReplayFault.SILENT
+    dump = command("dump", publisher.replay_endpoint, "--timeout", "60")
+    while publisher.replay_requests == 0:
+        with pytest.raises(subprocess.TimeoutExpired):
+            dump.wait(0.02)
+    dump.send_signal(signal.SIGINT)
+    out, err = ended(dump, 130, timeout=5)
+    assert out == ""
+    assert "interrupted" in err
+
+
+@pytest.mark.parametrize("name", ["tail", "dump"])
+def test_help_begins_with_examples(name):
+    out, _ = run(name, "--help")
+    assert 0 < out.index("Examples:\n") < out.index("Options:")
+
+
+@pytest.mark.parametrize("name", ["tail", "dump"])
+def test_a_malformed_endpoint_is_a_usage_error(name):
+    _, err = run(name, "nonsense", code=2)
+    assert "nonsense" in err
+    assert "tcp://127.0.0.1:" in err
