@@ -174,9 +174,7 @@ class Daemon:
         def received(frames: list[bytes]) -> None:
             self._feed(ReplayReceived(command.source, command.request, frames))
 
-        self._replays[command.source, command.request] = ReplayClient(
-            self._context, endpoint, command.start, received
-        )
+        self._replays[command.source, command.request] = ReplayClient(self._context, endpoint, command.start, received)
         log.debug("source %s: replay asked from %d", self.streams[command.source].label, command.start)
 
     def _cancel(self, command: CancelReplay) -> None:
@@ -265,6 +263,7 @@ def _source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         replay_timeout=config.replay_timeout,
         probe_interval=config.probe_interval,
         reorder_batches=config.reorder_batches,
+        trust_unverified=config.on_lost == "keep",
     )
     rules = Rules(
         block_size=None if config.block_size == "auto" else config.block_size,

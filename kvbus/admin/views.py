@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from kvbus.core.emit import group_of, out_parent
 from kvbus.core.index import Chunk, TableKey
 from kvbus.core.relay import Relay, Source
 from kvbus.core.types import Hash
@@ -72,7 +73,7 @@ def _chunk_json(
     size = chunk.block_size // pieces
     names = out if out is not None else chunk.hashes
     for at in range(a * pieces, b * pieces):
-        parent = names[at - 1] if at else source.normalizer.out_parent(chunk)
+        parent = names[at - 1] if at else out_parent(source.normalizer.index, group_of(chunk), chunk.parent)
         yield {
             "source": source.spec.label,
             "rank": source.rank,

@@ -13,7 +13,7 @@ from kvbus.cli.options import config_options, load_config
 @click.command("run")
 @config_options
 def command(**flags: Any) -> None:
-    """Run the bus until SIGTERM or Ctrl-C.
+    r"""Run the bus until SIGTERM or Ctrl-C.
 
     \b
     Examples:

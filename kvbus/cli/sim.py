@@ -131,6 +131,9 @@ def command(**options: Any) -> None:
     The truth file has every block that is live at the end: hash, group_idx, medium, copies, parent, tokens,
     block_size, rank, and prefix, the sha256 of all tokens up to its end.
     """  # noqa: D301 - \b is click's: keep these lines as they are
+    truth = options["truth_file"]
+    if truth is not None and not truth.parent.is_dir():
+        raise TruthError(f"{truth}: no such directory")  # better now than after a long run
     pairs = [_engine(rank, **options) for rank in range(options["ranks"])]
 
     async def session(stop: asyncio.Event) -> None:
@@ -149,8 +152,8 @@ def command(**options: Any) -> None:
     hit = sum(engine.cached_tokens for engine, _ in pairs)
     share = f", {hit / asked:.0%} of prompt tokens were cached" if asked else ""
     say(f"published {batches} batches for {requests} requests{share}")
-    if options["truth_file"] is not None:
-        _write_truth(options["truth_file"], pairs)
+    if truth is not None:
+        _write_truth(truth, pairs)
 
 
 def _engine(rank: int, **options: Any) -> tuple[SimEngine, EnginePublisher]:

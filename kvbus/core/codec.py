@@ -8,7 +8,7 @@ batch live. Nothing here raises on bad input: it becomes a :class:`~kvbus.core.t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -38,7 +38,9 @@ _decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
 _decode_envelope: Final = msgspec.msgpack.Decoder(RawBatch).decode
 _decode_map_envelope: Final = msgspec.msgpack.Decoder(RawMapBatch).decode
 _decode_any: Final = msgspec.msgpack.Decoder(Any).decode
-_decode_map_event: Final = msgspec.msgpack.Decoder(BlockStored | BlockRemoved | AllBlocksCleared).decode
+_decode_map_event: Final[Callable[[Raw | bytes], Event]] = msgspec.msgpack.Decoder(
+    BlockStored | BlockRemoved | AllBlocksCleared
+).decode
 _decode_array_event: Final = msgspec.msgpack.Decoder(StoredArray | RemovedArray | ClearedArray).decode
 _decode_raw_fields: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _decode_raw_list: Final = msgspec.msgpack.Decoder(list[Raw]).decode
@@ -87,7 +89,7 @@ def decode_batch(payload: bytes | memoryview) -> Batch | Reason:
         else:
             maps = _decode_maps(payload)
             if math.isfinite(maps.ts) and len(maps.events) <= MAX_EVENTS:
-                return Batch(maps.ts, maps.events, maps.rank)  # type: ignore[arg-type]
+                return Batch(maps.ts, maps.events, maps.rank)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         pass
     return _decode_each(payload)
@@ -162,7 +164,7 @@ def _decode_event(raw: Raw, extras: Extras) -> Event | Reason:
     is_map = 0x80 <= head <= 0x8F or head in (0xDE, 0xDF)
     try:
         if is_map:
-            return _decode_map_event(raw)  # type: ignore[return-value]
+            return _decode_map_event(raw)
         return _from_array(_decode_array_event(raw))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         pass
@@ -226,7 +228,7 @@ def _typed(tag: str, fields: Extras) -> Event | Reason:
         if name in CARRIED:
             _decode_any(raw)
     try:
-        return _decode_map_event(_encode({"type": tag, **fields}))  # type: ignore[return-value]
+        return _decode_map_event(_encode({"type": tag, **fields}))
     except msgspec.ValidationError as error:
         where = str(error)
         if "`$.block_hashes" in where or "`$.parent_block_hash" in where:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from kvbus.core.codec import decode_tokens, decode_value, encode_value
 from kvbus.core.schema import BlockStored
@@ -148,11 +148,11 @@ class Index:
             event.group_idx,
             event.kv_cache_spec_kind,
             event.kv_cache_spec_sliding_window,
-            _bytes(event.locality),
-            _bytes(event.ownership),
-            _bytes(event.session_id),
-            _bytes(event.cache_salt),
-            _bytes(event.lookahead_token_ids),
+            carried_bytes(event.locality),
+            carried_bytes(event.ownership),
+            carried_bytes(event.session_id),
+            carried_bytes(event.cache_salt),
+            carried_bytes(event.lookahead_token_ids),
         )
         meta = self._metas.get(key)
         if meta is None:
@@ -220,8 +220,9 @@ def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
         yield first, len(chunk.hashes)
 
 
-def _bytes(raw: Raw) -> bytes | None:
-    return None if raw is UNSET else bytes(raw)
+def carried_bytes(raw: Raw | UnsetType) -> bytes | None:
+    """A carried field's own bytes, None where the event has no such field."""
+    return None if isinstance(raw, UnsetType) else bytes(raw)
 
 
 def raw_or_unset(value: bytes | None) -> Raw:

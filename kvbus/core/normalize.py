@@ -11,20 +11,19 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
 from kvbus.core.codec import Batch, with_extras
 from kvbus.core.derive import derive_chunk
+from kvbus.core.emit import OutEvent, announce, out_parent, recut_stores, stores_of
 from kvbus.core.granularity import Granularity, Treatment
-from kvbus.core.index import Chunk, Index, Table, TableKey, raw_or_unset, slice_array
+from kvbus.core.index import Chunk, Index, Table, TableKey, carried_bytes
+from kvbus.core.intake import Intake, Step
 from kvbus.core.removals import Gone, leaf_first
-from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvbus.core.schema import AllBlocksCleared, BlockRemoved
 from kvbus.core.stats import SourceStats
-from kvbus.core.types import DEVICE_MEDIUM, PREFIX_KINDS, Filtered, Hash, Reason
-from kvbus.core.validate import Store, check_removed, check_stored
-
-OutEvent = Event | dict[str, Any]
-"""An event ready to be encoded; a plain map where it carries fields no struct knows."""
+from kvbus.core.types import DEVICE_MEDIUM, Filtered, Hash, Reason
+from kvbus.core.validate import Store, check_removed
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -50,9 +49,8 @@ class Normalizer:
 
     def _begin(self) -> None:
         self._granularity: dict[int | None, Granularity] = {}
-        self._no_prefix: set[int | None] = set()
         self._coarse: dict[tuple[int | None, str, Hash], int] = {}
-        self._kinds: dict[type, int] = {int: 0, bytes: 0}
+        self._intake = Intake(self.rules.groups, self.index, self.stats)
         self._clears_all_tiers = False
         self._out: list[OutEvent] = []
         self._gone: list[tuple[TableKey, str | None, Any, list[Gone]]] = []
@@ -79,11 +77,9 @@ class Normalizer:
             first_of_life: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
                 clear resets every tier; vLLM's speaks of the GPU pool alone).
         """
-        for reason in batch.rejects:
-            self.stats.rejected[reason] += 1
         if first_of_life and batch.events and isinstance(batch.events[0], AllBlocksCleared):
             self._clears_all_tiers = True
-        steps = self._validated(batch)
+        steps = self._intake.steps(batch)
         if self._observe(steps):
             self._rebuild()
         at = 0
@@ -108,94 +104,12 @@ class Normalizer:
         return out
 
     def announce(self) -> Iterable[OutEvent]:
-        """The shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
-        for (_, _), chunk, a, b in self.index.snapshot():
-            yield from self._stores_of(chunk, a, b)
-
-    def out_parent(self, chunk: Chunk) -> Hash | None:
-        """The name routers know a chunk's parent by."""
-        return self._out_parent(_group_of(chunk), chunk.parent)
-
-    # -- validation ------------------------------------------------------------------------------------------------
-
-    def _validated(self, batch: Batch) -> list[Store | BlockRemoved | AllBlocksCleared]:
-        steps: list[Store | BlockRemoved | AllBlocksCleared] = []
-        stats = self.stats
-        for position, event in enumerate(batch.events):
-            if isinstance(event, BlockStored):
-                stats.stored += 1
-                store = check_stored(event)
-                if isinstance(store, Reason):
-                    stats.rejected[store] += 1
-                elif (reason := self._off_stream(store)) is not None:
-                    stats.filtered[reason] += 1
-                elif not self._right_kind(event.block_hashes[0]):
-                    stats.rejected[Reason.HASH_KIND] += 1
-                else:
-                    if batch.extras is not None and position in batch.extras:
-                        store.extras = batch.extras[position]
-                    steps.append(store)
-            elif isinstance(event, BlockRemoved):
-                stats.removed += 1
-                medium = check_removed(event)
-                if isinstance(medium, Reason):
-                    stats.rejected[medium] += 1
-                else:
-                    steps.append(event)
-            else:
-                stats.cleared += 1
-                steps.append(event)
-        return steps
-
-    def _off_stream(self, store: Store) -> Filtered | None:
-        """Stores that carry nothing a router could match."""
-        event = store.event
-        kind = event.kv_cache_spec_kind
-        if self.rules.groups == "prefix" and isinstance(kind, str) and kind not in PREFIX_KINDS:
-            self._no_prefix.add(store.group)
-            return Filtered.GROUP
-        if not event.block_hashes:
-            return Filtered.NO_HASHES
-        if not store.tokens and not self._complete(store):
-            return Filtered.TOKENLESS
-        return None
-
-    def _complete(self, store: Store) -> bool:
-        """Give a tokenless store (an offloaded block of vLLM's) the tokens its hashes have on another medium."""
-        event = store.event
-        holders = [self.index.find(store.group, block) for block in event.block_hashes]
-        if not all(holders):
-            return False
-        tokens: list[Any] = []
-        sizes = set()
-        for block, chunk in zip(event.block_hashes, holders, strict=True):
-            if chunk is not None:
-                tokens += chunk.block_tokens(chunk.hashes.index(block))
-                sizes.add(chunk.block_size)
-        if len(sizes) != 1:
-            return False
-        first = holders[0]
-        if first is None:
-            return False
-        if event.parent_block_hash is None:
-            event.parent_block_hash = first.parent_of(first.hashes.index(event.block_hashes[0]))
-        event.block_size = sizes.pop()
-        event.token_ids = Raw(msgspec.msgpack.encode(tokens))
-        if event.lora_id is None and event.lora_name is None:
-            event.lora_id, event.lora_name = first.meta.lora_id, first.meta.lora_name
-        store.tokens = tokens
-        return True
-
-    def _right_kind(self, block: Hash) -> bool:
-        """Whether the hash is of the kind this stream speaks; the majority decides, so one odd event changes nothing."""
-        kinds = self._kinds
-        mine, other = (int, bytes) if isinstance(block, int) else (bytes, int)
-        kinds[mine] += 1
-        return kinds[mine] >= kinds[other]
+        """The live set, said from nothing; see :func:`kvbus.core.emit.announce`."""
+        return announce(self.index)
 
     # -- granularity -----------------------------------------------------------------------------------------------
 
-    def _observe(self, steps: list[Store | BlockRemoved | AllBlocksCleared]) -> bool:
+    def _observe(self, steps: list[Step]) -> bool:
         """Learn block sizes from the whole batch before any of it is applied; True if the past must be re-told."""
         changed = False
         touched: list[Granularity] = []
@@ -222,10 +136,10 @@ class Normalizer:
             granularity = self._granularity[group]
             if granularity.treatment(chunk.block_size) is Treatment.REBLOCK:
                 if chunk.out is None:
-                    chunk.out = derive_chunk(chunk, granularity.base, self._out_parent(group, chunk.parent))
+                    chunk.out = derive_chunk(chunk, granularity.base, out_parent(self.index, group, chunk.parent))
                 self._reference(self.index.table(group, medium), chunk, a, b, granularity.base)
         self._out.append(AllBlocksCleared())
-        self._out.extend(self.announce())
+        self._out.extend(announce(self.index))
 
     def _drop_coarse(self, group: int | None, medium: str, table: Table) -> None:
         table.refs.clear()
@@ -301,11 +215,11 @@ class Normalizer:
             bytes(event.token_ids),
             event.block_size,
             self.index.meta(event),
-            None if event.extra_keys is UNSET else bytes(event.extra_keys),
+            carried_bytes(event.extra_keys),
             None if not store.extras else {name: bytes(raw) for name, raw in store.extras.items()},
         )
         if treatment is Treatment.REBLOCK:
-            chunk.out = derive_chunk(chunk, granularity.base, self._out_parent(store.group, parent))
+            chunk.out = derive_chunk(chunk, granularity.base, out_parent(self.index, store.group, parent))
         if fresh:
             table.blocks.update(dict.fromkeys(hashes, chunk))
             if treatment is Treatment.NATIVE:
@@ -354,10 +268,10 @@ class Normalizer:
 
     def _announce_new(self, table: Table, chunk: Chunk, a: int, b: int, base: int) -> None:
         if chunk.out is None:
-            self._out.extend(self._stores_of(chunk, a, b))
+            self._out.extend(stores_of(self.index, chunk, a, b))
             return
         fresh = self._reference(table, chunk, a, b, base)
-        self._out.extend(self._recut_stores(chunk, fresh, base))
+        self._out.extend(recut_stores(self.index, chunk, fresh, base))
 
     def _reference(self, table: Table, chunk: Chunk, a: int, b: int, base: int) -> list[int]:
         """Count the derived pieces of blocks ``[a, b)``; the positions of those that were not live before."""
@@ -370,44 +284,6 @@ class Normalizer:
             if not count:
                 fresh.append(at)
         return fresh
-
-    def _recut_stores(self, chunk: Chunk, positions: list[int], base: int) -> Iterable[OutEvent]:
-        out = chunk.out or []
-        start = 0
-        while start < len(positions):
-            end = start + 1
-            while end < len(positions) and positions[end] == positions[end - 1] + 1:
-                end += 1
-            a, b = positions[start], positions[end - 1] + 1
-            parent = out[a - 1] if a else self._out_parent(_group_of(chunk), chunk.parent)
-            tokens = slice_array(chunk.tokens, a * base, b * base)
-            yield _as_event(chunk, out[a:b], parent, tokens, base, None)
-            start = end
-
-    def _stores_of(self, chunk: Chunk, a: int, b: int) -> Iterable[OutEvent]:
-        """Stores that announce blocks ``[a, b)`` of a chunk as a router sees them."""
-        if chunk.out is not None:
-            base = len(chunk.token_list()) // len(chunk.out)
-            pieces = chunk.block_size // base
-            return self._recut_stores(chunk, list(range(a * pieces, b * pieces)), base)
-        whole = a == 0 and b == len(chunk.hashes)
-        size = chunk.block_size
-        tokens = Raw(chunk.tokens) if whole else slice_array(chunk.tokens, a * size, b * size)
-        keys = chunk.extra_keys
-        if keys is not None and not whole and keys[0] != 0xC0:
-            keys = bytes(slice_array(keys, a, b))
-        parent = self._out_parent(_group_of(chunk), chunk.parent_of(a))
-        return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys)]
-
-    def _out_parent(self, group: int | None, parent: Hash | None) -> Hash | None:
-        """The name a router knows an engine's block by: the last piece of it where it was re-cut."""
-        if parent is None:
-            return None
-        holder = self.index.find(group, parent)
-        if holder is None or holder.out is None:
-            return parent
-        pieces = len(holder.out) // len(holder.hashes)
-        return holder.out[(holder.hashes.index(parent) + 1) * pieces - 1]
 
     # -- removals and clears ---------------------------------------------------------------------------------------
 
@@ -430,7 +306,7 @@ class Normalizer:
         if table is None or block not in table.blocks:
             holders = self.index.tables_with(medium, block) if group is None else []
             if len(holders) != 1:
-                reason = Filtered.GROUP if group in self._no_prefix else Filtered.UNKNOWN_BLOCK
+                reason = Filtered.GROUP if group in self._intake.no_prefix else Filtered.UNKNOWN_BLOCK
                 self.stats.filtered[reason] += 1
                 return
             key, table = holders[0]
@@ -491,37 +367,6 @@ class Normalizer:
         self._flush_removals()
 
 
-def _group_of(chunk: Chunk) -> int | None:
-    return chunk.meta.group_idx if chunk.meta.group_idx is not UNSET else None
-
-
 def _same_tokens(held: Chunk, block: Hash, tokens: list[Any]) -> bool:
     mine = held.block_tokens(held.hashes.index(block))
     return len(mine) == len(tokens) and all(a == b for a, b in zip(mine, tokens, strict=True))
-
-
-def _as_event(
-    chunk: Chunk, hashes: list[Hash], parent: Hash | None, tokens: Raw, block_size: int, keys: bytes | None
-) -> OutEvent:
-    meta = chunk.meta
-    event = BlockStored(
-        hashes,
-        parent,
-        tokens,
-        block_size,
-        meta.lora_id,
-        meta.medium,
-        meta.lora_name,
-        meta.group_idx,
-        meta.kind,
-        meta.window,
-        raw_or_unset(keys),
-        raw_or_unset(meta.locality),
-        raw_or_unset(meta.ownership),
-        raw_or_unset(meta.session_id),
-        raw_or_unset(meta.cache_salt),
-        raw_or_unset(meta.lookahead),
-    )
-    if chunk.extras:
-        return with_extras(event, {name: Raw(value) for name, value in chunk.extras.items()})
-    return event

@@ -16,8 +16,10 @@ from typing import Final, Literal
 import msgspec
 
 from kvbus.core import codec
+from kvbus.core.actions import Ask, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
 from kvbus.core.dialect import sniff
+from kvbus.core.emit import OutEvent
 from kvbus.core.events import (
     BatchReceived,
     RelayEvent,
@@ -29,9 +31,9 @@ from kvbus.core.events import (
 )
 from kvbus.core.frames import Limits, ReplayEnd, parse_live, parse_replay, parse_replay_request
 from kvbus.core.journal import Journal
-from kvbus.core.normalize import Normalizer, OutEvent, Rules
+from kvbus.core.normalize import Normalizer, Rules
 from kvbus.core.schema import AllBlocksCleared
-from kvbus.core.sequencer import Ask, Deliver, Lost, NewEpoch, Sequencer, Settings, State, Stop, Synced
+from kvbus.core.sequencer import Sequencer, Settings, State
 from kvbus.core.stats import OutputStats, SourceStats
 from kvbus.core.stream import OutputStream, Profile, encode
 from kvbus.core.types import Reason

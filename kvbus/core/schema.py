@@ -29,9 +29,9 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_un
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
-    group_idx: int | None | UnsetType = UNSET
-    kv_cache_spec_kind: str | None | UnsetType = UNSET
-    kv_cache_spec_sliding_window: int | None | UnsetType = UNSET
+    group_idx: int | UnsetType | None = UNSET
+    kv_cache_spec_kind: str | UnsetType | None = UNSET
+    kv_cache_spec_sliding_window: int | UnsetType | None = UNSET
     # carried as they came; Raw, with UNSET for "not sent"
     extra_keys: Raw = UNSET  # type: ignore[assignment]
     locality: Raw = UNSET  # type: ignore[assignment]
@@ -46,7 +46,7 @@ class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_
 
     block_hashes: list[Hash]
     medium: str | None = None
-    group_idx: int | None | UnsetType = UNSET
+    group_idx: int | UnsetType | None = UNSET
     locality: Raw = UNSET  # type: ignore[assignment]
     ownership: Raw = UNSET  # type: ignore[assignment]
 
@@ -75,9 +75,9 @@ class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unk
     medium: str | None = None
     lora_name: str | dict[str, Any] | None = None
     extra_keys: Raw = UNSET  # type: ignore[assignment]
-    group_idx: int | None | UnsetType = UNSET
-    kv_cache_spec_kind: str | None | UnsetType = UNSET
-    kv_cache_spec_sliding_window: int | None | UnsetType = UNSET
+    group_idx: int | UnsetType | None = UNSET
+    kv_cache_spec_kind: str | UnsetType | None = UNSET
+    kv_cache_spec_sliding_window: int | UnsetType | None = UNSET
 
 
 class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_u
 
     block_hashes: list[Hash]
     medium: str | None = None
-    group_idx: int | None | UnsetType = UNSET
+    group_idx: int | UnsetType | None = UNSET
 
 
 class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):

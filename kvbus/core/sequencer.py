@@ -20,10 +20,9 @@ from typing import Final
 
 import msgspec
 
+from kvbus.core.actions import Action, Ask, Deliver, Lost, NewEpoch, Stop, Synced
+from kvbus.core.fingerprints import Fingerprints
 from kvbus.core.stats import SourceStats
-
-RING: Final = 1024
-"""Fingerprints kept: batches back to which a late copy is told from a new life without asking."""
 
 ATTEMPTS: Final = 2
 """Replay requests made for one gap before it is lost: the first, and one retry."""
@@ -58,45 +57,10 @@ class Settings(msgspec.Struct, frozen=True):
     replay_total_timeout: float = 120.0
     probe_interval: float = 1.0
     reorder_batches: int = 20_000
+    trust_unverified: bool = False
+    """Whether a publisher that cannot be asked after a reconnection is believed to be in the same life."""
     reorder_grace: float = 0.2
     """How long a batch that overtook another is waited for where there is no replay to ask."""
-
-
-class Deliver(msgspec.Struct):
-    """The next batch, in order. ``seq`` 0 opens a life."""
-
-    seq: int
-    payload: bytes
-
-
-class NewEpoch(msgspec.Struct):
-    """The publisher is in a new life: nothing of the old one is true any more."""
-
-
-class Lost(msgspec.Struct):
-    """``count`` batches will never come; the ones after them follow."""
-
-    count: int
-
-
-class Synced(msgspec.Struct):
-    """What was missed while the connection was away, or ever before, is in: what follows is live."""
-
-
-class Ask(msgspec.Struct):
-    """Ask the publisher's replay from ``start``; the answer comes back under ``request``."""
-
-    request: int
-    start: int
-
-
-class Stop(msgspec.Struct):
-    """No more of this answer is wanted."""
-
-    request: int
-
-
-Action = Deliver | NewEpoch | Lost | Synced | Ask | Stop
 
 
 class Request(msgspec.Struct):
@@ -133,8 +97,7 @@ class Sequencer:
         self.synced = False
         self.held: dict[int, bytes] = {}
         self._suspects: dict[int, bytes] = {}
-        self._ring: list[int | None] = [None] * RING
-        self._first: int | None = None
+        self._delivered = Fingerprints()
         self._gap_start = -1
         self._attempts = 0
         self._idle_since = 0.0
@@ -143,6 +106,8 @@ class Sequencer:
         self._no_buffer = False
         """The publisher answered a replay with nothing although it had just published: its answers prove nothing."""
         self._resyncing = False
+        self._unverified = False
+        """The connection was away, and the publisher has not shown since that it is in the same life."""
 
     # -- what the shell tells ----------------------------------------------------------------------------------------
 
@@ -155,14 +120,18 @@ class Sequencer:
         self._resyncing = True
         if not self.settings.replay:
             self.state = State.LIVE  # there is no history to wait for: the stream begins with its next batch
-            if self.synced:
+            if self.synced and self.settings.trust_unverified:
                 self._settled(now)
+            elif self.synced:
+                self._new_epoch(now)
+                self.partial = True  # until its next batch shows whether this is the beginning of a life
             return
         self.state = State.SYNCING
         self._attempts = 0
         if self.next == 0:
             self._ask(Purpose.SYNC, 0, now)
         else:
+            self._unverified = True
             self._ask(Purpose.VERIFY, self.next - 1, now)
 
     def down(self, now: float) -> None:
@@ -170,6 +139,7 @@ class Sequencer:
         del now
         self.connected = False
         self._stop()
+        self._suspects.clear()
         if self.next == 0:
             # nothing was delivered that a new life could be told by: what is held may be of a life that is over
             self.stats.lost += self.stats.pending
@@ -185,7 +155,7 @@ class Sequencer:
             self.up(now)
         self._idle_since = now
         self._probe_factor = 1
-        if seq == self.next and self.synced and not self.held:
+        if seq == self.next and self.synced and not self.held and not self._unverified:
             if seq >= self.horizon:
                 self.horizon = seq + 1
             else:
@@ -215,6 +185,9 @@ class Sequencer:
         if asked.items == 1 and not self._same_life(asked, seq, payload):
             self._new_epoch(now)
             return
+        if asked.purpose is Purpose.VERIFY and self._unverified:
+            self._unverified = False
+            self._drain()
         if seq < self.next or seq in self.held:
             return
         if asked.items == 1 and not self.synced and self.next == 0 and asked.purpose is Purpose.SYNC:
@@ -334,8 +307,12 @@ class Sequencer:
                 self._baseline(min(self.held))
                 self._settled(now)
             return
+        if self._unverified:
+            if self._request is None:
+                self._ask(Purpose.VERIFY, self.next - 1, now)
+            return
         self._drain()
-        if not self.held:
+        if not self.held and self.next >= self.horizon:
             self._grace = None
             if self._request is None and self.state is State.GAP:
                 self.state = State.LIVE
@@ -363,19 +340,18 @@ class Sequencer:
         self._ask(Purpose.GAP, self.next, now)
 
     def _settle_without_replay(self) -> None:
-        while self.held:
+        while self.next < self.horizon:
             self._give_up()
             self._drain()
         self.state = State.LIVE
 
     def _give_up(self) -> None:
-        """The batches before the first one held are lost."""
-        first = min(self.held)
+        """The batches before the first one held are lost (all that are known of, if none is)."""
+        first = min(self.held, default=self.horizon)
         count = first - self.next
         self.stats.lost += count
         self.partial = True
-        for seq in range(max(self.next, first - RING), first):
-            self._ring[seq % RING] = None
+        self._delivered.skip(self.next, first)
         self.next = first
         self.actions.append(Lost(count))
         self._drain()
@@ -411,17 +387,13 @@ class Sequencer:
             self._deliver(self.next, payload)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
-        mark = hash(payload)
-        self._ring[seq % RING] = mark
-        if seq == 0:
-            self._first = mark
+        self._delivered.add(seq, payload)
         self.next = seq + 1
         self.actions.append(Deliver(seq, payload))
 
     def _baseline(self, seq: int) -> None:
         """The first batch of this life that can still be had. What came before it is history kvbus never saw."""
-        if seq > self.next:
-            self.partial = True
+        self.partial = seq > 0
         self.next = seq
         self.horizon = max(self.horizon, seq)
 
@@ -433,19 +405,13 @@ class Sequencer:
 
     # -- lives -------------------------------------------------------------------------------------------------------
 
-    def _known(self, seq: int) -> int | None:
-        """Fingerprint of a delivered batch, if it is still kept."""
-        if seq == 0:
-            return self._first
-        return self._ring[seq % RING] if self.next - RING <= seq < self.next else None
-
     def _low(self, seq: int, payload: bytes, now: float) -> None:
         """A live batch from before ``next``: a late copy, or the publisher's new life."""
-        known = self._known(seq)
-        if known is not None and known == hash(payload):
+        same = self._delivered.matches(seq, payload, self.next)
+        if same:
             self.stats.duplicates += 1
             return
-        if known is not None or seq == 0:
+        if same is False or seq == 0:
             self._new_epoch(now)
             self.live(seq, payload, now)
             return
@@ -454,7 +420,7 @@ class Sequencer:
         if len(self._suspects) > self.settings.reorder_batches:
             del self._suspects[min(self._suspects)]
         if not self.settings.replay:
-            if _run_of_three(self._suspects, seq):
+            if _run_of_three(self._suspects):
                 self._new_epoch(now)
             return
         if self._request is None or self._request.purpose is Purpose.PROBE:
@@ -465,7 +431,7 @@ class Sequencer:
         if asked.start != self.next - 1 or asked.purpose not in (Purpose.VERIFY, Purpose.PROBE):
             return True
         # the batch asked for is the last one delivered. Trimmed beyond it: what lies between is lost in any case
-        return seq <= asked.start and self._known(seq) == hash(payload)
+        return seq <= asked.start and bool(self._delivered.matches(seq, payload, self.next))
 
     def _verified(self, asked: Request, now: float, *, answered: bool) -> bool:
         """A verifying answer is over; False if it opened a new epoch or another question."""
@@ -473,18 +439,19 @@ class Sequencer:
             self._suspects.clear()
             return True
         if not answered:
-            if _run_of_three(self._suspects, max(self._suspects, default=0)):
-                self._new_epoch(now)
-                return False
             self._attempts += 1
             if self._attempts < ATTEMPTS:
                 self._ask(Purpose.VERIFY, self.next - 1, now)
                 return False
-            self._suspects.clear()
-            return True
-        if self._no_buffer and not self._suspects:
+            if self.settings.trust_unverified and not _run_of_three(self._suspects):
+                self._unverified = False
+                self._suspects.clear()
+                return True
+        elif self._no_buffer and not self._suspects:
+            self._unverified = False
             return True
         self._new_epoch(now)
+        self.partial = not answered
         return False
 
     def _new_epoch(self, now: float) -> None:
@@ -510,5 +477,6 @@ class Sequencer:
         self._advance(now)
 
 
-def _run_of_three(suspects: dict[int, bytes], last: int) -> bool:
+def _run_of_three(suspects: dict[int, bytes]) -> bool:
+    last = max(suspects, default=0)
     return all(last - back in suspects for back in range(3))

@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 
 from kvbus.core.codec import encode_batch, encode_positional_batch
+from kvbus.core.emit import OutEvent
 from kvbus.core.frames import Framing, ReplayRequest, replay_data, replay_end
 from kvbus.core.journal import Journal
-from kvbus.core.normalize import OutEvent
 
 Encoding = Literal["map", "array"]
 

@@ -61,7 +61,8 @@ class Rank:
         options = EngineOptions(blocks=casting.blocks, block_size=_BLOCK_SIZE, tiers=tiers, max_running=6)
         self._engine = SimEngine(casting.dialect, jobs, rank=rank, options=options)
         self._publisher: EnginePublisher | None = None
-        self._truth: list[dict[str, Any]] | None = None
+        self.version = 0
+        """Grows whenever the cache may have changed."""
         self._to_lose = 0
         self._to_jumble = 0
 
@@ -77,9 +78,7 @@ class Rank:
 
     def truth(self) -> list[dict[str, Any]]:
         """The live blocks in the engine's own cache, at this moment."""
-        if self._truth is None:
-            self._truth = self._engine.truth()
-        return self._truth
+        return self._engine.truth()
 
     def lose(self, batches: int) -> None:
         """Let the next batches be lost on their way."""
@@ -103,7 +102,7 @@ class Rank:
         """End this life: sockets, buffer and cache are gone."""
         self.close()
         self._engine.restart()
-        self._truth = None
+        self.version += 1
 
     def close(self, linger: float = 0.0) -> None:
         """Stop listening."""
@@ -139,7 +138,7 @@ class Rank:
         payload = self._engine.step(time.time())
         if payload is None:
             raise RuntimeError("an endless workload ended")
-        self._truth = None
+        self.version += 1
         return payload
 
 

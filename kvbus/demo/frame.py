@@ -55,11 +55,16 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True)
 class OutputRow:
-    """One output of the bus; everything counted in batches but ``subscribers`` and ``replays`` (requests)."""
+    """One output of the bus.
+
+    ``profile`` is whose encoding and framing it speaks, ``endpoint`` that of the first of its ``streams``; ``queue``,
+    ``sent`` and ``dropped`` are batches, ``subscribers`` subscriptions of all streams, ``replays`` requests.
+    """
 
     name: str
-    encoding: str
+    profile: str
     endpoint: str
+    streams: int
     queue: int
     sent: int
     dropped: int

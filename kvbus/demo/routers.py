@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kvbus.client import BlockView, Lost, Received, Restarted, Subscriber, Synced, Update
+from kvbus.client import BlockView, Received, Subscriber, Synced, Update
 
 
 class Place(NamedTuple):
@@ -28,9 +28,8 @@ class Feed:
         self.next_seq = 0
         self.rebuilt = False
         """The first replay is complete: the view is the bus's."""
+        self.updates = 0
         self.replayed = 0
-        self.lost = 0
-        self.restarts = 0
 
     async def follow(self) -> None:
         """Rebuild from the start, then follow, until cancelled."""
@@ -40,16 +39,13 @@ class Feed:
 
     def take(self, update: Update) -> None:
         """Apply one update."""
+        self.updates += 1
         self.view.update(update)
         if isinstance(update, Received):
             self.next_seq = update.seq + 1
             self.replayed += update.replayed
         elif isinstance(update, Synced):
             self.rebuilt = True
-        elif isinstance(update, Lost):
-            self.lost += 1
-        elif isinstance(update, Restarted):
-            self.restarts += 1
 
 
 class Router:

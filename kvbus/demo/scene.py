@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kvbus.admin.views import source_json
-from kvbus.config import Config, load
+from kvbus.config import load
 from kvbus.daemon import Daemon
 from kvbus.demo.engines import CAST, Casting, Engine, Rank
 from kvbus.demo.frame import Cell, Frame, Match, OutputRow, RouterRow, SourceRow
@@ -20,8 +20,8 @@ from kvbus.demo.verdict import Comparison, Verdict, compare, truth_keys, view_ke
 from kvbus.demo.waiting import pause, until
 from kvbus.errors import BindError
 
-OUTPUTS: Final = (("dynamo", "maps"), ("aibrix", "arrays"))
-"""The bus's outputs: profile, and the encoding it stands for."""
+OUTPUTS: Final = (("dynamo", "dynamo"), ("sgl-router", "sglang"))
+"""The bus's outputs: name and profile, which is a family of routers with an encoding and a replay framing."""
 
 PATIENCE_S: Final = 10.0
 """How long the bus may take for anything before the demo calls it a failure."""
@@ -38,24 +38,33 @@ class Scene:
     Args:
         seconds: length of the demo, None for endless.
         seed: the same seed, the same workload and the same script.
-        cast: the engines.
+        cast: the engines, by default `CAST`.
+        script: what happens, by default `plan`.
     """
 
-    def __init__(self, *, seconds: float | None = None, seed: int = 0, cast: Sequence[Casting] = CAST) -> None:
+    def __init__(
+        self,
+        *,
+        seconds: float | None = None,
+        seed: int = 0,
+        cast: Sequence[Casting] | None = None,
+        script: Iterable[Act] | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._begin = self._loop.time()
         self._seconds = seconds
         self._seed = seed
-        self._cast = cast
+        self._cast = CAST if cast is None else cast
+        self._script = script
         self.story: Final = Story(self.elapsed)
         self.engines: list[Engine] = []
         self.ranks: list[Rank] = []
         self.routers: list[Router] = []
         self._daemon: Daemon | None = None
-        self._config: Config | None = None
         self._serving: list[asyncio.Task[None]] = []
         self._dialects: dict[str, str] = {}
         self._seen: deque[tuple[float, list[int]]] = deque()
+        self._agreed: dict[tuple[int, int], tuple[int, Feed, int, bool]] = {}
 
     def elapsed(self) -> float:
         """Seconds since the start."""
@@ -109,12 +118,12 @@ class Scene:
             )
         outputs = [
             {
-                "name": profile,
+                "name": name,
                 "profile": profile,
                 "endpoint": _tcp(ports.take(ranks)),
                 "replay_endpoint": _tcp(ports.take(ranks)),
             }
-            for profile, _ in OUTPUTS
+            for name, profile in OUTPUTS
         ]
         overrides: dict[str, Any] = {
             "http": f"{LOOPBACK}:0",
@@ -125,12 +134,13 @@ class Scene:
             "outputs": outputs,
         }
         # the demo is the same everywhere: KVBUS_ variables configure `kvbus run`, not this
-        self._config = load(None, env={}, overrides=overrides)
-        self._daemon = Daemon(self._config)
-        await self._daemon.start()
-        for name, output in zip("ab", self._config.outputs, strict=True):
+        config = load(None, env={}, overrides=overrides)
+        daemon = Daemon(config)
+        await daemon.start()
+        self._daemon = daemon
+        for name, output in zip("ab", config.outputs, strict=True):
             places = []
-            for stream in self._config.streams():
+            for stream in config.streams():
                 at = output.stream_endpoints(stream.index)
                 places.append(Place(stream.label, at.endpoint, at.replay_endpoint or ""))
             self.routers.append(Router(f"router-{name}", output.name, places))
@@ -153,32 +163,32 @@ class Scene:
         quiet = asyncio.Event()
         self._serving = [group.create_task(rank.serve(quiet), name=rank.label) for rank in self.ranks]
         early.join(group)
-        names = " and ".join(f"{engine.name} ({len(engine.ranks)} ranks)" for engine in self.engines)
-        self.story.tell(Tone.SCENE, f"{names} start; {early.name} follows them through kvbus")
+        names = ", ".join(f"{engine.name} ({len(engine.ranks)} ranks)" for engine in self.engines)
+        self.story.tell(Tone.SCENE, f"engines {names} start; {early.name} follows")
         labels = [rank.label for rank in self.ranks]
-        for act in plan(labels, self._seconds, self._seed):
+        script = plan(labels, self._seconds, self._seed) if self._script is None else self._script
+        for act in script:
             await pause(act.at - self.elapsed(), stop)
             if stop.is_set():
                 break
             await self._perform(act, late, group, stop)
-        if self._seconds is not None:
-            await pause(self._seconds - self.elapsed(), stop)
+        await pause(float("inf") if self._seconds is None else self._seconds - self.elapsed(), stop)
         quiet.set()
         await asyncio.gather(*self._serving)
         if not stop.is_set():
             await self._lose_tail()
 
-    async def settle(self, within: float = PATIENCE_S) -> list[str]:
-        """Wait until every batch that an engine has published is applied everywhere, or lost.
+    async def settle(self) -> list[str]:
+        """Wait until every batch that an engine has published is applied everywhere.
 
         Returns:
-            What is not at rest after ``within`` seconds; empty if all is.
+            What is not at rest after `PATIENCE_S`; empty if all is.
         """
-        self.story.tell(Tone.SCENE, "the engines are silent; waiting until every batch has arrived")
-        took = await until(lambda: not self._unrest(), within)
-        if took is not None:
-            self.story.tell(Tone.SCENE, f"all is quiet after {took:.2f} s")
-        return [] if took is not None else self._unrest()
+        took = await until(lambda: not self._unrest(), PATIENCE_S)
+        if took is None:
+            return self._unrest()
+        self.story.tell(Tone.SCENE, "the engines are silent, and every batch has arrived")
+        return []
 
     def verdict(self, unsettled: Sequence[str] = ()) -> Verdict:
         """Compare every router that is there with every engine's own cache."""
@@ -202,7 +212,7 @@ class Scene:
         took = await until(lambda: self._counts(i)["recovered"] - before >= count and self._agree([i]), PATIENCE_S)
         self._told(
             took,
-            f"gap seen; all {count} fetched from the engine's replay, views equal again in {_s(took)}",
+            f"gap seen, {count} replayed by the engine; all equal in {_s(took)}",
             f"the {count} lost batches of {rank.label} did not come back",
         )
 
@@ -219,7 +229,7 @@ class Scene:
         took = await until(mended, PATIENCE_S)
         self._told(
             took,
-            f"order restored, doubles dropped; views equal again in {_s(took)}",
+            f"order restored, doubles dropped; all equal in {_s(took)}",
             f"the order of {rank.label} was not restored",
         )
 
@@ -235,7 +245,7 @@ class Scene:
         took = await until(lambda: router.rebuilt and self._agree(self._indexes(), at), PATIENCE_S)
         self._told(
             took,
-            f"replayed {router.replayed} batches to it: {router.blocks:,} blocks rebuilt, equal in {_s(took)}",
+            f"replayed {router.replayed} batches to it; {router.blocks:,} blocks equal in {_s(took)}",
             f"{router.name} could not be rebuilt",
         )
 
@@ -253,19 +263,19 @@ class Scene:
         took = await until(learned, PATIENCE_S)
         self._told(
             took,
-            f"new epoch: {dead:,} dead blocks cleared at the routers, new cache learned in {_s(took)}",
+            f"new epoch: {dead:,} dead blocks cleared, all equal in {_s(took)}",
             f"the new life of {engine.name} was not noticed",
         )
 
     async def _lose_tail(self) -> None:
         """The hardest loss to see: nothing comes after it."""
         rank, before = self.ranks[0], self._counts(0)["recovered"]
-        self.story.tell(Tone.FAULT, f"the last {_TAIL} batches of {rank.label} are lost, and nothing comes after them")
+        self.story.tell(Tone.FAULT, f"the last {_TAIL} batches of {rank.label} are lost; none comes after them")
         rank.lose_tail(_TAIL)
         took = await until(lambda: self._counts(0)["recovered"] - before >= _TAIL and self._agree([0]), PATIENCE_S)
         self._told(
             took,
-            f"asked the silent engine, found {_TAIL} batches missing; views equal again in {_s(took)}",
+            f"asked the silent engine: {_TAIL} missing; all equal in {_s(took)}",
             f"the last batches of {rank.label} were not missed",
         )
 
@@ -282,13 +292,14 @@ class Scene:
         rates = self._rates()
         config, relay, address = self.daemon.config, self.daemon.relay, self.daemon.http_address
         outputs = []
-        for (_, encoding), settings, output in zip(OUTPUTS, config.outputs, relay.outputs, strict=True):
+        for settings, output in zip(config.outputs, relay.outputs, strict=True):
             stats = output.stats
             outputs.append(
                 OutputRow(
                     settings.name,
-                    encoding,
+                    f"{settings.profile}, framing {settings.framing}",
                     settings.endpoint,
+                    len(output.streams),
                     stats.queue_depth,
                     stats.batches,
                     stats.dropped_batches.total(),
@@ -335,8 +346,7 @@ class Scene:
             return Cell(len(feed.view), Match.DOWN)
         if behind:
             return Cell(len(feed.view), Match.BEHIND, behind)
-        equal = self._compared(self.routers[r], i).equal
-        return Cell(len(feed.view), Match.EQUAL if equal else Match.DIFFERENT)
+        return Cell(len(feed.view), Match.EQUAL if self._equal(r, i) else Match.DIFFERENT)
 
     def _dialect(self, label: str, sniffed: str | None) -> str | None:
         """The bus names a batch's dialect; some batches fit several, and the narrowest name says most."""
@@ -388,9 +398,17 @@ class Scene:
         who = [r for r in (range(len(self.routers)) if routers is None else routers) if self.routers[r].joined]
         pairs = [(r, i) for r in who for i in sources]
         # numbers first: they cost nothing, comparing sets does
-        return all(self._behind(r, i) == 0 for r, i in pairs) and all(
-            self._compared(self.routers[r], i).equal for r, i in pairs
-        )
+        return all(self._behind(r, i) == 0 for r, i in pairs) and all(self._equal(r, i) for r, i in pairs)
+
+    def _equal(self, r: int, i: int) -> bool:
+        """`_compared`, done again only when one of the two has changed."""
+        feed, version = self.routers[r].feeds[i], self.ranks[i].version
+        known = self._agreed.get((r, i))
+        if known is not None and known[:3] == (version, feed, feed.updates):
+            return known[3]
+        equal = self._compared(self.routers[r], i).equal
+        self._agreed[r, i] = (version, feed, feed.updates, equal)
+        return equal
 
     def _unrest(self) -> list[str]:
         found = []
@@ -416,5 +434,3 @@ def _tcp(port: int) -> str:
 
 def _s(took: float | None) -> str:
     return "" if took is None else f"{took:.2f} s"
-
-

@@ -26,9 +26,7 @@ def truth_keys(truth: Iterable[Mapping[str, Any]]) -> set[Key]:
 
 def view_keys(view: BlockView) -> set[Key]:
     """The keys of a router's view."""
-    return {
-        (group, medium, block.hex() if isinstance(block, bytes) else block) for _, group, medium, block in view.keys()
-    }
+    return {(it.group_idx, it.medium, it.hash.hex() if isinstance(it.hash, bytes) else it.hash) for it in view}
 
 
 @dataclass(frozen=True, slots=True)

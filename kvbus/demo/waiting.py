@@ -12,7 +12,7 @@ _LOOK_S: Final = 0.01
 async def pause(seconds: float, stop: asyncio.Event) -> None:
     """Let time pass, but not beyond the moment that ``stop`` is set."""
     try:
-        async with asyncio.timeout(max(0.0, seconds)):
+        async with asyncio.timeout(None if seconds == float("inf") else max(0.0, seconds)):
             await stop.wait()
     except TimeoutError:
         pass

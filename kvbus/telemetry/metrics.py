@@ -23,7 +23,7 @@ DROP_REASONS: Final = ("slow_router", "queue_full")
 REPLAY_OUTCOMES: Final = ("complete", "trimmed", "gone", "stalled", "refused", "malformed")
 EVENT_TYPES: Final = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Observed(Protocol):
@@ -64,7 +64,9 @@ class RelayCollector(Collector):
         yield from self._events()
         yield from self._outputs()
         process = self._observed.process
-        yield _histogram("kvbus_relay_latency_seconds", "From received to handed to the transport.", process.relay_latency)
+        yield _histogram(
+            "kvbus_relay_latency_seconds", "From received to handed to the transport.", process.relay_latency
+        )
         yield _histogram("kvbus_event_loop_lag_seconds", "How late the event loop was for its timer.", process.loop_lag)
 
     def _sources(self) -> Iterator[Metric]:
@@ -84,7 +86,10 @@ class RelayCollector(Collector):
             (([s.spec.label], float(s.partial)) for s in sources),
         )
         yield _gauge(
-            "source_epoch", "Life of the publisher, counted from 0.", ["source"], (([s.spec.label], s.sequencer.epoch) for s in sources)
+            "source_epoch",
+            "Life of the publisher, counted from 0.",
+            ["source"],
+            (([s.spec.label], s.sequencer.epoch) for s in sources),
         )
         yield _gauge(
             "source_last_sequence",
@@ -182,7 +187,11 @@ class RelayCollector(Collector):
             (([o.spec.name], sum(stream.journal.bytes for stream in o.streams)) for o in outputs),
         )
         for name, field, text in (
-            ("output_dropped_batches_total", "dropped_batches", "Batches at least one router did not get live, by reason."),
+            (
+                "output_dropped_batches_total",
+                "dropped_batches",
+                "Batches at least one router did not get live, by reason.",
+            ),
             ("output_dropped_events_total", "dropped_events", "Events in those batches."),
         ):
             yield _counter(
@@ -195,7 +204,11 @@ class RelayCollector(Collector):
             "replay_requests_total",
             "Replay requests of routers, by outcome.",
             ["output", "outcome"],
-            (([o.spec.name, outcome], o.stats.replay_requests[outcome]) for o in outputs for outcome in REPLAY_OUTCOMES),
+            (
+                ([o.spec.name, outcome], o.stats.replay_requests[outcome])
+                for o in outputs
+                for outcome in REPLAY_OUTCOMES
+            ),
         )
 
 

@@ -1,5 +1,5 @@
 """Sockets: the only package that knows ZeroMQ.
 
-Everything here moves frames and nothing else: what they mean is the core's business. No zmq.asyncio (15-33 µs of CPU a
-message): each socket's file descriptor is watched by the event loop and drained by a :class:`~kvbus.transport.pump.Pump`.
+Everything here moves frames and nothing else: what they mean is the core's business. No zmq.asyncio (15-33 us of CPU
+a message): the event loop watches each socket's file descriptor and a :class:`~kvbus.transport.pump.Pump` drains it.
 """

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 import zmq
@@ -260,10 +259,6 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str, *, patient: bool = False) ->
     # libzmq spells "any port" as a star
     wanted = f"{endpoint[:-1]}*" if endpoint.startswith("tcp://") and endpoint.endswith(":0") else endpoint
     deadline = time.monotonic() + (_REBIND_S if patient else 0.0)
-    # the closing listener removes its ipc path: a new one bound too early would lose its own
-    path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
-    while path is not None and time.monotonic() < deadline and path.exists():
-        time.sleep(0.001)
     while True:
         try:
             socket.bind(wanted)

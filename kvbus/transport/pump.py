@@ -77,7 +77,7 @@ class Pump:
                 self._handler(frames)
                 if self.closed:
                     return
-            if self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[arg-type, operator]
                 self.kick()
         except BaseException:
             self.kick()

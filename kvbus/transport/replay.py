@@ -108,9 +108,7 @@ class ReplayServer:
             moved |= sent > 0
             self._active.append(session)
         if self._active:
-            self._handle = (
-                self._loop.call_soon(self._turn) if moved else self._loop.call_later(RETRY, self._turn)
-            )
+            self._handle = self._loop.call_soon(self._turn) if moved else self._loop.call_later(RETRY, self._turn)
         self._pump.kick()
 
     def _advance(self, session: Session) -> int | None:

@@ -11,14 +11,14 @@ from kvbus.errors import BindError
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
-_COMMON: Final = {
+_COMMON: Final[dict[int, int]] = {
     zmq.LINGER: 0,  # closing never blocks; what must leave is flushed before
     zmq.IPV6: 1,  # dual stack where the host has it
     zmq.TCP_KEEPALIVE: 1,
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 2_000,  # an engine that restarts is found again within two seconds
 }
-_HEARTBEAT: Final = {
+_HEARTBEAT: Final[dict[int, int]] = {
     # a half-open connection (a pod gone without FIN) is noticed; ZMTP 3.1 peers answer, older ones are not asked
     zmq.HEARTBEAT_IVL: 5_000,
     zmq.HEARTBEAT_TIMEOUT: 15_000,

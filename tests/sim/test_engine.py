@@ -7,13 +7,13 @@ from itertools import islice
 
 import msgspec
 import pytest
-from naive import apply, events_of, truth_of
 
 from kvbus.sim.dialects import DIALECTS
 from kvbus.sim.engine import EngineOptions, SimEngine, run
 from kvbus.sim.workload import Job, synthetic
 from kvbus.transport.publisher import EnginePublisher
 from kvbus.transport.rawsub import RawSubscriber
+from tests.sim.naive import apply, events_of, truth_of
 
 SMALL = EngineOptions(blocks=300, block_size=16)
 

@@ -198,6 +198,7 @@ def test_sim_ranks_are_ports_of_their_own_and_restart(tmp_path):
         (["sim", "--tier", "GPU=4"], 2, "CPU=4000"),
         (["sim", "--trace", "bad.jsonl"], 78, "bad.jsonl:1: not a trace request"),
         (["sim", "--endpoint", "TAKEN", "--bind"], 69, "cannot listen on"),
+        (["sim", "--truth-file", "no/such/truth.json"], 78, "truth.json: no such directory"),
         (["sim", "--endpoint", "nonsense"], 2, "for example --endpoint"),
     ],
 )

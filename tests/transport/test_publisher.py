@@ -271,7 +271,6 @@ async def test_a_restart_over_ipc_keeps_its_socket_files(tmp_path):
     async with EnginePublisher(live, replays) as engine:
         for _ in range(20):
             engine.restart()
-            # a listener that closes late would take the new one's file away
             async with RawSubscriber(live):
                 await engine.wait_for_subscriber(5)
             engine.publish(b"x")

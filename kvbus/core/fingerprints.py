@@ -1,0 +1,42 @@
+"""Marks of the newest batches: late copies are told from a new life's batches by content, not by number."""
+
+from __future__ import annotations
+
+from typing import Final
+
+RING: Final = 1024
+"""Batches back to which this works without asking the publisher."""
+
+
+class Fingerprints:
+    """``hash(payload)`` of the last :data:`RING` batches delivered, and of batch 0 for as long as the life lasts."""
+
+    __slots__ = ("_first", "_ring")
+
+    def __init__(self) -> None:
+        self._ring: list[int | None] = [None] * RING
+        self._first: int | None = None
+
+    def add(self, seq: int, payload: bytes) -> None:
+        """Batch ``seq`` was delivered; it is the newest one now."""
+        mark = hash(payload)
+        self._ring[seq % RING] = mark
+        if seq == 0:
+            self._first = mark
+
+    def skip(self, first: int, end: int) -> None:
+        """Batches ``[first, end)`` were lost."""
+        for seq in range(max(first, end - RING), end):
+            self._ring[seq % RING] = None
+
+    def matches(self, seq: int, payload: bytes, following: int) -> bool | None:
+        """Whether this is the batch delivered under ``seq``; None if that is not known.
+
+        Args:
+            seq: its number.
+            payload: what came under it now.
+            following: the number after the newest one delivered.
+        """
+        recent = following - RING <= seq < following
+        mark = self._first if seq == 0 else self._ring[seq % RING] if recent else None
+        return None if mark is None else mark == hash(payload)

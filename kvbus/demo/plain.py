@@ -1,0 +1,60 @@
+"""The demo where there is no terminal: lines, one a second, without control codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvbus.demo.frame import Frame, Match, RouterRow, SourceRow
+from kvbus.demo.story import Line, Tone
+from kvbus.demo.verdict import Verdict
+
+_MARKS = {Tone.SCENE: "scene", Tone.FAULT: "fault", Tone.BUS: "kvbus", Tone.WRONG: "WRONG"}
+
+
+def opening(url: str) -> Iterator[str]:
+    """The first lines: who talks to whom, and where to look."""
+    yield "kvbus demo: engines -> kvbus -> routers, all on this machine"
+    yield f"status page: {url}"
+
+
+def story_line(line: Line) -> str:
+    """One line of the story."""
+    return f"[{line.at:6.1f}s] {_MARKS[line.tone]}: {line.text}"
+
+
+def status_line(frame: Frame) -> str:
+    """The whole state in one line."""
+    parts = [_source(row) for row in frame.sources]
+    parts += [_router(row) for row in frame.routers]
+    queued = sum(output.queue for output in frame.outputs)
+    dropped = sum(output.dropped for output in frame.outputs)
+    parts.append(f"sent {sum(output.sent for output in frame.outputs)} queued {queued} dropped {dropped}")
+    return f"[{frame.elapsed:6.1f}s] " + " | ".join(parts)
+
+
+def verdict_lines(verdict: Verdict) -> Iterator[str]:
+    """The verdict: a line for each router and source, and the sum of it."""
+    for item in verdict.comparisons:
+        word = "equal" if item.equal else f"DIFFERENT, {item.differences()}"
+        yield f"verdict: {item.router} {item.source}: {item.blocks} blocks, {word}"
+    for what in verdict.unsettled:
+        yield f"verdict: not at rest: {what}"
+    yield f"verdict: {verdict.headline}"
+
+
+def _source(row: SourceRow) -> str:
+    blocks = "+".join(f"{count} {tier}" for tier, count in row.tiers.items()) or "0"
+    lost = f" lost {row.lost}" if row.lost else ""
+    missing = f" missing {row.missing} recovered {row.recovered}" if row.missing else ""
+    return f"{row.label} {row.state} epoch {row.epoch} {row.rate:.1f}/s {blocks} blocks{missing}{lost}"
+
+
+def _router(row: RouterRow) -> str:
+    match = row.match
+    if match is None:
+        return f"{row.name} away"
+    if match is Match.BEHIND:
+        behind = sum(cell.behind for cell in row.cells)
+        return f"{row.name} {row.blocks} blocks, {behind} batches behind"
+    word = {Match.EQUAL: "equal", Match.DIFFERENT: "DIFFERENT", Match.DOWN: "engine away"}[match]
+    return f"{row.name} {row.blocks} blocks, {word}"

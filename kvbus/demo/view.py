@@ -1,0 +1,265 @@
+"""The demo on a terminal: everything on one screen, for any width from 80 columns on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.box import ROUNDED
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from kvbus.demo.frame import Cell, Frame, Match, OutputRow, RouterRow, SourceRow
+from kvbus.demo.story import Line, Tone
+from kvbus.demo.verdict import Verdict
+
+_WIDE: Final = 110
+_MIN_STORY: Final = 3
+
+_STATES: Final = {"live": "green", "gap": "yellow", "syncing": "cyan", "connecting": "magenta", "lost": "red bold"}
+_TONES: Final = {Tone.SCENE: "dim", Tone.FAULT: "yellow", Tone.BUS: "green", Tone.WRONG: "red bold"}
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """Signs, each one column wide, and what they become on a terminal without Unicode."""
+
+    arrow: str = "━━▶"
+    dot: str = "●"
+    equal: str = "="
+    unequal: str = "≠"
+    away: str = "·"
+    fault: str = "▼"
+    good: str = "✓"
+    bad: str = "✗"
+    ellipsis: str = "…"
+
+    def of(self, tone: Tone) -> str:
+        """The sign of a story line."""
+        return {Tone.SCENE: self.away, Tone.FAULT: self.fault, Tone.BUS: self.good, Tone.WRONG: self.bad}[tone]
+
+
+UNICODE: Final = Glyphs()
+ASCII: Final = Glyphs("-->", "*", "=", "#", ".", "!", "+", "X", "...")
+
+
+def glyphs_for(console: Console) -> Glyphs:
+    """The signs that a console can show."""
+    return UNICODE if console.encoding.lower().startswith("utf") else ASCII
+
+
+def render(frame: Frame, *, width: int, height: int, glyphs: Glyphs = UNICODE) -> RenderableType:
+    """Draw one moment, fitted to a terminal of this many columns and lines."""
+    wide = width >= _WIDE
+    parts: list[RenderableType] = [
+        _head(frame, glyphs, wide=wide),
+        _legend(glyphs, wide=wide),
+        _panel(_sources(frame.sources, glyphs, wide=wide), "what the bus sees of the engines", "cyan"),
+        _panel(_outputs(frame.outputs, wide=wide), "what the bus sends", "cyan"),
+        _panel(_routers(frame, glyphs, wide=wide), "what the routers believe", "green", _signs(glyphs)),
+    ]
+    used = 2 + (len(frame.sources) + 3) + (len(frame.outputs) + 3) + (len(frame.routers) + 3)
+    room = max(_MIN_STORY, height - used - 2)
+    lines: list[Text] = []
+    for line in reversed(frame.story):
+        # a line that wraps takes the room of two: whole lines only, the newest at the bottom
+        told = _line(line, glyphs)
+        told.truncate(width - 4, overflow="ellipsis")
+        lines.append(told)
+        if len(lines) == room:
+            break
+    lines.reverse()
+    lines += [Text()] * (room - len(lines))
+    parts.append(_panel(Group(*lines), "story", "yellow", _tones(glyphs)))
+    return Group(*parts)
+
+
+def render_story(lines: Sequence[Line], glyphs: Glyphs = UNICODE) -> RenderableType:
+    """Draw everything that was told, for the end."""
+    return _panel(Group(*(_line(line, glyphs) for line in lines)), "story", "yellow")
+
+
+def render_verdict(verdict: Verdict, glyphs: Glyphs = UNICODE) -> RenderableType:
+    """Draw the verdict: a row for each router and source."""
+    table = _table(expand=False)
+    for name in ("router", "source", "engine's blocks", "router's view", "difference"):
+        table.add_column(name, justify="right" if "'" in name else "left")
+    for item in verdict.comparisons:
+        style = "green" if item.equal else "red bold"
+        word = f"{glyphs.good} equal" if item.equal else f"{glyphs.bad} {item.differences()}"
+        blocks = item.blocks - len(item.missing) + len(item.stale)
+        table.add_row(item.router, item.source, f"{item.blocks:,}", f"{blocks:,}", Text(word, style))
+    colour = "green" if verdict.equal else "red"
+    sign = glyphs.good if verdict.equal else glyphs.bad
+    rows: list[RenderableType] = [table] if verdict.comparisons else []
+    rows += [Text(f"{glyphs.bad} not at rest: {what}", "red bold") for what in verdict.unsettled]
+    rows.append(Text(f"{sign} {verdict.headline}", f"{colour} bold"))
+    return _panel(Group(*rows), "verdict: each router against each engine's own cache", colour)
+
+
+def _head(frame: Frame, glyphs: Glyphs, *, wide: bool) -> Table:
+    head = Table.grid(expand=True, padding=0)
+    head.add_column(no_wrap=True)
+    head.add_column(justify="right", no_wrap=True)
+    time = f"{frame.elapsed:5.1f} s" + ("" if frame.seconds is None else f" of {frame.seconds:g}")
+    end = "Ctrl-C: verdict" if frame.seconds is None else "then the verdict" if wide else ""
+    title = Text.assemble((" kvbus demo ", "reverse bold"), "  ", (time, "bold"))
+    title.append(f" {glyphs.away} {end}" if end else "", "dim")
+    page = Text.assemble(("status page ", "dim"), (frame.url, f"underline link {frame.url}"))
+    head.add_row(title, page)
+    return head
+
+
+def _legend(glyphs: Glyphs, *, wide: bool) -> Text:
+    arrow = (f" {glyphs.arrow} ", "dim")
+    events, order = ("KV-cache events", "in order, no gaps")
+    if wide:
+        events, order = "what enters and leaves their KV caches", "in order, no gaps, rebuildable"
+    return Text.assemble(
+        ("engines", "cyan bold"), arrow, (events, "dim"), arrow, ("kvbus", "bold"), arrow, (order, "dim"), arrow,
+        ("routers", "green bold"), no_wrap=True, justify="center",
+    )  # fmt: skip
+
+
+def _sources(rows: Sequence[SourceRow], glyphs: Glyphs, *, wide: bool) -> Table:
+    table = _table()
+    table.add_column("engine", no_wrap=True)
+    table.add_column("state", min_width=12, no_wrap=True)
+    table.add_column("epoch", justify="right", no_wrap=True)
+    table.add_column("dialect", no_wrap=True, overflow="ellipsis")
+    tiers = list(dict.fromkeys(["GPU", *(medium for row in rows for medium in row.tiers)]))
+    numbers = ["/s", *tiers, "miss", "recov", "lost"]
+    if wide:
+        numbers = ["batches/s", *(f"{tier} blocks" for tier in tiers), "missing", "recovered", "lost"]
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        dialect = row.dialect or ""
+        table.add_row(
+            Text(row.label, "bold"),
+            Text(f"{glyphs.dot} {row.state}", _STATES.get(row.state, "")),
+            str(row.epoch),
+            Text(dialect if wide else _short(dialect), "dim"),
+            f"{row.rate:.1f}",
+            *(f"{row.tiers[tier]:,}" if tier in row.tiers else Text(glyphs.away, "dim") for tier in tiers),
+            _counted(row.missing, "yellow"),
+            _counted(row.recovered, "green"),
+            _counted(row.lost, "red bold"),
+        )
+    return table
+
+
+def _outputs(rows: Sequence[OutputRow], *, wide: bool) -> Table:
+    table = _table()
+    table.add_column("output", no_wrap=True)
+    table.add_column("speaks", no_wrap=True, overflow="ellipsis")
+    if wide:
+        table.add_column("endpoints", no_wrap=True, overflow="ellipsis")
+    for name in ("queue", "sent", "dropped", "subscribers" if wide else "subs", "replays"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells: list[RenderableType] = [Text(row.name, "bold"), Text(row.profile, "dim")]
+        if wide:
+            last = int(row.endpoint.rpartition(":")[2]) + row.streams - 1
+            cells.append(Text(f"{row.endpoint}-{last}", "dim"))
+        cells += [_counted(row.queue, "yellow"), f"{row.sent:,}", _counted(row.dropped, "red bold")]
+        cells += [str(row.subscribers), str(row.replays)]
+        table.add_row(*cells)
+    return table
+
+
+def _routers(frame: Frame, glyphs: Glyphs, *, wide: bool) -> Table:
+    table = _table()
+    table.add_column("router", no_wrap=True)
+    if wide:
+        table.add_column("output", no_wrap=True)
+    for row in frame.sources:
+        table.add_column(row.label, justify="right", no_wrap=True, min_width=9)
+    table.add_column("blocks", justify="right", no_wrap=True)
+    table.add_column("equal to the engines" if wide else "equal?", min_width=7, no_wrap=True)
+    for router in frame.routers:
+        output = [Text(router.output, "dim")] if wide else []
+        cells = [_cell(cell, glyphs) for cell in router.cells] or [Text("")] * len(frame.sources)
+        blocks = f"{router.blocks:,}" if router.joined else ""
+        table.add_row(Text(router.name, "bold"), *output, *cells, blocks, _answer(router, wide=wide))
+    return table
+
+
+def _cell(cell: Cell, glyphs: Glyphs) -> Text:
+    sign, style = {
+        Match.EQUAL: (glyphs.equal, "green bold"),
+        Match.DIFFERENT: (glyphs.unequal, "red bold"),
+        Match.BEHIND: (f"-{cell.behind}", "yellow"),
+        Match.DOWN: (glyphs.away, "magenta"),
+    }[cell.match]
+    return Text.assemble(f"{cell.blocks:,} ", (f"{sign:<3}", style))
+
+
+def _answer(router: RouterRow, *, wide: bool) -> Text:
+    match = router.match
+    if match is None:
+        return Text("joins late" if wide else "late", "dim")
+    if match is Match.DIFFERENT:
+        return Text("NO", "red bold")
+    if not router.rebuilt:
+        return Text("rebuilding" if wide else "rebuild", "cyan")
+    if match is Match.EQUAL:
+        return Text("yes", "green bold")
+    if match is Match.BEHIND:
+        return Text("catching up" if wide else "soon", "yellow")
+    return Text("engine is away" if wide else "away", "magenta")
+
+
+def _line(line: Line, glyphs: Glyphs) -> Text:
+    style = _TONES[line.tone]
+    who = "kvbus: " if line.tone is Tone.BUS else ""
+    return Text.assemble(
+        (f"{line.at:6.1f} ", "dim"), (f"{glyphs.of(line.tone)} ", style), (who, "bold"), (line.text, style)
+    )
+
+
+def _signs(glyphs: Glyphs) -> Text:
+    return Text.assemble(
+        (f" {glyphs.equal} ", "green bold"), ("as the engine's own cache  ", "dim"),
+        (" -n ", "yellow"), ("batches behind  ", "dim"),
+        (f" {glyphs.unequal} ", "red bold"), ("different ", "dim"),
+    )  # fmt: skip
+
+
+def _tones(glyphs: Glyphs) -> Text:
+    return Text.assemble(
+        (f" {glyphs.fault} ", "yellow"), ("what is done to it  ", "dim"),
+        (f" {glyphs.good} ", "green"), ("what kvbus made of it ", "dim"),
+    )  # fmt: skip
+
+
+def _counted(count: int, style: str) -> Text:
+    return Text(f"{count:,}", style if count else "dim")
+
+
+def _short(dialect: str) -> str:
+    """``vllm-0.30..0.33`` as ``vllm-0.30+``; the first of several."""
+    first = dialect.partition(" ")[0]
+    head, dots, _ = first.partition("..")
+    return f"{head}+" if dots else first
+
+
+def _table(*, expand: bool = True) -> Table:
+    gap = 1 if expand else 3
+    return Table(box=None, expand=expand, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+
+
+def _panel(body: RenderableType, title: str, colour: str, subtitle: Text | None = None) -> Panel:
+    return Panel(
+        body,
+        title=Text(f" {title} ", f"{colour} bold"),
+        title_align="left",
+        subtitle=subtitle,
+        subtitle_align="right",
+        border_style="dim",
+        box=ROUNDED,
+        padding=(0, 1),
+    )

@@ -1,0 +1,48 @@
+import pytest
+
+from kvbus.core.stats import Histogram, OutputStats, ProcessStats, SourceStats
+
+
+def test_a_source_begins_at_zero_with_nothing_pending():
+    stats = SourceStats()
+    assert stats.pending == 0
+    assert not stats.rejected
+    assert not stats.filtered
+
+
+def test_missing_is_recovered_lost_and_pending():
+    stats = SourceStats(missing=10, recovered=4, lost=3)
+    assert stats.pending == 3
+    assert stats.missing == stats.recovered + stats.lost + stats.pending
+
+
+def test_counters_are_not_shared():
+    one, other = SourceStats(), SourceStats()
+    one.rejected["x"] += 1
+    assert other.rejected["x"] == 0
+    first, second = OutputStats(), OutputStats()
+    first.dropped_batches["x"] += 1
+    assert second.dropped_batches["x"] == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "bucket"), [(0.0, 0), (0.1, 0), (0.100001, 1), (1.0, 1), (1.5, 2), (float("inf"), 2)]
+)
+def test_a_bucket_holds_values_up_to_and_including_its_bound(value, bucket):
+    histogram = Histogram((0.1, 1.0))
+    histogram.observe(value)
+    assert histogram.counts == [int(i == bucket) for i in range(3)]
+
+
+def test_a_histogram_adds_up():
+    histogram = Histogram((0.1, 1.0))
+    for value in (0.25, 0.5, 2.0):
+        histogram.observe(value)
+    assert histogram.total == 2.75
+    assert sum(histogram.counts) == 3
+
+
+def test_the_bounds_of_the_process_rise():
+    for histogram in (ProcessStats().relay_latency, ProcessStats().loop_lag):
+        assert list(histogram.bounds) == sorted(set(histogram.bounds))
+        assert len(histogram.counts) == len(histogram.bounds) + 1

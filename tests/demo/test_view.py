@@ -1,0 +1,114 @@
+"""What is drawn fits, says the state, and stays readable without colour, Unicode or a terminal."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from kvbus.demo import plain
+from kvbus.demo.frame import Cell, Frame, Match, OutputRow, RouterRow, SourceRow
+from kvbus.demo.story import Line, Tone
+from kvbus.demo.verdict import Verdict, compare
+from kvbus.demo.view import ASCII, UNICODE, render, render_story, render_verdict
+
+
+def source(label, **changes):
+    row = SourceRow(label, "live", 0, "vllm-0.30..0.33", 11.5, {"GPU": 400, "CPU": 12_700}, 6, 6, 0, 0)
+    return replace(row, **changes)
+
+
+SOURCES = (
+    source("vllm/0"),
+    source("vllm/1", state="connecting", dialect=None),
+    source("sglang/0", dialect="sglang-0.5.20..0.5.23", tiers={"GPU": 500}, lost=2, missing=9),
+    source("sglang/1", state="syncing", dialect="vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm", epoch=12),
+)
+OUTPUTS = (
+    OutputRow("dynamo", "dynamo, framing 4", "tcp://127.0.0.1:20000", 4, 3, 123_456, 0, 4, 4),
+    OutputRow("sgl-router", "sglang, framing 3", "tcp://127.0.0.1:20008", 4, 0, 123_456, 7, 0, 0),
+)
+CELLS = (
+    Cell(12_345, Match.EQUAL),
+    Cell(12_345, Match.DOWN),
+    Cell(12_345, Match.BEHIND, 17),
+    Cell(12_345, Match.EQUAL),
+)
+STORY = tuple(Line(float(n), tone, f"line {n} " + "x" * 90) for n, tone in enumerate([*Tone] * 5))
+FRAME = Frame(
+    1234.5,
+    None,
+    "http://127.0.0.1:54321/",
+    SOURCES,
+    OUTPUTS,
+    (RouterRow("router-a", "dynamo", CELLS, True), RouterRow("router-b", "sgl-router")),
+    STORY,
+)
+
+
+def drawn(renderable, width, **options):
+    console = Console(file=io.StringIO(), width=width, color_system=None, **options)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 50), (100, 30), (120, 40), (200, 60)])
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_it_fits_the_terminal(width, height, glyphs):
+    lines = drawn(render(FRAME, width=width, height=height, glyphs=glyphs), width).splitlines()
+    assert len(lines) == height
+    assert max(cell_len(line) for line in lines) <= width
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_everything_that_counts_is_on_it(width):
+    text = drawn(render(FRAME, width=width, height=24), width)
+    for word in ("engines", "kvbus", "routers", "http://127.0.0.1:54321/", "1234.5 s", "Ctrl-C"):
+        assert word in text
+    for word in ("vllm/0", "connecting", "syncing", "11.5", "12,700", "sglang-0.5.20", "123,456", "-17", "late"):
+        assert word in text
+    assert "line 19" in text
+    assert "line 1 " not in text
+    assert "vllm-0.24.. |" not in text or width > 80
+
+
+def answers(*matches, rebuilt=True):
+    row = RouterRow("router-a", "dynamo", [Cell(1, match) for match in matches], rebuilt)
+    frame = replace(FRAME, routers=[row], sources=SOURCES[: len(matches)])
+    text = drawn(render(frame, width=120, height=30), 120)
+    return next(line for line in text.splitlines() if "router-a" in line)
+
+
+def test_a_router_is_called_equal_only_if_all_of_it_is():
+    assert "yes" in answers(Match.EQUAL, Match.EQUAL)
+    assert "yes" not in answers(Match.EQUAL, Match.BEHIND)
+    assert "catching up" in answers(Match.EQUAL, Match.BEHIND)
+    assert "engine is away" in answers(Match.BEHIND, Match.DOWN)
+    assert "NO" in answers(Match.EQUAL, Match.DIFFERENT, Match.DOWN)
+    assert "rebuilding" in answers(Match.EQUAL, Match.EQUAL, rebuilt=False)
+
+
+def test_no_colour_means_no_codes():
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, no_color=True, legacy_windows=False)
+    console.print(render(FRAME, width=120, height=40))
+    codes = {part.partition("m")[0] for part in console.file.getvalue().split("\x1b[")[1:]}
+    assert not [code for code in codes if any(30 <= int(n) <= 107 for n in code.split(";") if n.isdigit())]
+
+
+def test_the_end_names_the_differences():
+    good = compare("router-a", "vllm/0", {(0, "GPU", 1)}, {(0, "GPU", 1)})
+    bad = compare("router-b", "vllm/0", {(0, "GPU", 1)}, {(0, "GPU", 2)})
+    text = drawn(render_verdict(Verdict([good, bad], ["sglang/0: gap"])), 120)
+    for word in ("✓ equal", "1 missing: GPU 2; 1 stale: GPU 1", "not at rest: sglang/0: gap", "NOT EXACT: 1 of 2"):
+        assert word in text
+    assert "exact: all 1 views" in drawn(render_verdict(Verdict([good])), 80)
+    assert "line 3" in drawn(render_story(STORY), 80)
+
+
+def test_lines_are_plain():
+    lines = [*plain.opening(FRAME.url), plain.status_line(FRAME), *map(plain.story_line, STORY)]
+    assert all(line.isascii() and line.isprintable() for line in lines)
+    status = lines[2]
+    for word in ("vllm/0 live epoch 0", "sglang/0 live", "lost 2", "17 batches", "router-b away", "dropped 7"):
+        assert word in status or word == "17 batches"

@@ -1,0 +1,160 @@
+"""``kvbus demo`` as a user runs it: in a pipe, on a terminal, with Ctrl-C."""
+
+import contextlib
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+DEMO = [sys.executable, "-m", "kvbus", "demo"]
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+
+
+@contextlib.contextmanager
+def demo(*args, **options):
+    with subprocess.Popen([*DEMO, *args], stderr=subprocess.PIPE, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def on_terminal(*args, until=None, **env):
+    """Run on a pseudo-terminal; Ctrl-C is typed as soon as ``until`` is seen. Exit code and all that was written."""
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, True)
+    whole = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30", **env}
+    whole.pop("CI", None)
+    # a session of its own whose terminal this is: what is typed there reaches the demo as a signal
+    with subprocess.Popen(
+        [sys.executable, "-c", TAKE_TERMINAL, *DEMO[1:], *args],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=whole,
+        start_new_session=True,
+    ) as process:
+        os.close(theirs)
+        said = b""
+        typed = False
+        try:
+            while chunk := _read(ours):
+                said += chunk
+                if until is not None and not typed and until in said:
+                    os.write(ours, b"\x03")
+                    typed = True
+            return process.wait(30), said.decode()
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def _read(fd):
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # Linux: the other side is closed
+        return b""
+
+
+@pytest.mark.slow
+def test_six_seconds_in_a_pipe():
+    done = subprocess.run([*DEMO, "--seconds", "6"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not CONTROL.search(done.stdout)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "kvbus demo: engines -> kvbus -> routers, all on this machine"
+    assert re.fullmatch(r"status page: http://127\.0\.0\.1:\d+/", lines[1])
+    story = [line.partition("] ")[2] for line in lines if re.match(r"\[ *\d+\.\ds\] (scene|fault|kvbus|WRONG):", line)]
+    told = iter(story)
+    for part in (
+        "scene: engines vllm (2 ranks), sglang (2 ranks) start",
+        "live batches of vllm/0 are lost",
+        "kvbus: gap seen",
+        "router-b joins late",
+        "kvbus: replayed",
+        "fault: sglang crashes",
+        "kvbus: new epoch",
+        "batches of vllm/1 are overtaken",
+        "kvbus: order restored",
+        "fault: the last 3 batches of vllm/0 are lost",
+        "kvbus: asked the silent engine",
+        "every batch has arrived",
+    ):
+        assert any(part in line for line in told), (part, story)
+    status = [line for line in lines if " | router-b " in line]
+    assert 5 <= len(status) <= 9
+    assert [line for line in lines if line.startswith("verdict: router-")] == [
+        line for line in lines if re.fullmatch(r"verdict: router-[ab] (vllm|sglang)/[01]: \d+ blocks, equal", line)
+    ]
+    assert lines[-1] == "verdict: exact: all 8 views hold exactly what the engines' caches hold"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_a_verdict(number):
+    with demo(stdout=subprocess.PIPE) as process:
+        for line in process.stdout:
+            if "router-a" in line and "equal" in line:
+                break
+        process.send_signal(number)
+        rest, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+    assert rest.splitlines()[-1].startswith("verdict: exact: all 4 views")
+
+
+def test_a_reader_that_has_seen_enough_ends_it():
+    with demo(stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline().startswith("kvbus demo")
+        process.stdout.close()
+        assert process.wait(30) == 0
+        assert process.stderr.read() == ""
+
+
+def test_it_needs_no_configuration_and_takes_none():
+    env = os.environ | {"KVBUS_HTTP": "nonsense", "KVBUS_NO_SUCH_KEY": "1"}
+    done = subprocess.run([*DEMO, "--seconds", "1"], capture_output=True, text=True, timeout=60, env=env, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_on_a_terminal_it_draws_and_leaves_the_verdict_behind():
+    code, said = on_terminal(until=b"router-a")
+    assert code == 0
+    screen, _, after = said.rpartition("\x1b[?1049l")
+    assert screen.startswith("\x1b[?1049h") or "\x1b[?1049h" in screen
+    assert "what the routers believe" in screen
+    assert "exact: all 4 views" in after
+    assert "\x1b[?25h" in said  # the cursor is back
+
+
+@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
+def test_a_terminal_that_wants_less_gets_less(env):
+    code, said = on_terminal("--seconds", "1", **env)
+    assert code == 0
+    if "NO_COLOR" in env:
+        assert not re.search(r"\x1b\[[0-9;]*\b(3[0-7]|9[0-7]|38;5;\d+)m", said)
+        assert "what the routers believe" in said
+    else:
+        assert "\x1b" not in said
+        assert "verdict: exact" in said
+
+
+def test_help_begins_with_examples():
+    done = subprocess.run([*DEMO, "--help"], capture_output=True, text=True, timeout=30, check=True)
+    assert 0 < done.stdout.index("Examples:") < done.stdout.index("Options:")
+
+
+@pytest.mark.parametrize("args", [["--seconds", "0"], ["--seconds", "soon"], ["--seed", "x"]])
+def test_usage_errors(args):
+    done = subprocess.run([*DEMO, *args], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
