@@ -71,6 +71,8 @@ class Request(msgspec.Struct):
     start: int
     deadline: float
     hard_deadline: float
+    expects: bool
+    """A batch from ``start`` on was known to exist when it was asked: an empty answer says something."""
     items: int = 0
 
 
@@ -235,7 +237,12 @@ class Sequencer:
         self._last_id += 1
         settings = self.settings
         self._request = Request(
-            self._last_id, purpose, start, now + settings.replay_timeout, now + settings.replay_total_timeout
+            self._last_id,
+            purpose,
+            start,
+            now + settings.replay_timeout,
+            now + settings.replay_total_timeout,
+            start < max(self.next, self.live_top),
         )
         self.stats.replays += 1
         self.actions.append(Ask(self._last_id, start))
@@ -277,7 +284,7 @@ class Sequencer:
             if asked.items == 0 and self.held and self.next == 0:
                 self._baseline(min(self.held))
             self._drain()
-        elif answered and not asked.items and (self.held or self.next):
+        elif answered and asked.expects and not asked.items:
             self._no_buffer = True
         self._settled(now)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Framing = Literal["3", "4", "sim"]
 
 END_SEQ: Final = b"\xff" * 8
+_SERVERS: Final = itertools.count()
 _BURST: Final = 64  # answers to one requester before the next one has its turn
 _RETRY_MS: Final = 2  # how soon to try again when every requester is at its high-water mark
 
@@ -128,7 +129,8 @@ class ReplayServer:
     ) -> None:
         self._answer = answer
         self._router = router
-        name = f"inproc://kvbus-replay-stop-{id(self)}"
+        # never the name of a server before: libzmq frees an inproc name some time after its socket closed
+        name = f"inproc://kvbus-replay-stop-{next(_SERVERS)}"
         self._stop_in: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._stop_in.bind(name)
         self._stop_out: zmq.Socket[bytes] = context.socket(zmq.PAIR)

@@ -27,7 +27,8 @@ from kvbus.core.codec import Batch, decode_batch
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
 from kvbus.core.frames import END_SEQ
-from kvbus.core.normalize import Normalizer, OutEvent, Rules
+from kvbus.core.emit import OutEvent
+from kvbus.core.normalize import Normalizer, Rules
 from kvbus.core.relay import OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencer import Settings
 from kvbus.core.stats import SourceStats

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from kvbus.cli import main
 from kvbus.core.schema import BlockRemoved
 from kvbus.demo import scene as scenes
+from kvbus.demo import stage
 from kvbus.demo.frame import Match
 from kvbus.demo.ports import LOOPBACK, PortRun
 from kvbus.demo.routers import Feed
@@ -104,7 +105,7 @@ def test_a_router_that_ignores_removals_ends_it_with_exit_code_1(monkeypatch):
     monkeypatch.setattr(Feed, "take", deaf)
     monkeypatch.setattr(scenes, "PATIENCE_S", 1.0)
     # caches so small that they evict within the first second
-    monkeypatch.setattr(scenes, "CAST", [replace(each, rates=(30.0, 30.0), blocks=80) for each in scenes.CAST])
+    monkeypatch.setattr(stage, "CAST", [replace(each, rates=(30.0, 30.0), blocks=80) for each in stage.CAST])
     done = CliRunner().invoke(main, ["demo", "--seconds", "3"])
     assert done.exit_code == 1, done.output
     assert "router-a vllm/1: " in done.output
@@ -122,7 +123,7 @@ async def test_a_port_that_is_taken_meanwhile_costs_another_try(monkeypatch):
             if len(runs) == 1:
                 taken.append(socket.create_server((LOOPBACK, self._end - 1)))
 
-    monkeypatch.setattr(scenes, "PortRun", Unlucky)
+    monkeypatch.setattr(stage, "PortRun", Unlucky)
     scene = Scene(seconds=1)
     await scene.open()
     try:
@@ -143,6 +144,6 @@ async def test_no_ports_at_all_is_an_error(monkeypatch):
             def take(self, count):
                 return taken.getsockname()[1]
 
-        monkeypatch.setattr(scenes, "PortRun", Hopeless)
+        monkeypatch.setattr(stage, "PortRun", Hopeless)
         with pytest.raises(BindError):
             await Scene(seconds=1).open()

@@ -1,0 +1,290 @@
+"""The stage: engines and routers on their ports, the bus between them, and what there is to see of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from kvbus.admin.views import source_json
+from kvbus.config import load
+from kvbus.daemon import Daemon
+from kvbus.demo.engines import CAST, Casting, Engine, Rank
+from kvbus.demo.frame import Cell, Frame, Match, OutputRow, RouterRow, SourceRow
+from kvbus.demo.ports import LOOPBACK, PortRun
+from kvbus.demo.routers import Feed, Place, Router
+from kvbus.demo.story import Story
+from kvbus.demo.verdict import Comparison, Verdict, compare, truth_keys, view_keys
+from kvbus.errors import BindError
+
+OUTPUTS: Final = (("dynamo", "dynamo"), ("sgl-router", "sglang"))
+"""The bus's outputs: name and profile, which is a family of routers with an encoding and a replay framing."""
+
+_RATE_WINDOW_S: Final = 3.0
+_OPEN_TRIES: Final = 5
+
+
+class Stage:
+    """Engines, bus and routers, and an honest look at all three. Make it inside a running loop.
+
+    Args:
+        seconds: length of the demo, None for endless.
+        seed: of the workload.
+        cast: the engines, by default `CAST`.
+    """
+
+    def __init__(self, *, seconds: float | None, seed: int, cast: Sequence[Casting] | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begin = self._loop.time()
+        self._seconds = seconds
+        self._seed = seed
+        self._cast = CAST if cast is None else cast
+        self.story: Final = Story(self.elapsed)
+        self.engines: list[Engine] = []
+        self.ranks: list[Rank] = []
+        self.routers: list[Router] = []
+        self._daemon: Daemon | None = None
+        self._dialects: dict[str, str] = {}
+        self._seen: deque[tuple[float, list[int]]] = deque()
+        self._agreed: dict[tuple[int, int], tuple[int, Feed, int, bool]] = {}
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self._loop.time() - self._begin
+
+    @property
+    def daemon(self) -> Daemon:
+        """The bus, while the scene is open."""
+        if self._daemon is None:
+            raise RuntimeError("the scene is not open")
+        return self._daemon
+
+    # -- opening and closing ---------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Build everything on ports that are free: engines first, then the bus.
+
+        Raises:
+            BindError: ports that were free are taken, again and again.
+        """
+        for tries_left in reversed(range(_OPEN_TRIES)):
+            try:
+                await self._build()
+            except BindError:
+                await self.close()
+                if not tries_left:
+                    raise
+            else:
+                return
+
+    async def _build(self) -> None:
+        ranks = sum(len(casting.rates) for casting in self._cast)
+        ports = PortRun(2 * ranks * (1 + len(OUTPUTS)))
+        sources = []
+        self.engines, self.ranks, self.routers = [], [], []
+        for casting in self._cast:
+            size = len(casting.rates)
+            live, replay = ports.take(size), ports.take(size)
+            made = [Rank(casting, r, self._seed, _tcp(live + r), _tcp(replay + r)) for r in range(size)]
+            engine = Engine(casting, made)
+            self.engines.append(engine)
+            self.ranks += made
+            engine.open()
+            sources.append(
+                {
+                    "name": casting.name,
+                    "endpoint": _tcp(live),
+                    "replay_endpoint": _tcp(replay),
+                    "data_parallel_size": size,
+                }
+            )
+        outputs = [
+            {
+                "name": name,
+                "profile": profile,
+                "endpoint": _tcp(ports.take(ranks)),
+                "replay_endpoint": _tcp(ports.take(ranks)),
+            }
+            for name, profile in OUTPUTS
+        ]
+        overrides: dict[str, Any] = {
+            "http": f"{LOOPBACK}:0",
+            "worker": "demo",
+            # an idle engine is asked soon whether its last batches were lost: nobody wants to watch 5 s of nothing
+            "probe_interval": 0.5,
+            "sources": sources,
+            "outputs": outputs,
+        }
+        # the demo is the same everywhere: KVBUS_ variables configure `kvbus run`, not this
+        config = load(None, env={}, overrides=overrides)
+        daemon = Daemon(config)
+        await daemon.start()
+        self._daemon = daemon
+        for name, output in zip("ab", config.outputs, strict=True):
+            places = []
+            for stream in config.streams():
+                at = output.stream_endpoints(stream.index)
+                places.append(Place(stream.label, at.endpoint, at.replay_endpoint or ""))
+            self.routers.append(Router(f"router-{name}", output.name, places))
+
+    async def close(self) -> None:
+        """End everything, in the order in which nobody waits for anybody."""
+        for router in self.routers:
+            await router.leave()
+        if self._daemon is not None:
+            daemon, self._daemon = self._daemon, None
+            await daemon.close(drain=0)
+        for engine in self.engines:
+            engine.close()
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def observe(self) -> Frame:
+        """Everything at this moment: engines, bus and routers share the loop, so nothing moves meanwhile."""
+        rates = self._rates()
+        config, relay, address = self.daemon.config, self.daemon.relay, self.daemon.http_address
+        outputs = []
+        for settings, output in zip(config.outputs, relay.outputs, strict=True):
+            stats = output.stats
+            outputs.append(
+                OutputRow(
+                    settings.name,
+                    f"{settings.profile}, framing {settings.framing}",
+                    settings.endpoint,
+                    len(output.streams),
+                    stats.queue_depth,
+                    stats.batches,
+                    stats.dropped_batches.total(),
+                    stats.subscribers,
+                    stats.replay_requests.total(),
+                )
+            )
+        return Frame(
+            self.elapsed(),
+            self._seconds,
+            "" if address is None else f"http://{address[0]}:{address[1]}/",
+            [self._source_row(i, rate) for i, rate in enumerate(rates)],
+            outputs,
+            [self._router_row(r) for r in range(len(self.routers))],
+            tuple(self.story.lines),
+        )
+
+    def verdict(self, unsettled: Sequence[str] = ()) -> Verdict:
+        """Compare every router that is there with every engine's own cache."""
+        comparisons = [self._compared(router, i) for router in self.routers if router.joined for i in self._indexes()]
+        return Verdict(comparisons, unsettled)
+
+    def _source_row(self, i: int, rate: float) -> SourceRow:
+        seen = self._source(i)
+        counts = seen["counts"]
+        return SourceRow(
+            seen["name"],
+            seen["state"],
+            seen["epoch"],
+            self._dialect(seen["name"], seen["dialect"]),
+            rate,
+            seen["blocks"],
+            counts["missing"],
+            counts["recovered"],
+            counts["lost"],
+            counts["pending"],
+        )
+
+    def _router_row(self, r: int) -> RouterRow:
+        router = self.routers[r]
+        if not router.joined:
+            return RouterRow(router.name, router.output)
+        cells = [self._cell(feed, r, i) for i, feed in enumerate(router.feeds)]
+        return RouterRow(router.name, router.output, cells, router.rebuilt)
+
+    def _cell(self, feed: Feed, r: int, i: int) -> Cell:
+        behind = self._behind(r, i)
+        if behind is None:
+            return Cell(len(feed.view), Match.DOWN)
+        if behind:
+            return Cell(len(feed.view), Match.BEHIND, behind)
+        return Cell(len(feed.view), Match.EQUAL if self._equal(r, i) else Match.DIFFERENT)
+
+    def _dialect(self, label: str, sniffed: str | None) -> str | None:
+        """The bus names a batch's dialect; some batches fit several, and the narrowest name says most."""
+        known = self._dialects.get(label)
+        if sniffed is not None and (known is None or "|" in known):
+            self._dialects[label] = known = sniffed
+        return known
+
+    def _rates(self) -> list[float]:
+        """Live batches a second of each source, over the last seconds."""
+        now = self._loop.time()
+        counts = [source.stats.batches for source in self.daemon.relay.sources]
+        self._seen.append((now, counts))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= _RATE_WINDOW_S:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        span = now - then
+        return [(a - b) / span if span > 0 else 0.0 for a, b in zip(counts, before, strict=True)]
+
+    def _source(self, i: int) -> dict[str, Any]:
+        """What ``/sources`` says about one source."""
+        return source_json(self.daemon.relay.sources[i], "", None)
+
+    def _counts(self, i: int) -> dict[str, int]:
+        counts: dict[str, int] = self._source(i)["counts"]
+        return counts
+
+    def _behind(self, r: int, i: int) -> int | None:
+        """Batches between what an engine rank has published and what a router has applied, both hops.
+
+        None where numbers say nothing: the engine is away, or the bus does not know its new life yet.
+        """
+        published, seen = self.ranks[i].next_seq, self._source(i)
+        feed = self.routers[r].feeds[i]
+        sent = self.daemon.relay.outputs[r].streams[i].next_seq
+        if published is None or seen["state"] not in ("live", "gap"):
+            return None
+        first = published - 1 - int(seen["last_seq"])
+        if first < 0:
+            return None
+        return max(first, int(seen["queue_depth"])) + sent - feed.next_seq
+
+    def _compared(self, router: Router, i: int) -> Comparison:
+        feed = router.feeds[i]
+        return compare(router.name, feed.source, view_keys(feed.view), truth_keys(self.ranks[i].truth()))
+
+    def _agree(self, sources: Iterable[int], routers: Iterable[int] | None = None) -> bool:
+        """Whether nothing is on its way and these routers' views of these sources equal the engines' caches."""
+        who = [r for r in (range(len(self.routers)) if routers is None else routers) if self.routers[r].joined]
+        pairs = [(r, i) for r in who for i in sources]
+        # numbers first: they cost nothing, comparing sets does
+        return all(self._behind(r, i) == 0 for r, i in pairs) and all(self._equal(r, i) for r, i in pairs)
+
+    def _equal(self, r: int, i: int) -> bool:
+        """`_compared`, done again only when one of the two has changed."""
+        feed, version = self.routers[r].feeds[i], self.ranks[i].version
+        known = self._agreed.get((r, i))
+        if known is not None and known[:3] == (version, feed, feed.updates):
+            return known[3]
+        equal = self._compared(self.routers[r], i).equal
+        self._agreed[r, i] = (version, feed, feed.updates, equal)
+        return equal
+
+    def _unrest(self) -> list[str]:
+        found = []
+        for i, rank in enumerate(self.ranks):
+            counts = self._counts(i)
+            if counts["pending"]:
+                found.append(f"{rank.label}: {counts['pending']} batches pending")
+            for r, router in enumerate(self.routers):
+                behind = self._behind(r, i) if router.joined else 0
+                if behind is None:
+                    found.append(f"{rank.label}: {self._source(i)['state']}")
+                elif behind or (router.joined and not router.feeds[i].rebuilt):
+                    found.append(f"{router.name}: {behind} batches of {rank.label} behind")
+        return list(dict.fromkeys(found))
+
+    def _indexes(self) -> range:
+        return range(len(self.ranks))
+
+
+def _tcp(port: int) -> str:
+    return f"tcp://{LOOPBACK}:{port}"

@@ -1,0 +1,429 @@
+"""The whole core in conversation: a shell tells what happens, the relay says what to do."""
+
+import pytest
+
+from kvbus.core.commands import Publish
+from kvbus.core.frames import Limits
+from kvbus.core.relay import ANNOUNCE_EVENTS, SLICE, OutputSpec, Relay, SourceSpec
+from kvbus.core.sequencer import Settings, State
+from kvbus.core.stream import PROFILES
+from kvbus.core.normalize import Rules
+from kvbus.core.events import BatchReceived, Tick
+from kvbus.core.types import Reason
+from tests.core.dsl import (
+    Script,
+    answer,
+    ask,
+    asked,
+    asked_raw,
+    batch,
+    cancel,
+    cleared,
+    down,
+    live,
+    pack,
+    payload,
+    publish,
+    raw,
+    removed,
+    replay_end,
+    replayed,
+    seqs_of,
+    store,
+    tick,
+    unpack,
+    up,
+)
+
+A, B, C = store([1]), store([2], 1), store([3], 2)
+
+
+def blocks(script):
+    return {block for _, _, block in script.router.blocks}
+
+
+class TestFromStartToEnd:
+    def test_history_then_live(self):
+        script = Script(replay=True)
+        assert (
+            script
+            >> up()
+            << ask(0)
+            >> live(2, C)
+            >> replayed(0, A)
+            << publish(0, A)
+            >> replayed(1, B)
+            << publish(1, B)
+            << publish(2, C)
+            << cancel()
+            >> live(3, removed([3]))
+            << publish(3, removed([3]))
+        )
+        assert blocks(script) == {1, 2}
+        assert script.source.state is State.LIVE
+
+    def test_a_batch_of_which_nothing_is_left_is_not_published(self):
+        assert Script() >> live(0, A) << publish(0, A) >> live(1, A) >> live(2) >> live(3, B) << publish(1, B)
+
+    def test_the_envelope_is_the_engines(self):
+        script = Script()
+        assert script >> live(0, A, ts=12.5, rank=3, topic=b"kv") << publish(0, A, ts=12.5, rank=3, topic=b"kv")
+
+    def test_a_rank_the_engine_does_not_send_is_the_sources(self):
+        script = Script(ranks=(5,))
+        assert script >> live(0, A, rank=None) << publish(0, A, rank=5)
+        assert script >> raw(b"", (1).to_bytes(8, "big"), pack([1.0, [B]])) << publish(1, B, rank=5)
+
+    def test_a_topic_of_ones_own(self):
+        assert Script(topic=b"kv@a@m") >> live(0, A, topic=b"x") << publish(0, A, topic=b"kv@a@m")
+
+    def test_each_output_in_its_own_encoding(self):
+        script = Script(profiles=("vllm", "aibrix"))
+        script >> live(0, A)
+        one, other = script.whatever()
+        assert (one.output, other.output) == (0, 1)
+        assert isinstance(unpack(one.payload)[1][0], dict)
+        assert unpack(other.payload)[1][0][0] == "BlockStored"
+
+    def test_a_stream_for_each_source(self):
+        script = Script(ranks=(0, 1))
+        assert (
+            script
+            >> live(0, A, source=0)
+            << publish(0, A, stream=0, rank=0)
+            >> live(0, A, source=1, rank=1)
+            << publish(0, A, stream=1, rank=1)
+            >> live(1, B, source=1, rank=1)
+            << publish(1, B, stream=1, rank=1)
+        )
+
+    def test_or_one_for_all(self):
+        script = Script(ranks=(0, 1), merged=True)
+        assert (
+            script
+            >> live(0, A, source=0, rank=0)
+            << publish(0, A, rank=0)
+            >> live(0, A, source=1, rank=1)
+            << publish(1, A, rank=1)
+            >> live(1, cleared(), source=1, rank=1)
+            << publish(2, cleared(), rank=1)
+        )
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("frames", "reason"),
+        [
+            ([], Reason.FRAME_COUNT),
+            ([b""] * 50, Reason.FRAME_COUNT),
+            ([b"", b"\0", payload(A)], Reason.SEQ_WIDTH),
+            ([b"", b"\0" * 16, payload(A)], Reason.SEQ_WIDTH),
+            ([b"", b"\xff" * 8, payload(A)], Reason.SEQ_RANGE),
+            ([b"", bytes(8), b"x" * 65], Reason.FRAME_SIZE),
+        ],
+    )
+    def test_a_bad_message_is_counted_and_the_next_is_as_good_as_ever(self, frames, reason):
+        script = Script()
+        script.relay.limits = Limits(max_frame_bytes=64)
+        assert script >> raw(*frames)
+        script.relay.limits = Limits()
+        assert script >> live(0, A) << publish(0, A)
+        assert script.stats.rejected == {reason: 1}
+        assert script.stats.batches == 2
+
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            (b"", Reason.NOT_MSGPACK),
+            (payload(B)[:-3], Reason.NOT_MSGPACK),
+            (pack("batch"), Reason.BATCH_SHAPE),
+            (pack([float("nan"), [], 0]), Reason.BATCH_SHAPE),
+            (pack([float("inf"), [B], 0]), Reason.BATCH_SHAPE),
+            (b"\x93\xcb" + bytes(8) + b"\x91" + b"\x91" * 100_000 + b"\x01\x00", Reason.NESTING),
+            (
+                b"\x93\xcb" + bytes(8) + b"\xdd" + (65_537).to_bytes(4, "big") + pack(removed([1])) * 65_537 + b"\x00",
+                Reason.TOO_MANY_EVENTS,
+            ),
+        ],
+        ids=["empty", "truncated", "no batch", "nan", "inf", "nested", "too many"],
+    )
+    def test_a_bad_batch_keeps_its_place(self, body, reason):
+        script = Script()
+        assert script >> live(0, A) << publish(0, A) >> raw(b"", (1).to_bytes(8, "big"), body)
+        assert script >> live(2, B) << publish(1, B)
+        assert script.stats.rejected == {reason: 1}
+        assert script.stats.missing == 0
+
+    def test_a_bad_event_keeps_nobody_out(self):
+        assert Script() >> live(0, A, store([5], tokens=[-1] * 16), B) << publish(0, A, B)
+
+    def test_bad_replay_messages_are_counted(self):
+        script = Script(replay=True)
+        script >> up()
+        script.whatever()
+        from kvbus.core.events import ReplayReceived  # noqa: PLC0415
+
+        for frames in ([], [b"", b"\0", b""], [b"", b"\x80" + bytes(7), b""]):
+            assert script.relay.handle(ReplayReceived(0, script.requests[0], frames), script.now) == []
+        assert script.stats.rejected == {Reason.FRAME_COUNT: 1, Reason.SEQ_WIDTH: 1, Reason.SEQ_RANGE: 1}
+
+    @pytest.mark.xfail(
+        strict=True, raises=UnicodeDecodeError, reason="the dialect of a batch is sniffed without a guard after it is decoded"
+    )
+    def test_a_batch_whose_event_was_rejected_does_not_end_the_relay(self):
+        event = pack(["BlockStored", [1], None, [1] * 16, 16, None, "GPU"])
+        body = b"\x93\xcb" + bytes(8) + b"\x91" + b"\x98" + event[1:] + b"\xa1\xff" + b"\x00"
+        script = Script()
+        assert script >> raw(b"", bytes(8), body)
+
+
+class TestGaps:
+    def settled(self, **options):
+        script = Script(replay=True, **options)
+        assert script >> up() << ask(0) >> replay_end() >> live(0, A) << publish(0, A)
+        return script
+
+    def test_recovered(self):
+        script = self.settled()
+        assert (
+            script
+            >> live(2, C)
+            << ask(1)
+            >> replayed(1, B)
+            << publish(1, B)
+            << publish(2, C)
+            << cancel()
+        )
+        assert script.stats.recovered == 1
+
+    def test_lost_is_told_as_a_clear_before_what_follows(self):
+        script = self.settled()
+        assert (
+            script >> live(2, C) << ask(1) >> replay_end() << ask(1) >> replay_end() << publish(1, cleared()) << publish(2, C)
+        )
+        assert blocks(script) == {3}
+        assert script.stats.lost == 1
+        assert script.source.partial
+
+    def test_lost_and_kept(self):
+        script = self.settled(on_lost="keep")
+        assert script >> live(2, C) << ask(1) >> replay_end() << ask(1) >> replay_end() << publish(1, C)
+        assert blocks(script) == {1, 3}
+
+    def test_lost_by_one_that_was_never_told_of_is_not_told(self):
+        script = Script(settings={"reorder_grace": 0.2})
+        assert script >> live(0) >> live(2, A) >> tick(0.3) << publish(0, A)
+
+    def test_a_clear_of_all_tiers_is_understood_after_a_loss_too(self):
+        script = Script(settings={"reorder_grace": 0.2})
+        assert script >> live(0, cleared()) << publish(0, cleared()) >> live(1, A) << publish(1, A)
+        assert script >> live(3, A) >> tick(0.3) << publish(2, cleared()) << publish(3, A)
+        host = store([1], medium="CPU_PINNED")
+        assert script >> live(4, host) << publish(4, host)
+        script >> live(5, cleared())
+        script.whatever()
+        assert blocks(script) == set()
+
+
+class TestLives:
+    def test_a_restart_is_told_as_a_clear(self):
+        script = Script()
+        assert (
+            script
+            >> live(0, A)
+            << publish(0, A)
+            >> live(1, B)
+            << publish(1, B)
+            >> live(0, store([9]))
+            << publish(2, cleared())
+            << publish(3, store([9]))
+        )
+        assert blocks(script) == {9}
+        assert script.stats.restarts == 1
+
+    def test_another_dialect_after_a_restart(self):
+        script = Script()
+        assert script >> live(0, A) << publish(0, A)
+        first = script.source.dialect
+        array = ["BlockStored", [b"x" * 32], None, list(range(64)), 64, None]
+        script >> raw(b"", bytes(8), pack([2.0, [array]]))
+        script.whatever()
+        assert blocks(script) == {b"x" * 32}
+        assert script.source.dialect == "vllm-0.9.0" != first
+        assert script.source.normalizer.block_size == 64
+        assert script.stats.rejected == {}
+
+    def test_a_restart_of_one_that_was_never_told_of_is_not_told(self):
+        assert Script() >> live(0) >> live(0, A, ts=2.0) << publish(0, A)
+
+    def test_another_life_is_no_concern_of_the_other_sources(self):
+        script = Script(ranks=(0, 1))
+        assert (
+            script
+            >> live(0, A, source=0)
+            << publish(0, A, stream=0)
+            >> live(0, A, source=1, rank=1)
+            << publish(0, A, stream=1)
+            >> live(0, B, source=1, rank=1)
+            << publish(1, cleared(), stream=1, rank=1)
+            << publish(2, B, stream=1)
+        )
+        assert blocks(script) == {1}
+
+
+class TestAnEngineThatIsGone:
+    def gone(self, **options):
+        script = Script(replay=True, timeout=30.0, **options)
+        assert script >> up() << ask(0) >> replay_end() >> live(0, A) << publish(0, A) >> live(1, B) << publish(1, B)
+        assert script >> down() >> tick(29.0)
+        return script
+
+    def test_is_cleared_after_the_timeout_and_once(self):
+        script = self.gone()
+        assert script >> tick(1.0) << publish(2, cleared()) >> tick(100.0)
+        assert script.source.state is State.LOST
+        assert script.stats.timeouts == 1
+
+    def test_is_told_again_when_it_is_back_in_the_same_life(self):
+        script = self.gone()
+        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(1) >> replayed(1, B)
+        script >> replay_end()
+        script.whatever()
+        assert blocks(script) == {1, 2}
+        assert script.router.violations == []
+        assert script >> live(2, C) << publish(4, C)
+
+    def test_what_it_did_meanwhile_is_in_what_is_told(self):
+        script = self.gone()
+        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(1) >> replayed(1, B)
+        assert script >> replayed(2, removed([2])) >> replayed(3, store([7], 1))
+        script >> replay_end()
+        script.whatever()
+        assert blocks(script) == {1, 7}
+        assert script.router.violations == []
+
+    def test_is_not_told_again_in_another_life(self):
+        script = self.gone()
+        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(1)
+        assert script >> replayed(1, store([9])) << cancel() << ask(0)
+        script >> replayed(0, store([8]))
+        script >> replayed(1, store([9]))
+        script >> replay_end()
+        script.whatever()
+        assert blocks(script) == {8, 9}
+
+    def test_is_not_cleared_when_it_is_back_in_time(self):
+        script = self.gone()
+        assert script >> up() << ask(1) >> tick(0.5) >> replayed(1, B) >> replay_end() >> tick(100.0)
+        assert blocks(script) == {1, 2}
+
+    def test_a_cache_of_any_size_is_told_in_batches(self):
+        script = Script(replay=True, timeout=30.0, settings={"replay_timeout": 1000.0})
+        count = 2 * ANNOUNCE_EVENTS + 1
+        events = [store([i]) for i in range(count)]
+        assert script >> up() << ask(0) >> replay_end() >> live(0, *events) << publish(0, *events)
+        assert script >> down() >> tick(30.0) << publish(1, cleared()) >> up() << ask(0) >> replayed(0, *events)
+        script >> replay_end()
+        sizes = [command.events for command in script.whatever()]
+        assert sizes == [ANNOUNCE_EVENTS, ANNOUNCE_EVENTS, 1]
+        assert len(blocks(script)) == count
+
+
+class TestHeartbeats:
+    def test_an_idle_stream_says_so(self):
+        script = Script(heartbeat=1.0)
+        assert (
+            script
+            >> live(0, A)
+            << publish(0, A)
+            >> tick(0.9)
+            >> tick(0.2, wall=500.0)
+            << publish(1, ts=500.0, rank=0)
+            >> tick(0.5)
+            >> tick(0.5)
+            << publish(2)
+            >> live(1, B)
+            << publish(3, B)
+        )
+        assert script.relay.outputs[0].stats.heartbeats == 2
+
+    def test_every_stream_on_its_own(self):
+        script = Script(heartbeat=1.0, ranks=(0, 1))
+        assert script >> tick() >> tick(0.6) >> live(0, A, source=1, rank=1) << publish(0, A, stream=1)
+        assert script >> tick(0.5) << publish(0, stream=0) >> tick(0.6) << publish(1, stream=1, rank=1)
+
+    def test_off(self):
+        assert Script(heartbeat=0.0) >> live(0, A) << publish(0, A) >> tick(10.0**6)
+
+
+class TestReplayAnswers:
+    def test_from_zero(self):
+        script = Script(heartbeat=1.0)
+        script >> live(0, A) << publish(0, A) >> live(1, B) << publish(1, B) >> tick(1.0) << publish(2)
+        assert script >> asked(0) << answer(0, 1, 2) >> asked(1) << answer(1, 2) >> asked(3) << answer()
+        assert script >> asked(2**64 - 1) << answer()
+
+    def test_what_is_answered_is_what_was_published(self):
+        script = Script()
+        script >> live(0, A)
+        (published,) = script.whatever()
+        script >> asked(0)
+        (command,) = script.whatever()
+        assert command.answer.next_message() == [b"router", b"", b"", bytes(8), published.payload]
+
+    @pytest.mark.parametrize("frames", [[b"id", b"", b"what"], [b"id", b"", b"", bytes(8)], [b"id", b""]])
+    def test_a_malformed_request_is_ended_at_once(self, frames):
+        assert Script() >> live(0, A) << publish(0, A) >> asked_raw(*frames) << answer()
+
+    @pytest.mark.parametrize("frames", [[], [b"id"]])
+    def test_one_that_cannot_be_answered_is_counted(self, frames):
+        script = Script()
+        assert script >> asked_raw(*frames)
+        assert script.relay.outputs[0].stats.replay_requests["malformed"] == 1
+
+    def test_of_its_own_stream_only(self):
+        script = Script(ranks=(0, 1))
+        script >> live(0, A) << publish(0, A) >> live(1, B) << publish(1, B)
+        assert script >> asked(0, stream=1) << answer(stream=1) >> asked(0, stream=0) << answer(0, 1)
+
+    def test_what_the_journal_let_go_is_not_there(self):
+        script = Script(journal_batches=2)
+        for seq in range(4):
+            script >> live(seq, store([seq])) << publish(seq, store([seq]))
+        assert script >> asked(0) << answer(2, 3)
+
+    def test_history_and_live_stream_without_hole_or_overlap(self):
+        script = Script()
+        script >> live(0, A) << publish(0, A) >> asked(0)
+        (command,) = script.whatever()
+        assert script >> live(1, B) << publish(1, B)
+        assert seqs_of(command.answer) == [0, "END"]
+
+
+class TestBacklog:
+    def test_a_long_catch_up_is_spread_over_ticks(self):
+        script = Script(replay=True)
+        script >> up()
+        script.whatever()
+        count = 3 * SLICE
+        for seq in range(count, 0, -1):
+            assert script >> live(seq, store([seq], seq - 1))
+        script >> replayed(0, store([0]))
+        seqs, turns = [c.seq for c in script.whatever() if isinstance(c, Publish)], 1
+        while script.relay.backlog:
+            script >> tick()
+            seqs += [c.seq for c in script.whatever() if isinstance(c, Publish)]
+            turns += 1
+        assert seqs == list(range(count + 1))
+        assert turns >= 3
+        assert script.router.violations == []
+
+
+def test_a_relay_without_traffic_does_nothing():
+    relay = Relay(
+        [SourceSpec("engine", 0, Settings(replay=False), Rules())], [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0)]
+    )
+    assert relay.handle(Tick(), 0.0) == []
+    assert not relay.backlog
+    (command,) = relay.handle(BatchReceived(0, batch(0, A)), 0.0)
+    assert isinstance(command, Publish)

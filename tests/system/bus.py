@@ -1,0 +1,132 @@
+"""A bus under test on real sockets, an engine in front of it and a router behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import zmq
+
+from kvbus.config import load
+from kvbus.core.relay import Source
+from kvbus.daemon import Daemon
+from tests.wire.captures import PlainSetRouter
+
+PATIENCE = 30.0
+"""Seconds after which a condition that should hold is a failure."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+async def eventually(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+    """Wait until the condition holds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + patience
+    while not condition():
+        if loop.time() > end:
+            raise AssertionError(f"not within {patience:g} s: {what}")
+        await asyncio.sleep(0.005)
+
+
+class Bus:
+    """A running daemon with one engine rank (unless told otherwise) and one output, on free ports of loopback."""
+
+    def __init__(self, daemon: Daemon, ports: list[int]) -> None:
+        self.daemon = daemon
+        self.engine, self.engine_replay, self.out, self.out_replay = (f"tcp://127.0.0.1:{port}" for port in ports[:4])
+
+    @property
+    def source(self) -> Source:
+        return self.daemon.relay.sources[0]
+
+    def caught_up(self, seq: int) -> bool:
+        """Whether the batch `seq` of the engine has been relayed and the source is at rest."""
+        return self.source.sequencer.next == seq + 1 and self.source.state == "live"
+
+
+@contextlib.asynccontextmanager
+async def running_bus(*, bind: bool = False, **settings: Any) -> AsyncIterator[Bus]:
+    ports = free_ports(4)
+    engine, engine_replay, out, out_replay = (f"tcp://127.0.0.1:{port}" for port in ports)
+    source = {"name": "engine", "endpoint": engine, "replay_endpoint": engine_replay, "bind": bind}
+    output = {"name": "routers", "endpoint": out, "replay_endpoint": out_replay, "heartbeat": 0}
+    output |= settings.pop("output", {})
+    source |= settings.pop("source", {})
+    overrides = {
+        "sources": [source],
+        "outputs": [output],
+        "http": "127.0.0.1:0",
+        "probe_interval": 0.2,
+        "replay_timeout": 1.0,
+        **settings,
+    }
+    daemon = Daemon(load(None, env={}, overrides=overrides))
+    await daemon.start()
+    try:
+        yield Bus(daemon, ports)
+    finally:
+        await daemon.close(drain=0)
+
+
+class RouterOnASet:
+    """A real subscriber with the plainest index there is; repairs holes by the standard replay, as routers do."""
+
+    def __init__(self, endpoint: str, replay_endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._endpoint = endpoint
+        self._replay_endpoint = replay_endpoint
+        self._live: zmq.Socket[bytes] | None = None
+        self.view = PlainSetRouter()
+        self.next = 0
+
+    def subscribe(self) -> None:
+        self._live = self._context.socket(zmq.SUB)
+        self._live.setsockopt(zmq.RCVHWM, 0)
+        self._live.setsockopt(zmq.SUBSCRIBE, b"")
+        self._live.connect(self._endpoint)
+
+    def _take(self, seq: int, payload: bytes) -> None:
+        self.view.apply(seq, payload)
+        self.next = max(self.next, seq + 1)
+
+    def read(self) -> int:
+        """Take in whatever the live stream has; the next seq."""
+        assert self._live is not None
+        while True:
+            try:
+                _, seq, payload = self._live.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return self.next
+            self._take(int.from_bytes(seq, "big"), payload)
+
+    async def replay(self, start: int = 0) -> list[int]:
+        """Ask the standard replay and take in the answer; its seqs."""
+        seqs = []
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.connect(self._replay_endpoint)
+        dealer.send_multipart([b"", start.to_bytes(8, "big")])
+        try:
+            while True:
+                await eventually(lambda: dealer.poll(0), "an answer to a replay request")
+                frames = dealer.recv_multipart()
+                if frames[-2] == b"\xff" * 8:
+                    return seqs
+                seqs.append(int.from_bytes(frames[-2], "big"))
+                self._take(seqs[-1], frames[-1])
+        finally:
+            dealer.close(0)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.close(0)
+        self._context.term()

@@ -1,0 +1,59 @@
+"""Every recorded stream, over real sockets, through the bus, to a router built on a plain set: exactly the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+import pytest
+import uvloop
+
+from kvbus.play import Faults, play
+from kvbus.transport.publisher import EnginePublisher
+from tests.system.bus import RouterOnASet, eventually, running_bus
+from tests.wire.captures import CAPTURES, load, matches_truth
+
+CASES = ("there_from_the_start", "joins_at_the_end", "faults", "old_framing", "engine_dials_in")
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", CAPTURES)
+def test_capture_comes_out_exact(name: str, case: str) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(through_the_bus(name, case))
+
+
+async def through_the_bus(name: str, case: str) -> None:
+    messages = load(name)
+    dials = case == "engine_dials_in"
+    faulty = case == "faults"
+    faults = Faults(drop=0.05, duplicate=0.03, swap=0.03, seed=zlib.crc32(name.encode())) if faulty else Faults()
+    async with running_bus(bind=dials) as bus:
+        router = RouterOnASet(bus.out, bus.out_replay)
+        try:
+            if case != "joins_at_the_end":
+                router.subscribe()
+                await eventually(lambda: bus.daemon.relay.outputs[0].stats.subscribers, "the router's subscription")
+            framing = "3" if case == "old_framing" else "4"
+            async with EnginePublisher(bus.engine, bus.engine_replay, framing=framing, bind=not dials) as engine:
+                await eventually(lambda: bus.source.state == "live", "the bus in sync with an engine that is new")
+                played = await play(engine, lambda: messages, rate=4000, subscribers=1, faults=faults)
+                await eventually(lambda: bus.caught_up(messages[-1].seq), "every batch relayed")
+                stream = bus.daemon.relay.outputs[0].streams[0]
+                if case == "joins_at_the_end":
+                    assert await router.replay() == list(range(stream.next_seq))
+                else:
+                    await eventually(lambda: router.read() == stream.next_seq, "the router up to date")
+            stats = bus.source.stats
+            assert matches_truth(name, router.view) is None
+            assert router.view.violations == []
+            assert not stats.rejected
+            assert stats.missing == stats.recovered
+            assert stats.lost == 0
+            assert stats.restarts == played.lives - 1
+            if faulty:
+                assert played.dropped
+                assert stats.missing >= played.dropped
+                assert stats.duplicates
+        finally:
+            router.close()
