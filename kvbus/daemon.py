@@ -227,7 +227,7 @@ class Daemon:
             output.close(drain)
         await asyncio.sleep(0)  # descriptors are let go one turn after their sockets were closed
         await asyncio.sleep(0)
-        await asyncio.to_thread(self._context.term)
+        await asyncio.to_thread(self._context.destroy)
 
 
 async def serve(config: Config) -> None:

@@ -68,10 +68,8 @@ def _chunk_json(
     source: Source, key: TableKey, chunk: Chunk, a: int, b: int, copies: dict[Hash, int]
 ) -> Iterator[dict[str, Any]]:
     tokens = chunk.token_list()
-    out = chunk.out
-    pieces = len(out) // len(chunk.hashes) if out is not None else 1
+    names, pieces = chunk.recut() if chunk.out is not None else (chunk.hashes, 1)
     size = chunk.block_size // pieces
-    names = out if out is not None else chunk.hashes
     for at in range(a * pieces, b * pieces):
         parent = names[at - 1] if at else out_parent(source.normalizer.index, group_of(chunk), chunk.parent)
         yield {

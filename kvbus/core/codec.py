@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, structs
 
 from kvbus.core.schema import (
     CARRIED,
@@ -152,6 +152,8 @@ def _open(payload: bytes | memoryview) -> RawBatch | Reason:
         return Reason.NOT_MSGPACK
     try:
         named = _decode_map_envelope(payload)
+    except RecursionError:
+        return Reason.NESTING
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Reason.BATCH_SHAPE
     rank = named.data_parallel_rank if named.data_parallel_rank is not None else named.attn_dp_rank
@@ -262,6 +264,8 @@ def _from_array(event: StoredArray | RemovedArray | ClearedArray) -> Event:
     return AllBlocksCleared()
 
 
+_POSITIONAL: Final = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+
 Token = int | tuple[int, int]
 
 
@@ -304,34 +308,26 @@ def encode_batch(events: Sequence[Event | dict[str, Any]], ts: float, rank: int 
 
 
 def encode_positional_batch(events: Sequence[Event | dict[str, Any]], ts: float, rank: int | None) -> bytes:
-    """``[ts, events, rank]`` with positional events of vLLM 0.10.2's length, all that an array-only router reads."""
+    """``[ts, events, rank]`` with positional events, all that an array-only router reads.
+
+    vLLM 0.10.2's length (through ``medium``); vLLM 0.20's (through ``group_idx``) where there are groups, because the
+    same hash may be live in several of them. Fields without a place are left out.
+    """
     return _encode((ts, [_to_array(e) for e in events], rank))
 
 
 def _to_array(event: Event | dict[str, Any]) -> tuple[Any, ...]:
-    if isinstance(event, dict):
-        return (
-            "BlockStored",
-            event["block_hashes"],
-            event["parent_block_hash"],
-            event["token_ids"],
-            event["block_size"],
-            event["lora_id"],
-            event["medium"],
-        )
-    if isinstance(event, BlockStored):
-        return (
-            "BlockStored",
-            event.block_hashes,
-            event.parent_block_hash,
-            event.token_ids,
-            event.block_size,
-            event.lora_id,
-            event.medium,
-        )
+    if isinstance(event, AllBlocksCleared):
+        return ("AllBlocksCleared",)
     if isinstance(event, BlockRemoved):
-        return ("BlockRemoved", event.block_hashes, event.medium)
-    return ("AllBlocksCleared",)
+        head: tuple[Any, ...] = ("BlockRemoved", event.block_hashes, event.medium)
+        return head if event.group_idx is UNSET else (*head, event.group_idx)
+    fields = event if isinstance(event, dict) else structs.asdict(event)
+    head = ("BlockStored", *(fields[name] for name in _POSITIONAL))
+    if fields.get("group_idx", UNSET) is UNSET:
+        return head
+    extra_keys = fields.get("extra_keys", UNSET)
+    return (*head, fields["lora_name"], None if extra_keys is UNSET else extra_keys, fields["group_idx"])
 
 
 def with_extras(event: BlockStored, extras: Extras) -> dict[str, Any]:

@@ -6,7 +6,7 @@ length, which narrows it to the releases named here (docs/PROTOCOL.md has the wh
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -23,7 +23,6 @@ _ARRAYS: Final = {
 }
 _VLLM_KEYS: Final = frozenset({"group_idx", "extra_keys", "locality", "ownership", "kv_cache_spec_kind"})
 _SGLANG_KEYS: Final = frozenset({"cache_salt"})
-_decode: Final = msgspec.msgpack.Decoder(Any).decode
 _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
@@ -47,12 +46,14 @@ def sniff(payload: bytes) -> str | None:
     if b"\xabBlockStored" not in text[:40]:
         return None
     if any(key.encode() in text for key in _VLLM_KEYS):
-        return "vllm-0.30..0.33" if b"ownership" in text else "vllm-0.24..0.28"
+        return "vllm-0.30..0.33" if b"ownership" in text else "vllm-0.24..0.33"
     if any(key.encode() in text for key in _SGLANG_KEYS):
         return "sglang-0.5.20..0.5.23"
     return "vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm"
 
 
 def _seventh_is_map(payload: bytes) -> bool:
-    event = _decode_raw(_decode_raw(payload)[1])[0]
-    return isinstance(_decode(_decode_raw(event)[7]), dict)
+    batch = _decode_raw(payload)
+    seventh = _decode_raw(_decode_raw(batch[1])[0])[7]
+    head = memoryview(seventh)[0]
+    return head & 0xF0 == 0x80 or head in (0xDE, 0xDF)

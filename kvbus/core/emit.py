@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Raw, UnsetType
 
 from kvbus.core.codec import with_extras
-from kvbus.core.index import Chunk, Index, raw_or_unset, slice_array
+from kvbus.core.index import Chunk, Index, TableKey, raw_or_unset, slice_array
 from kvbus.core.schema import BlockStored, Event
 from kvbus.core.types import Hash
 
@@ -18,16 +18,20 @@ OutEvent = Event | dict[str, Any]
 
 def announce(index: Index) -> Iterator[OutEvent]:
     """The shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
-    for _, chunk, a, b in index.snapshot():
-        yield from stores_of(index, chunk, a, b)
+    told: set[tuple[TableKey, Hash]] = set()
+    for key, chunk, a, b in index.snapshot():
+        if chunk.out is None:
+            yield from stores_of(index, chunk, a, b)
+            continue
+        out, pieces = chunk.recut()
+        # two nodes may cover one page: it has one name, and is said once
+        fresh = [at for at in range(a * pieces, b * pieces) if (key, out[at]) not in told]
+        told.update((key, out[at]) for at in fresh)
+        yield from recut_stores(chunk, fresh)
 
 
 def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[OutEvent]:
-    """Stores that announce blocks ``[a, b)`` of a chunk as a router sees them."""
-    if chunk.out is not None:
-        base = len(chunk.token_list()) // len(chunk.out)
-        pieces = chunk.block_size // base
-        return recut_stores(index, chunk, list(range(a * pieces, b * pieces)), base)
+    """Stores that announce blocks ``[a, b)`` of a chunk whose blocks leave as they came."""
     whole = a == 0 and b == len(chunk.hashes)
     size = chunk.block_size
     tokens = Raw(chunk.tokens) if whole else slice_array(chunk.tokens, a * size, b * size)
@@ -38,16 +42,17 @@ def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[OutEvent]:
     return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys)]
 
 
-def recut_stores(index: Index, chunk: Chunk, positions: list[int], base: int) -> Iterator[OutEvent]:
+def recut_stores(chunk: Chunk, positions: list[int]) -> Iterator[OutEvent]:
     """Stores of the derived pieces at these positions of a re-cut chunk, one per run."""
-    out = chunk.out or []
+    out, pieces = chunk.recut()
+    base = chunk.block_size // pieces
     start = 0
     while start < len(positions):
         end = start + 1
         while end < len(positions) and positions[end] == positions[end - 1] + 1:
             end += 1
         a, b = positions[start], positions[end - 1] + 1
-        parent = out[a - 1] if a else out_parent(index, group_of(chunk), chunk.parent)
+        parent = out[a - 1] if a else chunk.out_parent
         tokens = slice_array(chunk.tokens, a * base, b * base)
         yield _as_event(chunk, out[a:b], parent, tokens, base, None)
         start = end
@@ -65,8 +70,8 @@ def out_parent(index: Index, group: int | None, parent: Hash | None) -> Hash | N
     holder = index.find(group, parent)
     if holder is None or holder.out is None:
         return parent
-    pieces = len(holder.out) // len(holder.hashes)
-    return holder.out[(holder.hashes.index(parent) + 1) * pieces - 1]
+    out, pieces = holder.recut()
+    return out[(holder.hashes.index(parent) + 1) * pieces - 1]
 
 
 def _as_event(

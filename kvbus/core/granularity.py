@@ -10,7 +10,7 @@ Most engines announce blocks of one size. Three kinds do not, and the wire does 
 
 They are told apart by one fact: an engine with real blocks sooner or later puts several of them into one event, a
 radix node never carries more than one hash. What was learned too late is put right by announcing the group again;
-what has proven itself is settled, so that one odd event is rejected instead of overturning a stream.
+what has proven itself is not overturned by one odd event: that one is rejected.
 """
 
 from __future__ import annotations
@@ -32,75 +32,80 @@ class Treatment(Enum):
 
 
 SETTLE_EVENTS: Final = 32
-"""Stores of one kind after which it is taken as proven: a radix tree shows two node lengths long before that."""
+"""Single-block stores after which a stream counts as proven: a radix tree shows two node lengths long before that."""
+
+YOUNG: Final = 4
+"""Stores of a proven size before which one multi-block store of a finer size overrules it at once."""
 
 RELEARN_EVENTS: Final = 16
-"""Well-formed multi-block stores of a finer size that overrule what was settled; fewer are rejected as bad input."""
+"""Multi-block stores of a finer size that overrule a proven one after that; fewer are rejected as bad input."""
 
 
 class Granularity(msgspec.Struct):
     """The sizes seen in one group, and what follows from them. ``pinned`` is the operator's ``block_size``."""
 
     pinned: int | None = None
-    finest: int = 0
-    divisor: int = 0
-    several_sizes: bool = False
-    fixed: bool = False
-    """At least one event held several blocks: sizes are block sizes, not node lengths."""
-    settled: bool = False
+    proven: int = 0
+    """The block size, once an event has held several blocks of it."""
+    support: int = 0
+    finer: dict[int, int] = {}
     seen: int = 0
-    finer: int = 0
-
-    def is_news(self, size: int, blocks: int) -> bool:
-        """Cheap test whether :meth:`observe` has anything to do."""
-        return not self.settled or (size < self.finest and blocks > 1)
+    smallest: int = 0
+    divisor: int = 0
+    variable: bool = False
+    """Events are whole radix nodes: two sizes, and never several blocks in one event."""
 
     def observe(self, size: int, blocks: int) -> bool:
         """Take in one store of ``blocks`` blocks; True if events seen before would now be treated differently.
 
-        Call it for every store of a batch before any of them is applied, then :meth:`settle`.
+        Call it for every store of a batch before any of them is applied.
         """
-        before = (self.finest, self.base, self.variable)
-        if self.settled:
-            if not (size < self.finest and blocks > 1 and self.finest % size == 0):
-                return False
-            self.finer += 1
-            if self.finer < RELEARN_EVENTS:
-                return False
-            self.settled, self.finer = False, 0
-        first = self.finest == 0
+        if self.proven:
+            return self._challenge(size, blocks)
+        first = not self.seen
+        if self.seen >= SETTLE_EVENTS and blocks == 1:
+            return False
         self.seen += 1
-        self.several_sizes |= not first and size != self.finest
+        before = (self.base, self.variable)
+        if blocks > 1:
+            self.proven, self.support = size, 1
+            self.variable = False
+            return not first and before != (self.base, False)
+        self.variable |= not first and size != self.smallest
+        self.smallest = size if first else min(size, self.smallest)
         self.divisor = math.gcd(self.divisor, size)
-        self.finest = size if first else min(self.finest, size)
-        self.fixed |= blocks > 1
-        return not first and before != (self.finest, self.base, self.variable)
+        return not first and before != (self.base, self.variable)
 
-    def settle(self) -> None:
-        """End of a batch: what is proven now is no longer overturned by a single odd event."""
-        if self.fixed or self.seen >= SETTLE_EVENTS:
-            self.fixed |= not self.several_sizes
-            self.settled = True
+    def _challenge(self, size: int, blocks: int) -> bool:
+        if size == self.proven:
+            self.support += 1
+            return False
+        if size > self.proven or blocks == 1:
+            return False
+        self.finer[size] = count = self.finer.get(size, 0) + 1
+        if self.support > YOUNG and count < RELEARN_EVENTS:
+            return False
+        self.proven, self.support = size, count
+        self.finer.clear()
+        return True
 
     @property
-    def variable(self) -> bool:
-        """Events are whole radix nodes: cut every one."""
-        return self.several_sizes and not self.fixed
+    def size(self) -> int:
+        """Tokens per block of the engine's own blocks; 0 while nothing is known, or where they have no one size."""
+        return self.proven or (0 if self.variable else self.smallest)
 
     @property
     def base(self) -> int:
         """Tokens per block on the output; 0 while nothing is known."""
         if self.pinned is not None:
             return self.pinned
-        return self.divisor if self.variable else self.finest
+        return self.divisor if self.variable else self.size
 
     def treatment(self, size: int) -> Treatment:
         """What a store of this block size becomes. Call after :meth:`observe`."""
         base = self.base
-        if self.variable:
-            return Treatment.REBLOCK if size % base == 0 else Treatment.REJECT
-        if size == self.finest:
-            if size == base:
+        if self.variable or size == self.size:
+            if size == base and not self.variable:
                 return Treatment.NATIVE
             return Treatment.REBLOCK if size % base == 0 else Treatment.REJECT
-        return Treatment.COARSE if size > self.finest and size % self.finest == 0 else Treatment.REJECT
+        return Treatment.COARSE if size > self.size and size % self.size == 0 else Treatment.REJECT

@@ -52,10 +52,17 @@ class Chunk(msgspec.Struct, gc=False):
     extra_keys: bytes | None = None
     extras: dict[str, bytes] | None = None
     out: list[Hash] | None = None
+    out_parent: Hash | None = None
+    """What routers know the parent of the first piece by (re-cut chunks only)."""
 
     def parent_of(self, i: int) -> Hash | None:
         """The engine's hash of the block before block ``i``."""
         return self.hashes[i - 1] if i else self.parent
+
+    def recut(self) -> tuple[list[Hash], int]:
+        """The derived hashes of a re-cut chunk, and how many of them make one of the engine's blocks."""
+        out = self.out or []
+        return out, len(out) // len(self.hashes)
 
     def token_list(self) -> list[Any]:
         """All tokens, decoded anew each time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, UnsetType
 
 from kvbus.core.codec import Batch
 from kvbus.core.index import Index
@@ -23,13 +23,11 @@ class Intake:
 
     Args:
         groups: ``prefix`` leaves out groups whose kind carries no prefixes.
-        index: read, to complete stores that came without tokens.
         stats: where rejections are counted.
     """
 
-    def __init__(self, groups: Literal["prefix", "all"], index: Index, stats: SourceStats) -> None:
+    def __init__(self, groups: Literal["prefix", "all"], stats: SourceStats) -> None:
         self._groups = groups
-        self._index = index
         self._stats = stats
         self._kinds: dict[type, int] = {int: 0, bytes: 0}
         self.no_prefix: set[int | None] = set()
@@ -62,55 +60,22 @@ class Intake:
         return steps
 
     def _check(self, event: BlockStored) -> Store | None:
+        kind = event.kv_cache_spec_kind
+        if self._groups == "prefix" and isinstance(kind, str) and kind not in PREFIX_KINDS:
+            self.no_prefix.add(None if isinstance(event.group_idx, UnsetType) else event.group_idx)
+            self._stats.filtered[Filtered.GROUP] += 1
+            return None
         store = check_stored(event)
         if isinstance(store, Reason):
             self._stats.rejected[store] += 1
             return None
-        off_stream = self._off_stream(store)
-        if off_stream is not None:
-            self._stats.filtered[off_stream] += 1
+        if not event.block_hashes:
+            self._stats.filtered[Filtered.NO_HASHES] += 1
             return None
         if not self._right_kind(event.block_hashes[0]):
             self._stats.rejected[Reason.HASH_KIND] += 1
             return None
         return store
-
-    def _off_stream(self, store: Store) -> Filtered | None:
-        """Stores that carry nothing a router could match."""
-        event = store.event
-        kind = event.kv_cache_spec_kind
-        if self._groups == "prefix" and isinstance(kind, str) and kind not in PREFIX_KINDS:
-            self.no_prefix.add(store.group)
-            return Filtered.GROUP
-        if not event.block_hashes:
-            return Filtered.NO_HASHES
-        if not store.tokens and not self._complete(store):
-            return Filtered.TOKENLESS
-        return None
-
-    def _complete(self, store: Store) -> bool:
-        """Give a tokenless store (an offloaded block of vLLM's) the tokens its hashes have on another medium."""
-        event = store.event
-        tokens: list[Any] = []
-        sizes: set[int] = set()
-        first = None
-        for block in event.block_hashes:
-            chunk = self._index.find(store.group, block)
-            if chunk is None:
-                return False
-            first = first or chunk
-            tokens += chunk.block_tokens(chunk.hashes.index(block))
-            sizes.add(chunk.block_size)
-        if len(sizes) != 1 or first is None:
-            return False
-        if event.parent_block_hash is None:
-            event.parent_block_hash = first.parent_of(first.hashes.index(event.block_hashes[0]))
-        event.block_size = sizes.pop()
-        event.token_ids = Raw(msgspec.msgpack.encode(tokens))
-        if event.lora_id is None and event.lora_name is None:
-            event.lora_id, event.lora_name = first.meta.lora_id, first.meta.lora_name
-        store.tokens = tokens
-        return True
 
     def _right_kind(self, block: Hash) -> bool:
         """Whether the hash is of the kind this stream speaks; the majority decides, so an odd event changes nothing."""
@@ -118,3 +83,31 @@ class Intake:
         mine, other = (int, bytes) if isinstance(block, int) else (bytes, int)
         kinds[mine] += 1
         return kinds[mine] >= kinds[other]
+
+
+def complete(store: Store, index: Index) -> bool:
+    """Give a tokenless store (an offloaded block of vLLM's) the tokens its hashes have on another medium.
+
+    False if they are not all known, with one block size.
+    """
+    event = store.event
+    tokens: list[Any] = []
+    sizes: set[int] = set()
+    first = None
+    for block in event.block_hashes:
+        chunk = index.find(store.group, block)
+        if chunk is None:
+            return False
+        first = first or chunk
+        tokens += chunk.block_tokens(chunk.hashes.index(block))
+        sizes.add(chunk.block_size)
+    if len(sizes) != 1 or first is None:
+        return False
+    if event.parent_block_hash is None:
+        event.parent_block_hash = first.parent_of(first.hashes.index(event.block_hashes[0]))
+    event.block_size = sizes.pop()
+    event.token_ids = Raw(msgspec.msgpack.encode(tokens))
+    if event.lora_id is None and event.lora_name is None:
+        event.lora_id, event.lora_name = first.meta.lora_id, first.meta.lora_name
+    store.tokens = tokens
+    return True

@@ -18,7 +18,7 @@ from kvbus.core.derive import derive_chunk
 from kvbus.core.emit import OutEvent, announce, out_parent, recut_stores, stores_of
 from kvbus.core.granularity import Granularity, Treatment
 from kvbus.core.index import Chunk, Index, Table, TableKey, carried_bytes
-from kvbus.core.intake import Intake, Step
+from kvbus.core.intake import Intake, Step, complete
 from kvbus.core.removals import Gone, leaf_first
 from kvbus.core.schema import AllBlocksCleared, BlockRemoved
 from kvbus.core.stats import SourceStats
@@ -50,10 +50,11 @@ class Normalizer:
     def _begin(self) -> None:
         self._granularity: dict[int | None, Granularity] = {}
         self._coarse: dict[tuple[int | None, str, Hash], int] = {}
-        self._intake = Intake(self.rules.groups, self.index, self.stats)
+        self._intake = Intake(self.rules.groups, self.stats)
         self._clears_all_tiers = False
         self._out: list[OutEvent] = []
         self._gone: list[tuple[TableKey, str | None, Any, list[Gone]]] = []
+        self._recut_gone: dict[tuple[TableKey, Hash], tuple[Chunk, Gone]] = {}
 
     def reset(self) -> None:
         """A new epoch: nothing of the old one is known any more."""
@@ -65,7 +66,7 @@ class Normalizer:
     def block_size(self) -> int | None:
         """Tokens per block of the first prefix-carrying group, once known."""
         for granularity in self._granularity.values():
-            if granularity.finest:
+            if granularity.base:
                 return granularity.base
         return self.rules.block_size
 
@@ -99,6 +100,7 @@ class Normalizer:
             else:
                 self._remove(step)
             at += 1
+        self._flush_recut()
         self._flush_removals()
         out, self._out = self._out, []
         return out
@@ -112,19 +114,14 @@ class Normalizer:
     def _observe(self, steps: list[Step]) -> bool:
         """Learn block sizes from the whole batch before any of it is applied; True if the past must be re-told."""
         changed = False
-        touched: list[Granularity] = []
         for step in steps:
-            if not isinstance(step, Store):
+            if not isinstance(step, Store) or not step.tokens:
                 continue
             granularity = self._granularity.get(step.group)
             if granularity is None:
                 granularity = self._granularity[step.group] = Granularity(self.rules.block_size)
             size, blocks = step.event.block_size, len(step.event.block_hashes)
-            if granularity.is_news(size, blocks):
-                changed |= granularity.observe(size, blocks)
-                touched.append(granularity)
-        for granularity in touched:
-            granularity.settle()
+            changed |= granularity.observe(size, blocks)
         return changed and len(self.index) > 0
 
     def _rebuild(self) -> None:
@@ -136,10 +133,14 @@ class Normalizer:
             granularity = self._granularity[group]
             if granularity.treatment(chunk.block_size) is Treatment.REBLOCK:
                 if chunk.out is None:
-                    chunk.out = derive_chunk(chunk, granularity.base, out_parent(self.index, group, chunk.parent))
-                self._reference(self.index.table(group, medium), chunk, a, b, granularity.base)
+                    self._recut(chunk, group, granularity.base)
+                self._reference((group, medium), chunk, a, b)
         self._out.append(AllBlocksCleared())
         self._out.extend(announce(self.index))
+
+    def _recut(self, chunk: Chunk, group: int | None, base: int) -> None:
+        chunk.out_parent = out_parent(self.index, group, chunk.parent)
+        chunk.out = derive_chunk(chunk, base, chunk.out_parent)
 
     def _drop_coarse(self, group: int | None, medium: str, table: Table) -> None:
         table.refs.clear()
@@ -186,6 +187,9 @@ class Normalizer:
 
     def _store(self, store: Store) -> None:
         event = store.event
+        if not store.tokens and not complete(store, self.index):
+            self.stats.filtered[Filtered.TOKENLESS] += 1
+            return
         granularity = self._granularity[store.group]
         treatment = granularity.treatment(event.block_size)
         if treatment is Treatment.REJECT:
@@ -203,7 +207,8 @@ class Normalizer:
         parent = event.parent_block_hash
         if parent is not None and not self._parent_ok(store, parent, fresh=fresh):
             return
-        if len(self.index) + len(hashes) > self.rules.max_blocks:
+        new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
+        if new and len(self.index) + new > self.rules.max_blocks:
             self.stats.rejected[Reason.INDEX_FULL] += 1
             self.full = True
             return
@@ -219,15 +224,15 @@ class Normalizer:
             None if not store.extras else {name: bytes(raw) for name, raw in store.extras.items()},
         )
         if treatment is Treatment.REBLOCK:
-            chunk.out = derive_chunk(chunk, granularity.base, out_parent(self.index, store.group, parent))
+            self._recut(chunk, store.group, granularity.base)
         if fresh:
             table.blocks.update(dict.fromkeys(hashes, chunk))
             if treatment is Treatment.NATIVE:
                 self._out.append(with_extras(event, store.extras) if store.extras else event)
                 return
-            self._announce_new(table, chunk, 0, len(hashes), granularity.base)
+            self._announce_new((store.group, store.medium), chunk, 0, len(hashes))
             return
-        self._store_copies(store, table, chunk, granularity.base)
+        self._store_copies(store, table, chunk)
 
     def _parent_ok(self, store: Store, parent: Hash, *, fresh: bool) -> bool:
         event = store.event
@@ -241,9 +246,10 @@ class Normalizer:
             self.stats.filtered[Filtered.ORPHAN_PASSED] += 1
         return True
 
-    def _store_copies(self, store: Store, table: Table, chunk: Chunk, base: int) -> None:
+    def _store_copies(self, store: Store, table: Table, chunk: Chunk) -> None:
         """A store of which some blocks are live already: those are copies, the rest leaves as one store per run."""
         size = chunk.block_size
+        key = (store.group, store.medium)
         first_new = None
         for i, block in enumerate(chunk.hashes):
             held = table.blocks.get(block)
@@ -251,7 +257,7 @@ class Normalizer:
                 first_new = i if first_new is None else first_new
                 continue
             if first_new is not None:
-                self._add_run(table, chunk, first_new, i, base)
+                self._add_run(key, chunk, first_new, i)
                 first_new = None
             self.stats.filtered[Filtered.COPY] += 1
             if self.rules.duplicates == "count":
@@ -259,29 +265,33 @@ class Normalizer:
             if held.tokens != chunk.tokens and not _same_tokens(held, block, store.tokens[i * size : (i + 1) * size]):
                 self.stats.rejected[Reason.HASH_COLLISION] += 1
         if first_new is not None:
-            self._add_run(table, chunk, first_new, len(chunk.hashes), base)
+            self._add_run(key, chunk, first_new, len(chunk.hashes))
 
-    def _add_run(self, table: Table, chunk: Chunk, a: int, b: int, base: int) -> None:
+    def _add_run(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
+        blocks = self.index.table(*key).blocks
         for block in chunk.hashes[a:b]:
-            table.blocks[block] = chunk
-        self._announce_new(table, chunk, a, b, base)
+            blocks[block] = chunk
+        self._announce_new(key, chunk, a, b)
 
-    def _announce_new(self, table: Table, chunk: Chunk, a: int, b: int, base: int) -> None:
+    def _announce_new(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
         if chunk.out is None:
             self._out.extend(stores_of(self.index, chunk, a, b))
-            return
-        fresh = self._reference(table, chunk, a, b, base)
-        self._out.extend(recut_stores(self.index, chunk, fresh, base))
+        else:
+            self._out.extend(recut_stores(chunk, self._reference(key, chunk, a, b)))
 
-    def _reference(self, table: Table, chunk: Chunk, a: int, b: int, base: int) -> list[int]:
-        """Count the derived pieces of blocks ``[a, b)``; the positions of those that were not live before."""
-        pieces = chunk.block_size // base
+    def _reference(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
+        """Count the derived pieces of blocks ``[a, b)``; the positions of those routers do not have.
+
+        A piece that went earlier in the same batch (a radix node was split: removed, and stored again as two) has not
+        left yet, and stays: to a router with a tree the removal of an inner block would cost all that hangs on it.
+        """
+        refs = self.index.table(*key).refs
+        out, pieces = chunk.recut()
         fresh = []
         for at in range(a * pieces, b * pieces):
-            name = chunk.out[at] if chunk.out is not None else chunk.hashes[at]
-            count = table.refs.get(name, 0)
-            table.refs[name] = count + 1
-            if not count:
+            count = refs.get(out[at], 0)
+            refs[out[at]] = count + 1
+            if not count and self._recut_gone.pop((key, out[at]), None) is None:
                 fresh.append(at)
         return fresh
 
@@ -318,15 +328,13 @@ class Normalizer:
         if chunk.out is None:
             self._queue_removal(key, chunk, [(block, chunk.parent_of(at))])
             return
-        pieces = len(chunk.out) // len(chunk.hashes)
-        gone: list[Gone] = []
-        for i in range((at + 1) * pieces - 1, at * pieces - 1, -1):
-            name = chunk.out[i]
+        out, pieces = chunk.recut()
+        for i in range(at * pieces, (at + 1) * pieces):
+            name = out[i]
             table.refs[name] -= 1
             if not table.refs[name]:
                 del table.refs[name]
-                gone.append((name, chunk.out[i - 1] if i else None))
-        self._queue_removal(key, chunk, gone)
+                self._recut_gone[key, name] = (chunk, (name, out[i - 1] if i else chunk.out_parent))
 
     def _queue_removal(self, key: TableKey, chunk: Chunk, gone: list[Gone]) -> None:
         """Collect the removals of a run by table and medium name, to be ordered together."""
@@ -336,6 +344,12 @@ class Normalizer:
                 blocks.extend(gone)
                 return
         self._gone.append((key, medium, group, gone))
+
+    def _flush_recut(self) -> None:
+        """End of a batch: pieces that were not stored again leave."""
+        for (key, _), (chunk, gone) in self._recut_gone.items():
+            self._queue_removal(key, chunk, [gone])
+        self._recut_gone.clear()
 
     def _flush_removals(self) -> None:
         if not self._gone:
@@ -354,8 +368,9 @@ class Normalizer:
             table.blocks for (_, medium), table in self.index.tables.items() if medium != DEVICE_MEDIUM
         )
         self._coarse = {key: n for key, n in self._coarse.items() if survivors and key[1] != DEVICE_MEDIUM}
-        self.full = False
         if not survivors:
+            self.full = False
+            self._recut_gone.clear()
             self.index.clear()
             self._out.append(AllBlocksCleared())
             return
@@ -364,6 +379,7 @@ class Normalizer:
                 table.copies.clear()
                 for block in list(table.blocks):
                     self._remove_one(key[0], DEVICE_MEDIUM, block)
+        self._flush_recut()
         self._flush_removals()
 
 

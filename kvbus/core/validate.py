@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET
 
-from kvbus.core.codec import Token, decode_tokens
-from kvbus.core.schema import BlockRemoved, BlockStored
+from kvbus.core.codec import Token, decode_tokens, decode_value
+from kvbus.core.schema import CARRIED, BlockRemoved, BlockStored
 from kvbus.core.types import MAX_HASH_BYTES, Hash, Reason, medium_key
 
 
@@ -44,6 +44,8 @@ def check_stored(event: BlockStored) -> Store | Reason:
     tokens = decode_tokens(event.token_ids)
     if isinstance(tokens, Reason):
         return tokens
+    if not _carried_ok(event):
+        return Reason.WRONG_TYPE
     count = len(hashes)
     size = event.block_size
     if size < 0 or size > 2**31:
@@ -65,6 +67,21 @@ def check_stored(event: BlockStored) -> Store | Reason:
             return bad
     group = event.group_idx if event.group_idx is not UNSET else None
     return Store(event, tokens, medium, group)
+
+
+def _carried_ok(event: BlockStored) -> bool:
+    """Fields that are only handed on are whole msgpack; ``extra_keys`` is null or a list with an entry per block."""
+    for name in CARRIED:
+        raw = getattr(event, name)
+        if raw is UNSET:
+            continue
+        try:
+            value = decode_value(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return False
+        if name == "extra_keys" and value is not None and not isinstance(value, list):
+            return False
+    return True
 
 
 def check_removed(event: BlockRemoved) -> str | Reason:

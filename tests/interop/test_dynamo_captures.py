@@ -62,6 +62,12 @@ def table() -> dict[str, Row]:
 
 
 ROWS: Final = table()
+NOT_YET: Final = {
+    "syn_sglang_variable": "a node split is published as removals and stores of the same blocks; Dynamo forgets what is below",
+    "vllm0110_positional_bytes": "profile dynamo passes 32-byte hashes on; the indexer decodes 64-bit integers only",
+    "vllm033_map_bytes": "profile dynamo passes 32-byte hashes on; the indexer decodes 64-bit integers only",
+}
+"""Captures that kvbus does not carry to Dynamo exactly today. Fixed ones must leave this list and get zeros in the table."""
 
 
 def score(capture: Capture, indexer: DynamoIndexer, model: str, marks: list[Sentinel]) -> Score:
@@ -95,12 +101,20 @@ def test_the_table_has_every_capture() -> None:
     assert set(ROWS) == {path.name.removesuffix(".jsonl") for path in DATA.glob("*.jsonl")}
 
 
-@pytest.mark.parametrize("name", sorted(ROWS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason=NOT_YET[name], strict=True) if name in NOT_YET else ())
+        for name in sorted(ROWS)
+    ],
+)
 def test_a_capture_direct_and_through_kvbus(
     name: str, indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path
 ) -> None:
     capture = Capture.load(name)
     expected = ROWS[name]
+    if name in NOT_YET:
+        expected = expected._replace(kvbus=Score(0, 0))
     assert len(capture.truth) == expected.truth
     with Kvbus(engine, tmp_path) as kvbus:
         indexer.register("direct", engine.endpoint, engine.replay_endpoint, capture.block_size)
