@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvbus.core.stream import ReplayAnswer
+from kvbus.core.answer import ReplayAnswer
 
 
 class Publish(msgspec.Struct, gc=False):

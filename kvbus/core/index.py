@@ -168,6 +168,13 @@ class Index:
             meta = self._metas[key] = Meta(*key)
         return meta
 
+    def copy(self) -> Index:
+        """A cut: the same live blocks, whatever becomes of this index. Copies dictionaries, shares chunks."""
+        cut = Index()
+        for key, table in self.tables.items():
+            cut.table(*key).blocks = table.blocks.copy()
+        return cut
+
     def snapshot(self) -> Iterator[tuple[TableKey, Chunk, int, int]]:
         """Every live run ``(table, chunk, first, last + 1)``: device first, one medium at a time, parents first."""
         for key in sorted(self.tables, key=_table_order):

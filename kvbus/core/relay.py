@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from kvbus.core import codec
 from kvbus.core.actions import Ask, Deliver, Lost, NewEpoch, Stop, Synced
+from kvbus.core.answer import ReplayAnswer
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.compaction import Cut, Part
 from kvbus.core.dialect import sniff
 from kvbus.core.emit import OutEvent
+from kvbus.core.encoding import Profile, encode
 from kvbus.core.events import (
     BatchReceived,
     RelayEvent,
@@ -30,12 +34,13 @@ from kvbus.core.events import (
     Tick,
 )
 from kvbus.core.frames import Limits, ReplayEnd, parse_live, parse_replay, parse_replay_request
+from kvbus.core.index import Index
 from kvbus.core.journal import Journal
 from kvbus.core.normalize import Normalizer, Rules
 from kvbus.core.schema import AllBlocksCleared
 from kvbus.core.sequencer import Sequencer, Settings, State
 from kvbus.core.stats import OutputStats, SourceStats
-from kvbus.core.stream import OutputStream, Profile, encode
+from kvbus.core.stream import OutputStream
 from kvbus.core.types import Reason
 
 SLICE: Final = 256
@@ -116,6 +121,9 @@ class Output:
             )
             for i, topic in enumerate(spec.topics)
         ]
+
+        self.cuts: WeakValueDictionary[int, Cut] = WeakValueDictionary()
+        """The newest cut of each stream, for as long as an answer holds it."""
 
     def stream_of(self, source: int) -> int:
         """Which stream a source's batches go to."""
@@ -306,5 +314,20 @@ class Relay:
         if request is None:
             output.stats.replay_requests["malformed"] += 1
             return
-        answer = output.streams[event.stream].answer(request)
+        stream = output.streams[event.stream]
+        answer = ReplayAnswer(stream, request, lambda: self._cut(output, event.stream))
         self._commands.append(AnswerReplay(event.output, event.stream, answer))
+
+    def _cut(self, output: Output, at: int) -> Cut:
+        """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it."""
+        stream = output.streams[at]
+        cut = output.cuts.get(at)
+        first = stream.journal.first_seq
+        if cut is None or (cut.seq < stream.next_seq - 1 and (first is None or cut.seq + 1 < first)):
+            sources = self.sources if output.spec.merged else [self.sources[at]]
+            parts = [
+                Part(Index() if source.withdrawn else source.normalizer.index.copy(), source.rank, source.ts)
+                for source in sources
+            ]
+            cut = output.cuts[at] = Cut(stream.next_seq - 1, parts, stream.profile.encoding)
+        return cut

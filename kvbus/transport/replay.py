@@ -14,13 +14,16 @@ from typing import Final
 import msgspec
 import zmq
 
+from kvbus.core.answer import ReplayAnswer
 from kvbus.core.stats import OutputStats
-from kvbus.core.stream import ReplayAnswer
 from kvbus.transport.pump import Handler, Pump
 from kvbus.transport.sockets import Context, attach, make_socket
 
 BURST: Final = 64
 """Messages one requester gets before the next one has its turn."""
+
+SLICE: Final = 0.003
+"""Seconds one turn may take: telling a million blocks takes a while, and the live stream goes on beside it."""
 
 RETRY: Final = 0.005
 """Seconds before requesters that are all full are tried again."""
@@ -93,9 +96,10 @@ class ReplayServer:
     def _turn(self) -> None:
         self._handle = None
         moved = False
+        until = self._loop.time() + SLICE
         for _ in range(len(self._active)):
             session = self._active.popleft()
-            sent = self._advance(session)
+            sent = self._advance(session, until)
             if sent is None:
                 self._stats.replay_sessions -= 1
                 if self._waiting:
@@ -107,17 +111,19 @@ class ReplayServer:
                 continue
             moved |= sent > 0
             self._active.append(session)
+            if self._loop.time() >= until:
+                break
         if self._active:
             self._handle = self._loop.call_soon(self._turn) if moved else self._loop.call_later(RETRY, self._turn)
         self._pump.kick()
 
-    def _advance(self, session: Session) -> int | None:
+    def _advance(self, session: Session, until: float) -> int | None:
         """Send a burst; how many messages went out, None if the session is over."""
         outcomes = self._stats.replay_requests
         for sent in range(BURST):
             message = session.message or session.answer.next_message()
             if message is None:
-                outcomes["trimmed" if session.answer.trimmed else "complete"] += 1
+                outcomes["compacted" if session.answer.compacted else "complete"] += 1
                 return None
             try:
                 self._socket.send_multipart(message, zmq.NOBLOCK)
@@ -137,8 +143,10 @@ class ReplayServer:
                 return None
             session.message = None
             self._stats.replay_batches += 1
+            if self._loop.time() >= until:
+                break
         session.progress = self._loop.time()
-        return BURST
+        return sent + 1
 
     def close(self) -> None:
         """Close; unfinished answers stay unfinished."""

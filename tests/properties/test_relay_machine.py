@@ -14,13 +14,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvbus.core.answer import ReplayAnswer
 from kvbus.core.commands import AnswerReplay, CancelReplay, Publish, RequestReplay
+from kvbus.core.encoding import Profile
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
 from kvbus.core.frames import END_SEQ
 from kvbus.core.normalize import Rules
 from kvbus.core.relay import OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencer import Settings, State
-from kvbus.core.stream import Profile
 
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode
@@ -96,6 +97,35 @@ class Router:
         return True
 
 
+class LateRouter:
+    """Subscribes, asks everything from 0, and reads the answer slowly while the live stream goes on."""
+
+    def __init__(self, answer: ReplayAnswer) -> None:
+        self.answer: ReplayAnswer | None = answer
+        self.live: list[tuple[int, bytes]] = []
+        self.router = Router()
+
+    def read(self) -> None:
+        """The next message of the answer, if it is not over."""
+        message = self.answer.next_message() if self.answer is not None else None
+        if message is None:
+            return
+        if message[-2] == END_SEQ:
+            assert self.answer is not None
+            assert self.answer.next_message() is None
+            self.answer = None
+            return
+        seq = int.from_bytes(message[-2], "big")
+        assert seq == self.router.next, "an answer is contiguous from the seq asked for"
+        self.router.apply(seq, message[-1])
+
+    def read_live(self) -> None:
+        """What came live since the request."""
+        for seq, payload in self.live:
+            assert self.router.apply(seq, payload), "a hole between the answer and the live stream"
+        self.live.clear()
+
+
 CHANGES = st.lists(st.tuples(st.booleans(), st.integers(1, 6)), min_size=1, max_size=4)
 
 
@@ -105,8 +135,9 @@ class RelayMachine(RuleBasedStateMachine):
         replay=st.sampled_from([True, True, True, False]),
         timeout=st.sampled_from([5.0, 1e9]),
         reorder=st.sampled_from([4, 1000]),
+        journal=st.sampled_from([1, 3, 10_000]),
     )
-    def begin(self, buffer_steps: int, replay: bool, timeout: float, reorder: int) -> None:
+    def begin(self, buffer_steps: int, replay: bool, timeout: float, reorder: int, journal: int) -> None:
         self.engine = Engine(buffer_steps)
         self.now = 100.0
         self.relay = Relay(
@@ -120,7 +151,7 @@ class RelayMachine(RuleBasedStateMachine):
                     timeout,
                 )
             ],
-            [OutputSpec("out", Profile(), [None], heartbeat=1.0)],
+            [OutputSpec("out", Profile(), [None], heartbeat=1.0, journal_batches=journal)],
         )
         self.source = self.relay.sources[0]
         self.connected = False
@@ -128,6 +159,7 @@ class RelayMachine(RuleBasedStateMachine):
         self.answers: list[tuple[int, list[bytes]]] = []
         self.router = Router()
         self.router_deaf = False
+        self.late: LateRouter | None = None
         self.last_seq = -1
         self.heard = (0, -1)
 
@@ -138,6 +170,8 @@ class RelayMachine(RuleBasedStateMachine):
             if isinstance(command, Publish):
                 assert command.seq == self.last_seq + 1, "an output's seq is dense and never goes back"
                 self.last_seq = command.seq
+                if self.late is not None:
+                    self.late.live.append((command.seq, command.payload))
                 if not self.router_deaf and not self.router.apply(command.seq, command.payload):
                     self.router_replay()
             elif isinstance(command, RequestReplay):
@@ -254,6 +288,19 @@ class RelayMachine(RuleBasedStateMachine):
         self.router = Router()
         self.router_replay()
 
+    @rule()
+    def late_router_asks(self) -> None:
+        commands = self.relay.handle(ReplayAsked(0, 0, [b"l", b"", seq_frame(0)]), self.now)
+        (answer,) = [c.answer for c in commands if isinstance(c, AnswerReplay)]
+        self.late = LateRouter(answer)
+
+    @precondition(lambda self: self.late is not None and self.late.answer is not None)
+    @rule(messages=st.integers(1, 4))
+    def late_router_reads(self, messages: int) -> None:
+        assert self.late is not None
+        for _ in range(messages):
+            self.late.read()
+
     # -- what must hold ------------------------------------------------------------------------------------------
 
     @invariant()
@@ -284,6 +331,12 @@ class RelayMachine(RuleBasedStateMachine):
         self.router_replay()
         assert self.source.state is State.LIVE
         assert self.source.stats.pending == 0
+        if self.late is not None:
+            while self.late.answer is not None:
+                self.late.read()
+            self.late.read_live()
+            assert self.late.router.next == self.last_seq + 1
+            assert self.late.router.blocks == self.router.blocks
         view, truth = self.router.blocks, self.engine.truth
         replay = self.source.spec.settings.replay
         if not replay and self.heard != (self.engine.life, self.engine.seq - 1):

@@ -1,0 +1,87 @@
+"""The answer to one replay request, pulled message by message at the pace of whoever asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kvbus.core.compaction import Cut, Telling
+from kvbus.core.encoding import encode
+from kvbus.core.frames import ReplayRequest, replay_data, replay_end
+from kvbus.core.stream import OutputStream
+
+MAX_FILLER: Final = 1_000_000
+"""Empty batches sent to keep an answer contiguous; beyond that they would take longer than a router waits."""
+
+
+class ReplayAnswer:
+    """Contiguous from the seq asked for: the live state at a cut if the journal does not reach back, then the journal.
+
+    ``start`` is answered by the journal where it holds it. Otherwise the answer tells the state as of the cut's seq,
+    numbered from ``start``, fills up with empty batches to the cut, and goes on from the journal. It ends at what was
+    newest when the journal part began; what came later is on the live stream. A requester so slow that the journal
+    trims past it is told a newer cut.
+
+    Args:
+        stream: the stream asked.
+        request: what was asked.
+        cut: makes (or shares) a cut of the stream's state; called only if one is needed.
+    """
+
+    def __init__(self, stream: OutputStream, request: ReplayRequest, cut: Callable[[], Cut]) -> None:
+        self._stream = stream
+        self._envelope = request.envelope
+        self._seq = request.start
+        self._end = stream.next_seq
+        self._make_cut = cut
+        self._cut: Cut | None = None
+        self._telling: Telling | None = None
+        self._told = 0
+        self._empty = b""
+        self._done = False
+        self.compacted = False
+        """The request reached behind the journal."""
+
+    def next_message(self) -> list[bytes] | None:
+        """The next message, END as the last one, then None."""
+        if self._done:
+            return None
+        while self._seq < self._end:
+            payload = self._from_cut() if self._cut is not None else self._from_journal()
+            if payload is None:
+                continue
+            seq = self._seq
+            self._seq += 1
+            return replay_data(self._stream.profile.framing, self._envelope, self._stream.topic, seq, payload)
+        self._done = True
+        return replay_end(self._stream.profile.framing, self._envelope)
+
+    def _from_journal(self) -> bytes | None:
+        journal = self._stream.journal
+        entry = journal.at(journal.position(self._seq))
+        if entry is not None and entry.seq <= self._seq < entry.seq + entry.count:
+            return entry.payload
+        self._begin_cut()
+        return None
+
+    def _begin_cut(self) -> None:
+        self.compacted = True
+        self._cut = self._make_cut()
+        self._end = max(self._end, self._cut.seq + 1)
+        self._telling = self._cut.telling(self._cut.seq + 1 - self._seq)
+        self._told = 0
+        self._empty = encode(self._stream.profile.encoding, [], 0.0, self._stream.rank)
+
+    def _from_cut(self) -> bytes | None:
+        """The next batch of the cut, then filler up to its seq; None when it is the journal's turn."""
+        if self._cut is None or self._telling is None or self._seq > self._cut.seq:
+            self._cut = self._telling = None
+            self._end = self._stream.next_seq
+            return None
+        payload = self._telling.get(self._told)
+        if payload is not None:
+            self._told += 1
+            return payload
+        if self._cut.seq - self._seq >= MAX_FILLER:
+            self._seq = self._cut.seq
+        return self._empty

@@ -1,0 +1,180 @@
+"""The front door and the reference say what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from kvbus import core
+from kvbus.cli import main
+from kvbus.core import fingerprints, granularity, sequencer
+from kvbus.core.commands import Publish
+from kvbus.core.events import BatchReceived
+from kvbus.core.normalize import Rules
+from kvbus.core.relay import OutputSpec, Relay, SourceSpec
+from kvbus.core.sequencer import Settings, State
+from kvbus.core.stream import PROFILES
+from kvbus.core.types import MEDIA, Filtered, Reason
+from kvbus.sim.dialects import DIALECTS
+from tests.system.test_captures import CASES
+from tests.wire.captures import CAPTURES, load, truth
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+
+
+def first_cells(text: str) -> dict[str, list[str]]:
+    """Table rows by the name in code in their first cell."""
+    rows = {}
+    for line in text.splitlines():
+        found = re.match(r"\| `([^`]+)`(?:, `[^`]+`)* \|", line)
+        if found:
+            rows[found[1]] = [cell.strip() for cell in line.strip("|").split("|")]
+    return rows
+
+
+def section(text: str, title: str) -> str:
+    """What stands under a heading, up to the next one of its level."""
+    level, _, _ = title.partition(" ")
+    return re.split(rf"^{level} ", text.split(f"\n{title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+class TestProtocol:
+    def test_every_reason_is_explained_and_no_other(self):
+        rows = first_cells(section(PROTOCOL, "## Validation"))
+        assert set(rows) == {*Reason, *Filtered}
+
+    def test_every_medium_has_its_tier(self):
+        tiers = {}
+        for line in section(PROTOCOL, "## Media and tiers").splitlines():
+            names, _, tier = line.strip("|").partition("|")
+            tiers |= dict.fromkeys(re.findall(r"`(\w+)`", names), tier.split("(")[0].strip())
+        del tiers["GPU"]
+        assert tiers | {"GPU": "device"} == {name: str(tier) for name, tier in MEDIA.items()}
+
+    def test_every_profile_with_its_encoding_and_framing(self):
+        rows = first_cells(section(PROTOCOL, "### Profiles"))
+        told = {name: (cells[1], cells[2]) for name, cells in rows.items()}
+        assert told == {name: (f"{profile.encoding}s", profile.framing) for name, profile in PROFILES.items()}
+
+    def test_every_dialect_with_its_form_and_framing(self):
+        told = {}
+        for line in section(PROTOCOL, "## Dialects").splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) == 6 and cells[4].startswith("`"):
+                told[cells[4].strip("`")] = (cells[1].startswith("map"), cells[3])
+        assert set(told) == set(DIALECTS)
+        for name, (maps, framing) in told.items():
+            assert maps == DIALECTS[name].maps, name
+            assert framing in (DIALECTS[name].framing, ""), name
+
+    def test_every_capture_proves_a_dialect(self):
+        assert set(re.findall(r"`(\w+)`", section(PROTOCOL, "## Dialects"))) >= set(CAPTURES)
+
+    def test_the_table_of_what_was_run(self):
+        run = section(PROTOCOL, "## What was run")
+        assert "| " + " | ".join(f"`{case}`" for case in CASES) + " |" in run
+        rows = {name: cells for name, cells in first_cells(run).items() if len(cells) > 2}
+        assert set(rows) == set(CAPTURES)
+        for name, cells in rows.items():
+            assert cells[3:] == [str(len(load(name))), str(len(truth(name))), *["exact"] * len(CASES)], name
+
+    def test_every_case_is_explained(self):
+        run = section(PROTOCOL, "## What was run")
+        assert re.findall(r"^\* `(\w+)`:", run, re.MULTILINE) == list(CASES)
+
+    def test_the_example_is_what_leaves(self):
+        left = section(PROTOCOL, "## What leaves")
+        dump = bytes.fromhex("".join(re.findall(r"^[0-9a-f]{4}  ((?:[0-9a-f]{2} )+)", left, re.MULTILINE)))
+        (told,) = re.findall(r"```json\n(.+?)```", left, re.DOTALL)
+        batch = msgspec.json.decode(told)
+        assert msgspec.msgpack.decode(dump) == batch
+        source = SourceSpec("engine", 0, Settings(replay=False), Rules())
+        relay = Relay([source], [OutputSpec("routers", PROFILES["vllm"], [None])])
+        commands = relay.handle(BatchReceived(0, [b"", bytes(8), msgspec.msgpack.encode(batch)]), 1.0)
+        assert [command.payload for command in commands if isinstance(command, Publish)] == [dump]
+
+
+class TestArchitecture:
+    def test_the_code_map_has_every_module_of_the_core(self):
+        (place,) = core.__path__
+        modules = {path.name for path in Path(place).glob("*.py")} - {"__init__.py"}
+        assert set(first_cells(section(ARCHITECTURE, "### `kvbus/core/`: the relay, pure"))) == modules
+
+    def test_the_code_map_has_everything_around_it(self):
+        told = " ".join(row[0] for row in first_cells(section(ARCHITECTURE, "### Around it")).values())
+        for path in (ROOT / "kvbus").iterdir():
+            if path.is_dir() and (path / "__init__.py").exists() and path.name != "core":
+                assert f"`kvbus/{path.name}/`" in told, path.name
+            elif path.suffix == ".py" and path.name != "__init__.py":
+                assert re.search(rf"`(kvbus/)?{re.escape(path.name)}`", told), path.name
+
+    def test_every_state(self):
+        assert set(first_cells(section(ARCHITECTURE, "## The sequencer"))) == set(State)
+
+    def test_numbers_that_stand_for_a_constant(self):
+        told = re.findall(r"`([A-Z_]+)` \((\d+)\)", ARCHITECTURE)
+        assert len(told) >= 5
+        for name, value in told:
+            found = [getattr(m, name) for m in (sequencer, fingerprints, granularity) if hasattr(m, name)]
+            assert found == [int(value)], name
+
+    def test_modules_named_in_the_code_map_exist(self):
+        around = section(ARCHITECTURE, "### Around it")
+        known = {path.name for path in (ROOT / "kvbus").rglob("*.py")}
+        assert set(re.findall(r"`(?:kvbus/)?(\w+\.py)`", around)) <= known
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_relative_links_lead_somewhere(document):
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), f"{document.name}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{document.name}: {link}"
+
+
+class TestReadme:
+    def test_every_make_target_exists(self):
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        contributing = (ROOT / "CONTRIBUTING.md").read_text()
+        named = set(re.findall(r"(?:^|`)make ([a-z-]+)", README + contributing, re.MULTILINE))
+        assert {"demo", "test"} <= named <= targets
+
+    def test_the_configuration_is_good(self, tmp_path):
+        (snippet,) = re.findall(r"```yaml\n(.+?)```", README, re.DOTALL)
+        path = tmp_path / "kvbus.yaml"
+        path.write_text(snippet)
+        done = CliRunner().invoke(main, ["check", "-c", str(path)])
+        assert done.exit_code == 0, done.output
+
+    def test_the_one_liner_is_good(self):
+        (source, output) = re.findall(r"`kvbus run --source (\S+) --output '(\S+)'`", README)[0]
+        done = CliRunner().invoke(main, ["check", "--source", source, "--output", output])
+        assert done.exit_code == 0, done.output
+
+    def test_the_library_example_compiles_and_its_names_exist(self):
+        (example,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
+        names: dict[str, object] = {}
+        exec(compile(example, "README.md", "exec"), names)  # noqa: S102
+        assert callable(names["follow"])
+
+    def test_every_profile_has_a_row(self):
+        assert set(re.findall(r"`profile: ([\w-]+)`", README)) == set(PROFILES)
