@@ -13,6 +13,7 @@ from typing import Final
 from kvbus.admin.http import AdminServer
 from kvbus.config import Config, OutputConfig, SourceStream, render_topic
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.encoding import PROFILES, Profile
 from kvbus.core.events import (
     BatchReceived,
     RelayEvent,
@@ -27,7 +28,6 @@ from kvbus.core.normalize import Rules
 from kvbus.core.relay import OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencer import Settings
 from kvbus.core.stats import ProcessStats
-from kvbus.core.stream import PROFILES, Profile
 from kvbus.errors import BindError
 from kvbus.transport.egress import LiveOutput
 from kvbus.transport.ingress import LiveStream, ReplayClient
@@ -279,7 +279,7 @@ def _output_spec(config: Config, output: OutputConfig, streams: list[SourceStrea
     merged = output.layout == "merged"
     served = streams[:1] if merged else streams
     topics = [None if output.topic is None else render_topic(output.topic, stream, config) for stream in served]
-    profile = Profile(PROFILES[output.profile].encoding, "3" if output.framing == 3 else "4")
+    profile = Profile(PROFILES[output.profile].wire, "3" if output.framing == 3 else "4")
     return OutputSpec(
         output.name,
         profile,

@@ -70,7 +70,7 @@ class ReplayAnswer:
         self._end = max(self._end, self._cut.seq + 1)
         self._telling = self._cut.telling(self._cut.seq + 1 - self._seq)
         self._told = 0
-        self._empty = encode(self._stream.profile.encoding, [], 0.0, self._stream.rank)
+        self._empty = encode(self._stream.profile.wire, [], 0.0, self._stream.rank)
 
     def _from_cut(self) -> bytes | None:
         """The next batch of the cut, then filler up to its seq; None when it is the journal's turn."""

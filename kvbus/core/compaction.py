@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from kvbus.core.emit import OutEvent, announce
-from kvbus.core.encoding import Encoding, encode
+from kvbus.core.encoding import Wire, encode
 from kvbus.core.index import Index
 from kvbus.core.schema import AllBlocksCleared, BlockStored
 
@@ -35,11 +35,11 @@ class Part(msgspec.Struct):
 class Cut:
     """The state of a stream as of batch ``seq``, shared by every answer that can use it."""
 
-    def __init__(self, seq: int, parts: list[Part], encoding: Encoding) -> None:
+    def __init__(self, seq: int, parts: list[Part], wire: Wire) -> None:
         self.seq = seq
         self.blocks = sum(len(part.index) for part in parts)
         self._parts = parts
-        self._encoding: Encoding = encoding
+        self._wire = wire
         self._tellings: dict[int, Telling] = {}
 
     def telling(self, room: int) -> Telling:
@@ -61,10 +61,10 @@ class Cut:
                 events.append(event)
                 blocks += _blocks(event)
                 if blocks >= per_batch:
-                    yield encode(self._encoding, events, part.ts, part.rank)
+                    yield encode(self._wire, events, part.ts, part.rank)
                     events, blocks = [], 0
             if events:
-                yield encode(self._encoding, events, part.ts, part.rank)
+                yield encode(self._wire, events, part.ts, part.rank)
 
 
 def _blocks(event: OutEvent) -> int:

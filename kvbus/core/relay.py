@@ -23,7 +23,7 @@ from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, Re
 from kvbus.core.compaction import Cut, Part
 from kvbus.core.dialect import sniff
 from kvbus.core.emit import OutEvent
-from kvbus.core.encoding import Profile, encode
+from kvbus.core.encoding import Profile, Wire, encode
 from kvbus.core.events import (
     BatchReceived,
     RelayEvent,
@@ -283,14 +283,14 @@ class Relay:
     # -- outputs ---------------------------------------------------------------------------------------------------
 
     def _publish(self, i: int, source: Source, events: list[OutEvent], now: float) -> None:
-        payloads: dict[str, bytes] = {}
+        payloads: dict[Wire, bytes] = {}
         for number, output in enumerate(self.outputs):
             at = output.stream_of(i)
             stream = output.streams[at]
-            encoding = stream.profile.encoding
-            payload = payloads.get(encoding)
+            wire = stream.profile.wire
+            payload = payloads.get(wire)
             if payload is None:
-                payload = payloads[encoding] = encode(encoding, events, source.ts, source.rank)
+                payload = payloads[wire] = encode(wire, events, source.ts, source.rank)
             seq = stream.append(payload, now)
             if stream.keeps_topic:
                 stream.topic = source.topic
@@ -302,7 +302,7 @@ class Relay:
                 if not stream.heartbeat_due(now):
                     continue
                 source = self.sources[0 if output.spec.merged else at]
-                payload = encode(stream.profile.encoding, [], max(self._wall, source.ts), source.rank)
+                payload = encode(stream.profile.wire, [], max(self._wall, source.ts), source.rank)
                 seq = stream.append(payload, now, empty=True)
                 output.stats.heartbeats += 1
                 self._commands.append(Publish(number, at, stream.topic, seq, payload, 0))
@@ -329,5 +329,5 @@ class Relay:
                 Part(Index() if source.withdrawn else source.normalizer.index.copy(), source.rank, source.ts)
                 for source in sources
             ]
-            cut = output.cuts[at] = Cut(stream.next_seq - 1, parts, stream.profile.encoding)
+            cut = output.cuts[at] = Cut(stream.next_seq - 1, parts, stream.profile.wire)
         return cut

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from kvbus.core.encoding import PROFILES, Encoding, Profile, encode
+from kvbus.core.encoding import Profile
 from kvbus.core.journal import Journal
-
-__all__ = ["PROFILES", "Encoding", "OutputStream", "Profile", "encode"]
 
 
 class OutputStream:

@@ -32,7 +32,7 @@ from kvbus.core.normalize import Normalizer, Rules
 from kvbus.core.relay import OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencer import Settings
 from kvbus.core.stats import SourceStats
-from kvbus.core.stream import PROFILES
+from kvbus.core.encoding import PROFILES
 from kvbus.core.types import Hash
 from tests.wire.captures import PlainSetRouter
 
@@ -403,4 +403,4 @@ def open_holes(sequencer: Any) -> int:
     """How many batches are known to exist and have neither come nor been given up."""
     if not sequencer.synced:
         return 0
-    return sum(seq not in sequencer.held for seq in range(sequencer.next, sequencer.horizon))
+    return sequencer.horizon - sequencer.next - sum(seq >= sequencer.next for seq in sequencer.held)

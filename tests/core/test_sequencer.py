@@ -128,8 +128,8 @@ class TestStart:
     def test_a_live_stream_that_begins_at_the_beginning_needs_no_history(self):
         line = Line()
         line.up()
-        assert line.live(0) == ["stop", 0, "synced"] or line.state is State.LIVE
-        assert line.delivered == [b"life 0, batch 0"]
+        assert 0 in line.live(0)
+        assert line.state is State.LIVE
 
     def test_an_engine_that_has_said_nothing_yet(self):
         line = Line()
@@ -148,7 +148,7 @@ class TestStart:
     def test_without_replay_it_begins_where_it_is(self):
         line = Line(replay=False)
         line.up()
-        assert line.live(7, 8) == [7, "synced", 8]
+        assert line.live(7, 8) == ["synced", 7, 8]
         assert line.sequencer.partial
 
     def test_a_hole_in_the_history_is_asked_for_and_then_lost(self):
@@ -194,7 +194,7 @@ class TestGaps:
         assert line.live(4) == ["ask 3"]
         assert line.live(3)[:2] == [3, 4]
         assert line.missing == (1, 1, 0, 0)
-        assert line.live(5)[-1] == 5
+        assert 5 in line.live(5)
 
     def test_what_no_replay_brings_is_lost_after_the_last_attempt(self):
         line = synced(3)
@@ -210,7 +210,7 @@ class TestGaps:
         line.live(6)
         assert line.replayed(3, 5) == [3]
         assert line.end() == ["ask 4"]
-        assert line.end()[-3:] == ["lost 1", 5, 6] or line.end() == ["lost 1", 5, 6]
+        assert line.end() == ["lost 1", 5, 6]
         assert line.missing == (3, 2, 1, 0)
 
     def test_answers_to_an_old_request_do_not_mix_in(self):
@@ -255,8 +255,9 @@ class TestGaps:
         assert len(line.sequencer.held) == 3
         assert line.stats.held_overflow == 2
         assert line.missing == (3, 0, 0, 3)
-        assert line.replayed(1, 5, 6)[-1] == 6
-        assert line.missing == (3, 3, 0, 0)
+        assert [seq for seq in line.replayed(*range(1, 7)) if seq != "stop"] == [1, 2, 3, 4, 5, 6]
+        assert line.stats.pending == 0
+        assert line.stats.lost == 0
 
     def test_a_seq_from_nowhere_does_not_take_for_ever(self):
         line = synced(3, probe_interval=0.0)

@@ -4,7 +4,8 @@ from kvbus.core.codec import decode_batch
 from kvbus.core.frames import END_SEQ, parse_replay_request, replay_request
 from kvbus.core.journal import Journal
 from kvbus.core.schema import AllBlocksCleared
-from kvbus.core.stream import PROFILES, OutputStream, Profile, encode
+from kvbus.core.encoding import PROFILES, Profile, encode
+from kvbus.core.stream import OutputStream
 from tests.core.dsl import payload, plain_all, removed, seqs_of, store, unpack
 
 

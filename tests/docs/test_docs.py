@@ -13,11 +13,11 @@ from kvbus import core
 from kvbus.cli import main
 from kvbus.core import fingerprints, granularity, sequencer
 from kvbus.core.commands import Publish
+from kvbus.core.encoding import PROFILES
 from kvbus.core.events import BatchReceived
 from kvbus.core.normalize import Rules
 from kvbus.core.relay import OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencer import Settings, State
-from kvbus.core.stream import PROFILES
 from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.sim.dialects import DIALECTS
 from tests.system.test_captures import CASES
@@ -41,9 +41,9 @@ def first_cells(text: str) -> dict[str, list[str]]:
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading, up to the next one of its level."""
-    level, _, _ = title.partition(" ")
-    return re.split(rf"^{level} ", text.split(f"\n{title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    """What stands under a heading, up to the next one of its level or a higher one."""
+    level = title.index(" ")
+    return re.split(rf"^#{{1,{level}}} ", text.split(f"\n{title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def anchors(path: Path) -> set[str]:
@@ -68,7 +68,13 @@ class TestProtocol:
     def test_every_profile_with_its_encoding_and_framing(self):
         rows = first_cells(section(PROTOCOL, "### Profiles"))
         told = {name: (cells[1], cells[2]) for name, cells in rows.items()}
-        assert told == {name: (f"{profile.encoding}s", profile.framing) for name, profile in PROFILES.items()}
+        assert told == {name: (f"{profile.wire.encoding}s", profile.framing) for name, profile in PROFILES.items()}
+
+    def test_what_else_a_profile_does(self):
+        for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():
+            wire = PROFILES[name].wire
+            assert ("byte hashes as integers" in cells[3]) == wire.fold_hashes, name
+            assert tuple(re.findall(r"`(\w+)` as `(\w+)`", cells[3])) == wire.media, name
 
     def test_every_dialect_with_its_form_and_framing(self):
         told = {}

@@ -1,0 +1,82 @@
+"""The snapshot protocol (proposed for vLLM, being adopted by llm-d): the live state of a stream as one message.
+
+Request: one frame ``snapshot`` from a REQ or a DEALER. Reply, with the delimiter only where the request had one::
+
+    [seq: i64 big-endian, publisher id: 16 bytes, KVEventBatch chunk, ...]
+
+``seq`` names the last batch the chunks include; -1: nothing was published yet, -2: not available; both without chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from kvbus.core.compaction import Cut, Telling
+
+REQUEST: Final = b"snapshot"
+NOTHING_YET: Final = -1
+UNAVAILABLE: Final = -2
+_ROOM: Final = 2**62
+
+
+class SnapshotRequest(msgspec.Struct):
+    """``envelope`` is what the reply starts with; ``valid`` whether the request was one."""
+
+    envelope: list[bytes]
+    valid: bool
+
+
+def parse_snapshot_request(frames: Sequence[bytes]) -> SnapshotRequest | None:
+    """``[identity, "", "snapshot"]`` from a REQ, ``[identity, "snapshot"]`` from a DEALER; None without an identity."""
+    if len(frames) < 2:
+        return None
+    envelope = [frames[0], b""] if frames[1] == b"" else [frames[0]]
+    return SnapshotRequest(envelope, list(frames[len(envelope) :]) == [REQUEST])
+
+
+class SnapshotAnswer:
+    """One reply, built slice by slice: ``next_message`` returns ``[]`` as long as there is work to do.
+
+    Args:
+        request: what was asked.
+        publisher_id: 16 bytes, one for each life of the stream's numbering.
+        cut: makes (or shares) a cut; None where nothing was published yet.
+    """
+
+    compacted = True
+
+    def __init__(self, request: SnapshotRequest, publisher_id: bytes, cut: Callable[[], Cut] | None) -> None:
+        self.identity = request.envelope[0]
+        self._frames = [*request.envelope]
+        self._publisher_id = publisher_id
+        self._valid = request.valid
+        self._make_cut = cut
+        self._telling: Telling | None = None
+        self._done = False
+
+    def next_message(self) -> list[bytes] | None:
+        """The reply when it is complete, ``[]`` while it is being built, None after it was handed out."""
+        if self._done:
+            return None
+        if not self._valid or self._make_cut is None:
+            self._done = True
+            return [*self._frames, _i64(NOTHING_YET if self._valid else UNAVAILABLE), self._publisher_id]
+        if self._telling is None:
+            cut = self._make_cut()
+            self._telling = cut.telling(_ROOM)
+            self._frames += [_i64(cut.seq), self._publisher_id]
+            self._chunks = 0
+        payload = self._telling.get(self._chunks)
+        if payload is None:
+            self._done = True
+            return self._frames
+        self._frames.append(payload)
+        self._chunks += 1
+        return []
+
+
+def _i64(value: int) -> bytes:
+    return value.to_bytes(8, "big", signed=True)
