@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import signal
 import time
 from collections.abc import Callable
@@ -12,23 +13,25 @@ from typing import Final
 
 from kvbus.admin.http import AdminServer
 from kvbus.config import Config, OutputConfig, SourceStream, render_topic
-from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, CancelReplay, Command, Publish, RequestReplay
 from kvbus.core.encoding import PROFILES, Profile
 from kvbus.core.events import (
     BatchReceived,
     RelayEvent,
     ReplayAsked,
     ReplayReceived,
+    SnapshotAsked,
     SourceDown,
     SourceUp,
     Tick,
 )
-from kvbus.core.frames import Limits
+from kvbus.core.frames import PUBLISHER_ID_BYTES, Limits
 from kvbus.core.normalize import Rules
 from kvbus.core.relay import OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencer import Settings
 from kvbus.core.stats import ProcessStats
 from kvbus.errors import BindError
+from kvbus.marks import SeqMarks, default_directory
 from kvbus.transport.egress import LiveOutput
 from kvbus.transport.ingress import LiveStream, ReplayClient
 from kvbus.transport.pump import Handler
@@ -45,15 +48,24 @@ DRAIN: Final = 2.0
 
 
 class Daemon:
-    """Runs one configuration. Make it inside a running loop; :meth:`start`, then :meth:`close` or :meth:`run`."""
+    """Runs one configuration. Make it inside a running loop; :meth:`start`, then :meth:`close` or :meth:`run`.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: what to run.
+        keep_seqs: whether the outputs' numbering goes on over a restart (``state_dir``, or the runtime directory).
+    """
+
+    def __init__(self, config: Config, *, keep_seqs: bool = True) -> None:
         self.config = config
         self.streams = config.streams()
+        self._marks, self._mark_of = _open_marks(config, len(self.streams), keep=keep_seqs)
         self.relay = Relay(
             [_source_spec(config, stream) for stream in self.streams],
-            [_output_spec(config, output, self.streams) for output in config.outputs],
-            Limits(config.limits.max_frames, config.limits.max_frame_bytes),
+            [
+                _output_spec(config, output, self.streams, [self._marks.first(mark) for mark in self._mark_of[number]])
+                for number, output in enumerate(config.outputs)
+            ],
+            Limits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
         )
         self.process = ProcessStats()
         self.started = False
@@ -63,6 +75,7 @@ class Daemon:
         self._replays: dict[tuple[int, int], ReplayClient] = {}
         self._outputs: dict[tuple[int, int], LiveOutput] = {}
         self._servers: dict[tuple[int, int], ReplayServer] = {}
+        self._snapshots: dict[tuple[int, int], ReplayServer] = {}
         self._admin = AdminServer(self)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
@@ -79,6 +92,8 @@ class Daemon:
                 for at in range(len(self.relay.outputs[number].streams)):
                     self._open_output(number, output, at)
             await self._admin.start()
+            for command in self.relay.begin(self._loop.time(), time.time()):
+                self._carry_out(command)
             for stream in self.streams:
                 self._open_source(stream)
         except BaseException:
@@ -115,9 +130,21 @@ class Daemon:
                 max_sessions=self.config.limits.max_replay_sessions,
             )
             log.info("output %s: replay at %s", output.name, endpoints.replay_endpoint)
+        if endpoints.snapshot_endpoint is not None:
+            self._snapshots[number, at] = ReplayServer(
+                self._context,
+                endpoints.snapshot_endpoint,
+                on_request=self._snapshot_asker(number, at),
+                stats=stats,
+                max_sessions=self.config.limits.max_replay_sessions,
+            )
+            log.info("output %s: snapshots at %s", output.name, endpoints.snapshot_endpoint)
 
     def _asker(self, number: int, at: int) -> Handler:
         return lambda frames: self._feed(ReplayAsked(number, at, frames))
+
+    def _snapshot_asker(self, number: int, at: int) -> Handler:
+        return lambda frames: self._feed(SnapshotAsked(number, at, frames))
 
     def _open_source(self, stream: SourceStream) -> None:
         self._live.append(
@@ -156,11 +183,14 @@ class Daemon:
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Publish):
+            self._marks.use(self._mark_of[command.output][command.stream], command.seq)
             self._outputs[command.output, command.stream].publish(
-                command.topic, command.seq.to_bytes(8, "big"), command.payload, command.events
+                command.topic, command.seq.to_bytes(8, "big") + command.publisher_id, command.payload, command.events
             )
         elif isinstance(command, AnswerReplay):
             self._servers[command.output, command.stream].send(command.answer)
+        elif isinstance(command, AnswerSnapshot):
+            self._snapshots[command.output, command.stream].send(command.answer)
         elif isinstance(command, RequestReplay):
             self._ask(command)
         else:
@@ -221,10 +251,11 @@ class Daemon:
             live.close()
         for client in self._replays.values():
             client.close()
-        for server in self._servers.values():
+        for server in (*self._servers.values(), *self._snapshots.values()):
             server.close()
         for output in self._outputs.values():
             output.close(drain)
+        self._marks.close([stream.next_seq for output in self.relay.outputs for stream in output.streams])
         await asyncio.sleep(0)  # descriptors are let go one turn after their sockets were closed
         await asyncio.sleep(0)
         await asyncio.to_thread(self._context.destroy)
@@ -275,7 +306,21 @@ def _source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     return SourceSpec(stream.label, stream.rank, settings, rules, config.on_lost, config.source_timeout)
 
 
-def _output_spec(config: Config, output: OutputConfig, streams: list[SourceStream]) -> OutputSpec:
+def _open_marks(config: Config, sources: int, *, keep: bool) -> tuple[SeqMarks, list[list[int]]]:
+    """The marks of all outgoing streams, and which one belongs to which stream of which output."""
+    names: list[str] = []
+    places: list[list[int]] = []
+    for output in config.outputs:
+        count = 1 if output.layout == "merged" else sources
+        places.append(list(range(len(names), len(names) + count)))
+        names += [f"{output.name} {output.stream_endpoints(at).endpoint}" for at in range(count)]
+    directory = config.state_dir or default_directory()
+    return SeqMarks(directory if keep else None, names), places
+
+
+def _output_spec(
+    config: Config, output: OutputConfig, streams: list[SourceStream], first_seqs: list[int]
+) -> OutputSpec:
     merged = output.layout == "merged"
     served = streams[:1] if merged else streams
     topics = [None if output.topic is None else render_topic(output.topic, stream, config) for stream in served]
@@ -285,9 +330,12 @@ def _output_spec(config: Config, output: OutputConfig, streams: list[SourceStrea
         profile,
         topics,
         merged,
-        output.heartbeat,
+        # the snapshot protocol's consumers count on an empty batch a second
+        min(output.heartbeat or 1.0, 1.0) if output.snapshot_endpoint else output.heartbeat,
         output.journal_batches,
         output.journal_bytes,
+        first_seqs,
+        [secrets.token_bytes(PUBLISHER_ID_BYTES) for _ in served] if output.snapshot_endpoint else (),
     )
 
 

@@ -29,7 +29,7 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
         "partial": source.partial,
         "epoch": sequencer.epoch,
         "last_seq": sequencer.next - 1,
-        "dialect": source.dialect,
+        "dialect": source.dialect.name,
         "block_size": source.normalizer.block_size,
         "queue_depth": len(sequencer.held) + len(sequencer.actions),
         "counts": {

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvbus.core.compaction import Cut, Telling
 from kvbus.core.encoding import encode
-from kvbus.core.frames import ReplayRequest, replay_data, replay_end
+from kvbus.core.frames import SEQ_BYTES, ReplayRequest, replay_data, replay_end
 from kvbus.core.stream import OutputStream
 
 MAX_FILLER: Final = 1_000_000
@@ -30,6 +30,7 @@ class ReplayAnswer:
 
     def __init__(self, stream: OutputStream, request: ReplayRequest, cut: Callable[[], Cut]) -> None:
         self._stream = stream
+        self.identity = request.envelope[0]
         self._envelope = request.envelope
         self._seq = request.start
         self._end = stream.next_seq
@@ -52,7 +53,9 @@ class ReplayAnswer:
                 continue
             seq = self._seq
             self._seq += 1
-            return replay_data(self._stream.profile.framing, self._envelope, self._stream.topic, seq, payload)
+            stream = self._stream
+            frame = seq.to_bytes(SEQ_BYTES, "big") + stream.publisher_id
+            return replay_data(stream.profile.framing, self._envelope, stream.topic, frame, payload)
         self._done = True
         return replay_end(self._stream.profile.framing, self._envelope)
 

@@ -31,7 +31,7 @@ from kvbus.core.schema import (
 from kvbus.core.types import MAX_TOKEN_ID, Reason
 
 MAX_EVENTS: Final = 65_536
-"""Events one batch may hold; real batches hold a few hundred."""
+"""Events one batch may hold unless told otherwise; real batches hold a few hundred."""
 
 _decode_maps: Final = msgspec.msgpack.Decoder(MapBatch).decode
 _decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
@@ -75,8 +75,8 @@ class Batch(msgspec.Struct):
     rejects: list[Reason] = msgspec.field(default_factory=list)
 
 
-def decode_batch(payload: bytes | memoryview) -> Batch | Reason:
-    """Decode one payload of any dialect; a reason if not even the envelope is one.
+def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
+    """Decode one payload of any dialect; a reason if not even the envelope is one, or it holds too many events.
 
     Sources: vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23, TensorRT-LLM through Dynamo, llm-d-inference-sim, Dynamo's
     mocker. Positional and map events may be mixed in one batch.
@@ -84,15 +84,15 @@ def decode_batch(payload: bytes | memoryview) -> Batch | Reason:
     try:
         if first_event_is_array(payload):
             array = _decode_arrays(payload)
-            if math.isfinite(array.ts) and len(array.events) <= MAX_EVENTS:
+            if math.isfinite(array.ts) and len(array.events) <= max_events:
                 return Batch(array.ts, [_from_array(e) for e in array.events], array.rank)
         else:
             maps = _decode_maps(payload)
-            if math.isfinite(maps.ts) and len(maps.events) <= MAX_EVENTS:
+            if math.isfinite(maps.ts) and len(maps.events) <= max_events:
                 return Batch(maps.ts, maps.events, maps.rank)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         pass
-    return _decode_each(payload)
+    return _decode_each(payload, max_events)
 
 
 _EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
@@ -118,13 +118,13 @@ def first_event_is_array(payload: bytes | memoryview) -> bool:
     return 0 < at < len(payload) and (payload[at] & 0xF0 == 0x90 or payload[at] in (0xDC, 0xDD))
 
 
-def _decode_each(payload: bytes | memoryview) -> Batch | Reason:
+def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason:
     envelope = _open(payload)
     if isinstance(envelope, Reason):
         return envelope
     if not math.isfinite(envelope.ts):
         return Reason.BATCH_SHAPE
-    if len(envelope.events) > MAX_EVENTS:
+    if len(envelope.events) > max_events:
         return Reason.TOO_MANY_EVENTS
     batch = Batch(envelope.ts, [], envelope.rank)
     for raw in envelope.events:

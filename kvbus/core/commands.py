@@ -5,10 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from kvbus.core.answer import ReplayAnswer
+from kvbus.core.snapshot import SnapshotAnswer
 
 
 class Publish(msgspec.Struct, gc=False):
-    """Send ``[topic, seq, payload]`` on one stream of one output. ``events`` is how many it carries."""
+    """Send ``[topic, seq, payload]`` on one stream of one output. ``events`` is how many it carries.
+
+    The sequence frame is the 8-byte seq and behind it ``publisher_id``, which is empty unless snapshots are offered.
+    """
 
     output: int
     stream: int
@@ -16,6 +20,7 @@ class Publish(msgspec.Struct, gc=False):
     seq: int
     payload: bytes
     events: int
+    publisher_id: bytes = b""
 
 
 class RequestReplay(msgspec.Struct, frozen=True):
@@ -41,4 +46,12 @@ class AnswerReplay(msgspec.Struct):
     answer: ReplayAnswer
 
 
-Command = Publish | RequestReplay | CancelReplay | AnswerReplay
+class AnswerSnapshot(msgspec.Struct):
+    """Send the one message of this answer; ``next_message`` gives ``[]`` while it is being built."""
+
+    output: int
+    stream: int
+    answer: SnapshotAnswer
+
+
+Command = Publish | RequestReplay | CancelReplay | AnswerReplay | AnswerSnapshot

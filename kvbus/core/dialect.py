@@ -26,6 +26,22 @@ _SGLANG_KEYS: Final = frozenset({"cache_salt"})
 _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
+class Sniffer:
+    """Remembers what it was shown: a stream keeps its dialect, and naming it again costs nothing."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._seen: set[tuple[int, int]] = set()
+
+    def see(self, payload: bytes) -> None:
+        """Look at one batch; the form of its first event decides whether it is worth a closer look."""
+        at = event_offset(payload)
+        form = (payload[0], payload[at] if at < len(payload) else 0)
+        if form not in self._seen and (name := sniff(payload)) is not None:
+            self.name = name
+            self._seen = {form}
+
+
 def sniff(payload: bytes) -> str | None:
     """The dialect of a batch's first event, None if that is no BlockStored or the batch is empty."""
     at = event_offset(payload)

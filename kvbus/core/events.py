@@ -40,6 +40,14 @@ class ReplayAsked(msgspec.Struct, gc=False):
     frames: list[bytes]
 
 
+class SnapshotAsked(msgspec.Struct, gc=False):
+    """A router asks stream ``stream`` of output ``output`` for a snapshot; frames as a ROUTER received them."""
+
+    output: int
+    stream: int
+    frames: list[bytes]
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed; sent several times a second, and at once while :attr:`Relay.backlog` is set.
 
@@ -49,4 +57,4 @@ class Tick(msgspec.Struct, frozen=True):
     wall: float = 0.0
 
 
-RelayEvent = SourceUp | SourceDown | BatchReceived | ReplayReceived | ReplayAsked | Tick
+RelayEvent = SourceUp | SourceDown | BatchReceived | ReplayReceived | ReplayAsked | SnapshotAsked | Tick

@@ -26,6 +26,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     max_frames: int = 16
     max_frame_bytes: int = 64 * 1024 * 1024
+    max_events: int = 65_536
 
 
 class LiveMessage(msgspec.Struct):
@@ -115,10 +116,10 @@ def parse_replay_request(frames: Sequence[bytes]) -> ReplayRequest | None:
     return ReplayRequest(envelope, int.from_bytes(start, "big"))
 
 
-def replay_data(framing: Framing, envelope: list[bytes], topic: bytes, seq: int, payload: bytes) -> list[bytes]:
-    """One data message of an answer."""
+def replay_data(framing: Framing, envelope: list[bytes], topic: bytes, seq: bytes, payload: bytes) -> list[bytes]:
+    """One data message of an answer; ``seq`` is the whole sequence frame, 8 or 24 bytes."""
     head = envelope if framing == "3" else [*envelope, topic]
-    return [*head, seq.to_bytes(SEQ_BYTES, "big"), payload]
+    return [*head, seq, payload]
 
 
 def replay_end(framing: Framing, envelope: list[bytes]) -> list[bytes]:

@@ -19,9 +19,9 @@ import msgspec
 from kvbus.core import codec
 from kvbus.core.actions import Ask, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.answer import ReplayAnswer
-from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, CancelReplay, Command, Publish, RequestReplay
 from kvbus.core.compaction import Cut, Part
-from kvbus.core.dialect import sniff
+from kvbus.core.dialect import Sniffer
 from kvbus.core.emit import OutEvent
 from kvbus.core.encoding import Profile, Wire, encode
 from kvbus.core.events import (
@@ -29,6 +29,7 @@ from kvbus.core.events import (
     RelayEvent,
     ReplayAsked,
     ReplayReceived,
+    SnapshotAsked,
     SourceDown,
     SourceUp,
     Tick,
@@ -39,6 +40,7 @@ from kvbus.core.journal import Journal
 from kvbus.core.normalize import Normalizer, Rules
 from kvbus.core.schema import AllBlocksCleared
 from kvbus.core.sequencer import Sequencer, Settings, State
+from kvbus.core.snapshot import SnapshotAnswer, parse_snapshot_request
 from kvbus.core.stats import OutputStats, SourceStats
 from kvbus.core.stream import OutputStream
 from kvbus.core.types import Reason
@@ -46,8 +48,8 @@ from kvbus.core.types import Reason
 SLICE: Final = 256
 """Batches delivered per event handled: a long catch-up is spread over many, so that the loop stays alive."""
 
-ANNOUNCE_EVENTS: Final = 256
-"""Events per batch when a whole cache is announced again."""
+MAX_BATCH_EVENTS: Final = 1024
+"""Events in one outgoing batch; more (a whole cache told again) leave as several."""
 
 
 class SourceSpec(msgspec.Struct, frozen=True):
@@ -64,7 +66,8 @@ class SourceSpec(msgspec.Struct, frozen=True):
 class OutputSpec(msgspec.Struct, frozen=True):
     """One output. ``topics`` has one entry per stream: as many as sources, or one where the layout is merged.
 
-    A topic of None is the source's own.
+    A topic of None is the source's own. ``first_seqs`` says where each numbering begins, ``publisher_ids`` (16 bytes
+    each) puts the snapshot protocol's 24-byte sequence frames on this output.
     """
 
     name: str
@@ -74,6 +77,8 @@ class OutputSpec(msgspec.Struct, frozen=True):
     heartbeat: float = 1.0
     journal_batches: int = 10_000
     journal_bytes: int = 256 * 1024 * 1024
+    first_seqs: Sequence[int] = ()
+    publisher_ids: Sequence[bytes] = ()
 
 
 class Source:
@@ -87,7 +92,8 @@ class Source:
         self.rank = spec.rank
         self.ts = 0.0
         self.topic = b""
-        self.dialect: str | None = None
+        self.dialect = Sniffer()
+        self.publisher_id: bytes | None = None
         self.down_since: float | None = None
         self.told = False
         """Routers have been told of at least one block that nothing has cleared since."""
@@ -116,8 +122,10 @@ class Output:
                 topic,
                 spec.profile,
                 Journal(spec.journal_batches, spec.journal_bytes),
-                spec.heartbeat,
-                0 if spec.merged else ranks[i],
+                heartbeat=spec.heartbeat,
+                rank=0 if spec.merged else ranks[i],
+                publisher_id=spec.publisher_ids[i] if spec.publisher_ids else b"",
+                first_seq=spec.first_seqs[i] if spec.first_seqs else 0,
             )
             for i, topic in enumerate(spec.topics)
         ]
@@ -128,6 +136,10 @@ class Output:
     def stream_of(self, source: int) -> int:
         """Which stream a source's batches go to."""
         return 0 if self.spec.merged else source
+
+    def rank_of(self, i: int, source: Source) -> int:
+        """The rank in a batch: the engine's own; on a merged stream the source's place, which is unique there."""
+        return i if self.spec.merged else source.rank
 
 
 class Relay:
@@ -150,12 +162,28 @@ class Relay:
             SourceUp: self._up,
             SourceDown: self._down,
             ReplayAsked: self._asked,
+            SnapshotAsked: self._snapshot_asked,
             Tick: self._tick,
         }
 
     def handle(self, event: RelayEvent, now: float) -> list[Command]:
         """Take in one event at ``now`` (seconds, monotonic); what is to be done."""
         self._handlers[type(event)](event, now)
+        commands, self._commands = self._commands, []
+        return commands
+
+    def begin(self, now: float, wall: float = 0.0) -> list[Command]:
+        """Before anything else: routers of a numbering that goes on from a former process are told to clear."""
+        self._wall = wall
+        for number, output in enumerate(self.outputs):
+            for at, stream in enumerate(output.streams):
+                if not stream.first_seq:
+                    continue
+                told = enumerate(self.sources) if output.spec.merged else [(at, self.sources[at])]
+                for i, source in told:
+                    payload = encode(stream.profile.wire, [AllBlocksCleared()], self._wall, output.rank_of(i, source))
+                    seq = stream.append(payload, now)
+                    self._commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
         commands, self._commands = self._commands, []
         return commands
 
@@ -171,6 +199,10 @@ class Relay:
             return
         stats.bytes += len(message.payload)
         source.topic = message.topic
+        if message.publisher_id != source.publisher_id:
+            if source.publisher_id is not None and message.publisher_id is not None:
+                source.sequencer.another_life(now)
+            source.publisher_id = message.publisher_id
         source.down_since = None
         source.sequencer.live(message.seq, message.payload, now)
         self._run(event.source, source, now)
@@ -234,7 +266,7 @@ class Relay:
             self.backlog = True
 
     def _deliver(self, i: int, source: Source, action: Deliver, now: float) -> None:
-        batch = codec.decode_batch(action.payload)
+        batch = codec.decode_batch(action.payload, self.limits.max_events)
         if isinstance(batch, Reason):
             source.stats.rejected[batch] += 1
             return
@@ -242,13 +274,13 @@ class Relay:
         source.ts = batch.ts
         if batch.rank is not None:
             source.rank = batch.rank
-        source.dialect = sniff(action.payload) or source.dialect
+        source.dialect.see(action.payload)
         events = source.normalizer.apply(batch, first_of_life=action.seq == 0)
         if source.withdrawn:
             return
         if events:
             source.told = True
-            self._publish(i, source, events, now)
+            self._publish_all(i, source, events, now)
 
     def _withdraw(self, i: int, source: Source, now: float) -> None:
         """The engine is gone for too long: to the routers its blocks are, too."""
@@ -264,14 +296,7 @@ class Relay:
         if not source.withdrawn:
             return
         source.withdrawn = False
-        events: list[OutEvent] = []
-        for event in source.normalizer.announce():
-            events.append(event)
-            if len(events) >= ANNOUNCE_EVENTS:
-                self._publish(i, source, events, now)
-                events = []
-        if events:
-            self._publish(i, source, events, now)
+        self._publish_all(i, source, list(source.normalizer.announce()), now)
         source.told = len(source.normalizer.index) > 0
 
     def _clear(self, i: int, source: Source, now: float) -> None:
@@ -282,19 +307,24 @@ class Relay:
 
     # -- outputs ---------------------------------------------------------------------------------------------------
 
+    def _publish_all(self, i: int, source: Source, events: list[OutEvent], now: float) -> None:
+        """Publish in batches no router chokes on, when a whole cache is told again."""
+        for at in range(0, len(events), MAX_BATCH_EVENTS):
+            self._publish(i, source, events[at : at + MAX_BATCH_EVENTS], now)
+
     def _publish(self, i: int, source: Source, events: list[OutEvent], now: float) -> None:
-        payloads: dict[Wire, bytes] = {}
+        payloads: dict[tuple[Wire, int], bytes] = {}
         for number, output in enumerate(self.outputs):
             at = output.stream_of(i)
             stream = output.streams[at]
-            wire = stream.profile.wire
-            payload = payloads.get(wire)
+            key = (stream.profile.wire, output.rank_of(i, source))
+            payload = payloads.get(key)
             if payload is None:
-                payload = payloads[wire] = encode(wire, events, source.ts, source.rank)
+                payload = payloads[key] = encode(key[0], events, source.ts, key[1])
             seq = stream.append(payload, now)
             if stream.keeps_topic:
                 stream.topic = source.topic
-            self._commands.append(Publish(number, at, stream.topic, seq, payload, len(events)))
+            self._commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
 
     def _heartbeats(self, now: float) -> None:
         for number, output in enumerate(self.outputs):
@@ -302,10 +332,11 @@ class Relay:
                 if not stream.heartbeat_due(now):
                     continue
                 source = self.sources[0 if output.spec.merged else at]
-                payload = encode(stream.profile.wire, [], max(self._wall, source.ts), source.rank)
+                rank = output.rank_of(at, source)
+                payload = encode(stream.profile.wire, [], max(self._wall, source.ts), rank)
                 seq = stream.append(payload, now, empty=True)
                 output.stats.heartbeats += 1
-                self._commands.append(Publish(number, at, stream.topic, seq, payload, 0))
+                self._commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))
 
     def _asked(self, event: ReplayAsked, now: float) -> None:
         del now
@@ -318,16 +349,34 @@ class Relay:
         answer = ReplayAnswer(stream, request, lambda: self._cut(output, event.stream))
         self._commands.append(AnswerReplay(event.output, event.stream, answer))
 
+    def _snapshot_asked(self, event: SnapshotAsked, now: float) -> None:
+        del now
+        output = self.outputs[event.output]
+        request = parse_snapshot_request(event.frames)
+        if request is None:
+            output.stats.replay_requests["malformed"] += 1
+            return
+        stream = output.streams[event.stream]
+        published = stream.next_seq > stream.first_seq
+        answer = SnapshotAnswer(
+            request, stream.publisher_id, (lambda: self._cut(output, event.stream)) if published else None
+        )
+        self._commands.append(AnswerSnapshot(event.output, event.stream, answer))
+
     def _cut(self, output: Output, at: int) -> Cut:
         """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it."""
         stream = output.streams[at]
         cut = output.cuts.get(at)
         first = stream.journal.first_seq
         if cut is None or (cut.seq < stream.next_seq - 1 and (first is None or cut.seq + 1 < first)):
-            sources = self.sources if output.spec.merged else [self.sources[at]]
+            told = enumerate(self.sources) if output.spec.merged else [(at, self.sources[at])]
             parts = [
-                Part(Index() if source.withdrawn else source.normalizer.index.copy(), source.rank, source.ts)
-                for source in sources
+                Part(
+                    Index() if source.withdrawn else source.normalizer.index.copy(),
+                    output.rank_of(i, source),
+                    source.ts,
+                )
+                for i, source in told
             ]
             cut = output.cuts[at] = Cut(stream.next_seq - 1, parts, stream.profile.wire)
         return cut

@@ -226,6 +226,10 @@ class Sequencer:
             self._settle_without_replay()
         self._probe(now)
 
+    def another_life(self, now: float) -> None:
+        """The publisher says itself that it is in a new life (another publisher id, snapshot protocol)."""
+        self._new_epoch(now)
+
     def lose(self) -> None:
         """The engine has been gone for too long: from now on it counts as lost, whatever it still held."""
         self.state = State.LOST

@@ -9,14 +9,28 @@ from kvbus.core.journal import Journal
 class OutputStream:
     """The seq of a stream never goes back and never skips: what is not sent live is still in the journal."""
 
-    def __init__(self, topic: bytes | None, profile: Profile, journal: Journal, heartbeat: float, rank: int) -> None:
+    def __init__(
+        self,
+        topic: bytes | None,
+        profile: Profile,
+        journal: Journal,
+        *,
+        heartbeat: float,
+        rank: int,
+        publisher_id: bytes = b"",
+        first_seq: int = 0,
+    ) -> None:
         self.topic = topic or b""
         self.keeps_topic = topic is None
         self.profile = profile
         self.journal = journal
         self.heartbeat = heartbeat
         self.rank = rank
-        self.next_seq = 0
+        self.publisher_id = publisher_id
+        """16 bytes behind the seq in every sequence frame where the snapshot protocol is offered, else nothing."""
+        self.first_seq = first_seq
+        """What the numbering of this process began with."""
+        self.next_seq = first_seq
         self.idle_since: float | None = None
 
     def append(self, payload: bytes, now: float, *, empty: bool = False) -> int:

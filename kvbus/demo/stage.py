@@ -118,7 +118,7 @@ class Stage:
         }
         # the demo is the same everywhere: KVBUS_ variables configure `kvbus run`, not this
         config = load(None, env={}, overrides=overrides)
-        daemon = Daemon(config)
+        daemon = Daemon(config, keep_seqs=False)
         await daemon.start()
         self._daemon = daemon
         for name, output in zip("ab", config.outputs, strict=True):

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from kvbus.core.answer import ReplayAnswer
+from kvbus.core.snapshot import SnapshotAnswer
 from kvbus.core.stats import OutputStats
 from kvbus.transport.pump import Handler, Pump
 from kvbus.transport.sockets import Context, attach, make_socket
@@ -35,7 +36,7 @@ MAX_WAITING: Final = 10_000
 class Session(msgspec.Struct):
     """One answer being sent. ``message`` is the one that was refused, to be offered again."""
 
-    answer: ReplayAnswer
+    answer: ReplayAnswer | SnapshotAnswer
     progress: float
     message: list[bytes] | None = None
 
@@ -80,7 +81,7 @@ class ReplayServer:
         self._loop = asyncio.get_running_loop()
         self._pump = Pump(self._socket, on_request)
 
-    def send(self, answer: ReplayAnswer) -> None:
+    def send(self, answer: ReplayAnswer | SnapshotAnswer) -> None:
         """Begin an answer, or let it wait for its turn."""
         session = Session(answer, self._loop.time())
         if len(self._active) < self._max_sessions:
@@ -125,6 +126,10 @@ class ReplayServer:
             if message is None:
                 outcomes["compacted" if session.answer.compacted else "complete"] += 1
                 return None
+            if not message:  # still being put together
+                if self._loop.time() >= until:
+                    break
+                continue
             try:
                 self._socket.send_multipart(message, zmq.NOBLOCK)
             except zmq.Again:

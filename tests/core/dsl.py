@@ -25,6 +25,7 @@ import msgspec
 
 from kvbus.core.codec import Batch, decode_batch
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.encoding import PROFILES
 from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
 from kvbus.core.frames import END_SEQ
 from kvbus.core.emit import OutEvent

@@ -45,11 +45,8 @@ def test_every_capture_is_looked_at():
 
 
 @pytest.mark.parametrize("name", MAPS_OF_0_33)
-@pytest.mark.xfail(
-    strict=True, reason="vLLM 0.33 leaves out what is None, so its maps are called vllm-0.24..0.28, a range without it"
-)
-def test_a_capture_of_vllm_0_33_is_not_given_a_range_without_it(name):
-    assert names_of(name) <= {"vllm-0.24..0.33", "vllm-0.24..", "vllm-0.30..0.33", BARE_MAP}
+def test_vllm_0_33_leaves_out_what_is_none_and_cannot_be_told_from_0_24(name):
+    assert names_of(name) == {"vllm-0.24..0.33"}
 
 
 @pytest.mark.parametrize(
@@ -89,9 +86,7 @@ def test_a_map_store_says_no_more_than_it_can():
 
 
 @pytest.mark.parametrize("eighth", [b"\xa1\xff", b"\x81\x80\x01"], ids=["not utf-8", "a map as a key"])
-@pytest.mark.xfail(
-    strict=True, raises=(UnicodeDecodeError, ValueError), reason="sniff decodes the eighth element of a store unguarded"
-)
 def test_an_eighth_element_that_cannot_be_decoded(eighth):
     event = pack(ARRAY[:7])
-    sniff(b"\x93\xcb" + bytes(8) + b"\x91" + b"\x98" + event[1:] + eighth + b"\x00")
+    body = b"\x93\xcb" + bytes(8) + b"\x91" + b"\x98" + event[1:] + eighth + b"\x00"
+    assert sniff(body) in ("vllm-0.14..0.16", "sglang-0.5.18..0.5.19")

@@ -1,15 +1,13 @@
 import pytest
 
-from kvbus.core.granularity import RELEARN_EVENTS, SETTLE_EVENTS, Granularity, Treatment
+from kvbus.core.granularity import RELEARN_EVENTS, SETTLE_EVENTS, YOUNG, Granularity, Treatment
 
 
 def learned(*stores, pinned=None):
     """A granularity that has seen these ``(size, blocks)``, one batch each."""
     granularity = Granularity(pinned)
     for size, blocks in stores:
-        if granularity.is_news(size, blocks):
-            granularity.observe(size, blocks)
-            granularity.settle()
+        granularity.observe(size, blocks)
     return granularity
 
 
@@ -24,8 +22,6 @@ class TestFixedBlocks:
         assert learned((16, 2), (size, 1)).treatment(size) is Treatment.REJECT
 
     def test_many_stores_of_one_size_prove_it_too(self):
-        granularity = learned(*[(16, 1)] * SETTLE_EVENTS)
-        assert granularity.settled
         assert learned(*[(16, 1)] * SETTLE_EVENTS, (7, 1)).treatment(16) is Treatment.NATIVE
 
     def test_nothing_is_known_before_the_first_store(self):
@@ -41,21 +37,24 @@ class TestTwoGranularities:
         assert granularity.treatment(128) is Treatment.COARSE
         assert granularity.treatment(100) is Treatment.REJECT
 
-    def test_both_in_the_first_batch(self):
-        granularity = Granularity()
-        granularity.observe(128, 2)
-        granularity.observe(16, 2)
-        granularity.settle()
+    @pytest.mark.parametrize("coarse", range(1, YOUNG + 1))
+    def test_a_coarse_stream_that_was_there_first_is_overruled_at_once(self, coarse):
+        granularity = learned(*[(128, 2)] * coarse, (16, 2))
         assert granularity.treatment(16) is Treatment.NATIVE
         assert granularity.treatment(128) is Treatment.COARSE
 
-    def test_a_finer_stream_overrules_what_was_settled_after_a_while(self):
-        stores = [(128, 2)] + [(16, 2)] * (RELEARN_EVENTS - 1)
+    def test_and_after_a_while_when_it_had_proven_itself(self):
+        stores = [(128, 2)] * (YOUNG + 1) + [(16, 2)] * (RELEARN_EVENTS - 1)
         assert learned(*stores).treatment(16) is Treatment.REJECT
         assert learned(*stores, (16, 2)).treatment(16) is Treatment.NATIVE
 
-    def test_what_is_no_divisor_never_overrules(self):
-        assert learned((16, 2), *[(6, 2)] * 100).treatment(16) is Treatment.NATIVE
+    def test_one_odd_event_does_not_overrule_what_is_proven(self):
+        stores = [(16, 2)] * (YOUNG + 1)
+        assert learned(*stores, (6, 2)).treatment(16) is Treatment.NATIVE
+        assert learned(*stores, (6, 2)).treatment(6) is Treatment.REJECT
+
+    def test_single_blocks_never_overrule(self):
+        assert learned((16, 2), *[(8, 1)] * 100).treatment(16) is Treatment.NATIVE
 
     def test_what_changes_the_past_is_told(self):
         granularity = Granularity()
@@ -85,7 +84,6 @@ class TestVariableNodes:
     def test_settled_after_a_while(self):
         stores = [(48, 1), (32, 1)] * (SETTLE_EVENTS // 2)
         granularity = learned(*stores)
-        assert granularity.settled
         assert granularity.treatment(40) is Treatment.REJECT
 
 

@@ -1,8 +1,10 @@
 """The rules of one event: each break has one reason."""
 
 import pytest
+from msgspec import Raw
 
 from kvbus.core.codec import decode_batch
+from kvbus.core.schema import CARRIED
 from kvbus.core.types import MEDIA, Reason, medium_key
 from kvbus.core.validate import Store, check_hashes, check_removed, check_stored
 from tests.core.dsl import payload, removed, store, tokens_of
@@ -101,3 +103,19 @@ def test_pairs_are_counted_as_pairs():
 )
 def test_what_is_odd_but_real(event):
     assert not isinstance(checked(event), Reason)
+
+
+@pytest.mark.parametrize("raw", [b"\xa1\xff", b"\x81\x80\x01", b"\x91\xa1\xff"], ids=["text", "key", "text inside"])
+@pytest.mark.parametrize("name", CARRIED)
+def test_a_carried_field_that_is_no_msgpack(name, raw):
+    assert checked(store([1]) | {name: Raw(raw)}) is Reason.WRONG_TYPE
+
+
+@pytest.mark.parametrize("keys", [5, True, 1.5, "keys", b"keys", {"a": 1}])
+def test_extra_keys_that_are_no_list(keys):
+    assert checked(store([1]) | {"extra_keys": keys}) is Reason.WRONG_TYPE
+
+
+@pytest.mark.parametrize("keys", [None, [], [None], [["a"], None, [b"x", [1]]]])
+def test_extra_keys_that_are(keys):
+    assert isinstance(checked(store([1]) | {"extra_keys": keys}), Store)

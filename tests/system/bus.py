@@ -70,7 +70,7 @@ async def running_bus(*, bind: bool = False, **settings: Any) -> AsyncIterator[B
         "replay_timeout": 1.0,
         **settings,
     }
-    daemon = Daemon(load(None, env={}, overrides=overrides))
+    daemon = Daemon(load(None, env={}, overrides=overrides), keep_seqs="state_dir" in settings)
     await daemon.start()
     try:
         yield Bus(daemon, ports)
@@ -88,6 +88,10 @@ class RouterOnASet:
         self._live: zmq.Socket[bytes] | None = None
         self.view = PlainSetRouter()
         self.next = 0
+        self.went_back = 0
+        """Live batches whose seq was lower than that of one before them."""
+        self._highest = -1
+        self._held: list[tuple[int, bytes]] = []
 
     def subscribe(self) -> None:
         self._live = self._context.socket(zmq.SUB)
@@ -108,6 +112,22 @@ class RouterOnASet:
             except zmq.Again:
                 return self.next
             self._take(int.from_bytes(seq, "big"), payload)
+
+    async def follow(self) -> None:
+        """Take in the live stream; where it has a hole, ask the replay for what is missing first."""
+        assert self._live is not None
+        while self._live.poll(0):
+            _, frame, payload = self._live.recv_multipart()
+            seq = int.from_bytes(frame, "big")
+            self.went_back += seq <= self._highest
+            self._highest = max(self._highest, seq)
+            self._held.append((seq, payload))
+        while self._held:
+            if self._held[0][0] > self.next:
+                await self.replay(self.next)
+                if self._held[0][0] > self.next:
+                    return  # the bus itself is not that far: it is being started
+            self._take(*self._held.pop(0))
 
     async def replay(self, start: int = 0) -> list[int]:
         """Ask the standard replay and take in the answer; its seqs."""

@@ -1,0 +1,120 @@
+"""Where each output stream's numbering has got to, so that it never goes back, not even over a SIGKILL.
+
+One small file per configuration, mapped into memory: raising a mark is a store of eight bytes, which the kernel keeps
+whatever becomes of the process. A mark is raised *before* the numbers below it are used, a few thousand at a time:
+after a kill the numbering goes on at the mark, after an orderly end exactly where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+log = logging.getLogger("kvbus.marks")
+
+AHEAD: Final = 4096
+"""Numbers reserved at a time: the gap a kill leaves, which replay answers fill with empty batches."""
+
+_MAGIC: Final = b"kvbus-seq-mark-1"
+_U64: Final = struct.Struct("=Q")
+
+
+def default_directory() -> Path | None:
+    """Memory-backed and out of the way: the user's runtime directory, else /dev/shm; None if there is neither."""
+    for candidate in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm"):  # noqa: S108 - opened safely, see SeqMarks
+        if candidate and os.access(candidate, os.W_OK | os.X_OK):
+            return Path(candidate)
+    return None
+
+
+class SeqMarks:
+    """Marks of a fixed list of streams.
+
+    Args:
+        directory: where the file is kept; None: marks are forgotten with the process.
+        names: of the streams; the same names find the same file again.
+    """
+
+    def __init__(self, directory: Path | None, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._limits = [0] * len(names)
+        self._map: mmap.mmap | None = None
+        if directory is not None:
+            try:
+                self._map = _open(directory / f"kvbus-{_digest(self._names)}.seq", len(names))
+            except OSError as error:
+                log.warning("seq marks cannot be kept in %s: %s; a restart begins at 0", directory, error.strerror)
+
+    @property
+    def kept(self) -> bool:
+        """Whether a restart will find the marks."""
+        return self._map is not None
+
+    def first(self, stream: int) -> int:
+        """The number a stream begins with: 0, or past everything a former process can have used."""
+        if self._map is None:
+            return 0
+        return int(_U64.unpack_from(self._map, self._offset(stream))[0])
+
+    def use(self, stream: int, seq: int) -> None:
+        """Called before ``seq`` is sent."""
+        if seq >= self._limits[stream]:
+            self._set(stream, seq + AHEAD)
+
+    def close(self, following: Sequence[int]) -> None:
+        """An orderly end: ``following[stream]`` is the number the next process shall begin with."""
+        if self._map is None:
+            return
+        for stream, seq in enumerate(following):
+            self._set(stream, seq)
+        self._map.close()
+        self._map = None
+
+    def _set(self, stream: int, value: int) -> None:
+        self._limits[stream] = value
+        if self._map is not None:
+            _U64.pack_into(self._map, self._offset(stream), value)
+
+    @staticmethod
+    def _offset(stream: int) -> int:
+        return len(_MAGIC) + _U64.size * stream
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+
+def _digest(names: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join([str(os.getuid()), *names]).encode()).hexdigest()[:24]
+
+
+def _open(path: Path, streams: int) -> mmap.mmap:
+    """The mapped file, made anew where there is none or where it is not one of ours.
+
+    The directory may be everybody's: links are not followed, and somebody else's file is not trusted.
+    """
+    size = len(_MAGIC) + _U64.size * streams
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid():
+            raise PermissionError(1, "the file there is somebody else's")
+        if info.st_size != size or os.pread(fd, len(_MAGIC), 0) != _MAGIC:
+            if info.st_size:
+                log.warning("%s is no file of seq marks; made anew", path.name)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, _MAGIC + bytes(_U64.size * streams), 0)
+        return mmap.mmap(fd, size)
+    finally:
+        os.close(fd)

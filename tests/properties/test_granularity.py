@@ -1,0 +1,72 @@
+"""What is learned of block sizes, for any order of events."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.core.granularity import SETTLE_EVENTS, Granularity, Treatment
+
+SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128])
+STORES = st.lists(st.tuples(SIZES, st.sampled_from([1, 1, 1, 2, 5])), min_size=1, max_size=60)
+PINNED = st.one_of(st.none(), st.sampled_from([1, 4, 16]))
+
+
+@given(STORES, PINNED)
+def test_a_treatment_is_always_possible(stores, pinned):
+    granularity = Granularity(pinned)
+    for size, blocks in stores:
+        granularity.observe(size, blocks)
+        base, treatment = granularity.base, granularity.treatment(size)
+        assert base > 0
+        if treatment is Treatment.NATIVE:
+            assert size == base
+        if treatment is Treatment.REBLOCK:
+            assert size % base == 0
+        if treatment is Treatment.COARSE:
+            assert size > granularity.size
+            assert size % granularity.size == 0
+
+
+@given(STORES, PINNED)
+def test_whoever_is_not_told_of_a_change_need_not_look_back(stores, pinned):
+    granularity = Granularity(pinned)
+    before: dict[int, Treatment] = {}
+    base = 0
+    for size, blocks in stores:
+        changed = granularity.observe(size, blocks)
+        if before and not changed:
+            assert granularity.base == base
+            assert {known: granularity.treatment(known) for known in before} == before
+        before[size] = Treatment.NATIVE
+        before = {known: granularity.treatment(known) for known in before}
+        base = granularity.base
+
+
+@given(st.lists(SIZES, min_size=2, max_size=SETTLE_EVENTS).filter(lambda sizes: len(set(sizes)) > 1), st.randoms())
+def test_nodes_of_several_sizes_are_cut_at_their_divisor_in_any_order(sizes, random):
+    random.shuffle(sizes)
+    granularity = Granularity()
+    for size in sizes:
+        granularity.observe(size, 1)
+    assert granularity.variable
+    assert granularity.base == math.gcd(*sizes)
+    assert all(granularity.treatment(size) is Treatment.REBLOCK for size in sizes)
+
+
+@given(SIZES, st.lists(st.integers(1, 9), min_size=1, max_size=80))
+def test_one_size_is_native_whatever_the_number_of_blocks(size, counts):
+    granularity = Granularity()
+    for blocks in counts:
+        assert granularity.observe(size, blocks) is False
+        assert granularity.treatment(size) is Treatment.NATIVE
+
+
+@given(SIZES, st.integers(2, 8), st.lists(st.booleans(), min_size=1, max_size=80))
+def test_two_granularities_with_the_fine_one_first(fine, factor, which):
+    granularity = Granularity()
+    granularity.observe(fine, 2)
+    for is_coarse in which:
+        assert granularity.observe(fine * factor if is_coarse else fine, 2) is False
+    assert granularity.treatment(fine) is Treatment.NATIVE
+    assert granularity.treatment(fine * factor) is Treatment.COARSE

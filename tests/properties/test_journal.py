@@ -1,0 +1,79 @@
+"""The journal against a plain list of everything that was ever appended."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.core.answer import ReplayAnswer
+from kvbus.core.encoding import PROFILES
+from kvbus.core.frames import parse_replay_request, replay_request
+from kvbus.core.journal import Journal
+from kvbus.core.stream import OutputStream
+from tests.core.dsl import seqs_of
+
+BATCHES = st.lists(st.one_of(st.just(None), st.integers(0, 20)), max_size=60)
+"""None: an empty batch; otherwise the size of a batch that is not."""
+
+
+def body(seq, size):
+    return b"e" if size is None else bytes([seq % 251]) * size
+
+
+def entries_of(journal):
+    first = journal.position(0)
+    return [journal.at(first + i) for i in range(len(journal))]
+
+
+@given(batches=BATCHES, max_batches=st.integers(1, 10), max_bytes=st.integers(1, 60))
+def test_it_holds_an_unbroken_end_of_what_was_appended_within_its_limits(batches, max_batches, max_bytes):
+    journal = Journal(max_batches, max_bytes)
+    for seq, size in enumerate(batches):
+        journal.append(seq, body(seq, size), empty=size is None)
+        entries = entries_of(journal)
+        assert journal.bytes == sum(len(entry.payload) for entry in entries)
+        assert len(entries) == 1 or (len(entries) <= max_batches and journal.bytes <= max_bytes)
+        held = [(entry.seq + i, entry.payload) for entry in entries for i in range(entry.count)]
+        assert [number for number, _ in held] == list(range(journal.first_seq, seq + 1))
+        assert all(payload == body(number, batches[number]) for number, payload in held)
+        assert all(entry.empty for entry in entries if entry.count > 1)
+        assert not any(a.empty and b.empty for a, b in zip(entries, entries[1:], strict=False))
+
+
+@given(batches=BATCHES, max_batches=st.integers(1, 10), max_bytes=st.integers(1, 60))
+def test_it_lets_go_of_no_more_than_it_must(batches, max_batches, max_bytes):
+    journal, everything = Journal(max_batches, max_bytes), Journal(10**9, 10**9)
+    for seq, size in enumerate(batches):
+        journal.append(seq, body(seq, size), empty=size is None)
+        everything.append(seq, body(seq, size), empty=size is None)
+    kept, whole = entries_of(journal), entries_of(everything)
+    if len(kept) < len(whole):
+        one_more = [whole[-len(kept) - 1], *kept]
+        assert len(one_more) > max_batches or sum(len(entry.payload) for entry in one_more) > max_bytes
+
+
+@given(batches=BATCHES, max_batches=st.integers(1, 10), start=st.integers(0, 70))
+def test_an_answer_from_what_is_held_is_contiguous_and_ends(batches, max_batches, start):
+    stream = OutputStream(b"", PROFILES["vllm"], Journal(max_batches, 10**6), 0.0, 0)
+    for seq, size in enumerate(batches):
+        stream.append(body(seq, size), 0.0, empty=size is None)
+    start = max(start, stream.journal.first_seq or 0)
+
+    def never():
+        raise AssertionError(start)
+
+    answer = ReplayAnswer(stream, parse_replay_request([b"id", *replay_request(start)]), never)
+    assert seqs_of(answer) == [*range(start, len(batches)), "END"]
+
+
+@given(batches=BATCHES, max_batches=st.integers(1, 10), seq=st.integers(0, 70))
+def test_positions_find_the_entry_or_the_nearest(batches, max_batches, seq):
+    journal = Journal(max_batches, 10**6)
+    for number, size in enumerate(batches):
+        journal.append(number, body(number, size), empty=size is None)
+    entry = journal.at(journal.position(seq))
+    if not batches:
+        assert entry is None
+    elif seq < journal.first_seq:
+        assert entry.seq == journal.first_seq
+    else:
+        assert entry.seq <= seq
+        assert seq < entry.seq + entry.count or entry is entries_of(journal)[-1]

@@ -1,0 +1,402 @@
+"""Histories of a naive engine cache through the normalizer: the plain-set router behind it holds what the model holds."""
+
+from collections import Counter
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.dsl import Bench, cleared, pack, payload, removed, store
+
+NODES = 31
+SIZE = 4
+
+
+def parent_of(node):
+    """Blocks are the nodes of a binary tree: a name has one prefix, as in every engine that chains its hashes."""
+    return (node - 1) // 2 if node else None
+
+
+def tokens(node, size=SIZE):
+    return [1000 * node + i for i in range(size)]
+
+
+class Naming:
+    """How an engine calls its blocks: signed, unsigned, or 32 raw bytes."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __call__(self, node):
+        if node is None:
+            return None
+        number = (node + 1) * 0x9E3779B97F4A7C15 % 2**64
+        if self.kind == "bytes":
+            return number.to_bytes(8, "big") * 4
+        return number - 2**63 if self.kind == "signed" else number
+
+
+@st.composite
+def paths(draw, length=4):
+    """Blocks in a row, from anywhere downwards."""
+    path = [draw(st.integers(0, NODES - 1))]
+    while len(path) < length and 2 * path[-1] + 2 < NODES and draw(st.booleans()):
+        path.append(2 * path[-1] + draw(st.integers(1, 2)))
+    return path
+
+
+GROUPS = st.sampled_from([None, 0, 1])
+MEDIA = st.sampled_from(["GPU", None, "CPU", "cpu", "DISK"])
+NAMES = {"GPU": "GPU", None: "GPU", "CPU": "CPU", "cpu": "CPU", "DISK": "DISK"}
+EVENTS = st.one_of(
+    st.tuples(st.just("store"), GROUPS, MEDIA, paths()),
+    st.tuples(st.just("store"), GROUPS, MEDIA, paths()),
+    st.tuples(st.just("remove"), GROUPS, MEDIA, st.lists(st.integers(0, NODES - 1), min_size=1, max_size=6)),
+    st.tuples(st.just("evict"), GROUPS, MEDIA, st.integers(1, 8)),
+    st.tuples(st.just("clear"), st.none(), st.none(), st.none()),
+)
+HISTORIES = st.lists(st.lists(EVENTS, max_size=8), min_size=1, max_size=15)
+
+
+class Model:
+    """The cache: copies by group, medium and block, nothing else."""
+
+    def __init__(self, *, count=True, clears_all=False):
+        self.copies = Counter()
+        self.count = count
+        self.clears_all = clears_all
+
+    def store(self, group, medium, path):
+        for node in path:
+            key = (group, NAMES[medium], node)
+            self.copies[key] = self.copies[key] + 1 if self.count else 1
+
+    def remove(self, group, medium, nodes):
+        for node in nodes:
+            key = (group, NAMES[medium], node)
+            if self.copies[key]:
+                self.copies[key] -= 1
+
+    def evictable(self, group, medium, count):
+        return [node for (g, m, node), n in self.copies.items() if n and (g, m) == (group, NAMES[medium])][:count]
+
+    def clear(self):
+        for key in list(self.copies):
+            if self.clears_all or key[1] == "GPU":
+                del self.copies[key]
+
+    @property
+    def live(self):
+        return {key for key, copies in self.copies.items() if copies}
+
+
+def play(model, name, history, *, groups=True, size=SIZE):
+    """Batches of wire events of a history; the model is where they lead, each time one is taken."""
+    for batch in history:
+        events = []
+        for what, group, medium, detail in batch:
+            here = group if groups else None
+            if what == "clear":
+                model.clear()
+                events.append(cleared())
+                continue
+            if what == "store":
+                model.store(here, medium, detail)
+                body = [token for node in detail for token in tokens(node, size)]
+                hashes, parent = [name(node) for node in detail], name(parent_of(detail[0]))
+                events.append(store(hashes, parent, tokens=body, block_size=size, medium=medium, group=here))
+                continue
+            nodes = model.evictable(here, medium, detail) if what == "evict" else detail
+            # what was never there may not be found elsewhere by a name without a group
+            nodes = [node for node in nodes if here is not None or model.copies[None, NAMES[medium], node]]
+            model.remove(here, medium, nodes)
+            if nodes:
+                events.append(removed([name(node) for node in nodes], medium=medium, group=here))
+        yield events
+
+
+def named(model, name):
+    return {(group, medium, name(node)) for group, medium, node in model.live}
+
+
+def check_announced(bench):
+    announced = bench.announced()
+    assert announced.blocks == bench.router.blocks
+    assert announced.violations == []
+    told = set()
+    for event in bench.normalizer.announce():
+        fields = event if isinstance(event, dict) else {f: getattr(event, f) for f in event.__struct_fields__}
+        group = fields["group_idx"] if isinstance(fields["group_idx"], int) else None
+        medium, parent = NAMES[fields["medium"]], fields["parent_block_hash"]
+        for where in {medium, "GPU"}:
+            if (group, where, parent) in bench.router.blocks:
+                assert (group, where, parent) in told, "a parent that is live was told after its child"
+        told.update((group, medium, block) for block in fields["block_hashes"])
+
+
+KINDS = st.sampled_from(["signed", "unsigned", "bytes"])
+
+
+@given(HISTORIES, KINDS)
+def test_the_router_holds_what_the_engine_holds_after_every_batch(history, kind):
+    bench, model, name = Bench(), Model(), Naming(kind)
+    for events in play(model, name, history):
+        bench.feed(*events)
+        assert set(bench.router.blocks) == named(model, name)
+        assert bench.router.violations == []
+    assert bench.rejected == {}
+    check_announced(bench)
+
+
+@given(HISTORIES, KINDS)
+def test_as_a_set_where_copies_are_not_counted(history, kind):
+    bench, model, name = Bench(duplicates="ignore"), Model(count=False), Naming(kind)
+    for events in play(model, name, history):
+        bench.feed(*events)
+        assert set(bench.router.blocks) == named(model, name)
+    assert bench.router.violations == []
+    check_announced(bench)
+
+
+@given(HISTORIES)
+def test_an_engine_whose_clear_is_of_every_tier(history):
+    bench, model, name = Bench(), Model(clears_all=True), Naming("signed")
+    bench.feed(cleared(), first_of_life=True)
+    for events in play(model, name, history, groups=False):
+        bench.feed(*events)
+        assert set(bench.router.blocks) == named(model, name)
+    assert bench.router.violations == []
+
+
+def positional(event):
+    if event["type"] == "AllBlocksCleared":
+        return ["AllBlocksCleared"]
+    if event["type"] == "BlockRemoved":
+        return ["BlockRemoved", event["block_hashes"], event["medium"]]
+    names = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+    return ["BlockStored", *(event.get(field) for field in names)]
+
+
+@given(HISTORIES, KINDS)
+def test_by_position_or_as_maps_it_is_the_same(history, kind):
+    one, other, name = Bench(), Bench(), Naming(kind)
+    for events in play(Model(), name, history, groups=False):
+        assert one.feed(*events) == other.feed(*map(positional, events))
+
+
+@given(HISTORIES, st.sampled_from([1, 2]))
+def test_cut_into_finer_blocks_it_is_the_same_cache(history, base):
+    bench, model, name = Bench(block_size=base), Model(), Naming("unsigned")
+    for events in play(model, name, history):
+        bench.feed(*events)
+        expected = {
+            (group, medium, tuple(tokens(node)[at : at + base]))
+            for group, medium, node in model.live
+            for at in range(0, SIZE, base)
+        }
+        assert {(key[0], key[1], block.tokens) for key, block in bench.router.blocks.items()} == expected
+        assert len(bench.router.blocks) == len(expected)
+        assert bench.router.violations == []
+    announced = bench.announced()
+    assert announced.blocks == bench.router.blocks
+    assert announced.violations == []
+
+
+@given(HISTORIES, st.data())
+def test_coarse_duplicates_change_nothing(history, data):
+    """A hybrid model: the same tokens announced a second time, two blocks at once, under names of their own."""
+    bench, model, name = Bench(), Model(), Naming("signed")
+    bench.feed(store([1, 2], tokens=[1] * (2 * SIZE), block_size=SIZE), removed([1, 2]))
+    coarse = Counter()
+    for events in play(model, name, history, groups=False):
+        mixed = []
+        for event in events:
+            mixed.append(event)
+            path = data.draw(paths(2))
+            if event["type"] == "AllBlocksCleared":
+                coarse.clear()
+            elif len(path) == 2 and data.draw(st.booleans()):
+                twin = 10_000 + path[1]
+                if coarse[twin] and data.draw(st.booleans()):
+                    coarse[twin] -= 1
+                    mixed.append(removed([twin]))
+                else:
+                    coarse[twin] += 1
+                    body = tokens(path[0]) + tokens(path[1])
+                    mixed.append(store([twin], tokens=body, block_size=2 * SIZE))
+        bench.feed(*mixed)
+        assert set(bench.router.blocks) == named(model, name)
+    assert bench.router.violations == []
+    assert bench.rejected == {}
+
+
+# -- one hash for a whole radix node -----------------------------------------------------------------------------------
+
+PAGE = 4
+
+
+class Radix:
+    """A radix tree of pages that announces whole nodes, and splits them (removed, then stored again as two)."""
+
+    def __init__(self):
+        self.nodes = {}
+        """Name to (parent's name, pages)."""
+        self.fresh = 1
+
+    def path(self, name):
+        pages = []
+        while name is not None:
+            name, own = self.nodes[name]
+            pages = [*own, *pages]
+        return pages
+
+    def add(self, parent, pages):
+        name, self.fresh = self.fresh, self.fresh + 1
+        self.nodes[name] = (parent, pages)
+        body = [10 * page + i for page in pages for i in range(PAGE)]
+        return name, store([name], parent, tokens=body, block_size=len(body), medium=None)
+
+    def children(self, name):
+        return [child for child, (parent, _) in self.nodes.items() if parent == name]
+
+    def insert(self, pages):
+        events, at, pages = [], None, list(pages)
+        while pages:
+            child = next((c for c in self.children(at) if self.nodes[c][1][0] == pages[0]), None)
+            if child is None:
+                _, event = self.add(at, pages)
+                return [*events, event]
+            own = self.nodes[child][1]
+            same = 0
+            while same < min(len(own), len(pages)) and own[same] == pages[same]:
+                same += 1
+            if same < len(own):
+                below = self.children(child)
+                del self.nodes[child]
+                head, first = self.add(at, own[:same])
+                tail, second = self.add(head, own[same:])
+                for name in below:
+                    self.nodes[name] = (tail, self.nodes[name][1])
+                events += [removed([child], medium=None), first, second]
+                child = head
+            at, pages = child, pages[same:]
+        return events
+
+    def evict(self, count):
+        gone = []
+        for _ in range(count):
+            leaf = next((name for name in sorted(self.nodes, reverse=True) if not self.children(name)), None)
+            if leaf is not None:
+                del self.nodes[leaf]
+                gone.append(leaf)
+        # parents first, as SGLang names them
+        return [removed([name], medium=None) for name in sorted(gone)]
+
+    def prefixes(self, base):
+        found = set()
+        for name in self.nodes:
+            body = [10 * page + i for page in self.path(name) for i in range(PAGE)]
+            found |= {tuple(body[:end]) for end in range(base, len(body) + 1, base)}
+        return found
+
+
+TURNS = st.lists(
+    st.lists(st.one_of(st.integers(1, 3), st.lists(st.integers(0, 2), min_size=1, max_size=5)), min_size=1, max_size=3),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(TURNS)
+def test_nodes_of_any_size_are_the_same_prefixes(turns):
+    bench, radix = Bench(), Radix()
+    for turn in turns:
+        events = []
+        for what in turn:
+            events += radix.insert(what) if isinstance(what, list) else radix.evict(what)
+        bench.feed(*events)
+        base = bench.normalizer.block_size
+        assert bench.router.violations == []
+        if base is None:
+            continue
+        blocks = bench.router.blocks
+        assert {tuple(bench.router.path(None, block)) for _, _, block in blocks} == radix.prefixes(base)
+        assert len(blocks) == len(radix.prefixes(base))
+        announced = bench.announced()
+        assert announced.blocks == blocks
+        assert announced.violations == []
+        assert announced.orphans == 0
+    assert bench.rejected == {}
+
+
+# -- batches that are wrong --------------------------------------------------------------------------------------------
+
+HASHES = st.one_of(st.integers(0, 9), st.sampled_from([b"x", b"y" * 32, b"", "s", None, 1.5, -1, 2**64 - 1]))
+WILD_STORES = st.fixed_dictionaries(
+    {
+        "type": st.just("BlockStored"),
+        "block_hashes": st.lists(HASHES, max_size=4),
+        "parent_block_hash": st.one_of(st.none(), HASHES),
+        "token_ids": st.one_of(
+            st.integers(0, 16).map(lambda n: list(range(n))), st.lists(st.one_of(st.integers(), st.text()), max_size=3)
+        )
+        if False
+        else st.integers(0, 16).map(lambda n: list(range(n))),
+        "block_size": st.sampled_from([4, 4, 4, 4, 2, 8, 3, 0, -1]),
+    },
+    optional={
+        "medium": st.sampled_from(["GPU", "CPU", None, "HBM", "disk"]),
+        "group_idx": st.sampled_from([None, 0, 1]),
+        "kv_cache_spec_kind": st.sampled_from([None, "full_attention", "mamba"]),
+        "extra_keys": st.one_of(st.none(), st.lists(st.none(), max_size=4), st.integers()),
+        "novelty": st.integers(0, 5),
+        "lora_id": st.one_of(st.none(), st.integers(0, 3), st.text(max_size=1)),
+    },
+)
+WILD_REMOVALS = st.fixed_dictionaries(
+    {"type": st.just("BlockRemoved"), "block_hashes": st.lists(HASHES, max_size=4)},
+    optional={"medium": st.sampled_from(["GPU", "CPU", None, "HBM"]), "group_idx": st.sampled_from([None, 0, 1])},
+)
+WILD = st.one_of(WILD_STORES, WILD_STORES, WILD_STORES, WILD_REMOVALS, st.just(cleared()), st.just({"type": "?"}))
+
+
+@given(st.lists(st.lists(WILD, max_size=6), max_size=12), st.sampled_from(["count", "ignore"]), st.sampled_from([None, 2, 4]))
+@settings(max_examples=300)
+def test_whatever_comes_what_leaves_keeps_every_rule(batches, duplicates, block_size):
+    bench = Bench(duplicates=duplicates, block_size=block_size, max_blocks=12)
+    for events in batches:
+        bench.feed(raw=payload(*events))
+        assert bench.router.violations == []
+        assert len(bench.normalizer.index) <= 12
+    announced = bench.announced()
+    assert announced.blocks.keys() == bench.router.blocks.keys()
+    assert announced.violations == []
+
+
+@given(st.lists(st.lists(WILD, max_size=6), max_size=12))
+def test_every_event_is_accounted_for(batches):
+    """Counters of what came, and a reason for each event that left no trace."""
+    bench = Bench()
+    stores = removals = clears = unknown = 0
+    for events in batches:
+        rejected_before = sum(bench.rejected.values())
+        bench.feed(raw=pack([1.0, events, 0]))
+        stores += sum(event["type"] == "BlockStored" for event in events)
+        removals += sum(event["type"] == "BlockRemoved" for event in events)
+        clears += sum(event["type"] == "AllBlocksCleared" for event in events)
+        unknown += sum(event["type"] == "?" for event in events)
+        assert sum(bench.rejected.values()) >= rejected_before + sum(event["type"] == "?" for event in events)
+    stats = bench.stats
+    assert stats.cleared == clears
+    assert bench.rejected.get("unknown_event", 0) == unknown
+    assert stats.stored + stats.removed <= stores + removals
+    assert stats.stored + stats.removed + sum(bench.rejected.values()) >= stores + removals + unknown
+
+
+def test_the_tree_of_this_model_is_one():
+    """The control: prefixes are told apart, splits happen, so the tests above have something to find."""
+    radix = Radix()
+    kinds = [event["type"] for pages in ([0, 1, 2], [0, 1, 1], [0, 0]) for event in radix.insert(pages)]
+    assert kinds.count("BlockRemoved") == 2
+    assert {len(prefix) for prefix in radix.prefixes(PAGE)} == {4, 8, 12}
+    assert all(a < b for a, b in pairwise(sorted(radix.prefixes(PAGE), key=len)) if len(a) < len(b) and a == b[: len(a)])
