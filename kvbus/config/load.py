@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -19,6 +20,8 @@ from kvbus.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from pydantic.fields import FieldInfo
 
 PREFIX: Final = "KVBUS_"
 RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK"})
@@ -37,6 +40,7 @@ class _Draft:
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[paths.Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    odd: dict[Any, Any] = field(default_factory=dict)
 
     def assign(self, path: paths.Path, value: Any, origin: str) -> None:
         """Set one value; lists grow by one element at a time."""
@@ -78,13 +82,76 @@ def load(path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, A
         ConfigError: With every problem at once.
     """
     draft = _Draft()
-    if path is not None:
-        file = yamlfile.read(path)
-        draft = _Draft(copy.deepcopy(file.data), dict(file.origins), list(file.problems))
-    _apply_env(draft, env)
-    for key, value in overrides.items():
-        _apply_text(draft, key, value)
+    merged = _Layers(given=_Given(draft, path, env, overrides)).model_extra or {}  # type: ignore[call-arg]
+    draft.data = {**draft.odd, **merged}
     return _validated(draft)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What `load` was called with, on its way through pydantic-settings to our sources."""
+
+    draft: _Draft
+    path: Path | None
+    env: Mapping[str, str]
+    overrides: Mapping[str, Any]
+
+
+class _Layers(BaseSettings):
+    """The layers merged, not validated yet: that is done once, on `Config`, with all errors collected.
+
+    The library's own environment source is not among them: it decodes JSON only, ends at the first value it cannot
+    decode, passes over unknown variables, and replaces a list instead of reaching into it.
+    """
+
+    model_config = SettingsConfigDict(extra="allow")
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        given = cast("Any", init_settings).init_kwargs["given"]
+        # Lowest first, each changing what is there: the other way round no list could be reached into.
+        return _File(settings_cls, given), _Variables(settings_cls, given), _CommandLine(settings_cls, given)
+
+
+class _Source(PydanticBaseSettingsSource):
+    """One layer; it finds what the lower ones gave in ``current_state``."""
+
+    def __init__(self, settings_cls: type[BaseSettings], given: _Given) -> None:
+        self.given = given
+        super().__init__(settings_cls)
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError  # abstract in the base; only its own environment sources use it
+
+
+class _File(_Source):
+    def __call__(self) -> dict[str, Any]:
+        if self.given.path is None:
+            return {}
+        file = yamlfile.read(self.given.path)
+        draft = self.given.draft
+        draft.origins, draft.problems = dict(file.origins), list(file.problems)
+        data = copy.deepcopy(file.data)
+        # BaseSettings hands keys on as keyword arguments, which must be text; the others go round it.
+        draft.odd = {key: value for key, value in data.items() if not isinstance(key, str)}
+        return {key: value for key, value in data.items() if isinstance(key, str)}
+
+
+class _Variables(_Source):
+    def __call__(self) -> dict[str, Any]:
+        self.given.draft.data = self.current_state
+        _apply_env(self.given.draft, self.given.env)
+        return {}
+
+
+class _CommandLine(_Source):
+    def __call__(self) -> dict[str, Any]:
+        self.given.draft.data = self.current_state
+        for key, value in self.given.overrides.items():
+            _apply_text(self.given.draft, key, value)
+        return {}
 
 
 def _apply_env(draft: _Draft, env: Mapping[str, str]) -> None:

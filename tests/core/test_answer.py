@@ -12,7 +12,7 @@ from tests.core.dsl import Bench, cleared, plain_all, seqs_of, store, unpack
 
 
 def stream(profile="vllm", *, topic=b"kv", batches=100):
-    return OutputStream(topic, PROFILES[profile], Journal(batches, 10**6), 0.0, 0)
+    return OutputStream(topic, PROFILES[profile], Journal(batches, 10**6), heartbeat=0.0, rank=0)
 
 
 def filled(count, **options):

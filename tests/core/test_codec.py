@@ -168,7 +168,7 @@ WRONG.append(({"type": "BlockRemoved", 5: 1}, Reason.WRONG_TYPE))
 
 
 class TestABadEvent:
-    @pytest.mark.parametrize(("event", "reason"), WRONG, ids=[repr(wrong[0])[:90] for wrong in WRONG])
+    @pytest.mark.parametrize(("event", "reason"), WRONG, ids=[f"{reason}-{i}" for i, (_, reason) in enumerate(WRONG)])
     def test_it_is_named_and_the_rest_of_the_batch_lives(self, event, reason):
         batch = decoded(store([7]), event, removed([8]))
         assert batch.rejects == [reason]

@@ -119,21 +119,22 @@ class TestRequest:
 
 class TestAnswer:
     def test_framing_3(self):
-        assert replay_data("3", [b"id", b""], b"kv", 7, b"x") == [b"id", b"", SEVEN, b"x"]
+        assert replay_data("3", [b"id", b""], b"kv", SEVEN, b"x") == [b"id", b"", SEVEN, b"x"]
         assert replay_end("3", [b"id", b""]) == [b"id", b"", END_SEQ, b""]
 
     def test_framing_4_has_the_topic_and_an_end_without(self):
-        assert replay_data("4", [b"id", b""], b"kv", 7, b"x") == [b"id", b"", b"kv", SEVEN, b"x"]
+        assert replay_data("4", [b"id", b""], b"kv", SEVEN, b"x") == [b"id", b"", b"kv", SEVEN, b"x"]
         assert replay_end("4", [b"id", b""]) == [b"id", b"", b"", END_SEQ, b""]
 
+    @pytest.mark.parametrize("tail", [b"", PUBLISHER])
     @pytest.mark.parametrize("framing", ["3", "4"])
-    def test_what_is_answered_is_understood(self, framing):
-        message = replay_data(framing, [b"id", b""], b"kv", 2**40, b"x")
-        assert parse_replay(message[1:], LIMITS) == ReplayMessage(2**40, b"x")
+    def test_what_is_answered_is_understood(self, framing, tail):
+        message = replay_data(framing, [b"id", b""], b"kv", (2**40).to_bytes(8, "big") + tail, b"x")
+        assert parse_replay(message[1:], LIMITS) == ReplayMessage(2**40, b"x", tail or None)
         assert parse_replay(replay_end(framing, [b"id", b""])[1:], LIMITS) == ReplayEnd()
 
     def test_the_envelope_is_not_changed(self):
         envelope = [b"id", b""]
-        replay_data("4", envelope, b"kv", 7, b"x")
+        replay_data("4", envelope, b"kv", SEVEN, b"x")
         replay_end("4", envelope)
         assert envelope == [b"id", b""]

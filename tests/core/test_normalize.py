@@ -185,6 +185,21 @@ class TestOrderWithinABatch:
         bench.feed(store([1, 2, 3]), store([4], 3))
         assert bench.feed(removed([1, 2]), removed([3]), removed([4])) == plain_all([removed([4, 3, 2, 1])])
 
+    @pytest.mark.parametrize(("first", "second"), [({"medium": None}, {}), ({}, {"group_idx": None})])
+    @pytest.mark.xfail(strict=True, reason="removals are ordered per spelling of medium and group, not per table")
+    def test_leaf_first_however_the_stores_spelled_their_medium_and_group(self, first, second):
+        bench = Bench()
+        bench.feed(store([1]) | first, store([2], 1) | second)
+        bench.feed(removed([1, 2]))
+        assert bench.router.violations == []
+
+    @pytest.mark.xfail(strict=True, reason="a parent among the event's own blocks passes if it is live on another medium")
+    def test_a_block_that_is_its_own_parent_and_lives_on_another_medium(self):
+        bench = Bench()
+        bench.feed(store([1], medium="CPU"), store([2]))
+        bench.feed(store([1, 2], 1))
+        assert bench.router.violations == []
+
     def test_a_store_between_removals_stays_between_them(self):
         bench = Bench()
         bench.feed(store([1, 2]))
@@ -402,6 +417,15 @@ class TestVariableNodes:
         assert bench.router.blocks == before
         assert {*whole["block_hashes"], *leaf["block_hashes"]} <= bench.live
 
+    @pytest.mark.xfail(strict=True, reason="a child names its parent by the node that was split: it is told before the halves")
+    def test_after_a_split_the_halves_are_announced_before_what_hangs_on_them(self):
+        bench = self.bench()
+        bench.feed(self.node(1, 0, 48), self.node(2, 48, 96, 1))
+        bench.feed(removed([1]), self.node(3, 0, 16), self.node(4, 16, 48, 3))
+        announced = bench.announced()
+        assert announced.blocks == bench.router.blocks
+        assert announced.orphans == 0
+
     def test_a_removal_removes_the_pages(self):
         bench = self.bench()
         there = bench.live
@@ -599,7 +623,7 @@ class TestFields:
         bench.feed(removed([1]))
         assert plain_all(bench.normalizer.announce()) == plain_all([store([2], 1)])
 
-    @pytest.mark.parametrize("keys", [5, True, 1.5, {"a": 1}, Raw(b"\x91\xa1\xff")], ids=repr)
+    @pytest.mark.parametrize("keys", [5, True, 1.5, {"a": 1}, Raw(b"\x91\xa1\xff")], ids=range(5))
     def test_extra_keys_that_are_no_list(self, keys):
         bench = Bench()
         bench.feed(store([1]))

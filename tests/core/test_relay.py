@@ -4,10 +4,10 @@ import pytest
 
 from kvbus.core.commands import Publish
 from kvbus.core.encoding import PROFILES
-from kvbus.core.events import BatchReceived, ReplayReceived, Tick
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SnapshotAsked, Tick
 from kvbus.core.frames import END_SEQ, Limits
 from kvbus.core.normalize import Rules
-from kvbus.core.relay import ANNOUNCE_EVENTS, SLICE, OutputSpec, Relay, SourceSpec
+from kvbus.core.relay import MAX_BATCH_EVENTS, SLICE, OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencer import Settings, State
 from kvbus.core.encoding import PROFILES
 from kvbus.core.normalize import Rules
@@ -288,12 +288,12 @@ class TestLives:
     def test_another_dialect_after_a_restart(self):
         script = Script()
         assert script >> live(0, A) << publish(0, A)
-        first = script.source.dialect
+        first = script.source.dialect.name
         array = ["BlockStored", [b"x" * 32], None, list(range(64)), 64, None]
         script >> raw(b"", bytes(8), pack([2.0, [array]]))
         script.whatever()
         assert blocks(script) == {b"x" * 32}
-        assert script.source.dialect == "vllm-0.9.0" != first
+        assert script.source.dialect.name == "vllm-0.9.0" != first
         assert script.source.normalizer.block_size == 64
         assert script.stats.rejected == {}
 
@@ -363,14 +363,19 @@ class TestAnEngineThatIsGone:
 
     def test_a_cache_of_any_size_is_told_in_batches(self):
         script = Script(replay=True, timeout=30.0, settings={"replay_timeout": 1000.0})
-        count = 2 * ANNOUNCE_EVENTS + 1
+        count = 2 * MAX_BATCH_EVENTS + 1
         events = [store([i]) for i in range(count)]
-        assert script >> up() << ask(0) >> replay_end() >> live(0, *events) << publish(0, *events)
-        assert script >> down() >> tick(30.0) << publish(1, cleared()) >> up() << ask(0) >> replayed(0, *events)
-        script >> replay_end()
+        script >> up()
+        script.whatever()
+        assert script >> replay_end()
+        script >> live(0, *events)
         sizes = [command.events for command in script.whatever()]
-        assert sizes == [ANNOUNCE_EVENTS, ANNOUNCE_EVENTS, 1]
+        assert sizes == [MAX_BATCH_EVENTS, MAX_BATCH_EVENTS, 1]
+        assert script >> down() >> tick(30.0) << publish(3, cleared()) >> up() << ask(0) >> replayed(0, *events)
+        script >> replay_end()
+        assert [command.events for command in script.whatever()] == sizes
         assert len(blocks(script)) == count
+        assert script.router.violations == []
 
 
 class TestHeartbeats:
@@ -480,6 +485,89 @@ class TestReplayAnswers:
         (command,) = script.whatever()
         assert script >> live(1, B) << publish(1, B)
         assert seqs_of(command.answer) == [0, "END"]
+
+
+class TestNumbering:
+    """A stream that goes on from a former process, and the snapshot protocol's sequence frames."""
+
+    def relay(self, **fields):
+        spec = OutputSpec("out", PROFILES["vllm"], [b"kv"], heartbeat=0.0, **fields)
+        return Relay([SourceSpec("engine", 0, Settings(replay=False), Rules())], [spec])
+
+    def test_a_new_stream_has_nothing_to_say_first(self):
+        assert self.relay().begin(0.0) == []
+
+    def test_one_that_goes_on_clears_first_and_never_goes_back(self):
+        relay = self.relay(first_seqs=[5000])
+        (first,) = relay.begin(0.0, wall=7.0)
+        assert (first.seq, unpack(first.payload)) == (5000, [7.0, [cleared()], 0])
+        (second,) = relay.handle(BatchReceived(0, batch(0, A)), 0.0)
+        assert second.seq == 5001
+
+    def test_whoever_asks_from_before_is_answered_without_a_hole(self):
+        relay = self.relay(first_seqs=[50])
+        relay.begin(0.0)
+        relay.handle(BatchReceived(0, batch(0, A)), 0.0)
+        (command,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", (3).to_bytes(8, "big")]), 0.0)
+        assert seqs_of(command.answer) == [*range(3, 52), "END"]
+
+    def test_on_a_merged_stream_every_rank_is_cleared(self):
+        sources = [SourceSpec(f"engine/{rank}", rank, Settings(replay=False), Rules()) for rank in (0, 1)]
+        relay = Relay(sources, [OutputSpec("out", PROFILES["vllm"], [None], merged=True, first_seqs=[9])])
+        commands = relay.begin(0.0)
+        assert [(command.seq, unpack(command.payload)[2]) for command in commands] == [(9, 0), (10, 1)]
+
+    def test_publisher_ids_are_behind_every_seq(self):
+        relay = self.relay(publisher_ids=[b"p" * 16])
+        (command,) = relay.handle(BatchReceived(0, batch(0, A)), 0.0)
+        assert command.publisher_id == b"p" * 16
+        (asked_for,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", bytes(8)]), 0.0)
+        assert asked_for.answer.next_message() == [b"id", b"", b"kv", bytes(8) + b"p" * 16, command.payload]
+        assert asked_for.answer.next_message()[-2] == END_SEQ
+
+    def test_another_publisher_id_is_another_life(self):
+        script = Script()
+        old, new = b"a" * 16, b"b" * 16
+        assert script >> raw(b"", bytes(8) + old, payload(A)) << publish(0, A)
+        assert script >> raw(b"", (1).to_bytes(8, "big") + old, payload(B)) << publish(1, B)
+        assert script >> raw(b"", (2).to_bytes(8, "big") + new, payload(C)) << publish(2, cleared()) << publish(3, C)
+        assert script.stats.restarts == 1
+
+
+class TestSnapshots:
+    def snapshot(self, relay, *frames):
+        (command,) = relay.handle(SnapshotAsked(0, 0, [b"id", *frames]), 0.0)
+        while not (message := command.answer.next_message()):
+            pass
+        return message
+
+    def relay(self):
+        spec = OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0.0, publisher_ids=[b"p" * 16])
+        return Relay([SourceSpec("engine", 0, Settings(replay=False), Rules())], [spec])
+
+    def test_of_what_is_live(self):
+        relay = self.relay()
+        for seq, event in enumerate((A, B, removed([2]), C)):
+            relay.handle(BatchReceived(0, batch(seq, event)), 0.0)
+        identity, seq, publisher, *chunks = self.snapshot(relay, b"snapshot")
+        assert (identity, seq, publisher) == (b"id", (3).to_bytes(8, "big"), b"p" * 16)
+        router = PlainSetRouter()
+        for number, chunk in enumerate(chunks):
+            router.apply(number, chunk)
+        assert {block for _, _, block in router.blocks} == {1, 3}
+
+    def test_of_a_stream_that_said_nothing(self):
+        assert self.snapshot(self.relay(), b"", b"snapshot") == [b"id", b"", b"\xff" * 8, b"p" * 16]
+
+    @pytest.mark.parametrize("frames", [[b"what"], [b"", b""], [b"snapshot", b"snapshot"]])
+    def test_a_request_that_is_none(self, frames):
+        message = self.snapshot(self.relay(), *frames)
+        assert message[-2:] == [(-2).to_bytes(8, "big", signed=True), b"p" * 16]
+
+    def test_nobody_to_answer(self):
+        relay = self.relay()
+        assert relay.handle(SnapshotAsked(0, 0, [b"snapshot"]), 0.0) == []
+        assert relay.outputs[0].stats.replay_requests["malformed"] == 1
 
 
 class TestBacklog:

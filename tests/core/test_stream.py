@@ -4,7 +4,7 @@ from kvbus.core.stream import OutputStream
 
 
 def stream(*, topic=b"kv", heartbeat=1.0):
-    return OutputStream(topic, PROFILES["vllm"], Journal(100, 10**6), heartbeat, 0)
+    return OutputStream(topic, PROFILES["vllm"], Journal(100, 10**6), heartbeat=heartbeat, rank=0)
 
 
 class TestNumbers:

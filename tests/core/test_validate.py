@@ -57,7 +57,6 @@ def test_hashes_mixed_empty_or_too_long(hashes):
         (store([1], medium=""), Reason.UNKNOWN_MEDIUM),
         (removed([1], medium="HBM"), Reason.UNKNOWN_MEDIUM),
     ],
-    ids=lambda value: repr(value)[:60],
 )
 def test_a_rule_and_its_reason(event, reason):
     assert checked(event) is reason

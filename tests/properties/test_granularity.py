@@ -28,9 +28,9 @@ def test_a_treatment_is_always_possible(stores, pinned):
             assert size % granularity.size == 0
 
 
-@given(STORES, PINNED)
-def test_whoever_is_not_told_of_a_change_need_not_look_back(stores, pinned):
-    granularity = Granularity(pinned)
+@given(STORES)
+def test_whoever_is_not_told_of_a_change_need_not_look_back(stores):
+    granularity = Granularity()
     before: dict[int, Treatment] = {}
     base = 0
     for size, blocks in stores:

@@ -52,7 +52,7 @@ def test_it_lets_go_of_no_more_than_it_must(batches, max_batches, max_bytes):
 
 @given(batches=BATCHES, max_batches=st.integers(1, 10), start=st.integers(0, 70))
 def test_an_answer_from_what_is_held_is_contiguous_and_ends(batches, max_batches, start):
-    stream = OutputStream(b"", PROFILES["vllm"], Journal(max_batches, 10**6), 0.0, 0)
+    stream = OutputStream(b"", PROFILES["vllm"], Journal(max_batches, 10**6), heartbeat=0.0, rank=0)
     for seq, size in enumerate(batches):
         stream.append(body(seq, size), 0.0, empty=size is None)
     start = max(start, stream.journal.first_seq or 0)

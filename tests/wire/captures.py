@@ -194,8 +194,9 @@ class PlainSetRouter:
         if not isinstance(size, int) or size < 1 or len(tokens) != size * len(hashes):
             self._wrong(seq, f"{len(hashes)} blocks of {size} in {len(tokens)} tokens")
             return
-        if self.block_sizes.setdefault(group, size) != size:
+        if self.block_sizes.setdefault(group, size) != size and any(key[0] == group for key in self.blocks):
             self._wrong(seq, f"block size {size} after {self.block_sizes[group]} in group {group}")
+        self.block_sizes[group] = size
         parent = event["parent_block_hash"]
         if parent is not None:
             if type(parent) is not type(hashes[0]):

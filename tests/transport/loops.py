@@ -1,0 +1,79 @@
+"""Both event loops kvbus may run on, and what tests of sockets share."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+import zmq
+
+FACTORIES = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+PATIENCE = 20.0
+"""Seconds after which a condition that should hold is a failure."""
+
+END = b"\xff" * 8
+ANY = "tcp://127.0.0.1:*"
+
+
+def both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test once on plain asyncio and once on uvloop; what a callback raises fails it.
+
+    A test that expects callbacks to raise takes them out of ``raised`` (a fixture: the loop's list of exceptions).
+    """
+
+    @functools.wraps(test)
+    def run(*args: Any, loop_name: str, raised: list[BaseException], **given: Any) -> None:
+        if "raised" in inspect.signature(test).parameters:
+            given["raised"] = raised
+
+        async def main() -> None:
+            def handler(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+                raised.append(context.get("exception") or RuntimeError(context["message"]))
+
+            asyncio.get_running_loop().set_exception_handler(handler)
+            async with asyncio.timeout(2 * PATIENCE):
+                await test(*args, **given)
+
+        with asyncio.Runner(loop_factory=FACTORIES[loop_name]) as runner:
+            runner.run(main())
+        assert raised == []
+
+    signature = inspect.signature(test)
+    own = [p for p in signature.parameters.values() if p.name != "raised"]
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("loop_name", "raised")]
+    run.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    return pytest.mark.parametrize("loop_name", list(FACTORIES))(run)
+
+
+async def eventually(condition: Callable[[], object], what: str) -> None:
+    """Wait until the condition holds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + PATIENCE
+    while not condition():
+        if loop.time() > end:
+            raise AssertionError(f"not within {PATIENCE:g} s: {what}")
+        await asyncio.sleep(0.002)
+
+
+async def turns(count: int = 3) -> None:
+    """Let the loop go round a few times: sockets close one turn after their pumps."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def u64(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def read_all(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+    """Whatever a socket has at this moment."""
+    while True:
+        try:
+            yield socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return

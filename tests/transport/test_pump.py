@@ -1,0 +1,288 @@
+"""The traps of an edge-triggered descriptor, one test each: whatever happens, no message waits for the next one."""
+
+import asyncio
+import contextlib
+
+import zmq
+
+from kvbus.transport import pump as pump_module
+from kvbus.transport.pump import CAP, MAX_KEPT_FRAMES, Pump, receive
+from tests.transport.loops import ANY, both_loops, eventually, turns
+
+
+class Pair:
+    """Two connected PAIR sockets: `mine` for the pump, `theirs` to send from and read on."""
+
+    def __init__(self, context):
+        self.mine = context.socket(zmq.PAIR)
+        self.theirs = context.socket(zmq.PAIR)
+        for one in (self.mine, self.theirs):
+            one.setsockopt(zmq.SNDHWM, 0)
+            one.setsockopt(zmq.RCVHWM, 0)
+            one.setsockopt(zmq.LINGER, 0)
+        port = self.mine.bind_to_random_port("tcp://127.0.0.1")
+        self.theirs.connect(f"tcp://127.0.0.1:{port}")
+
+    def close(self):
+        self.theirs.close()
+
+
+@contextlib.asynccontextmanager
+async def pumped(context, handler):
+    pair = Pair(context)
+    pump = Pump(pair.mine, handler)
+    try:
+        yield pair, pump
+    finally:
+        pump.close()
+        pair.close()
+        await turns()
+
+
+@both_loops
+async def test_everything_that_came_before_and_after_the_start_is_handed_over(context):
+    pair = Pair(context)
+    for n in range(10):
+        pair.theirs.send(b"%d" % n)
+    assert pair.mine.poll(5000)  # the edge is there before the pump is
+    got = []
+    pump = Pump(pair.mine, got.append)
+    await eventually(lambda: len(got) == 10, "what waited before the pump began")
+    for n in range(10, 20):
+        pair.theirs.send(b"%d" % n)
+    await eventually(lambda: len(got) == 20, "what came later")
+    assert got == [[b"%d" % n] for n in range(20)]
+    pump.close()
+    pair.close()
+    await turns()
+
+
+@both_loops
+async def test_one_edge_may_stand_for_many_messages(context):
+    got = []
+    async with pumped(context, got.append) as (pair, _):
+        for size in (1, 7, 100):
+            got.clear()
+            for n in range(size):
+                pair.theirs.send(b"%d" % n)
+            await eventually(lambda size=size: len(got) >= size, f"{size} messages in one go")
+            assert got == [[b"%d" % n] for n in range(size)]
+
+
+@both_loops
+async def test_a_cap_ends_the_turn_and_not_the_reading(context):
+    """More than the cap: other work has its turn in between, and the rest comes without a new edge."""
+    got = []
+    other = []
+    pair = Pair(context)
+    count = 4 * CAP + 1
+    for _ in range(count):
+        pair.theirs.send(b"x")
+    pair.theirs.send(b"last")
+    await eventually(lambda: pair.mine.getsockopt(zmq.EVENTS) & zmq.POLLIN, "the first message")
+    loop = asyncio.get_running_loop()
+
+    def handler(frames):
+        got.append(frames)
+        if len(got) % CAP == 1:
+            loop.call_soon(lambda: other.append(len(got)))
+
+    pump = Pump(pair.mine, handler)
+    await eventually(lambda: got[-1:] == [[b"last"]], "everything beyond the cap")
+    assert len(got) == count + 1
+    # each of these was put down at the first message of a turn and ran before another full turn was over
+    assert all(ran <= at * CAP + CAP for at, ran in enumerate(other))
+    pump.close()
+    pair.close()
+    await turns()
+
+
+@both_loops
+async def test_a_handler_that_raises_loses_its_own_message_only(context, raised):
+    got = []
+
+    def handler(frames):
+        got.append(frames[0])
+        if frames[0] == b"bad":
+            raise ValueError(frames[0])
+
+    async with pumped(context, handler) as (pair, pump):
+        for word in (b"a", b"bad", b"b", b"bad", b"bad", b"c"):
+            pair.theirs.send(word)
+        await eventually(lambda: got[-1:] == [b"c"], "what came behind the bad ones")
+        assert got == [b"a", b"bad", b"b", b"bad", b"bad", b"c"]
+        assert [str(error) for error in raised] == ["b'bad'"] * 3
+        raised.clear()
+        assert not pump.closed
+        pair.theirs.send(b"d")
+        await eventually(lambda: got[-1:] == [b"d"], "a message by a later edge")
+
+
+@both_loops
+async def test_a_send_on_the_same_socket_eats_the_edge_and_a_kick_gives_it_back(context):
+    """Sending makes libzmq take in what arrived: the descriptor says nothing any more, though there is a message."""
+    got = []
+    async with pumped(context, got.append) as (pair, pump):
+        for n in range(50):
+            pair.theirs.send(b"%d" % n)
+            # no await: the loop cannot see the edge before the send below (or the look at EVENTS) has eaten it
+            end = asyncio.get_running_loop().time() + 5
+            while not pair.mine.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                assert asyncio.get_running_loop().time() < end
+            pair.mine.send(b"answer")
+            pump.kick()
+            await eventually(lambda n=n: len(got) == n + 1, f"message {n}, whose edge is gone")
+
+
+@both_loops
+async def test_without_the_kick_that_message_would_wait(context):
+    """The trap is real: what the test above relies on is the kick, and nothing else."""
+    got = []
+    async with pumped(context, got.append) as (pair, pump):
+        await turns(5)  # the pump's own first look is over
+        pair.theirs.send(b"x")
+        end = asyncio.get_running_loop().time() + 5
+        while not pair.mine.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            assert asyncio.get_running_loop().time() < end
+        await turns(50)
+        assert got == []
+        pump.kick()
+        pump.kick()  # twice is once
+        await eventually(lambda: got == [[b"x"]], "the message, once kicked")
+
+
+@both_loops
+async def test_a_handler_may_answer_on_the_same_socket(context):
+    answered = []
+    pair = Pair(context)
+    pump = None
+
+    def handler(frames):
+        pair.mine.send(frames[0])
+        pump.kick()
+
+    pump = Pump(pair.mine, handler)
+    other = Pump(pair.theirs, answered.append)
+    for n in range(2000):
+        pair.theirs.send(b"%d" % n)
+        other.kick()
+    await eventually(lambda: len(answered) == 2000, "every answer")
+    assert answered == [[b"%d" % n] for n in range(2000)]
+    pump.close()
+    other.close()
+    await turns()
+
+
+@both_loops
+async def test_the_number_of_frames_is_bounded_and_told(context):
+    """A message of any number of frames is one message; of a huge one only as many are kept as give it away."""
+    got = []
+    async with pumped(context, got.append) as (pair, _):
+        for frames in (1, 3, 50, 50_000, 1):
+            pair.theirs.send_multipart([b"%d" % n for n in range(frames)])
+        await eventually(lambda: len(got) == 5, "all five messages")
+        assert [len(frames) for frames in got] == [1, 3, 50, MAX_KEPT_FRAMES, 1]
+        assert got[3] == [b"%d" % n for n in range(MAX_KEPT_FRAMES)]
+        assert got[4] == [b"0"]  # nothing of the huge one is taken for the next
+
+
+@both_loops
+async def test_empty_frames_are_frames(context):
+    got = []
+    async with pumped(context, got.append) as (pair, _):
+        pair.theirs.send_multipart([b"", b"", b""])
+        await eventually(lambda: got, "three empty frames")
+        assert got == [[b"", b"", b""]]
+
+
+@both_loops
+async def test_close_from_within_the_handler(context):
+    got = []
+    pair = Pair(context)
+    pump = None
+
+    def handler(frames):
+        got.append(frames[0])
+        if frames[0] == b"stop":
+            pump.close()
+
+    for word in (b"a", b"stop", b"never"):
+        pair.theirs.send(word)
+    await eventually(lambda: pair.mine.getsockopt(zmq.EVENTS) & zmq.POLLIN, "a message before the pump begins")
+    pump = Pump(pair.mine, handler)
+    await eventually(lambda: pump.closed, "the end")
+    pump.kick()
+    pump.close()
+    await turns()
+    assert got == [b"a", b"stop"]
+    assert pair.mine.closed
+    pair.close()
+
+
+@both_loops
+async def test_a_handler_that_closes_and_raises(context, raised):
+    pair = Pair(context)
+    pump = None
+
+    def handler(_frames):
+        pump.close()
+        raise ValueError("and out")
+
+    pump = Pump(pair.mine, handler)
+    pair.theirs.send(b"x")
+    await eventually(lambda: pump.closed, "the end")
+    await turns()
+    assert [str(error) for error in raised] == ["and out"]
+    raised.clear()
+    assert pair.mine.closed
+    pair.close()
+
+
+@both_loops
+async def test_descriptors_are_reused_at_once(context):
+    """Sockets opened and closed in quick succession share descriptors: no pump hears or deafens another one."""
+    fds = set()
+    for n in range(60):
+        got = []
+        pair = Pair(context)
+        fds.add(pair.mine.FD)
+        pump = Pump(pair.mine, got.append)
+        pair.theirs.send(b"%d" % n)
+        if n % 3:  # now and then closed with a message on its way
+            await eventually(lambda got=got: got, f"the message of socket {n}")
+            assert got == [[b"%d" % n]]
+        pump.close()
+        pair.close()
+        await turns(2)
+        assert pair.mine.closed
+    assert len(fds) < 60, "no descriptor was ever used twice: this test shows nothing"
+
+
+@both_loops
+async def test_opened_and_closed_within_one_turn(context):
+    keeper = []
+    async with pumped(context, keeper.append) as (pair, _):
+        for _ in range(20):
+            pumps = [Pump(Pair(context).mine, keeper.append) for _ in range(3)]
+            for pump in pumps:
+                pump.close()
+            await turns(2)
+        pair.theirs.send(b"still here")
+        await eventually(lambda: keeper == [[b"still here"]], "the one that stayed")
+
+
+def test_receive_takes_one_message_and_says_when_there_is_none(context):
+    pair = Pair(context)
+    with contextlib.suppress(zmq.Again):
+        receive(pair.mine)
+        raise AssertionError("there was nothing to receive")
+    pair.theirs.send_multipart([b"a", b"b"])
+    assert pair.mine.poll(5000)
+    assert receive(pair.mine) == [b"a", b"b"]
+    pair.mine.close()
+    pair.close()
+
+
+def test_the_bounds_are_sane():
+    assert 1 < pump_module.CAP <= 1024
+    assert ANY.startswith("tcp://127.0.0.1")
