@@ -27,11 +27,14 @@ from kvbus.core.events import (
 )
 from kvbus.core.frames import PUBLISHER_ID_BYTES, Limits
 from kvbus.core.normalize import Rules
-from kvbus.core.relay import OutputSpec, Relay, SourceSpec
+from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.persist import StateError
+from kvbus.core.relay import Relay
 from kvbus.core.sequencer import Settings
 from kvbus.core.stats import ProcessStats
-from kvbus.errors import BindError
+from kvbus.errors import BindError, StateDirError
 from kvbus.marks import SeqMarks, default_directory
+from kvbus.statestore import StateStore
 from kvbus.transport.egress import LiveOutput
 from kvbus.transport.ingress import LiveStream, ReplayClient
 from kvbus.transport.pump import Handler
@@ -58,15 +61,11 @@ class Daemon:
     def __init__(self, config: Config, *, keep_seqs: bool = True) -> None:
         self.config = config
         self.streams = config.streams()
+        self.resumed = False
+        """The relay goes on where a former process was."""
         self._marks, self._mark_of = _open_marks(config, len(self.streams), keep=keep_seqs)
-        self.relay = Relay(
-            [_source_spec(config, stream) for stream in self.streams],
-            [
-                _output_spec(config, output, self.streams, [self._marks.first(mark) for mark in self._mark_of[number]])
-                for number, output in enumerate(config.outputs)
-            ],
-            Limits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
-        )
+        self.relay = self._make_relay()
+        self._state = self._load_state() if config.state_dir is not None and keep_seqs else None
         self.process = ProcessStats()
         self.started = False
         self._loop = asyncio.get_running_loop()
@@ -81,6 +80,36 @@ class Daemon:
         self._next_tick = 0.0
         self._states: list[str] = []
 
+    def _make_relay(self) -> Relay:
+        config = self.config
+        return Relay(
+            [_source_spec(config, stream) for stream in self.streams],
+            [
+                _output_spec(config, output, self.streams, [self._marks.first(mark) for mark in self._mark_of[number]])
+                for number, output in enumerate(config.outputs)
+            ],
+            Limits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
+        )
+
+    def _load_state(self) -> StateStore | None:
+        """Go on where a former process was. What cannot be used is moved aside, and the relay begins empty."""
+        if self.config.state_dir is None:
+            return None
+        names = [stream.label for stream in self.streams] + [output.name for output in self.config.outputs]
+        store = StateStore(self.config.state_dir, names)
+        now = asyncio.get_running_loop().time()
+        try:
+            self.resumed = store.open(self.relay, now)
+        except StateError:
+            self.relay = self._make_relay()
+            store.open(self.relay, now)
+        except OSError as error:
+            raise StateDirError(self.config.state_dir, error.strerror or str(error)) from error
+        for number, output in enumerate(self.relay.outputs):
+            for at, stream in enumerate(output.streams):
+                stream.next_seq = max(stream.next_seq, self._marks.least(self._mark_of[number][at]))
+        return store
+
     async def start(self) -> None:
         """Bind and connect everything: outputs first, so that routers miss nothing of the catch-up.
 
@@ -92,8 +121,9 @@ class Daemon:
                 for at in range(len(self.relay.outputs[number].streams)):
                     self._open_output(number, output, at)
             await self._admin.start()
-            for command in self.relay.begin(self._loop.time(), time.time()):
-                self._carry_out(command)
+            if not self.resumed:
+                for command in self.relay.begin(self._loop.time(), time.time()):
+                    self._carry_out(command)
             for stream in self.streams:
                 self._open_source(stream)
         except BaseException:
@@ -119,6 +149,7 @@ class Daemon:
             send_hwm=output.send_hwm,
             queue_limit=output.queue_batches,
             stats=stats,
+            before_send=self._state.flush if self._state is not None else None,
         )
         log.info("output %s: %s %s", output.name, "bound" if output.bind else "dialling", endpoints.endpoint)
         if endpoints.replay_endpoint is not None:
@@ -217,6 +248,9 @@ class Daemon:
         self.process.loop_lag.observe(max(0.0, now - self._next_tick))
         self._feed(Tick(time.time()))
         self._log_states()
+        if self._state is not None:
+            self._state.flush()
+            self._state.work()
         self._next_tick = now if self.relay.backlog else now + TICK
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
 
@@ -255,6 +289,8 @@ class Daemon:
             server.close()
         for output in self._outputs.values():
             output.close(drain)
+        if self._state is not None:
+            self._state.close()
         self._marks.close([stream.next_seq for output in self.relay.outputs for stream in output.streams])
         await asyncio.sleep(0)  # descriptors are let go one turn after their sockets were closed
         await asyncio.sleep(0)
@@ -303,7 +339,7 @@ def _source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         orphans=config.orphans,
         max_blocks=config.limits.max_blocks,
     )
-    return SourceSpec(stream.label, stream.rank, settings, rules, config.on_lost, config.source_timeout)
+    return SourceSpec(stream.label, stream.rank, settings, rules, config.on_lost, config.source_timeout, stream.topic)
 
 
 def _open_marks(config: Config, sources: int, *, keep: bool) -> tuple[SeqMarks, list[list[int]]]:

@@ -88,3 +88,13 @@ class BindError(KvbusError):
         self.endpoint = endpoint
         self.reason = reason
         super().__init__(endpoint if reason is None else f"cannot listen on {endpoint}: {reason}")
+
+
+class StateDirError(KvbusError):
+    """``state_dir`` cannot be used; a misconfiguration, as a file where a directory is wanted."""
+
+    exit_code = ExitCode.CONFIG
+
+    def __init__(self, directory: object, reason: str) -> None:
+        """Name the directory and what is wrong with it."""
+        super().__init__(f"state_dir {directory}: {reason}")

@@ -63,6 +63,10 @@ class SeqMarks:
             return 0
         return int(_U64.unpack_from(self._map, self._offset(stream))[0])
 
+    def least(self, stream: int) -> int:
+        """The lowest number a stream may go on with: a state that says less is older than what was sent."""
+        return max(0, self.first(stream) - AHEAD)
+
     def use(self, stream: int, seq: int) -> None:
         """Called before ``seq`` is sent."""
         if seq >= self._limits[stream]:

@@ -9,13 +9,13 @@ settings.register_profile(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=100,
+    max_examples=200,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
     "soak",
     deadline=None,
-    max_examples=5_000,
+    max_examples=3_000,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 from kvbus.core.emit import group_of, out_parent
 from kvbus.core.index import Chunk, TableKey
-from kvbus.core.relay import Relay, Source
+from kvbus.core.parts import Source
+from kvbus.core.relay import Relay
 from kvbus.core.types import Hash
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+from zlib import crc32
 
 RING: Final = 1024
 """Batches back to which this works without asking the publisher."""
 
 
+def fingerprint(payload: bytes) -> int:
+    """Length and CRC-32 of a payload: the same in every process, because it outlives this one (``state_dir``)."""
+    return len(payload) << 32 | crc32(payload)
+
+
 class Fingerprints:
-    """``hash(payload)`` of the last :data:`RING` batches delivered, and of batch 0 for as long as the life lasts."""
+    """:func:`fingerprint` of the last :data:`RING` batches delivered, and of batch 0 for as long as the life lasts."""
 
     __slots__ = ("_first", "_ring")
 
@@ -19,7 +25,7 @@ class Fingerprints:
 
     def add(self, seq: int, payload: bytes) -> None:
         """Batch ``seq`` was delivered; it is the newest one now."""
-        mark = hash(payload)
+        mark = fingerprint(payload)
         self._ring[seq % RING] = mark
         if seq == 0:
             self._first = mark
@@ -39,4 +45,12 @@ class Fingerprints:
         """
         recent = following - RING <= seq < following
         mark = self._first if seq == 0 else self._ring[seq % RING] if recent else None
-        return None if mark is None else mark == hash(payload)
+        return None if mark is None else mark == fingerprint(payload)
+
+    def dump(self) -> list[Any]:
+        """Plain data for a restart."""
+        return [self._first, self._ring]
+
+    def load(self, data: list[Any]) -> None:
+        """The reverse of :meth:`dump`."""
+        self._first, self._ring = data

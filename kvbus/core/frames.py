@@ -44,6 +44,8 @@ class ReplayMessage(msgspec.Struct):
     seq: int
     payload: bytes
     publisher_id: bytes | None = None
+    topic: bytes | None = None
+    """As framing 4 carries it; framing 3 does not."""
 
 
 class ReplayEnd(msgspec.Struct):
@@ -86,7 +88,8 @@ def parse_replay(frames: Sequence[bytes], limits: Limits) -> ReplayMessage | Rep
     number = int.from_bytes(seq[:SEQ_BYTES], "big")
     if number >= 2**63:
         return Reason.SEQ_RANGE
-    return ReplayMessage(number, payload, bytes(seq[SEQ_BYTES:]) or None)
+    topic = frames[1] if len(frames) == 4 else None
+    return ReplayMessage(number, payload, bytes(seq[SEQ_BYTES:]) or None, topic)
 
 
 def replay_request(start: int) -> list[bytes]:

@@ -77,6 +77,15 @@ class Intake:
             return None
         return store
 
+    def dump(self) -> list[Any]:
+        """Plain data for a restart."""
+        return [[self._kinds[int], self._kinds[bytes]], list(self.no_prefix)]
+
+    def load(self, data: list[Any]) -> None:
+        """The reverse of :meth:`dump`."""
+        (self._kinds[int], self._kinds[bytes]), no_prefix = data
+        self.no_prefix = set(no_prefix)
+
     def _right_kind(self, block: Hash) -> bool:
         """Whether the hash is of the kind this stream speaks; the majority decides, so an odd event changes nothing."""
         kinds = self._kinds

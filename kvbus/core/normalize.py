@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from kvbus.core.codec import Batch, with_extras
 from kvbus.core.derive import derive_chunk
@@ -104,6 +104,24 @@ class Normalizer:
         self._flush_removals()
         out, self._out = self._out, []
         return out
+
+    def dump(self) -> dict[str, Any]:
+        """What has been learned about the stream beside its blocks, as plain data."""
+        return {
+            "granularity": [[group, structs.asdict(known)] for group, known in self._granularity.items()],
+            "coarse": [[*key, count] for key, count in self._coarse.items()],
+            "intake": self._intake.dump(),
+            "clears_all_tiers": self._clears_all_tiers,
+            "full": self.full,
+        }
+
+    def load(self, data: dict[str, Any]) -> None:
+        """The reverse of :meth:`dump`; the index is filled separately."""
+        self._granularity = {group: Granularity(**known) for group, known in data["granularity"]}
+        self._coarse = {(group, medium, block): count for group, medium, block, count in data["coarse"]}
+        self._intake.load(data["intake"])
+        self._clears_all_tiers = data["clears_all_tiers"]
+        self.full = data["full"]
 
     def announce(self) -> Iterable[OutEvent]:
         """The live set, said from nothing; see :func:`kvbus.core.emit.announce`."""

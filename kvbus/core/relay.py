@@ -11,19 +11,15 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
-from weakref import WeakValueDictionary
+from typing import Any, Final
 
-import msgspec
-
-from kvbus.core import codec
+from kvbus.core import codec, persist
 from kvbus.core.actions import Ask, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.answer import ReplayAnswer
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, CancelReplay, Command, Publish, RequestReplay
 from kvbus.core.compaction import Cut, Part
-from kvbus.core.dialect import Sniffer
 from kvbus.core.emit import OutEvent
-from kvbus.core.encoding import Profile, Wire, encode
+from kvbus.core.encoding import Wire, encode
 from kvbus.core.events import (
     BatchReceived,
     RelayEvent,
@@ -36,13 +32,10 @@ from kvbus.core.events import (
 )
 from kvbus.core.frames import Limits, ReplayEnd, parse_live, parse_replay, parse_replay_request
 from kvbus.core.index import Index
-from kvbus.core.journal import Journal
-from kvbus.core.normalize import Normalizer, Rules
+from kvbus.core.parts import Output, OutputSpec, Source, SourceSpec
+from kvbus.core.persist import Record
 from kvbus.core.schema import AllBlocksCleared
-from kvbus.core.sequencer import Sequencer, Settings, State
 from kvbus.core.snapshot import SnapshotAnswer, parse_snapshot_request
-from kvbus.core.stats import OutputStats, SourceStats
-from kvbus.core.stream import OutputStream
 from kvbus.core.types import Reason
 
 SLICE: Final = 256
@@ -50,96 +43,6 @@ SLICE: Final = 256
 
 MAX_BATCH_EVENTS: Final = 1024
 """Events in one outgoing batch; more (a whole cache told again) leave as several."""
-
-
-class SourceSpec(msgspec.Struct, frozen=True):
-    """One engine publisher: worker x rank."""
-
-    label: str
-    rank: int
-    settings: Settings
-    rules: Rules
-    on_lost: Literal["clear", "keep"] = "clear"
-    timeout: float = 30.0
-
-
-class OutputSpec(msgspec.Struct, frozen=True):
-    """One output. ``topics`` has one entry per stream: as many as sources, or one where the layout is merged.
-
-    A topic of None is the source's own. ``first_seqs`` says where each numbering begins, ``publisher_ids`` (16 bytes
-    each) puts the snapshot protocol's 24-byte sequence frames on this output.
-    """
-
-    name: str
-    profile: Profile
-    topics: Sequence[bytes | None]
-    merged: bool = False
-    heartbeat: float = 1.0
-    journal_batches: int = 10_000
-    journal_bytes: int = 256 * 1024 * 1024
-    first_seqs: Sequence[int] = ()
-    publisher_ids: Sequence[bytes] = ()
-
-
-class Source:
-    """What the relay knows of one publisher."""
-
-    def __init__(self, spec: SourceSpec) -> None:
-        self.spec = spec
-        self.stats = SourceStats()
-        self.sequencer = Sequencer(spec.settings, self.stats)
-        self.normalizer = Normalizer(spec.rules, self.stats)
-        self.rank = spec.rank
-        self.ts = 0.0
-        self.topic = b""
-        self.dialect = Sniffer()
-        self.publisher_id: bytes | None = None
-        self.down_since: float | None = None
-        self.told = False
-        """Routers have been told of at least one block that nothing has cleared since."""
-        self.withdrawn = False
-        """Routers were told that nothing is there while the index is kept, in case the engine comes back."""
-
-    @property
-    def state(self) -> State:
-        """As ``/sources`` shows it."""
-        return self.sequencer.state
-
-    @property
-    def partial(self) -> bool:
-        """Whether the engine may hold blocks that cannot be known: trimmed history, lost batches, a full index."""
-        return self.sequencer.partial or self.normalizer.full
-
-
-class Output:
-    """One output's streams."""
-
-    def __init__(self, spec: OutputSpec, ranks: Sequence[int]) -> None:
-        self.spec = spec
-        self.stats = OutputStats()
-        self.streams = [
-            OutputStream(
-                topic,
-                spec.profile,
-                Journal(spec.journal_batches, spec.journal_bytes),
-                heartbeat=spec.heartbeat,
-                rank=0 if spec.merged else ranks[i],
-                publisher_id=spec.publisher_ids[i] if spec.publisher_ids else b"",
-                first_seq=spec.first_seqs[i] if spec.first_seqs else 0,
-            )
-            for i, topic in enumerate(spec.topics)
-        ]
-
-        self.cuts: WeakValueDictionary[int, Cut] = WeakValueDictionary()
-        """The newest cut of each stream, for as long as an answer holds it."""
-
-    def stream_of(self, source: int) -> int:
-        """Which stream a source's batches go to."""
-        return 0 if self.spec.merged else source
-
-    def rank_of(self, i: int, source: Source) -> int:
-        """The rank in a batch: the engine's own; on a merged stream the source's place, which is unique there."""
-        return i if self.spec.merged else source.rank
 
 
 class Relay:
@@ -155,6 +58,8 @@ class Relay:
         self.backlog = False
         """Work was put off to keep the loop alive: send a :class:`~kvbus.core.events.Tick` soon."""
         self._wall = 0.0
+        self.records: list[Record] | None = None
+        """Where the log goes (:mod:`kvbus.core.persist`); None: nothing is kept."""
         self._commands: list[Command] = []
         self._handlers: dict[type, Callable[..., None]] = {
             BatchReceived: self._batch,
@@ -174,6 +79,7 @@ class Relay:
 
     def begin(self, now: float, wall: float = 0.0) -> list[Command]:
         """Before anything else: routers of a numbering that goes on from a former process are told to clear."""
+        self._record(persist.BEGUN, 0, wall)
         self._wall = wall
         for number, output in enumerate(self.outputs):
             for at, stream in enumerate(output.streams):
@@ -186,6 +92,47 @@ class Relay:
                     self._commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
         commands, self._commands = self._commands, []
         return commands
+
+    def again(self, record: Sequence[Any], now: float) -> None:
+        """Handle one record of the log once more, after a restart; what follows from it was sent before.
+
+        Raises:
+            StateError: it is no record of this relay's.
+        """
+        try:
+            kind, i, *rest = record
+            source = self.sources[i] if kind != persist.HEARTBEAT else self.sources[0]
+            if kind == persist.DELIVERED:
+                seq, payload, source.topic = rest
+                source.sequencer.again(seq, payload)
+                self._deliver(i, source, Deliver(seq, payload), now)
+            elif kind == persist.NEW_EPOCH:
+                source.sequencer.again_another_life()
+                self._forget(i, source, now)
+            elif kind == persist.LOST:
+                source.sequencer.partial = True
+                if source.spec.on_lost == "clear":
+                    self._forget(i, source, now)
+            elif kind == persist.WITHDRAWN:
+                self._withdraw(i, source, now)
+            elif kind == persist.RESTORED:
+                self._restore(i, source, now)
+            elif kind == persist.HEARTBEAT:
+                self._heartbeat(i, rest[0], now)
+            elif kind == persist.BEGUN:
+                self.begin(now, rest[0])
+            else:
+                raise persist.StateError(f"unknown record {kind!r}")
+        except (LookupError, TypeError, ValueError) as error:
+            raise persist.StateError(f"record: {error}") from error
+        self._commands.clear()
+
+    def resumed(self, now: float) -> None:
+        """All of the log was handled: every source is away until its connection stands again."""
+        for source in self.sources:
+            source.sequencer.actions.clear()
+            if source.sequencer.next or len(source.normalizer.index):
+                source.down_since = now
 
     # -- sources ---------------------------------------------------------------------------------------------------
 
@@ -216,6 +163,7 @@ class Relay:
         if isinstance(message, ReplayEnd):
             source.sequencer.replay_ended(event.request, now)
         else:
+            source.topic = source.topic if message.topic is None else message.topic
             source.sequencer.replayed(event.request, message.seq, message.payload, now)
         self._run(event.source, source, now)
 
@@ -248,22 +196,32 @@ class Relay:
         for _ in range(min(len(actions), SLICE)):
             action = actions.popleft()
             if isinstance(action, Deliver):
+                self._record(persist.DELIVERED, i, action.seq, action.payload, source.topic)
                 self._deliver(i, source, action, now)
             elif isinstance(action, Ask):
                 self._commands.append(RequestReplay(i, action.request, action.start))
             elif isinstance(action, Stop):
                 self._commands.append(CancelReplay(i, action.request))
             elif isinstance(action, NewEpoch):
-                self._clear(i, source, now)
-                source.normalizer.reset()
+                self._record(persist.NEW_EPOCH, i)
+                self._forget(i, source, now)
             elif isinstance(action, Lost):
+                self._record(persist.LOST, i)
                 if source.spec.on_lost == "clear":
-                    self._clear(i, source, now)
-                    source.normalizer.reset()
+                    self._forget(i, source, now)
             elif isinstance(action, Synced):
                 self._restore(i, source, now)
         if actions:
             self.backlog = True
+
+    def _record(self, *record: Any) -> None:
+        if self.records is not None:
+            self.records.append(record)
+
+    def _forget(self, i: int, source: Source, now: float) -> None:
+        """Nothing that was known of this source's cache can be relied on any more."""
+        self._clear(i, source, now)
+        source.normalizer.reset()
 
     def _deliver(self, i: int, source: Source, action: Deliver, now: float) -> None:
         batch = codec.decode_batch(action.payload, self.limits.max_events)
@@ -286,6 +244,7 @@ class Relay:
         """The engine is gone for too long: to the routers its blocks are, too."""
         if source.withdrawn:
             return
+        self._record(persist.WITHDRAWN, i)
         source.withdrawn = True
         source.stats.timeouts += 1
         source.sequencer.lose()
@@ -295,6 +254,7 @@ class Relay:
         """The engine is in sync; one that was withdrawn and is still in the same life has its blocks told again."""
         if not source.withdrawn:
             return
+        self._record(persist.RESTORED, i)
         source.withdrawn = False
         self._publish_all(i, source, list(source.normalizer.announce()), now)
         source.told = len(source.normalizer.index) > 0
@@ -329,14 +289,18 @@ class Relay:
     def _heartbeats(self, now: float) -> None:
         for number, output in enumerate(self.outputs):
             for at, stream in enumerate(output.streams):
-                if not stream.heartbeat_due(now):
-                    continue
-                source = self.sources[0 if output.spec.merged else at]
-                rank = output.rank_of(at, source)
-                payload = encode(stream.profile.wire, [], max(self._wall, source.ts), rank)
-                seq = stream.append(payload, now, empty=True)
-                output.stats.heartbeats += 1
-                self._commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))
+                if stream.heartbeat_due(now):
+                    self._record(persist.HEARTBEAT, number, at)
+                    self._heartbeat(number, at, now)
+
+    def _heartbeat(self, number: int, at: int, now: float) -> None:
+        output = self.outputs[number]
+        stream = output.streams[at]
+        source = self.sources[0 if output.spec.merged else at]
+        payload = encode(stream.profile.wire, [], max(self._wall, source.ts), output.rank_of(at, source))
+        seq = stream.append(payload, now, empty=True)
+        output.stats.heartbeats += 1
+        self._commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))
 
     def _asked(self, event: ReplayAsked, now: float) -> None:
         del now

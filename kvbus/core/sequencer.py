@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -233,6 +233,40 @@ class Sequencer:
     def lose(self) -> None:
         """The engine has been gone for too long: from now on it counts as lost, whatever it still held."""
         self.state = State.LOST
+
+    # -- over a restart of this process ------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """What a restart has to know, as plain data: which life, how far, and by what its batches are told."""
+        return {
+            "epoch": self.epoch,
+            "next": self.next,
+            "partial": self.partial,
+            "synced": self.synced,
+            "no_buffer": self._no_buffer,
+            "delivered": self._delivered.dump(),
+        }
+
+    def load(self, data: dict[str, Any]) -> None:
+        """Go on where a former process was; the connection is away until :meth:`up`."""
+        self.epoch, self.next, self.partial = data["epoch"], data["next"], data["partial"]
+        self.synced, self._no_buffer = data["synced"], data["no_buffer"]
+        self.horizon = self.next
+        self._delivered.load(data["delivered"])
+
+    def again(self, seq: int, payload: bytes) -> None:
+        """A batch of the log: it was delivered before the restart."""
+        self.partial |= self.next == 0 and seq > 0
+        self.synced = True
+        self._delivered.skip(self.next, seq)
+        self._delivered.add(seq, payload)
+        self.next = self.horizon = seq + 1
+
+    def again_another_life(self) -> None:
+        """An epoch of the log."""
+        self.epoch += 1
+        self.partial = False
+        self._begin_life()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 

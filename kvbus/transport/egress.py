@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import zmq
@@ -27,6 +28,8 @@ Message = tuple[bytes, bytes, bytes, int]
 class LiveOutput:
     """Publish numbered batches on one endpoint, bound, or dialled out to a router that binds its SUB.
 
+    ``before_send`` is called before any batch leaves (the state it follows from is written first).
+
     Raises:
         BindError: the endpoint cannot be bound.
     """
@@ -40,11 +43,13 @@ class LiveOutput:
         send_hwm: int,
         queue_limit: int,
         stats: OutputStats,
+        before_send: Callable[[], None] | None = None,
     ) -> None:
         self._socket = make_socket(context, zmq.XPUB, SNDHWM=send_hwm)
         self._stats = stats
         self._queue: deque[Message] = deque()
         self._queue_limit = queue_limit
+        self._before_send = before_send
         self._soon: asyncio.Handle | None = None
         self._subscribers = 0
         try:
@@ -69,6 +74,8 @@ class LiveOutput:
 
     def _flush(self) -> None:
         self._soon = None
+        if self._before_send is not None:
+            self._before_send()
         queue = self._queue
         for _ in range(min(len(queue), BURST)):
             topic, seq, payload, events = queue.popleft()
@@ -108,6 +115,8 @@ class LiveOutput:
 
     def flush(self) -> None:
         """Hand over everything that waits."""
+        if self._before_send is not None:
+            self._before_send()
         while self._queue:
             self._send(*self._queue.popleft())
 

@@ -94,7 +94,7 @@ def test_duplicate_names(problems):
         ),
     ],
 )
-def test_two_at_one_address(problems, sources, outputs, more, key, other):  # noqa: PLR0917 - a table
+def test_two_at_one_address(problems, sources, outputs, more, key, other):
     found = problems(_text(sources, outputs, more))
     assert set(found) == {key}
     assert f"is taken by {other}" in found[key]

@@ -25,15 +25,15 @@ import msgspec
 
 from kvbus.core.codec import Batch, decode_batch
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.emit import OutEvent
 from kvbus.core.encoding import PROFILES
 from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
 from kvbus.core.frames import END_SEQ
-from kvbus.core.emit import OutEvent
 from kvbus.core.normalize import Normalizer, Rules
-from kvbus.core.relay import OutputSpec, Relay, SourceSpec
+from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.relay import Relay
 from kvbus.core.sequencer import Settings
 from kvbus.core.stats import SourceStats
-from kvbus.core.encoding import PROFILES
 from kvbus.core.types import Hash
 from tests.wire.captures import PlainSetRouter
 
@@ -183,9 +183,7 @@ def down(source: int = 0) -> Happens:
     return Happens(f"down {source}", lambda _: SourceDown(source))
 
 
-def live(
-    seq: int, *events: Any, source: int = 0, ts: float = 1.0, rank: int | None = 0, topic: bytes = b""
-) -> Happens:
+def live(seq: int, *events: Any, source: int = 0, ts: float = 1.0, rank: int | None = 0, topic: bytes = b"") -> Happens:
     frames = batch(seq, *events, ts=ts, rank=rank, topic=topic)
     return Happens(f"live {seq}: {'; '.join(map(short, events))}", lambda _: BatchReceived(source, frames))
 

@@ -139,32 +139,42 @@ WRONG = [
     (["BlockRemoved", ["1"]], Reason.HASH_KIND),
     (["BlockRemoved", [1], 5], Reason.WRONG_TYPE),
 ]
-for _name in ("block_hashes", "token_ids", "block_size"):
-    WRONG.append(({k: v for k, v in GOOD.items() if k != _name}, Reason.MISSING_FIELD))
-for _value in ("1", 1.0, True, None, [1], {"a": 1}):
-    WRONG.append((GOOD | {"block_hashes": [_value, 2]}, Reason.HASH_KIND))
-    WRONG.append((removed([1, _value]), Reason.HASH_KIND))
-    if _value is not None:
-        WRONG.append((GOOD | {"parent_block_hash": _value}, Reason.HASH_KIND))
-    if not isinstance(_value, list):
-        WRONG.append((GOOD | {"block_hashes": _value}, Reason.WRONG_TYPE))
-        WRONG.append((removed([1]) | {"block_hashes": _value}, Reason.WRONG_TYPE))
-    WRONG.append((GOOD | {"block_size": _value}, Reason.WRONG_TYPE))
-    if _value is not None:
-        WRONG.append((GOOD | {"lora_id": _value}, Reason.WRONG_TYPE))
-        WRONG.append((GOOD | {"group_idx": _value}, Reason.WRONG_TYPE))
-        WRONG.append((GOOD | {"kv_cache_spec_sliding_window": _value}, Reason.WRONG_TYPE))
-        if not isinstance(_value, str):
-            WRONG.append((GOOD | {"medium": _value}, Reason.WRONG_TYPE))
-            WRONG.append((removed([1]) | {"medium": _value}, Reason.WRONG_TYPE))
-            WRONG.append((GOOD | {"lora_name": _value}, Reason.WRONG_TYPE))
-            WRONG.append((GOOD | {"kv_cache_spec_kind": _value}, Reason.WRONG_TYPE))
-for _raw in (b"\xa1\xff", b"\x81\x80\x01"):
-    WRONG.append((GOOD | {"medium": Raw(_raw)}, Reason.WRONG_TYPE))
-    WRONG.append((GOOD | {"novelty": Raw(_raw)}, Reason.WRONG_TYPE))
-    WRONG.append(({"type": Raw(_raw)}, Reason.WRONG_TYPE))
-    WRONG.append(([*array(GOOD), Raw(_raw)], Reason.WRONG_TYPE))
-WRONG.append(({"type": "BlockRemoved", 5: 1}, Reason.WRONG_TYPE))
+
+
+def wrong_types():
+    """Every field of every type it must not have."""
+    for value in ("1", 1.0, True, None, [1], {"a": 1}):
+        yield GOOD | {"block_hashes": [value, 2]}, Reason.HASH_KIND
+        yield removed([1, value]), Reason.HASH_KIND
+        if not isinstance(value, list):
+            yield GOOD | {"block_hashes": value}, Reason.WRONG_TYPE
+            yield removed([1]) | {"block_hashes": value}, Reason.WRONG_TYPE
+        yield GOOD | {"block_size": value}, Reason.WRONG_TYPE
+        if value is None:
+            continue
+        yield GOOD | {"parent_block_hash": value}, Reason.HASH_KIND
+        for name in ("lora_id", "group_idx", "kv_cache_spec_sliding_window"):
+            yield GOOD | {name: value}, Reason.WRONG_TYPE
+        if not isinstance(value, str):
+            for name in ("medium", "lora_name", "kv_cache_spec_kind"):
+                yield GOOD | {name: value}, Reason.WRONG_TYPE
+            yield removed([1]) | {"medium": value}, Reason.WRONG_TYPE
+
+
+def malformed():
+    """Text that is no UTF-8, and a map with a map for a key."""
+    for value in (Raw(b"\xa1\xff"), Raw(b"\x81\x80\x01")):
+        for event in (GOOD | {"medium": value}, GOOD | {"novelty": value}, {"type": value}, [*array(GOOD), value]):
+            yield event, Reason.WRONG_TYPE
+    yield {"type": "BlockRemoved", 5: 1}, Reason.WRONG_TYPE
+
+
+def missing():
+    for name in ("block_hashes", "token_ids", "block_size"):
+        yield {key: value for key, value in GOOD.items() if key != name}, Reason.MISSING_FIELD
+
+
+WRONG += [*missing(), *wrong_types(), *malformed()]
 
 
 class TestABadEvent:
@@ -279,7 +289,22 @@ class TestTokens:
 
     @pytest.mark.parametrize(
         "tokens",
-        [None, 5, "abc", b"abc", {}, [1.0], ["1"], [None], [True], [[1]], [[1, 2, 3]], [1, [2, 3]], [[1, "2"]], [[[1, 2], 3]]],
+        [
+            None,
+            5,
+            "abc",
+            b"abc",
+            {},
+            [1.0],
+            ["1"],
+            [None],
+            [True],
+            [[1]],
+            [[1, 2, 3]],
+            [1, [2, 3]],
+            [[1, "2"]],
+            [[[1, 2], 3]],
+        ],
     )
     def test_anything_else(self, tokens):
         assert decode_tokens(pack(tokens)) is Reason.WRONG_TYPE

@@ -10,7 +10,17 @@ FIRST_BYTES = "a731f2feccc7c63e6cdfa6613bcd95127dc0f7960771fe3163cce44772b87b58"
 
 
 def meta(**fields):
-    return Meta(**{"lora_id": None, "lora_name": None, "medium": None, "group_idx": None, "kind": None, "window": None, **fields})
+    return Meta(
+        **{
+            "lora_id": None,
+            "lora_name": None,
+            "medium": None,
+            "group_idx": None,
+            "kind": None,
+            "window": None,
+            **fields,
+        }
+    )
 
 
 def chunk(hashes, tokens, size, *, keys=None, **fields):

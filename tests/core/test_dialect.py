@@ -75,7 +75,16 @@ def test_a_batch_that_is_a_map():
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"\x93", payload(), payload(cleared()), payload(["BlockRemoved", [1]]), payload(5), payload({"type": 1}), b"\xc1" * 40],
+    [
+        b"",
+        b"\x93",
+        payload(),
+        payload(cleared()),
+        payload(["BlockRemoved", [1]]),
+        payload(5),
+        payload({"type": 1}),
+        b"\xc1" * 40,
+    ],
 )
 def test_nothing_to_tell_it_by(raw):
     assert sniff(raw) is None

@@ -14,7 +14,7 @@ def test_a_conversation_that_goes_as_written():
 def test_a_different_command_fails_with_the_conversation():
     script = Script() >> live(0, store([1]))
     with pytest.raises(AssertionError, match=r"(?s)>> live 0.*expected publish 0: store \[2\].*got  publish 0"):
-        script << publish(0, store([2]))  # noqa: B018
+        script << publish(0, store([2]))
 
 
 def test_a_command_that_was_not_expected_fails():
@@ -26,11 +26,11 @@ def test_a_command_that_was_not_expected_fails():
 def test_a_command_that_does_not_come_fails():
     script = Script() >> live(0)
     with pytest.raises(AssertionError, match="but got  nothing"):
-        script << publish(0, store([2]))  # noqa: B018
+        script << publish(0, store([2]))
 
 
 @pytest.mark.parametrize("envelope", [{"rank": 1}, {"ts": 2.0}, {"topic": b"x"}])
 def test_the_envelope_is_compared_where_given(envelope):
     script = Script() >> live(0, store([1]), ts=1.0, rank=0)
     with pytest.raises(AssertionError, match="but got  publish 0"):
-        script << publish(0, store([1]), **envelope)  # noqa: B018
+        script << publish(0, store([1]), **envelope)

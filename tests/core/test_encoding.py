@@ -73,7 +73,9 @@ class TestDynamo:
         events = [store([-1, 2**64 - 1], 5), removed([-1]), {"type": "AllBlocksCleared"}]
         assert sent("dynamo", *events) == plain_all(events)
 
-    @pytest.mark.parametrize(("medium", "wanted"), [("FS", "DISK"), ("OBJ", "EXTERNAL"), ("CPU", "CPU"), ("GPU", "GPU")])
+    @pytest.mark.parametrize(
+        ("medium", "wanted"), [("FS", "DISK"), ("OBJ", "EXTERNAL"), ("CPU", "CPU"), ("GPU", "GPU")]
+    )
     def test_media_it_does_not_know_leave_under_names_it_does(self, medium, wanted):
         assert sent("dynamo", store([1], medium=medium), removed([1], medium=medium)) == plain_all(
             [store([1], medium=wanted), removed([1], medium=wanted)]

@@ -9,9 +9,6 @@ from kvbus.core.frames import END_SEQ, Limits
 from kvbus.core.normalize import Rules
 from kvbus.core.relay import MAX_BATCH_EVENTS, SLICE, OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencer import Settings, State
-from kvbus.core.encoding import PROFILES
-from kvbus.core.normalize import Rules
-from kvbus.core.events import BatchReceived, Tick
 from kvbus.core.types import Reason
 from tests.core.dsl import (
     Script,
@@ -228,21 +225,20 @@ class TestGaps:
 
     def test_recovered(self):
         script = self.settled()
-        assert (
-            script
-            >> live(2, C)
-            << ask(1)
-            >> replayed(1, B)
-            << publish(1, B)
-            << publish(2, C)
-            << cancel()
-        )
+        assert script >> live(2, C) << ask(1) >> replayed(1, B) << publish(1, B) << publish(2, C) << cancel()
         assert script.stats.recovered == 1
 
     def test_lost_is_told_as_a_clear_before_what_follows(self):
         script = self.settled()
         assert (
-            script >> live(2, C) << ask(1) >> replay_end() << ask(1) >> replay_end() << publish(1, cleared()) << publish(2, C)
+            script
+            >> live(2, C)
+            << ask(1)
+            >> replay_end()
+            << ask(1)
+            >> replay_end()
+            << publish(1, cleared())
+            << publish(2, C)
         )
         assert blocks(script) == {3}
         assert script.stats.lost == 1
@@ -257,7 +253,9 @@ class TestGaps:
         script = Script(settings={"reorder_grace": 0.2})
         assert script >> live(0) >> live(2, A) >> tick(0.3) << publish(0, A)
 
-    @pytest.mark.xfail(strict=True, reason="a loss makes the normalizer forget that this engine's clear is of all tiers")
+    @pytest.mark.xfail(
+        strict=True, reason="a loss makes the normalizer forget that this engine's clear is of all tiers"
+    )
     def test_a_clear_of_all_tiers_is_understood_after_a_loss_too(self):
         script = Script(settings={"reorder_grace": 0.2})
         assert script >> live(0, cleared()) << publish(0, cleared()) >> live(1, A) << publish(1, A)
@@ -438,7 +436,9 @@ class TestReplayAnswers:
     def test_what_the_journal_let_go_is_told_as_state(self):
         script = Script(journal_batches=2)
         assert script >> live(0, A) << publish(0, A) >> live(1, B, C) << publish(1, B, C)
-        assert script >> live(2, removed([3])) << publish(2, removed([3])) >> live(3, store([4])) << publish(3, store([4]))
+        assert (
+            script >> live(2, removed([3])) << publish(2, removed([3])) >> live(3, store([4])) << publish(3, store([4]))
+        )
         assert script >> asked(0) << answer(0, 1, 2, 3) >> asked(1) << answer(1, 2, 3) >> asked(3) << answer(3)
         assert replayed_view(script, 0).blocks == script.router.blocks
 
@@ -591,7 +591,8 @@ class TestBacklog:
 
 def test_a_relay_without_traffic_does_nothing():
     relay = Relay(
-        [SourceSpec("engine", 0, Settings(replay=False), Rules())], [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0)]
+        [SourceSpec("engine", 0, Settings(replay=False), Rules())],
+        [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0)],
     )
     assert relay.handle(Tick(), 0.0) == []
     assert not relay.backlog

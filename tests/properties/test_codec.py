@@ -1,12 +1,20 @@
 """Any bytes at all, and real payloads with a few bytes changed: nothing raises, nothing half-valid gets through."""
 
 import msgspec
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvbus.core.codec import Batch, decode_batch, decode_tokens, encode_batch, encode_positional_batch
 from kvbus.core.dialect import sniff
-from kvbus.core.frames import LiveMessage, Limits, ReplayEnd, ReplayMessage, parse_live, parse_replay, parse_replay_request
+from kvbus.core.frames import (
+    Limits,
+    LiveMessage,
+    ReplayEnd,
+    ReplayMessage,
+    parse_live,
+    parse_replay,
+    parse_replay_request,
+)
 from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.types import Reason
 from tests.core.dsl import Script, pack, payload, plain_all, raw, removed, store, tick
@@ -101,13 +109,11 @@ def test_any_bytes(body):
 
 
 @given(mutated())
-@settings(max_examples=400)
 def test_captured_bytes_after_accidents(body):
     check(body)
 
 
 @given(st.lists(st.one_of(MAPS, ARRAYS, VALUES), max_size=4), SCALARS, SCALARS)
-@settings(max_examples=200)
 def test_well_formed_nonsense(events, ts, rank):
     check(pack([1.0, events, 0]))
     check(pack([ts, events, rank]))
@@ -124,7 +130,6 @@ def test_nonsense_beside_good_events_costs_them_nothing(events):
 
 
 @given(st.lists(mutated(), min_size=1, max_size=6))
-@settings(max_examples=150)
 def test_the_relay_lives_through_it_and_what_leaves_keeps_every_rule(bodies):
     script = Script()
     for seq, body in enumerate([*bodies, payload(store([2**40]))]):

@@ -1,5 +1,7 @@
 """The journal against a plain list of everything that was ever appended."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,7 +37,7 @@ def test_it_holds_an_unbroken_end_of_what_was_appended_within_its_limits(batches
         assert [number for number, _ in held] == list(range(journal.first_seq, seq + 1))
         assert all(payload == body(number, batches[number]) for number, payload in held)
         assert all(entry.empty for entry in entries if entry.count > 1)
-        assert not any(a.empty and b.empty for a, b in zip(entries, entries[1:], strict=False))
+        assert not any(a.empty and b.empty for a, b in pairwise(entries))
 
 
 @given(batches=BATCHES, max_batches=st.integers(1, 10), max_bytes=st.integers(1, 60))

@@ -20,7 +20,9 @@ from kvbus.core.encoding import Profile
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
 from kvbus.core.frames import END_SEQ
 from kvbus.core.normalize import Rules
-from kvbus.core.relay import OutputSpec, Relay, SourceSpec
+from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.persist import Loader, decode_log, dump, encode_log
+from kvbus.core.relay import Relay
 from kvbus.core.sequencer import Settings, State
 
 encode = msgspec.msgpack.encode
@@ -140,7 +142,7 @@ class RelayMachine(RuleBasedStateMachine):
     def begin(self, buffer_steps: int, replay: bool, timeout: float, reorder: int, journal: int) -> None:
         self.engine = Engine(buffer_steps)
         self.now = 100.0
-        self.relay = Relay(
+        self.make_relay = lambda: Relay(
             [
                 SourceSpec(
                     "engine",
@@ -153,6 +155,10 @@ class RelayMachine(RuleBasedStateMachine):
             ],
             [OutputSpec("out", Profile(), [None], heartbeat=1.0, journal_batches=journal)],
         )
+        self.relay = self.make_relay()
+        self.relay.records = []
+        self.saved = list(dump(self.relay))
+        self.log: list[bytes] = []
         self.source = self.relay.sources[0]
         self.connected = False
         self.wire: list[tuple[int, bytes]] = []
@@ -276,6 +282,38 @@ class RelayMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.feed(Tick(self.now))
+
+    # -- kvbus itself --------------------------------------------------------------------------------------------
+
+    @rule(new_generation=st.booleans())
+    def kvbus_is_killed_and_comes_back(self, new_generation: bool) -> None:
+        """With its state: same index, same numbering, same journal; counters and connections begin anew."""
+        self.write_log()
+        blocks = {block for table in self.source.normalizer.index.tables.values() for block in table.blocks}
+        if new_generation:
+            self.saved, self.log = list(dump(self.relay)), []
+        self.disconnect_now()
+        self.write_log()
+        relay = self.make_relay()
+        loader = Loader(relay)
+        for blob in self.saved:
+            loader.feed(blob)
+        assert loader.complete
+        for blob in self.log:
+            for record in decode_log(blob):
+                relay.again(record, self.now)
+        relay.resumed(self.now)
+        assert relay.outputs[0].streams[0].next_seq == self.last_seq + 1
+        again = relay.sources[0]
+        assert {block for table in again.normalizer.index.tables.values() for block in table.blocks} == blocks
+        assert again.sequencer.next <= self.source.sequencer.next
+        relay.records = []
+        self.relay, self.source = relay, again
+
+    def write_log(self) -> None:
+        assert self.relay.records is not None
+        self.log.append(encode_log(self.relay.records))
+        self.relay.records = []
 
     # -- the router ----------------------------------------------------------------------------------------------
 

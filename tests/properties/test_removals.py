@@ -12,7 +12,9 @@ BLOCKS = st.integers(0, 12)
 def forests(draw):
     """Blocks of a forest in any order, some of them: each parent is a smaller number, None, or a stranger."""
     count = draw(st.integers(0, 20))
-    parents = {b: draw(st.one_of(st.none(), st.integers(0, b - 1) if b else st.none(), st.just(999))) for b in range(count)}
+    parents = {
+        b: draw(st.one_of(st.none(), st.integers(0, b - 1) if b else st.none(), st.just(999))) for b in range(count)
+    }
     gone = draw(st.permutations(range(count)))
     return [(block, parents[block]) for block in gone[: draw(st.integers(0, count))]]
 

@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from kvbus.config import load
-from kvbus.core.relay import Source
+from kvbus.core.parts import Source
 from kvbus.daemon import Daemon
 from tests.wire.captures import PlainSetRouter
 

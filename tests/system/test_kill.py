@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import uvloop
 
 from kvbus.play import Faults, Publish, Stats, schedule
@@ -26,22 +27,22 @@ KILLS = 12
 class Process:
     """One `kvbus run` after the other, on the same endpoints."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, keeps_state: bool) -> None:
         ports = free_ports(4)
         self.engine, self.engine_replay, self.out, self.out_replay = (f"tcp://127.0.0.1:{port}" for port in ports)
         self._config = directory / "kvbus.yaml"
         self._config.write_text(
             f"sources: [{{endpoint: '{self.engine}', replay_endpoint: '{self.engine_replay}'}}]\n"
             f"outputs: [{{endpoint: '{self.out}', replay_endpoint: '{self.out_replay}', heartbeat: 0.2}}]\n"
-            f"http: null\nstate_dir: {directory / 'state'}\nprobe_interval: 0.2\n"
+            f"http: null\nstate_dir: {directory / 'state' if keeps_state else 'null'}\nprobe_interval: 0.2\n"
         )
-        (directory / "state").mkdir()
+        self._env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
+        self._env["XDG_RUNTIME_DIR"] = str(directory)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvbus", "run", "-c", str(self._config)], env=env, stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "kvbus", "run", "-c", str(self._config)], env=self._env, stderr=subprocess.DEVNULL
         )
 
     def kill(self) -> None:
@@ -60,30 +61,39 @@ def killed_at_the_end(process: Process) -> Iterator[Process]:
         process.kill()
 
 
-def test_killed_at_random_instants(tmp_path: Path) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, killed_at_the_end(Process(tmp_path)) as process:
-        runner.run(under_traffic(process))
+@pytest.mark.parametrize("keeps_state", [True, False])
+def test_killed_at_random_instants(tmp_path: Path, keeps_state: bool) -> None:
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        killed_at_the_end(Process(tmp_path, keeps_state=keeps_state)) as process,
+    ):
+        runner.run(under_traffic(process, buffer_steps=100 if keeps_state else 10_000))
 
 
-async def under_traffic(process: Process) -> None:
+async def under_traffic(process: Process, buffer_steps: int) -> None:
+    """An engine that forgets quickly can be told exactly only by a bus that remembers; one that does not, by any."""
     rng = random.Random(20)
     messages = load(NAME)
     kill_before = set(rng.sample(range(len(messages)), KILLS))
     router = RouterOnASet(process.out, process.out_replay)
     router.subscribe()
     try:
-        async with EnginePublisher(process.engine, process.engine_replay, bind=True) as engine:
+        async with EnginePublisher(
+            process.engine, process.engine_replay, bind=True, buffer_steps=buffer_steps
+        ) as engine:
             await engine.wait_for_subscriber(30)
+            starts = 1
             for at, step in enumerate(schedule(messages, Faults(), Stats())):
                 assert isinstance(step, Publish)
                 engine.publish(step.message.payload, seq=step.message.seq)
                 if at in kill_before:
                     process.kill()
                     process.start()
-                    if rng.random() < 0.5:
-                        # half of the time traffic goes on while it is away, half of the time it is back first
-                        await engine.wait_for_subscriber(30)
-                await asyncio.sleep(0)
+                    starts += 1
+                    if buffer_steps < len(messages):
+                        # traffic goes on while the bus is away only where the engine will remember it
+                        await engine.wait_for_subscriber(30, count=starts)
+                await asyncio.sleep(0.001)  # a pace: what is under way at a kill fits the buffer of the engine
                 await router.follow()
             seen = router.next
 

@@ -1,0 +1,224 @@
+"""``state_dir``: the relay's state on disk, so that a restart of kvbus is one that nobody notices.
+
+A directory holds generations: ``state-N.dump`` is a whole state, ``state-N.log`` what happened from that moment on. A
+log record is written before anything that follows from it is sent, so a killed process has never said what its
+successor does not know. When a log has grown, the next generation begins: its log at once, its dump in slices beside
+the traffic; until that dump is whole (and only then named so), both logs count. Frames are ``length, CRC-32, body``;
+the end of a log may be torn, anything else that is not whole is refused, moved aside and counted, and the relay begins
+empty. Nothing is synced to the platter: this outlives the process, not a power cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+from kvbus.core.persist import Loader, Record, StateError, decode_log, dump, encode_log
+from kvbus.core.relay import Relay
+
+log = logging.getLogger("kvbus.state")
+
+MAGIC: Final = b"kvbus-state-001\n"
+_FRAME: Final = struct.Struct("=II")
+MIN_ROTATE: Final = 32 * 1024 * 1024
+"""A log is rotated when it is larger than this and than the dump before it."""
+
+
+class StateStore:
+    """The generations of one configuration in one directory.
+
+    Args:
+        directory: made if it is not there.
+        identity: names of sources and outputs; another configuration's state is not loaded.
+    """
+
+    def __init__(self, directory: Path, identity: Sequence[str]) -> None:
+        self._directory = directory
+        self._header = MAGIC + hashlib.sha256("\n".join(identity).encode()).digest()[:16]
+        self._generation = 0
+        self._log: int | None = None
+        self._log_bytes = 0
+        self._dump_bytes = 0
+        self._dumping: Iterator[bytes] | None = None
+        self._dump_file: int | None = None
+        self._relay: Relay | None = None
+        self.refused = 0
+        """Files that could not be used and were moved aside."""
+        self.failed = False
+        """Writing failed (disk full, directory gone): kvbus goes on without, and says so."""
+
+    def open(self, relay: Relay, now: float) -> bool:
+        """Load the newest state into a fresh relay and begin a new generation; False if there was none to load.
+
+        Raises:
+            StateError: what was loaded so far cannot be continued; the files were moved aside, begin with a new relay.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        dumps = sorted(self._generations("dump"))
+        loaded = False
+        if dumps:
+            try:
+                self._load(relay, dumps[-1], now)
+                loaded = True
+            except (StateError, OSError) as error:
+                self._move_aside(str(error))
+                raise StateError(str(error)) from error
+            finally:
+                self._generation = max([*dumps, *self._generations("log")])
+        self._relay = relay
+        relay.records = []
+        self._begin_generation()
+        while self._dumping is not None:
+            self.work()
+        return loaded
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _load(self, relay: Relay, generation: int, now: float) -> None:
+        loader = Loader(relay)
+        for body in self._frames(self._path(generation, "dump"), torn_end=False):
+            loader.feed(body)
+        if not loader.complete:
+            raise StateError("the dump has no end")
+        records = 0
+        for later in sorted(n for n in self._generations("log") if n >= generation):
+            for body in self._frames(self._path(later, "log"), torn_end=True):
+                for record in decode_log(body):
+                    relay.again(record, now)
+                    records += 1
+        relay.resumed(now)
+        blocks = sum(len(source.normalizer.index) for source in relay.sources)
+        log.info("state loaded: %d blocks, %d log records since the dump", blocks, records)
+
+    def _frames(self, path: Path, *, torn_end: bool) -> Iterator[bytes]:
+        with path.open("rb") as file:
+            if file.read(len(self._header)) != self._header:
+                raise StateError(f"{path.name} is of another version or another configuration")
+            while head := file.read(_FRAME.size):
+                size, crc = _FRAME.unpack(head) if len(head) == _FRAME.size else (-1, 0)
+                body = file.read(size) if size >= 0 else b""
+                if size < 0 or len(body) != size or crc32(body) != crc:
+                    if torn_end and not file.read(1):
+                        return
+                    raise StateError(f"{path.name} is damaged")
+                yield body
+
+    def _generations(self, kind: str) -> list[int]:
+        found = []
+        for path in self._directory.glob(f"state-*.{kind}"):
+            number = path.name.removeprefix("state-").removesuffix(f".{kind}")
+            if number.isdigit():
+                found.append(int(number))
+        return found
+
+    def _path(self, generation: int, kind: str) -> Path:
+        return self._directory / f"state-{generation}.{kind}"
+
+    def _move_aside(self, why: str) -> None:
+        stamp = time.strftime("%Y%m%dT%H%M%S")
+        log.error("the saved state cannot be used (%s): moved aside as *.refused-%s, beginning empty", why, stamp)
+        for path in self._directory.glob("state-*"):
+            if path.suffix in (".dump", ".log"):
+                path.rename(path.with_name(f"{path.name}.refused-{stamp}"))
+                self.refused += 1
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what the relay has recorded; called before anything of it is sent."""
+        relay = self._relay
+        if relay is None or not relay.records:
+            return
+        records, relay.records = relay.records, []
+        self._append(records)
+
+    def _append(self, records: list[Record]) -> None:
+        if self.failed or self._log is None:
+            return
+        try:
+            self._log_bytes += _write(self._log, encode_log(records))
+        except OSError as error:
+            self._fail(error)
+
+    def work(self) -> None:
+        """A slice of housekeeping, some milliseconds at most: go on with a dump, or begin one if the log has grown."""
+        if self.failed or self._relay is None:
+            return
+        try:
+            if self._dumping is not None:
+                self._go_on()
+            elif self._log_bytes > max(MIN_ROTATE, self._dump_bytes):
+                self._begin_generation()
+        except OSError as error:
+            self._fail(error)
+
+    def _begin_generation(self) -> None:
+        if self._relay is None:
+            return
+        self.flush()
+        self._generation += 1
+        if self._log is not None:
+            os.close(self._log)
+        self._log = self._create(self._path(self._generation, "log"))
+        self._log_bytes = 0
+        self._dump_bytes = 0
+        self._dump_file = self._create(self._path(self._generation, "part"))
+        self._dumping = dump(self._relay)
+        self._go_on()
+
+    def _create(self, path: Path) -> int:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.write(fd, self._header)
+        return fd
+
+    def _go_on(self) -> None:
+        if self._dumping is None or self._dump_file is None:
+            return
+        until = time.perf_counter() + 0.003
+        while time.perf_counter() < until:
+            body = next(self._dumping, None)
+            if body is None:
+                os.close(self._dump_file)
+                self._dump_file = self._dumping = None
+                self._path(self._generation, "part").rename(self._path(self._generation, "dump"))
+                self._drop_older()
+                return
+            self._dump_bytes += _write(self._dump_file, body)
+
+    def _drop_older(self) -> None:
+        for kind in ("dump", "log", "part"):
+            for generation in self._generations(kind):
+                if generation < self._generation:
+                    self._path(generation, kind).unlink(missing_ok=True)
+
+    def _fail(self, error: OSError) -> None:
+        self.failed = True
+        log.error("the state cannot be written any more (%s): going on without", error.strerror or error)
+        if self._relay is not None:
+            self._relay.records = None
+        self._move_aside("it is no longer being written")
+
+    def close(self) -> None:
+        """An orderly end: everything is on disk."""
+        self.flush()
+        for fd in (self._log, self._dump_file):
+            if fd is not None:
+                os.close(fd)
+        self._log = self._dump_file = self._dumping = None
+        if self._relay is not None:
+            self._relay.records = None
+
+
+def _write(fd: int, body: bytes) -> int:
+    frame = _FRAME.pack(len(body), crc32(body)) + body
+    view = memoryview(frame)
+    while view:
+        view = view[os.write(fd, view) :]
+    return len(frame)

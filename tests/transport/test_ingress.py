@@ -1,0 +1,178 @@
+"""A source's sockets against real publishers: the live stream, and one connection per replay request."""
+
+import contextlib
+
+import pytest
+import zmq
+
+from kvbus.errors import BindError
+from kvbus.transport.ingress import LiveStream, ReplayClient
+from kvbus.transport.publisher import EnginePublisher
+from tests.system.bus import free_ports
+from tests.transport.loops import END, both_loops, eventually, turns, u64
+
+
+def endpoint():
+    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
+
+
+@contextlib.asynccontextmanager
+async def live_stream(context, where, *, bind=False, topic=b""):
+    got, said = [], []
+    stream = LiveStream(context, where, bind=bind, topic=topic, on_message=got.append, on_connection=said.append)
+    try:
+        yield got, said
+    finally:
+        stream.close()
+        await turns()
+
+
+@both_loops
+@pytest.mark.parametrize("bind", [False, True])
+async def test_a_stream_from_the_first_to_the_last_batch(context, bind):
+    where = endpoint()
+    async with (
+        live_stream(context, where, bind=bind) as (got, said),
+        EnginePublisher(where, None, topic=b"kv", bind=not bind) as engine,
+    ):
+        await engine.wait_for_subscriber(20)
+        await eventually(lambda: said == [True], "the connection")
+        for n in range(3000):
+            engine.publish(b"%d" % n)
+        await eventually(lambda: len(got) == 3000, "every batch")
+        assert got == [[b"kv", u64(n), b"%d" % n] for n in range(3000)]
+
+
+@both_loops
+async def test_an_engine_that_comes_later_and_again(context):
+    where = endpoint()
+    async with live_stream(context, where) as (got, said):
+        async with EnginePublisher(where, None, bind=True) as engine:
+            await engine.wait_for_subscriber(20)
+            engine.publish(b"first life")
+            await eventually(lambda: got, "a batch")
+            engine.restart()
+            await engine.wait_for_subscriber(20)
+            engine.publish(b"second life")
+            await eventually(lambda: len(got) == 2, "a batch of the new life")
+        await eventually(lambda: said[-1] is False, "the engine's end")
+        assert said == [True, False] * 2
+        assert got == [[b"", u64(0), b"first life"], [b"", u64(0), b"second life"]]
+
+
+@both_loops
+async def test_only_topics_with_the_prefix(context):
+    where = endpoint()
+    async with (
+        live_stream(context, where, topic=b"kv@") as (got, _),
+        EnginePublisher(where, None, bind=True) as engine,
+    ):
+        await engine.wait_for_subscriber(20)
+        for topic in (b"", b"kv", b"kv@a", b"metrics", b"kv@b", b"KV@c"):
+            engine.send_frames(topic, u64(0), b"x")
+        engine.send_frames(b"kv@end", u64(0), b"x")
+        await eventually(lambda: got and got[-1][0] == b"kv@end", "the last one")
+        assert [frames[0] for frames in got] == [b"kv@a", b"kv@b", b"kv@end"]
+
+
+@both_loops
+async def test_messages_of_any_shape_are_handed_over(context):
+    """Judging them is the core's work; the transport drops nothing in silence."""
+    where = endpoint()
+    async with live_stream(context, where) as (got, _), EnginePublisher(where, None, bind=True) as engine:
+        await engine.wait_for_subscriber(20)
+        shapes = [[b""], [b"", b""], [b"t", u64(1), b"p", b"more"], [b"", u64(2), b"x" * 3_000_000]]
+        for shape in shapes:
+            engine.send_frames(*shape)
+        await eventually(lambda: len(got) == len(shapes), "every message")
+        assert got == shapes
+
+
+@both_loops
+async def test_a_taken_endpoint_is_named(context):
+    where = endpoint()
+    async with live_stream(context, where, bind=True):
+        with pytest.raises(BindError, match=where):
+            LiveStream(context, where, bind=True, topic=b"", on_message=print, on_connection=print)
+        await turns()
+
+
+def replays(context, where, start):
+    got = []
+    return ReplayClient(context, where, start, got.append), got
+
+
+@both_loops
+@pytest.mark.parametrize("framing", ["3", "4"])
+async def test_a_replay_is_asked_for_and_answered(context, framing):
+    async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True, framing=framing) as engine:
+        for n in range(5000):
+            engine.publish(b"%d" % n)
+        client, got = replays(context, engine.replay_endpoint, 10)
+        await eventually(lambda: got and END in got[-1], "the END")
+        assert [frames[-2:] for frames in got[:-1]] == [[u64(n), b"%d" % n] for n in range(10, 5000)]
+        client.close()
+        await turns()
+
+
+@both_loops
+async def test_a_request_made_before_the_engine_is_there(context):
+    where = endpoint()
+    client, got = replays(context, where, 0)
+    async with EnginePublisher("tcp://127.0.0.1:*", where, bind=True):
+        await eventually(lambda: got and END in got[-1], "the END")
+    client.close()
+    await turns()
+
+
+@both_loops
+async def test_answers_to_an_older_request_never_reach_a_newer_one(context):
+    """The engine answers late and all at once; whoever asked and left gets nothing, whoever asks now gets theirs."""
+    router = context.socket(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    where = f"tcp://127.0.0.1:{port}"
+    old, old_got = replays(context, where, 1)
+    asked = {}
+
+    def request():
+        if router.poll(0):
+            identity, _, start = router.recv_multipart()
+            asked[int.from_bytes(start, "big")] = identity
+        return asked
+
+    await eventually(lambda: 1 in request(), "the old request")
+    old.close()
+    await turns()
+    new, new_got = replays(context, where, 2)
+    await eventually(lambda: 2 in request(), "the new request")
+    assert asked[1] != asked[2]
+    for at in range(100):
+        router.send_multipart([asked[1], b"", b"", u64(at), b"old"])
+        router.send_multipart([asked[2], b"", b"", u64(at), b"new"])
+    for identity in asked.values():
+        router.send_multipart([identity, b"", b"", END, b""])
+    await eventually(lambda: new_got and END in new_got[-1], "the END of the new answer")
+    assert old_got == []
+    assert [frames[-1] for frames in new_got[:-1]] == [b"new"] * 100
+    new.close()
+    router.close(0)
+    await turns()
+
+
+@both_loops
+async def test_hundreds_of_requests_leave_nothing_behind(context):
+    """Requests asked and dropped at any moment: no descriptor is left, and the next one is answered."""
+    async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
+        for n in range(50):
+            engine.publish(b"%d" % n)
+        for n in range(300):
+            client, got = replays(context, engine.replay_endpoint, 0)
+            if n % 10 == 0:
+                await eventually(lambda got=got: got, "a first answer")
+            client.close()
+            await turns(2)
+        client, got = replays(context, engine.replay_endpoint, 0)
+        await eventually(lambda: got and END in got[-1], "the last one's END")
+        assert len(got) == 51
+        client.close()
+        await turns()

@@ -1,0 +1,194 @@
+"""When a source's connection stands and when it is gone, told by libzmq's own monitor."""
+
+import asyncio
+import contextlib
+import socket
+
+import zmq
+
+from kvbus.transport.monitor import ConnectionMonitor
+from kvbus.transport.sockets import make_socket
+from tests.system.bus import free_ports
+from tests.transport.loops import both_loops, eventually, turns
+
+
+class Watched:
+    """A SUB and what its monitor said."""
+
+    def __init__(self, context):
+        self.socket = make_socket(context, zmq.SUB, RECONNECT_IVL=5, RECONNECT_IVL_MAX=0)
+        self.socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self.said = []
+        self.monitor = ConnectionMonitor(self.socket, self.said.append)
+
+
+@contextlib.asynccontextmanager
+async def watched(context):
+    one = Watched(context)
+    try:
+        yield one
+    finally:
+        one.monitor.close()
+        one.monitor.close()  # twice is once
+        one.socket.close()
+        await turns()
+
+
+def publisher(context, endpoint, *, bind=True):
+    pub = context.socket(zmq.PUB)
+    pub.setsockopt(zmq.LINGER, 0)
+    pub.setsockopt(zmq.RECONNECT_IVL, 5)
+    if bind:
+        pub.bind(endpoint)
+    else:
+        pub.connect(endpoint)
+    return pub
+
+
+async def bound_again(context, endpoint):
+    """A publisher on an address that the last one has not quite given back yet."""
+    found = []
+
+    def bind():
+        with contextlib.suppress(zmq.ZMQError):
+            found.append(publisher(context, endpoint))
+        return found
+
+    await eventually(bind, "the address, free again")
+    return found[0]
+
+
+def endpoint():
+    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
+
+
+@both_loops
+async def test_connecting_before_there_is_anybody(context):
+    where = endpoint()
+    async with watched(context) as one:
+        one.socket.connect(where)
+        # libzmq has tried and failed at least once before somebody is there
+        await eventually(lambda: refused(where), "a refused connection")
+        assert one.said == []
+        assert not one.monitor.up
+        pub = publisher(context, where)
+        await eventually(lambda: one.said == [True], "the connection")
+        pub.close()
+        await eventually(lambda: one.said == [True, False], "its end")
+
+
+def refused(where):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", int(where.rpartition(":")[2]))) != 0
+
+
+@both_loops
+async def test_a_peer_that_restarts_again_and_again(context):
+    where = endpoint()
+    async with watched(context) as one:
+        one.socket.connect(where)
+        for life in range(1, 6):
+            pub = await bound_again(context, where)
+            await eventually(lambda life=life: one.said == [True, False] * (life - 1) + [True], f"life {life} found")
+            assert one.monitor.up
+            pub.close()
+            await eventually(lambda life=life: one.said == [True, False] * life, f"the end of life {life}")
+            assert not one.monitor.up
+
+
+@both_loops
+async def test_bound_with_two_peers_coming_and_going(context):
+    """Up with the first, down with the last: in between nothing is said."""
+    where = endpoint()
+    async with watched(context) as one:
+        one.socket.bind(where)
+        first = publisher(context, where, bind=False)
+        await eventually(lambda: one.said == [True], "the first peer")
+        second = publisher(context, where, bind=False)
+        await heard_from(second, one.socket)
+        first.close()
+        third = publisher(context, where, bind=False)
+        await heard_from(third, one.socket)  # by now the end of the first one is an old story
+        assert one.said == [True]
+        second.close()
+        third.close()
+        await eventually(lambda: one.said == [True, False], "the last one gone")
+        fourth = publisher(context, where, bind=False)
+        await eventually(lambda: one.said == [True, False, True], "a peer after all were gone")
+        fourth.close()
+
+
+async def heard_from(pub, sub):
+    """The two have shaken hands: what one says reaches the other."""
+
+    def heard():
+        pub.send(b"x")
+        return sub.poll(0)
+
+    await eventually(heard, "a message of this peer")
+    while sub.poll(0):
+        sub.recv()
+
+
+@both_loops
+async def test_a_connection_without_a_handshake_is_none(context):
+    """A probe of the port, or a peer that speaks something else, is no engine."""
+    where = endpoint()
+    port = int(where.rpartition(":")[2])
+    async with watched(context) as one:
+        one.socket.bind(where)
+        for words in (b"", b"GET / HTTP/1.0\r\n\r\n" + b"x" * 64):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(words)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        engine = publisher(context, where, bind=False)
+        await eventually(lambda: one.said == [True], "the engine")
+        engine.close()
+        await eventually(lambda: one.said == [True, False], "its end")
+
+
+@both_loops
+async def test_a_silent_stranger_does_not_keep_the_source_up(context):
+    """The engine is gone though somebody else still holds a connection that never said a word."""
+    where = endpoint()
+    async with watched(context) as one:
+        one.socket.bind(where)
+        engine = publisher(context, where, bind=False)
+        await eventually(lambda: one.said == [True], "the engine")
+        _, stranger = await asyncio.open_connection("127.0.0.1", int(where.rpartition(":")[2]))
+        late = publisher(context, where, bind=False)
+        await heard_from(late, one.socket)  # accepted after the stranger: the stranger is known
+        late.close()
+        engine.close()
+        await eventually(lambda: one.said == [True, False], "no engine any more")
+        stranger.close()
+        await stranger.wait_closed()
+
+
+@both_loops
+async def test_monitors_made_and_closed_in_quick_succession(context):
+    """A monitor's address is named after a descriptor, and those are reused."""
+    where = endpoint()
+    pub = publisher(context, where)
+    for _ in range(25):
+        async with watched(context) as one:
+            one.socket.connect(where)
+            await eventually(lambda one=one: one.said == [True], "the connection")
+    pub.close()
+
+
+@both_loops
+async def test_nothing_is_said_after_close(context):
+    where = endpoint()
+    pub = publisher(context, where)
+    async with watched(context) as one:
+        one.socket.connect(where)
+        await eventually(lambda: one.said == [True], "the connection")
+        one.monitor.close()
+        pub.close()
+        again = await bound_again(context, where)
+        await heard_from(again, one.socket)
+        assert one.said == [True]
+        again.close()
