@@ -61,12 +61,12 @@ class Daemon:
     def __init__(self, config: Config, *, keep_seqs: bool = True) -> None:
         self.config = config
         self.streams = config.streams()
+        self.process = ProcessStats()
         self.resumed = False
         """The relay goes on where a former process was."""
         self._marks, self._mark_of = _open_marks(config, len(self.streams), keep=keep_seqs)
         self.relay = self._make_relay()
         self._state = self._load_state() if config.state_dir is not None and keep_seqs else None
-        self.process = ProcessStats()
         self.started = False
         self._loop = asyncio.get_running_loop()
         self._context = Context()
@@ -108,6 +108,7 @@ class Daemon:
         for number, output in enumerate(self.relay.outputs):
             for at, stream in enumerate(output.streams):
                 stream.next_seq = max(stream.next_seq, self._marks.least(self._mark_of[number][at]))
+        self._show_state(store)
         return store
 
     async def start(self) -> None:
@@ -251,8 +252,13 @@ class Daemon:
         if self._state is not None:
             self._state.flush()
             self._state.work()
+            self._show_state(self._state)
         self._next_tick = now if self.relay.backlog else now + TICK
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
+
+    def _show_state(self, store: StateStore) -> None:
+        self.process.state_writing = not store.failed
+        self.process.state_refused = store.refused
 
     def _log_states(self) -> None:
         for i, source in enumerate(self.relay.sources):

@@ -71,8 +71,12 @@ class Histogram:
 
 
 class ProcessStats:
-    """What concerns the process as a whole, in seconds."""
+    """What concerns the process as a whole; histograms in seconds."""
 
     def __init__(self) -> None:
+        self.state_writing = False
+        """The state is being written to ``state_dir``; False without one, and after writing failed."""
+        self.state_refused = 0
+        """Files of a saved state that could not be used and were moved aside."""
         self.relay_latency = Histogram((2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.25, 1.0))
         self.loop_lag = Histogram((1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 2.0))

@@ -64,6 +64,18 @@ class RelayCollector(Collector):
         yield from self._events()
         yield from self._outputs()
         process = self._observed.process
+        yield _gauge(
+            "state_writing",
+            "1 while the state is written to state_dir; 0 without one, and after writing failed.",
+            [],
+            [([], float(process.state_writing))],
+        )
+        yield _counter(
+            "state_refused_total",
+            "Files of a saved state that could not be used and were moved aside.",
+            [],
+            [([], process.state_refused)],
+        )
         yield _histogram(
             "kvbus_relay_latency_seconds", "From received to handed to the transport.", process.relay_latency
         )

@@ -1,0 +1,208 @@
+"""``state_dir`` on a real file system: what is written comes back, what is damaged is refused and nothing else suffers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvbus import statestore
+from kvbus.core.codec import encode_batch, encode_value
+from kvbus.core.encoding import Profile
+from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp
+from kvbus.core.frames import END_SEQ
+from kvbus.core.normalize import Rules
+from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.persist import StateError
+from kvbus.core.relay import Relay
+from kvbus.core.schema import BlockRemoved, BlockStored
+from kvbus.core.sequencer import Settings
+from kvbus.statestore import StateStore
+
+NAMES = ["engine", "routers"]
+
+
+def make_relay() -> Relay:
+    return Relay(
+        [SourceSpec("engine", 0, Settings(), Rules())], [OutputSpec("routers", Profile(), [None], heartbeat=0)]
+    )
+
+
+class Process:
+    """One life of kvbus over the directory: a relay, its store, an engine that counts."""
+
+    def __init__(self, directory: Path, names: list[str] = NAMES) -> None:
+        self.relay = make_relay()
+        self.store = StateStore(directory, names)
+        self.resumed = self.store.open(self.relay, 0.0)
+
+    @property
+    def blocks(self) -> set[int | bytes]:
+        tables = self.relay.sources[0].normalizer.index.tables.values()
+        return {block for table in tables for block in table.blocks}
+
+    @property
+    def next_seq(self) -> int:
+        return self.relay.outputs[0].streams[0].next_seq
+
+    def connect(self) -> None:
+        self.relay.handle(SourceUp(0), 1.0)
+        last = self.relay.sources[0].sequencer.next - 1
+        if last < 0:
+            self.relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
+
+    def publish(self, count: int) -> None:
+        """Store a block a batch; every third batch also removes the block before."""
+        for _ in range(count):
+            seq = self.relay.sources[0].sequencer.next
+            events: list[BlockStored | BlockRemoved] = [
+                BlockStored([seq], None, encode_value([seq] * 4), 4, None, "GPU", None, 0)
+            ]
+            if seq % 3 == 2:
+                events.append(BlockRemoved([seq - 1], "GPU", 0))
+            payload = encode_batch(events, 1.0 + seq, 0)
+            self.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
+            self.store.flush()
+
+    def kill(self) -> None:
+        """What the kernel has is what there is: nothing is closed in order."""
+        for fd in (self.store._log, self.store._dump_file):
+            if fd is not None:
+                os.close(fd)
+
+
+def started(directory: Path) -> Process:
+    process = Process(directory)
+    process.connect()
+    return process
+
+
+def the_files(directory: Path, kind: str) -> list[Path]:
+    return sorted(directory.glob(f"*.{kind}"))
+
+
+def test_nothing_is_there_at_first(tmp_path: Path) -> None:
+    process = Process(tmp_path / "made" / "here")
+    assert not process.resumed
+    assert process.next_seq == 0
+
+
+def test_after_a_kill_everything_is_as_it_was(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    again = Process(tmp_path)
+    assert again.resumed
+    assert again.blocks == process.blocks
+    assert again.next_seq == process.next_seq == 20
+    assert again.relay.sources[0].sequencer.next == 20
+    journal = again.relay.outputs[0].streams[0].journal
+    assert [journal.at(at).payload for at in range(20)] == [  # type: ignore[union-attr]
+        process.relay.outputs[0].streams[0].journal.at(at).payload  # type: ignore[union-attr]
+        for at in range(20)
+    ]
+
+
+def test_a_kill_at_any_byte_of_the_log_loses_only_what_was_never_sent(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    sizes = {}
+    (log,) = the_files(tmp_path, "log")
+    for count in range(1, 6):
+        process.publish(1)
+        sizes[log.stat().st_size] = count
+    process.kill()
+    whole = log.read_bytes()
+    dump = the_files(tmp_path, "dump")[0].read_bytes()
+    for cut in range(32, len(whole) + 1):
+        directory = tmp_path / f"cut-{cut}"
+        directory.mkdir()
+        (directory / "state-1.dump").write_bytes(dump)
+        (directory / "state-1.log").write_bytes(whole[:cut])
+        again = Process(directory)
+        assert again.next_seq == max((count for size, count in sizes.items() if size <= cut), default=0)
+        again.kill()
+
+
+@pytest.mark.parametrize("position", [3, 20, 40, -3])
+def test_a_damaged_dump_is_refused_and_moved_aside(tmp_path: Path, position: int) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    Process(tmp_path).kill()  # a dump with blocks in it
+    (dump,) = the_files(tmp_path, "dump")
+    body = bytearray(dump.read_bytes())
+    body[position] ^= 0xFF
+    dump.write_bytes(body)
+    with pytest.raises(StateError):
+        Process(tmp_path)
+    assert not the_files(tmp_path, "dump")
+    assert len(list(tmp_path.glob("*.refused-*"))) == 2
+    assert not Process(tmp_path).resumed
+
+
+def test_a_log_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    (log,) = the_files(tmp_path, "log")
+    body = bytearray(log.read_bytes())
+    body[60] ^= 0xFF
+    log.write_bytes(body)
+    with pytest.raises(StateError):
+        Process(tmp_path)
+
+
+def test_the_state_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    with pytest.raises(StateError, match="another configuration"):
+        Process(tmp_path, ["other", "routers"])
+
+
+def test_logs_are_rotated_and_both_count_until_the_dump_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statestore, "MIN_ROTATE", 500)
+    process = started(tmp_path)
+    process.publish(30)
+    process.store.work()  # begins the next generation
+    process.publish(10)
+    again_early = tmp_path / "early"
+    again_early.mkdir()
+    for path in [*the_files(tmp_path, "dump")[:1], *the_files(tmp_path, "log")]:
+        (again_early / path.name).write_bytes(path.read_bytes())
+    while process.store._dumping is not None:
+        process.store.work()
+    process.publish(3)
+    process.kill()
+    assert len(the_files(tmp_path, "dump")) == len(the_files(tmp_path, "log")) == 1
+    late = Process(tmp_path)
+    assert late.blocks == process.blocks
+    assert late.next_seq == 43
+    early = Process(again_early)
+    assert early.next_seq == 40
+    late.kill()
+    early.kill()
+
+
+def test_a_disk_that_is_full_costs_the_state_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+
+    def full(fd: int, body: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(statestore, "_write", full)
+    process.publish(5)
+    monkeypatch.undo()
+    process.publish(5)
+    assert process.next_seq == 15
+    assert process.store.failed
+    assert "No space left on device" in caplog.text
+    process.kill()
+    # what is on disk is older than what was sent: it must not be taken for the truth
+    assert not Process(tmp_path).resumed
