@@ -13,7 +13,15 @@ from typing import Final
 
 from kvbus.admin.http import AdminServer
 from kvbus.config import Config, OutputConfig, SourceStream, render_topic
-from kvbus.core.commands import AnswerReplay, AnswerSnapshot, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.commands import (
+    AnswerReplay,
+    AnswerSnapshot,
+    CancelReplay,
+    Command,
+    Publish,
+    RequestReplay,
+    RequestSnapshot,
+)
 from kvbus.core.encoding import PROFILES, Profile
 from kvbus.core.events import (
     BatchReceived,
@@ -21,22 +29,24 @@ from kvbus.core.events import (
     ReplayAsked,
     ReplayReceived,
     SnapshotAsked,
+    SnapshotReceived,
     SourceDown,
     SourceUp,
     Tick,
 )
-from kvbus.core.frames import PUBLISHER_ID_BYTES, Limits
+from kvbus.core.frames import PUBLISHER_ID_BYTES, Limits, replay_request
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
 from kvbus.core.persist import StateError
 from kvbus.core.relay import Relay
 from kvbus.core.sequencer import Settings
+from kvbus.core.snapshot import REQUEST as SNAPSHOT_REQUEST
 from kvbus.core.stats import ProcessStats
 from kvbus.errors import BindError, StateDirError
 from kvbus.marks import SeqMarks, default_directory
 from kvbus.statestore import StateStore
 from kvbus.transport.egress import LiveOutput
-from kvbus.transport.ingress import LiveStream, ReplayClient
+from kvbus.transport.ingress import LiveStream, Question
 from kvbus.transport.pump import Handler
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.sockets import Context
@@ -71,7 +81,7 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self._context = Context()
         self._live: list[LiveStream] = []
-        self._replays: dict[tuple[int, int], ReplayClient] = {}
+        self._questions: dict[tuple[int, int], Question] = {}
         self._outputs: dict[tuple[int, int], LiveOutput] = {}
         self._servers: dict[tuple[int, int], ReplayServer] = {}
         self._snapshots: dict[tuple[int, int], ReplayServer] = {}
@@ -225,6 +235,8 @@ class Daemon:
             self._snapshots[command.output, command.stream].send(command.answer)
         elif isinstance(command, RequestReplay):
             self._ask(command)
+        elif isinstance(command, RequestSnapshot):
+            self._ask_snapshot(command)
         else:
             self._cancel(command)
 
@@ -236,11 +248,24 @@ class Daemon:
         def received(frames: list[bytes]) -> None:
             self._feed(ReplayReceived(command.source, command.request, frames))
 
-        self._replays[command.source, command.request] = ReplayClient(self._context, endpoint, command.start, received)
+        request = replay_request(command.start)
+        self._questions[command.source, command.request] = Question(self._context, endpoint, request, received)
         log.debug("source %s: replay asked from %d", self.streams[command.source].label, command.start)
 
+    def _ask_snapshot(self, command: RequestSnapshot) -> None:
+        endpoint = self.streams[command.source].snapshot_endpoint
+        if endpoint is None:  # pragma: no cover - the relay knows which sources have snapshots
+            return
+
+        def received(frames: list[bytes]) -> None:
+            self._feed(SnapshotReceived(command.source, command.request, frames))
+
+        self._questions[command.source, command.request] = Question(
+            self._context, endpoint, [SNAPSHOT_REQUEST], received
+        )
+
     def _cancel(self, command: CancelReplay) -> None:
-        client = self._replays.pop((command.source, command.request), None)
+        client = self._questions.pop((command.source, command.request), None)
         if client is not None:
             client.close()
 
@@ -289,7 +314,7 @@ class Daemon:
         await self._admin.close()
         for live in self._live:
             live.close()
-        for client in self._replays.values():
+        for client in self._questions.values():
             client.close()
         for server in (*self._servers.values(), *self._snapshots.values()):
             server.close()
@@ -333,6 +358,7 @@ async def serve(config: Config) -> None:
 def _source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     settings = Settings(
         replay=stream.replay_endpoint is not None,
+        snapshot=stream.snapshot_endpoint is not None,
         replay_timeout=config.replay_timeout,
         probe_interval=config.probe_interval,
         reorder_batches=config.reorder_batches,

@@ -58,6 +58,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.wildcards()
     checks.ports()
     checks.topics()
+    checks.snapshots()
     return checks.problems
 
 
@@ -93,6 +94,14 @@ class _Checks:
                     self.report(key, f"the same name as {show(first[item.name])}", value=item.name, example=example)
                 first.setdefault(item.name, key)
 
+    def snapshots(self) -> None:
+        """Refuse a source's snapshots without its replay: a gap of one batch must not cost a whole snapshot."""
+        for i, source in enumerate(self.config.sources):
+            keys: tuple[Path, Path] = (("sources", i, "snapshot_endpoint"), ("sources", i, "replay_endpoint"))
+            if self.sound(*keys) and source.snapshot_endpoint is not None and source.replay_endpoint is None:
+                example = "replay_endpoint: tcp://127.0.0.1:5558"
+                self.report(keys[0], "needs replay_endpoint too", value=source.snapshot_endpoint, example=example)
+
     def wildcards(self) -> None:
         """Refuse ``*`` where kvbus connects: it names no peer."""
         connected: list[tuple[Path, str | None]] = []
@@ -100,13 +109,14 @@ class _Checks:
             if not source.bind and self.sound(("sources", i, "bind")):
                 connected.append((("sources", i, "endpoint"), source.endpoint))
             connected.append((("sources", i, "replay_endpoint"), source.replay_endpoint))
+            connected.append((("sources", i, "snapshot_endpoint"), source.snapshot_endpoint))
         for i, output in enumerate(self.config.outputs):
             if not output.bind and self.sound(("outputs", i, "bind")):
                 connected.append((("outputs", i, "endpoint"), output.endpoint))
         for key, endpoint in connected:
             if endpoint is not None and self.sound(key) and parse_endpoint(endpoint).is_wildcard:
                 name = key[-1]
-                only = "" if name == "replay_endpoint" else ", or set bind: true"
+                only = ", or set bind: true" if name == "endpoint" else ""
                 example = f"{name}: tcp://127.0.0.1:{parse_endpoint(endpoint).port}"
                 self.report(
                     key,
@@ -137,7 +147,7 @@ class _Checks:
         for i, source in enumerate(config.sources):
             ranks = source.data_parallel_size
             if self.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
-                for name, ours in (("endpoint", source.bind), ("replay_endpoint", False)):
+                for name, ours in (("endpoint", source.bind), ("replay_endpoint", False), ("snapshot_endpoint", False)):
                     yield from self.run(("sources", i, name), ranks, "rank", ours=ours)
         streams = sum(source.data_parallel_size for source in config.sources)
         counted = self.sound(("sources",), *(("sources", i, "data_parallel_size") for i in range(len(config.sources))))

@@ -63,6 +63,12 @@ class SourceConfig(_Section):
         example="tcp://127.0.0.1:5558",
         default_text="`tcp://127.0.0.1:5558` if `endpoint` is not set either, else null",
     )
+    snapshot_endpoint: Endpoint | None = _key(
+        None,
+        "The engine's snapshots, if it offers that protocol: kvbus catches up by one instead of a replay from 0. "
+        "Needs `replay_endpoint`.",
+        example="tcp://127.0.0.1:5559",
+    )
     bind: bool = _key(False, "true: kvbus binds `endpoint` and the engine dials in.", example=False)
     data_parallel_size: Int = _key(
         1,
@@ -206,6 +212,7 @@ class SourceStream:
         rank: Data-parallel rank within the source.
         endpoint: The rank's own publisher.
         replay_endpoint: The rank's own replay, if the source has one.
+        snapshot_endpoint: The rank's own snapshots, if the source offers them.
         bind: Whether kvbus binds ``endpoint``.
         topic: Subscription prefix.
         index: Position among all streams; ``OutputConfig.stream_endpoints(index)`` is where it is served.
@@ -216,6 +223,7 @@ class SourceStream:
     rank: int
     endpoint: str
     replay_endpoint: str | None
+    snapshot_endpoint: str | None
     bind: bool
     topic: bytes
     index: int
@@ -257,9 +265,9 @@ class Config(_Section):
         2.0, "Time without progress before a replay answer is given up.", example=2.0, unit="s", gt=0
     )
     probe_interval: Seconds = _key(
-        5.0,
-        "Idle time before the engine is asked whether its last batches were lost; 0: off.",
-        example=5.0,
+        1.0,
+        "Idle time before the engine is asked whether its last batches were lost (doubling while it stays idle); 0: off.",
+        example=1.0,
         unit="s",
         ge=0,
     )
@@ -300,7 +308,7 @@ class Config(_Section):
         for source_index, source in enumerate(self.sources):
             for rank in range(source.data_parallel_size):
                 several = source.data_parallel_size > 1
-                replay = source.replay_endpoint
+                replay, snapshot = source.replay_endpoint, source.snapshot_endpoint
                 out.append(
                     SourceStream(
                         label=f"{source.name}/{rank}" if several else source.name,
@@ -308,6 +316,7 @@ class Config(_Section):
                         rank=rank,
                         endpoint=endpoint_offset(source.endpoint, rank),
                         replay_endpoint=None if replay is None else endpoint_offset(replay, rank),
+                        snapshot_endpoint=None if snapshot is None else endpoint_offset(snapshot, rank),
                         bind=source.bind,
                         topic=source.topic.encode(),
                         index=len(out),

@@ -33,10 +33,16 @@ class Ask(msgspec.Struct):
     start: int
 
 
+class AskSnapshot(msgspec.Struct):
+    """Ask the publisher for a snapshot of its state; the answer comes back under ``request``."""
+
+    request: int
+
+
 class Stop(msgspec.Struct):
     """No more of this answer is wanted."""
 
     request: int
 
 
-Action = Deliver | NewEpoch | Lost | Synced | Ask | Stop
+Action = Deliver | NewEpoch | Lost | Synced | Ask | AskSnapshot | Stop

@@ -31,6 +31,13 @@ class RequestReplay(msgspec.Struct, frozen=True):
     start: int
 
 
+class RequestSnapshot(msgspec.Struct, frozen=True):
+    """Ask a source for a snapshot, on a connection of its own; the answer carries ``request``."""
+
+    source: int
+    request: int
+
+
 class CancelReplay(msgspec.Struct, frozen=True):
     """Close that connection."""
 
@@ -54,4 +61,4 @@ class AnswerSnapshot(msgspec.Struct):
     answer: SnapshotAnswer
 
 
-Command = Publish | RequestReplay | CancelReplay | AnswerReplay | AnswerSnapshot
+Command = Publish | RequestReplay | RequestSnapshot | CancelReplay | AnswerReplay | AnswerSnapshot

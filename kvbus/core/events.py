@@ -32,6 +32,14 @@ class ReplayReceived(msgspec.Struct, gc=False):
     frames: list[bytes]
 
 
+class SnapshotReceived(msgspec.Struct, gc=False):
+    """The reply to snapshot request ``request``."""
+
+    source: int
+    request: int
+    frames: list[bytes]
+
+
 class ReplayAsked(msgspec.Struct, gc=False):
     """A router asks stream ``stream`` of output ``output`` for a replay; frames as a ROUTER received them."""
 
@@ -57,4 +65,6 @@ class Tick(msgspec.Struct, frozen=True):
     wall: float = 0.0
 
 
-RelayEvent = SourceUp | SourceDown | BatchReceived | ReplayReceived | ReplayAsked | SnapshotAsked | Tick
+RelayEvent = (
+    SourceUp | SourceDown | BatchReceived | ReplayReceived | SnapshotReceived | ReplayAsked | SnapshotAsked | Tick
+)

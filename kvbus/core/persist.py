@@ -27,6 +27,7 @@ WITHDRAWN: Final = 3
 RESTORED: Final = 4
 HEARTBEAT: Final = 5
 BEGUN: Final = 6
+SNAPSHOT: Final = 7
 
 CHUNKS_PER_RECORD: Final = 256
 

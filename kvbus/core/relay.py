@@ -14,9 +14,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kvbus.core import codec, persist
-from kvbus.core.actions import Ask, Deliver, Lost, NewEpoch, Stop, Synced
+from kvbus.core.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.answer import ReplayAnswer
-from kvbus.core.commands import AnswerReplay, AnswerSnapshot, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.commands import (
+    AnswerReplay,
+    AnswerSnapshot,
+    CancelReplay,
+    Command,
+    Publish,
+    RequestReplay,
+    RequestSnapshot,
+)
 from kvbus.core.compaction import Cut, Part
 from kvbus.core.emit import OutEvent
 from kvbus.core.encoding import Wire, encode
@@ -26,6 +34,7 @@ from kvbus.core.events import (
     ReplayAsked,
     ReplayReceived,
     SnapshotAsked,
+    SnapshotReceived,
     SourceDown,
     SourceUp,
     Tick,
@@ -35,7 +44,7 @@ from kvbus.core.index import Index
 from kvbus.core.parts import Output, OutputSpec, Source, SourceSpec
 from kvbus.core.persist import Record
 from kvbus.core.schema import AllBlocksCleared
-from kvbus.core.snapshot import SnapshotAnswer, parse_snapshot_request
+from kvbus.core.snapshot import SnapshotAnswer, parse_snapshot, parse_snapshot_request
 from kvbus.core.types import Reason
 
 SLICE: Final = 256
@@ -64,6 +73,7 @@ class Relay:
         self._handlers: dict[type, Callable[..., None]] = {
             BatchReceived: self._batch,
             ReplayReceived: self._replayed,
+            SnapshotReceived: self._snapshot_received,
             SourceUp: self._up,
             SourceDown: self._down,
             ReplayAsked: self._asked,
@@ -105,7 +115,7 @@ class Relay:
             if kind == persist.DELIVERED:
                 seq, payload, source.topic = rest
                 source.sequencer.again(seq, payload)
-                self._deliver(i, source, Deliver(seq, payload), now)
+                self._take(i, source, payload, now, first_of_life=seq == 0)
             elif kind == persist.NEW_EPOCH:
                 source.sequencer.again_another_life()
                 self._forget(i, source, now)
@@ -119,6 +129,9 @@ class Relay:
                 self._restore(i, source, now)
             elif kind == persist.HEARTBEAT:
                 self._heartbeat(i, rest[0], now)
+            elif kind == persist.SNAPSHOT:
+                source.sequencer.again_snapshot(rest[0])
+                self._take_snapshot(i, source, rest[1], now)
             elif kind == persist.BEGUN:
                 self.begin(now, rest[0])
             else:
@@ -167,6 +180,24 @@ class Relay:
             source.sequencer.replayed(event.request, message.seq, message.payload, now)
         self._run(event.source, source, now)
 
+    def _snapshot_received(self, event: SnapshotReceived, now: float) -> None:
+        source = self.sources[event.source]
+        snapshot = parse_snapshot(event.frames)
+        if snapshot is None:
+            source.stats.rejected[Reason.FRAME_COUNT] += 1
+            return
+        if source.sequencer.snapshot(event.request, snapshot.seq, now):
+            source.publisher_id = snapshot.publisher_id
+            self._record(persist.SNAPSHOT, event.source, snapshot.seq, snapshot.chunks)
+            self._take_snapshot(event.source, source, snapshot.chunks, now)
+            source.sequencer.snapshot_applied(now)
+        self._run(event.source, source, now)
+
+    def _take_snapshot(self, i: int, source: Source, chunks: Sequence[bytes], now: float) -> None:
+        self._forget(i, source, now)
+        for chunk in chunks:
+            self._take(i, source, chunk, now, first_of_life=False)
+
     def _up(self, event: SourceUp, now: float) -> None:
         source = self.sources[event.source]
         source.down_since = None
@@ -197,7 +228,9 @@ class Relay:
             action = actions.popleft()
             if isinstance(action, Deliver):
                 self._record(persist.DELIVERED, i, action.seq, action.payload, source.topic)
-                self._deliver(i, source, action, now)
+                self._take(i, source, action.payload, now, first_of_life=action.seq == 0)
+            elif isinstance(action, AskSnapshot):
+                self._commands.append(RequestSnapshot(i, action.request))
             elif isinstance(action, Ask):
                 self._commands.append(RequestReplay(i, action.request, action.start))
             elif isinstance(action, Stop):
@@ -223,8 +256,9 @@ class Relay:
         self._clear(i, source, now)
         source.normalizer.reset()
 
-    def _deliver(self, i: int, source: Source, action: Deliver, now: float) -> None:
-        batch = codec.decode_batch(action.payload, self.limits.max_events)
+    def _take(self, i: int, source: Source, payload: bytes, now: float, *, first_of_life: bool) -> None:
+        """Decode, normalize and publish one batch of a source."""
+        batch = codec.decode_batch(payload, self.limits.max_events)
         if isinstance(batch, Reason):
             source.stats.rejected[batch] += 1
             return
@@ -232,8 +266,8 @@ class Relay:
         source.ts = batch.ts
         if batch.rank is not None:
             source.rank = batch.rank
-        source.dialect.see(action.payload)
-        events = source.normalizer.apply(batch, first_of_life=action.seq == 0)
+        source.dialect.see(payload)
+        events = source.normalizer.apply(batch, first_of_life=first_of_life)
         if source.withdrawn:
             return
         if events:

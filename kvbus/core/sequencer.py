@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbus.core.actions import Action, Ask, Deliver, Lost, NewEpoch, Stop, Synced
+from kvbus.core.actions import Action, Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.fingerprints import Fingerprints
 from kvbus.core.stats import SourceStats
 
@@ -44,6 +44,7 @@ class Purpose(StrEnum):
     """Why a replay was asked for."""
 
     SYNC = "sync"
+    SNAPSHOT = "snapshot"
     GAP = "gap"
     PROBE = "probe"
     VERIFY = "verify"
@@ -53,6 +54,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Times in seconds, sizes in batches."""
 
     replay: bool = True
+    snapshot: bool = False
+    """Whether the publisher offers the snapshot protocol: then a life begins with one instead of a replay from 0."""
     replay_timeout: float = 2.0
     replay_total_timeout: float = 120.0
     probe_interval: float = 1.0
@@ -131,7 +134,7 @@ class Sequencer:
         self.state = State.SYNCING
         self._attempts = 0
         if self.next == 0:
-            self._ask(Purpose.SYNC, 0, now)
+            self._sync(now)
         else:
             self._unverified = True
             self._ask(Purpose.VERIFY, self.next - 1, now)
@@ -214,6 +217,29 @@ class Sequencer:
         self._request = None
         self._finish(asked, now, answered=True)
 
+    def snapshot(self, request: int, seq: int, now: float) -> bool:
+        """A snapshot as of batch ``seq`` (-1: nothing was published yet, below: there is none); True: apply it now.
+
+        After it was applied, :meth:`snapshot_applied`.
+        """
+        asked = self._request
+        if asked is None or asked.id != request:
+            self.stats.stale_replies += 1
+            return False
+        if seq < -1:
+            self._ask(Purpose.SYNC, self.next, now)
+            return False
+        self._stop()
+        self.partial = False
+        self.next = self.horizon = seq + 1
+        for old in [number for number in self.held if number <= seq]:
+            del self.held[old]
+        return True
+
+    def snapshot_applied(self, now: float) -> None:
+        """What a snapshot said is in the index: go on from there."""
+        self._settled(now)
+
     def tick(self, now: float) -> None:
         """Let time pass: give up on answers that do not come, look for lost tails."""
         asked = self._request
@@ -262,6 +288,12 @@ class Sequencer:
         self._delivered.add(seq, payload)
         self.next = self.horizon = seq + 1
 
+    def again_snapshot(self, seq: int) -> None:
+        """A snapshot of the log."""
+        self.partial = False
+        self.synced = True
+        self.next = self.horizon = seq + 1
+
     def again_another_life(self) -> None:
         """An epoch of the log."""
         self.epoch += 1
@@ -283,7 +315,13 @@ class Sequencer:
             start < max(self.next, self.live_top),
         )
         self.stats.replays += 1
-        self.actions.append(Ask(self._last_id, start))
+        asks_snapshot = purpose is Purpose.SNAPSHOT
+        self.actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
+
+    def _sync(self, now: float) -> None:
+        """Learn what a life has been so far."""
+        self.state = State.SYNCING
+        self._ask(Purpose.SNAPSHOT if self.settings.snapshot else Purpose.SYNC, 0, now)
 
     def _stop(self) -> None:
         if self._request is not None:
@@ -314,6 +352,9 @@ class Sequencer:
         if purpose is Purpose.VERIFY:
             if not self._verified(asked, now, answered=answered):
                 return
+        elif purpose is Purpose.SNAPSHOT:
+            self._ask(Purpose.SYNC, self.next, now)  # it did not come: what the replay still has is better than nothing
+            return
         elif purpose is Purpose.SYNC and not self.synced:
             if not answered and not asked.items and self._attempts < ATTEMPTS - 1:
                 self._attempts += 1
@@ -378,6 +419,9 @@ class Sequencer:
         if not self._attempts:
             self.stats.gaps += 1
         if self._attempts >= ATTEMPTS:
+            if self.settings.snapshot:
+                self._begin_anew(now)
+                return
             self._give_up()
             self._advance(now)
             return
@@ -400,6 +444,16 @@ class Sequencer:
         self.next = first
         self.actions.append(Lost(count))
         self._drain()
+
+    def _begin_anew(self, now: float) -> None:
+        """Batches are lost for good, but the publisher can say what it holds now."""
+        count = self.stats.pending
+        self.stats.lost += count
+        self.actions.append(Lost(count))
+        self.synced = False
+        self.next = self.horizon = 0
+        self._delivered = Fingerprints()
+        self._sync(now)
 
     def _hold(self, seq: int, payload: bytes, *, found: bool = False) -> None:
         """Keep a batch until its turn. Over the limit the newest is let go: it is missing, and will be asked for."""
@@ -515,8 +569,7 @@ class Sequencer:
             self._hold(seq, payload)
             self.live_top = max(self.live_top, seq + 1)
         if self.settings.replay:
-            self.state = State.SYNCING
-            self._ask(Purpose.SYNC, 0, now)
+            self._sync(now)
         else:
             self.state = State.LIVE
         self._advance(now)

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from kvbus.core.compaction import Cut, Telling
+from kvbus.core.frames import PUBLISHER_ID_BYTES, SEQ_BYTES
 
 REQUEST: Final = b"snapshot"
 NOTHING_YET: Final = -1
@@ -35,6 +36,22 @@ def parse_snapshot_request(frames: Sequence[bytes]) -> SnapshotRequest | None:
         return None
     envelope = [frames[0], b""] if frames[1] == b"" else [frames[0]]
     return SnapshotRequest(envelope, list(frames[len(envelope) :]) == [REQUEST])
+
+
+class Snapshot(msgspec.Struct):
+    """A publisher's reply: ``chunks`` are batches that build its state as of batch ``seq`` (-1, -2: see above)."""
+
+    seq: int
+    publisher_id: bytes
+    chunks: list[bytes]
+
+
+def parse_snapshot(frames: Sequence[bytes]) -> Snapshot | None:
+    """A reply at a DEALER, with or without the empty delimiter; None if it is none."""
+    body = list(frames[1:] if frames and frames[0] == b"" else frames)
+    if len(body) < 2 or len(body[0]) != SEQ_BYTES or len(body[1]) != PUBLISHER_ID_BYTES:
+        return None
+    return Snapshot(int.from_bytes(body[0], "big", signed=True), body[1], body[2:])
 
 
 class SnapshotAnswer:

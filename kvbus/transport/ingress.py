@@ -1,4 +1,4 @@
-"""A source's sockets: the SUB of its live stream, and a DEALER for each replay request."""
+"""A source's sockets: the SUB of its live stream, and a DEALER for each question asked of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import zmq
 
-from kvbus.core.frames import replay_request
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import Handler, Pump
 from kvbus.transport.sockets import Context, attach, make_socket
@@ -38,11 +37,12 @@ class LiveStream:
         on_connection: Callable[[bool], None],
     ) -> None:
         socket = make_socket(context, zmq.SUB)
+        self._monitor = ConnectionMonitor(socket, on_connection)
         try:
-            self._monitor = ConnectionMonitor(socket, on_connection)
             socket.setsockopt(zmq.SUBSCRIBE, topic)
             attach(socket, endpoint, bind=bind)
         except BaseException:
+            self._monitor.close()
             socket.close()
             raise
         self._pump = Pump(socket, on_message)
@@ -53,14 +53,21 @@ class LiveStream:
         self._pump.close()
 
 
-class ReplayClient:
-    """One replay request on a connection of its own, so that answers to an earlier one can never mix in."""
+class Question:
+    """One request on a connection of its own, so that answers to an earlier one can never mix in.
 
-    def __init__(self, context: Context, endpoint: str, start: int, on_message: Handler) -> None:
+    Args:
+        context: the process's context.
+        endpoint: of a publisher's replay, or of its snapshots.
+        request: the frames to send.
+        on_message: called with the frames of each message of the answer.
+    """
+
+    def __init__(self, context: Context, endpoint: str, request: list[bytes], on_message: Handler) -> None:
         socket = make_socket(context, zmq.DEALER)
         try:
             attach(socket, endpoint, bind=False)
-            socket.send_multipart(replay_request(start))
+            socket.send_multipart(request)
         except BaseException:
             socket.close()
             raise

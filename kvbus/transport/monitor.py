@@ -11,7 +11,10 @@ from zmq.utils.monitor import parse_monitor_message
 from kvbus.transport.pump import Pump
 from kvbus.transport.sockets import Socket
 
-_EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+_FAILED: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
 
 
 class ConnectionMonitor:
@@ -25,21 +28,23 @@ class ConnectionMonitor:
     def __init__(self, socket: Socket, changed: Callable[[bool], None]) -> None:
         self._watched = socket
         self._changed = changed
-        self._peers: set[int] = set()
+        self._peers = 0
+        self._failed = False
         self.up = False
         self._pump = Pump(socket.get_monitor_socket(_EVENTS), self._event)
 
     def _event(self, frames: list[bytes]) -> None:
         message = parse_monitor_message(frames)
-        event, value = message["event"], message["value"]
-        if event in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
-            self._peers.add(value)
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._set(up=True)
-        elif event == zmq.EVENT_DISCONNECTED:
-            self._peers.discard(value)
-            if not self._peers:
-                self._set(up=False)
+        event = message["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._peers += 1
+        elif event != zmq.EVENT_DISCONNECTED:
+            self._failed = True  # libzmq says that this connection is gone, too, next
+        elif self._failed:
+            self._failed = False  # it was never counted: a probe of the port, or a peer that speaks something else
+        elif self._peers:
+            self._peers -= 1
+        self._set(up=self._peers > 0)
 
     def _set(self, *, up: bool) -> None:
         if up != self.up:

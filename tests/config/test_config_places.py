@@ -22,13 +22,14 @@ def test_defaults_are_the_documented_ones(read):
         "on_lost": "clear",
         "source_timeout": 30.0,
         "replay_timeout": 2.0,
-        "probe_interval": 5.0,
+        "probe_interval": 1.0,
         "reorder_batches": 20_000,
         "sources": [
             {
                 "name": "engine",
                 "endpoint": "tcp://127.0.0.1:5557",
                 "replay_endpoint": "tcp://127.0.0.1:5558",
+                "snapshot_endpoint": None,
                 "bind": False,
                 "data_parallel_size": 1,
                 "topic": "",

@@ -13,7 +13,7 @@ import uvloop
 import zmq
 
 FACTORIES = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
-PATIENCE = 20.0
+PATIENCE = 12.0
 """Seconds after which a condition that should hold is a failure."""
 
 END = b"\xff" * 8

@@ -5,8 +5,9 @@ import contextlib
 import pytest
 import zmq
 
+from kvbus.core.frames import replay_request
 from kvbus.errors import BindError
-from kvbus.transport.ingress import LiveStream, ReplayClient
+from kvbus.transport.ingress import LiveStream, Question
 from kvbus.transport.publisher import EnginePublisher
 from tests.system.bus import free_ports
 from tests.transport.loops import END, both_loops, eventually, turns, u64
@@ -99,7 +100,7 @@ async def test_a_taken_endpoint_is_named(context):
 
 def replays(context, where, start):
     got = []
-    return ReplayClient(context, where, start, got.append), got
+    return Question(context, where, replay_request(start), got.append), got
 
 
 @both_loops

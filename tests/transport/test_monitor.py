@@ -38,10 +38,14 @@ def publisher(context, endpoint, *, bind=True):
     pub = context.socket(zmq.PUB)
     pub.setsockopt(zmq.LINGER, 0)
     pub.setsockopt(zmq.RECONNECT_IVL, 5)
-    if bind:
-        pub.bind(endpoint)
-    else:
-        pub.connect(endpoint)
+    try:
+        if bind:
+            pub.bind(endpoint)
+        else:
+            pub.connect(endpoint)
+    except BaseException:
+        pub.close()
+        raise
     return pub
 
 

@@ -1,0 +1,117 @@
+"""A bus behind a bus: kvbus is an engine to its routers, so it can be one to another kvbus, snapshots included."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvloop
+
+from kvbus.play import Faults, play
+from kvbus.transport.publisher import EnginePublisher
+from tests.system.bus import RouterOnASet, eventually, free_ports, running_bus
+from tests.wire.captures import load, matches_truth
+
+NAME = "vllm033_map_int"
+
+
+async def the_chain(*, by_snapshot: bool) -> None:
+    """The second bus comes when the first one's journal has forgotten nearly everything."""
+    messages = load(NAME)
+    half = len(messages) // 2
+    snapshots = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    offered = {"journal_batches": 5, "snapshot_endpoint": snapshots if by_snapshot else None}
+    async with (
+        running_bus(output=offered) as first,
+        EnginePublisher(first.engine, first.engine_replay, bind=True) as engine,
+    ):
+        await eventually(lambda: first.source.state == "live", "the first bus in sync")
+        await play(engine, lambda: messages[:half], rate=4000, subscribers=1)
+        await eventually(lambda: first.caught_up(half - 1), "the first half relayed")
+        upstream = {
+            "endpoint": first.out,
+            "replay_endpoint": first.out_replay,
+            "snapshot_endpoint": snapshots if by_snapshot else None,
+        }
+        async with running_bus(source=upstream) as second:
+            await eventually(lambda: second.source.state == "live", "the second bus in sync")
+            await eventually(
+                lambda: len(second.source.normalizer.index) == len(first.source.normalizer.index), "the same blocks"
+            )
+            assert not second.source.partial
+            router = RouterOnASet(second.out, second.out_replay)
+            router.subscribe()
+            try:
+                outputs = second.daemon.relay.outputs
+                await eventually(lambda: outputs[0].stats.subscribers, "the router's subscription")
+                await router.replay()
+                for message in messages[half:]:
+                    engine.publish(message.payload, seq=message.seq)
+                    await asyncio.sleep(0)
+                await eventually(lambda: first.caught_up(messages[-1].seq), "the second half relayed")
+                stream = first.daemon.relay.outputs[0].streams[0]
+                await eventually(lambda: second.caught_up(stream.next_seq - 1), "relayed twice")
+                await eventually(lambda: router.read() == outputs[0].streams[0].next_seq, "the router up to date")
+                assert matches_truth(NAME, router.view) is None
+                assert router.view.violations == []
+                assert second.source.stats.restarts == 0
+            finally:
+                router.close()
+
+
+@pytest.mark.parametrize("by_snapshot", [True, False])
+def test_a_second_bus_learns_everything_from_the_first(by_snapshot: bool) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(the_chain(by_snapshot=by_snapshot))
+
+
+async def lost_for_good() -> None:
+    """Batches that no replay brings back cost a source with snapshots nothing."""
+    messages = load(NAME)
+    snapshots = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    async with running_bus(output={"snapshot_endpoint": snapshots, "heartbeat": 0.2}) as first:
+        upstream = {"endpoint": first.out, "replay_endpoint": "tcp://127.0.0.1:9", "snapshot_endpoint": snapshots}
+        async with (
+            running_bus(source=upstream, replay_timeout=0.2) as second,
+            EnginePublisher(first.engine, first.engine_replay, bind=True) as engine,
+        ):
+            await eventually(lambda: first.source.state == "live", "the first bus in sync")
+            await eventually(lambda: second.source.state == "live", "the second bus in sync")
+            live = second.daemon._live[0]
+            await play(engine, lambda: messages[:300], rate=4000, subscribers=1)
+            # the second bus misses what comes now: its frames are taken away from under it
+            frames_lost = 0
+
+            def drop(frames: list[bytes]) -> None:
+                nonlocal frames_lost
+                frames_lost += 1
+
+            await eventually(lambda: first.caught_up(299), "the beginning relayed")
+            stream = first.daemon.relay.outputs[0].streams[0]
+            await eventually(lambda: second.source.sequencer.next >= stream.next_seq, "relayed twice")
+            handler, live._pump._handler = live._pump._handler, drop
+            await play(engine, lambda: messages[300:700], rate=4000, faults=Faults())
+            await eventually(lambda: first.caught_up(699) and frames_lost > 100, "batches lost for good")
+            live._pump._handler = handler
+            await play(engine, lambda: messages[700:], rate=4000)
+            await eventually(lambda: first.caught_up(messages[-1].seq), "the end relayed")
+            await eventually(
+                lambda: (
+                    second.source.state == "live"
+                    and len(second.source.normalizer.index) == len(first.source.normalizer.index)
+                ),
+                "the second bus whole again",
+            )
+            assert second.source.stats.lost > 0
+            assert not second.source.partial
+            router = RouterOnASet(second.out, second.out_replay)
+            try:
+                await router.replay()
+                assert matches_truth(NAME, router.view) is None
+            finally:
+                router.close()
+
+
+def test_what_no_replay_brings_back_a_snapshot_does() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(lost_for_good())
