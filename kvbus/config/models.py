@@ -266,7 +266,8 @@ class Config(_Section):
     )
     probe_interval: Seconds = _key(
         1.0,
-        "Idle time before the engine is asked whether its last batches were lost (doubling while it stays idle); 0: off.",
+        "Idle time before the engine is asked whether its last batches were lost (doubling while it stays idle); "
+        "0: off.",
         example=1.0,
         unit="s",
         ge=0,

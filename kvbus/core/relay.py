@@ -117,7 +117,7 @@ class Relay:
                 source.sequencer.again(seq, payload)
                 self._take(i, source, payload, now, first_of_life=seq == 0)
             elif kind == persist.NEW_EPOCH:
-                source.sequencer.again_another_life()
+                source.sequencer.again_another_life(partial=rest[0])
                 self._forget(i, source, now)
             elif kind == persist.LOST:
                 source.sequencer.partial = True
@@ -236,7 +236,7 @@ class Relay:
             elif isinstance(action, Stop):
                 self._commands.append(CancelReplay(i, action.request))
             elif isinstance(action, NewEpoch):
-                self._record(persist.NEW_EPOCH, i)
+                self._record(persist.NEW_EPOCH, i, source.sequencer.partial)
                 self._forget(i, source, now)
             elif isinstance(action, Lost):
                 self._record(persist.LOST, i)

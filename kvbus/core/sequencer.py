@@ -282,7 +282,8 @@ class Sequencer:
 
     def again(self, seq: int, payload: bytes) -> None:
         """A batch of the log: it was delivered before the restart."""
-        self.partial |= self.next == 0 and seq > 0
+        if self.next == 0:
+            self.partial = seq > 0
         self.synced = True
         self._delivered.skip(self.next, seq)
         self._delivered.add(seq, payload)
@@ -294,10 +295,10 @@ class Sequencer:
         self.synced = True
         self.next = self.horizon = seq + 1
 
-    def again_another_life(self) -> None:
+    def again_another_life(self, *, partial: bool) -> None:
         """An epoch of the log."""
         self.epoch += 1
-        self.partial = False
+        self.partial = partial
         self._begin_life()
 
     # -- requests ----------------------------------------------------------------------------------------------------

@@ -368,6 +368,10 @@ def test_everything_restarts_and_batches_are_lost() -> None:
                     if rng.random() < 0.6:
                         engine.restart()
                     await asyncio.gather(router.rebuild(), engine.publish(rng.randint(1, 60)))
+                    if rng.random() < 0.6:
+                        # else the next thing happens before the bus has even found the engine again
+                        await engine.publisher.wait_for_subscriber(PATIENCE)
+                        await engine.publish(rng.randint(1, 60))
                     await router.follow()
                     await faithful.follow()
             async with routers(bus) as (router,):
