@@ -1,4 +1,4 @@
-"""``kvbus dump``: the live block set, rebuilt through the standard replay."""
+"""``kvbus dump``: the live block set, rebuilt through the standard replay or a snapshot."""
 
 from __future__ import annotations
 
@@ -25,44 +25,52 @@ _IDLE_S: Final = 2.0
 
 
 class NoAnswerError(KvbusError):
-    """Nobody answered the replay request in time."""
+    """Nobody answered in time, or there is no snapshot to be had."""
 
     exit_code = ExitCode.CANNOT_BIND
 
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What a replay gave: the blocks, and why they may not be all or not be right."""
+    """What a replay or a snapshot gave: the blocks, and why they may not be all or not be right."""
 
     view: BlockView
     warnings: list[str] = field(default_factory=list)
 
 
 async def rebuild(
-    replay_endpoint: str,
+    replay_endpoint: str | None,
     *,
+    snapshot_endpoint: str | None = None,
     framing: AnswerFraming,
     patience: float,
     copies: bool,
 ) -> Rebuilt:
-    """Replay from seq 0 to the END and apply everything.
+    """Take a snapshot, or replay from seq 0 to the END, and apply everything.
 
     Raises:
-        NoAnswerError: nobody answered for `patience` seconds.
+        NoAnswerError: nobody answered for `patience` seconds, or the publisher has no snapshot to give.
         ValueError: the endpoint is malformed.
     """
     # several short attempts: a request that reached a dying publisher is lost with it
     idle = min(patience, _IDLE_S)
-    timing = Timing(idle_s=idle, attempts=math.ceil(patience / idle))
+    attempts = math.ceil(patience / idle)
+    # a snapshot is one message and may be long in coming: its attempts share the patience evenly
+    timing = Timing(idle_s=idle, attempts=attempts, snapshot_s=patience / (1 if replay_endpoint else attempts))
     rebuilt = Rebuilt(BlockView(copies=copies, on_lost="keep"))
     rejected = 0
-    async with Subscriber(None, replay_endpoint, framing=framing, timing=timing) as subscriber:
+    async with Subscriber(
+        None, replay_endpoint, snapshot_endpoint=snapshot_endpoint, framing=framing, timing=timing
+    ) as subscriber:
         while True:
             update = await subscriber.receive()
             rebuilt.view.update(update)
             if isinstance(update, Lost):
                 if update.reason is LostReason.NO_ANSWER:
-                    raise NoAnswerError(f"no replay from {replay_endpoint} within {patience:g} s")
+                    asked = " or ".join(filter(None, (snapshot_endpoint, replay_endpoint)))
+                    raise NoAnswerError(f"no answer from {asked} within {patience:g} s")
+                if update.reason is LostReason.UNAVAILABLE:
+                    raise NoAnswerError(f"the publisher at {snapshot_endpoint} has no snapshot to give")
                 rebuilt.warnings.append(_explain(update))
             elif isinstance(update, Rejected):
                 rejected += 1
@@ -81,7 +89,13 @@ def _explain(lost: Lost) -> str:
 
 
 @click.command("dump", short_help="Print a stream's live blocks.")
-@click.argument("replay_endpoint")
+@click.argument("replay_endpoint", required=False)
+@click.option(
+    "--snapshot",
+    "snapshot_endpoint",
+    metavar="ENDPOINT",
+    help="The publisher's snapshot ROUTER: take a snapshot, then only what REPLAY_ENDPOINT, if given, has newer.",
+)
 @click.option(
     "--framing",
     type=click.Choice(["auto", "3", "4", "sim"]),
@@ -107,30 +121,40 @@ def _explain(lost: Lost) -> str:
 )
 @click.option("--copies", is_flag=True, help="Count a block's copies: for an engine's own stream, not kvbus's.")
 def command(
-    replay_endpoint: str,
+    replay_endpoint: str | None,
+    snapshot_endpoint: str | None,
     framing: AnswerFraming,
     timeout: float,
     output: Literal["jsonl", "count"],
     copies: bool,
 ) -> None:
-    """Rebuild the set of live blocks through the standard replay from seq 0 and print it.
+    """Rebuild the set of live blocks through the standard replay from seq 0, or a snapshot, and print it.
 
     \b
     Examples:
       kvbus dump tcp://127.0.0.1:5658
       kvbus dump tcp://127.0.0.1:5658 --format count
+      kvbus dump --snapshot tcp://127.0.0.1:5659
       kvbus dump tcp://127.0.0.1:5558 --copies | jq -s 'group_by(.medium) | map({(.[0].medium): length}) |
       add'
 
     One line a block: rank, hash, parent, medium, group_idx, block_size, token_ids, copies. Hashes that are
-    bytes are hex strings. Exit code 69: nobody answered.
+    bytes are hex strings. Exit code 69: nobody answered, or there is no snapshot.
     """  # noqa: D301 - \b is click's: keep these lines as they are
+    if replay_endpoint is None and snapshot_endpoint is None:
+        raise click.UsageError("give REPLAY_ENDPOINT, for example tcp://127.0.0.1:5558, or --snapshot ENDPOINT")
     rebuilt: Rebuilt | None = None
 
     async def session(stop: asyncio.Event) -> None:
         async def work() -> None:
             nonlocal rebuilt
-            rebuilt = await rebuild(replay_endpoint, framing=framing, patience=timeout, copies=copies)
+            rebuilt = await rebuild(
+                replay_endpoint,
+                snapshot_endpoint=snapshot_endpoint,
+                framing=framing,
+                patience=timeout,
+                copies=copies,
+            )
 
         await until(stop, work())
 

@@ -13,7 +13,7 @@ import click
 
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.client.subscriber import Subscriber
-from kvbus.client.updates import Gap, Lost, Received, Rejected, Restarted
+from kvbus.client.updates import Gap, Lost, Received, Rejected, Restarted, Snapshot
 from kvbus.core.codec import decode_tokens
 from kvbus.core.schema import BlockRemoved, BlockStored
 from kvbus.core.types import Reason
@@ -42,6 +42,8 @@ class Screen:
         if isinstance(update, Received):
             self.batches += 1
             self.events += len(update.batch.events)
+        elif isinstance(update, Snapshot):
+            self.events += sum(len(batch.events) for batch in update.batches)
         elif isinstance(update, Lost) and update.last is not None:
             self.missing += update.last - update.first + 1
         if self._json:
@@ -65,17 +67,10 @@ def to_json(update: Update) -> dict[str, Any]:
     """An update as plain values; ``kind`` first, hashes that are bytes as hex strings."""
     plain: dict[str, Any] = {"kind": update.kind}
     if isinstance(update, Received):
-        batch = update.batch
-        plain |= {
-            "seq": update.seq,
-            "topic": _text(update.topic),
-            "replayed": update.replayed,
-            "ts": batch.ts,
-            "rank": batch.rank,
-            "events": [_event_json(event) for event in batch.events],
-        }
-        if batch.rejects:
-            plain["rejects"] = [str(reason) for reason in batch.rejects]
+        plain |= {"seq": update.seq, "topic": _text(update.topic), "replayed": update.replayed}
+        plain |= _batch_json(update.batch)
+    elif isinstance(update, Snapshot):
+        plain |= {"seq": update.seq, "batches": [_batch_json(batch) for batch in update.batches]}
     elif isinstance(update, Rejected):
         plain |= {"seq": update.seq, "topic": _text(update.topic), "reason": str(update.reason)}
     elif isinstance(update, Gap):
@@ -86,6 +81,14 @@ def to_json(update: Update) -> dict[str, Any]:
         plain |= {"epoch": update.epoch, "reason": str(update.reason)}
     else:
         plain |= {"seq": update.seq}
+    return plain
+
+
+def _batch_json(batch: Batch) -> dict[str, Any]:
+    plain: dict[str, Any] = {"ts": batch.ts, "rank": batch.rank}
+    plain["events"] = [_event_json(event) for event in batch.events]
+    if batch.rejects:
+        plain["rejects"] = [str(reason) for reason in batch.rejects]
     return plain
 
 
@@ -116,11 +119,13 @@ def _event_json(event: Event) -> dict[str, Any]:
 
 def _lines(update: Update) -> list[tuple[str, str | None]]:
     if isinstance(update, Received):
-        return _batch_lines(update.seq, update.topic, update.batch, replayed=update.replayed)
+        return _batch_lines(update.seq, update.topic, update.batch, mark="r" if update.replayed else " ")
+    if isinstance(update, Snapshot):
+        return _snapshot_lines(update)
     if isinstance(update, Rejected):
         return [(f"{'' if update.seq is None else update.seq:>8}   ! unreadable: {update.reason}", "red")]
     if isinstance(update, Gap):
-        return [(f"{'':>8}   ~ gap {_span(update.first, update.last)}, asking for a replay", "yellow")]
+        return [(f"{'':>8}   ~ gap {_span(update.first, update.last)}, asking for what is missing", "yellow")]
     if isinstance(update, Lost):
         return [(f"{'':>8}   ! lost {_span(update.first, update.last)} ({update.reason})", "red")]
     if isinstance(update, Restarted):
@@ -130,8 +135,8 @@ def _lines(update: Update) -> list[tuple[str, str | None]]:
     ]
 
 
-def _batch_lines(seq: int, topic: bytes, batch: Batch, *, replayed: bool) -> list[tuple[str, str | None]]:
-    head = f"{seq:>8} {'r' if replayed else ' '} "
+def _batch_lines(seq: int, topic: bytes, batch: Batch, *, mark: str) -> list[tuple[str, str | None]]:
+    head = f"{seq:>8} {mark} "
     tail = "" if batch.rank is None else f"  rank {batch.rank}"
     if topic:
         tail += f"  {_text(topic)}"
@@ -141,6 +146,15 @@ def _batch_lines(seq: int, topic: bytes, batch: Batch, *, replayed: bool) -> lis
         head = " " * len(head)
     lines += [(f"{head}! rejected event: {reason}", "red") for reason in batch.rejects]
     return lines or [(f"{head}. empty batch{tail}", None)]
+
+
+def _snapshot_lines(snapshot: Snapshot) -> list[tuple[str, str | None]]:
+    lines: list[tuple[str, str | None]] = [
+        (f"{'':>8}   = snapshot up to seq {snapshot.seq}, everything before is void", "cyan")
+    ]
+    for batch in snapshot.batches:
+        lines += _batch_lines(snapshot.seq, b"", batch, mark="s")
+    return lines
 
 
 _COLOURS: Final = {"BlockStored": "green", "BlockRemoved": "blue", "AllBlocksCleared": "magenta"}
@@ -199,16 +213,28 @@ async def watch(subscriber: Subscriber, screen: Screen, *, count: int | None, se
 @click.command("tail", short_help="Watch a stream, decoded.")
 @click.argument("endpoint")
 @click.option("--replay-endpoint", metavar="ENDPOINT", help="The publisher's replay ROUTER: gaps are filled from it.")
-@click.option("--from-start", is_flag=True, help="Begin with a replay from seq 0 (needs --replay-endpoint).")
+@click.option(
+    "--snapshot-endpoint",
+    metavar="ENDPOINT",
+    help="The publisher's snapshot ROUTER: asked after a restart, and where no replay fills a gap.",
+)
+@click.option(
+    "--from-start",
+    is_flag=True,
+    help="Begin with a snapshot, or a replay from seq 0 (needs --snapshot-endpoint or --replay-endpoint).",
+)
 @click.option("--topic", default="", help="Subscription prefix.  [default: everything]")
 @click.option("--bind", is_flag=True, help="Bind ENDPOINT: for publishers that dial in.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: kind batch, gap, lost, restarted, …")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object a line: kind batch, snapshot, gap, lost, restarted, …"
+)
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N batches.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Stop after S seconds.")
 def command(
     *,
     endpoint: str,
     replay_endpoint: str | None,
+    snapshot_endpoint: str | None,
     from_start: bool,
     topic: str,
     bind: bool,
@@ -225,14 +251,24 @@ def command(
       kvbus tail tcp://127.0.0.1:5557 --json --count 100 | jq '.events[].type'
       kvbus tail 'tcp://*:5557' --bind          # the engine dials in
 
-    Batches come in order. Gaps are marked; with a replay endpoint they are filled. Ctrl-C stops.
+    Batches come in order. Gaps are marked; with a replay endpoint they are filled, with a snapshot endpoint the
+    state behind them is told. Ctrl-C stops.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    if from_start and replay_endpoint is None:
-        raise click.UsageError("--from-start needs --replay-endpoint, for example tcp://127.0.0.1:5558")
+    if from_start and replay_endpoint is None and snapshot_endpoint is None:
+        raise click.UsageError(
+            "--from-start needs --replay-endpoint or --snapshot-endpoint, for example tcp://127.0.0.1:5558"
+        )
     screen = Screen(sys.stdout, as_json=as_json)
 
     async def session(stop: asyncio.Event) -> None:
-        subscriber = Subscriber(endpoint, replay_endpoint, topic=topic.encode(), bind=bind, from_start=from_start)
+        subscriber = Subscriber(
+            endpoint,
+            replay_endpoint,
+            snapshot_endpoint=snapshot_endpoint,
+            topic=topic.encode(),
+            bind=bind,
+            from_start=from_start,
+        )
         try:
             subscriber.open()
         except ValueError as error:

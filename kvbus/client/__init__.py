@@ -16,6 +16,7 @@ from kvbus.client.updates import (
     Rejected,
     Restarted,
     RestartReason,
+    Snapshot,
     Synced,
     Update,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "Rejected",
     "RestartReason",
     "Restarted",
+    "Snapshot",
     "Subscriber",
     "SubscriberClosedError",
     "Synced",

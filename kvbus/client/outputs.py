@@ -37,8 +37,21 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class AskSnapshot:
+    """Ask for a snapshot; a request under way is cut off, its answers must not arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """The whole state as of batch ``seq``, as batches not decoded yet; what was known before is void."""
+
+    seq: int
+    chunks: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsking:
     """Give the request under way up: nothing it still brings is wanted."""
 
 
-Output = Deliver | Malformed | Gap | Lost | Restarted | Synced | Ask | StopAsking
+Output = Deliver | Replace | Malformed | Gap | Lost | Restarted | Synced | Ask | AskSnapshot | StopAsking

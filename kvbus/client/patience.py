@@ -13,6 +13,7 @@ class Timing:
         connect_s: how long the first replay request waits for the live connection to stand.
         idle_s: silence after which a replay request has failed; engines that idle answer up to 0.1 s late.
         answer_s: the longest one answer may take in all.
+        snapshot_s: the longest a snapshot may take; it is one message, and nothing is heard until it is complete.
         retry_s: pause before asking again for what an answer left out.
         attempts: requests in a row without a new batch before the missing ones are lost.
         confirm_s: pause before the last batch is asked for once more after a connection, unless live batches
@@ -24,6 +25,7 @@ class Timing:
     connect_s: float = 0.5
     idle_s: float = 2.0
     answer_s: float = 120.0
+    snapshot_s: float = 10.0
     retry_s: float = 0.1
     attempts: int = 3
     confirm_s: float = 0.5

@@ -13,18 +13,22 @@ Four rules make the caller's view right whatever is lost, doubled, late or resta
    exactly one batch ahead, and then the numbers alone say nothing (vLLM 0.9 to 0.33 and SGLang to 0.5.23 send
    no epoch).
 
+Where the publisher serves snapshots, one takes the place of the replay from 0: it is the state as of its seq, and
+what came later follows from the live stream and the replay. Its publisher id is what rule 2 compares there. Where
+the replay cannot fill a gap, a snapshot passes over it.
+
 Requests without progress are bounded; what they do not bring is reported lost, once, and the stream goes on.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
 
-from kvbus.client.outputs import Ask, Deliver, Malformed, Output, StopAsking
-from kvbus.client.patience import Limits, Timing
-from kvbus.client.updates import Gap, Lost, LostReason, Restarted, RestartReason, Synced
+from kvbus.client.memory import Waiting
+from kvbus.client.outputs import Malformed, Output, StopAsking
+from kvbus.client.repair import Repair
+from kvbus.client.updates import Gap, Lost, LostReason, RestartReason
+from kvbus.core.snapshot import UNAVAILABLE, parse_snapshot
 from kvbus.core.types import Reason
 
 MAX_SEQ: Final = 2**63 - 1
@@ -40,63 +44,8 @@ def read_seq(frame: bytes) -> tuple[int, bytes | None] | Reason:
     return seq, frame[8:] or None
 
 
-@dataclass(slots=True)
-class _Request:
-    start: int
-    overlap: bool  # its first batch is one we have: the check of rule 2
-    began: float
-    heard: float
-    seen: bool = False
-    progress: bool = False
-    quiet: bool = False  # of no interest to the caller unless it brings something
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    topic: bytes
-    payload: bytes
-    replayed: bool
-
-
-class Sequence:
-    """One stream's order. Methods take the time as ``now`` (seconds, any origin) and return what follows.
-
-    Args:
-        replay: a replay endpoint exists.
-        from_start: True rebuilds from seq 0; False begins with the first live batch.
-        timing: patience.
-        limits: bounds.
-    """
-
-    def __init__(
-        self,
-        *,
-        replay: bool = True,
-        from_start: bool = True,
-        timing: Timing | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        self.epoch = 0
-        self.duplicates = 0
-        self.overflowed = 0
-        self._replay: Final = replay
-        self._timing: Final = timing or Timing()
-        self._limits: Final = limits or Limits()
-        self._next: int | None = 0 if replay and from_start else None
-        self._publisher: bytes | None = None
-        self._request: _Request | None = None
-        self._retry_at: float | None = None
-        self._unconfirmed = False  # no live batch has come over this connection yet
-        self._confirm_at: float | None = None
-        self._attempts = 0
-        self._again = False  # the connection changed: the answer under way may be another life's
-        self._overflow = False  # batches were dropped that the answer under way may not cover
-        self._suspect = False  # the connection broke; who comes back is not known yet
-        self._held: dict[int, _Held] = {}
-        self._held_bytes = 0
-        self._recent: OrderedDict[int, tuple[int, bool]] = OrderedDict()
-        self._settled = float("-inf")
-        self._out: list[Output] = []
+class Sequence(Repair):
+    """One stream's order. Methods take the time as ``now`` (seconds, any origin) and return what follows."""
 
     @property
     def next_seq(self) -> int | None:
@@ -109,15 +58,23 @@ class Sequence:
         return len(self._held)
 
     @property
+    def overflowed(self) -> int:
+        """Batches dropped because too many were held; they are asked for again."""
+        return self._held.overflowed
+
+    @property
     def syncing(self) -> bool:
-        """A replay is under way or about to be asked for."""
+        """A replay or a snapshot is under way or about to be asked for."""
         return self._request is not None or self._retry_at is not None
 
     @property
     def deadline(self) -> float | None:
         """When `tick` is due, if nothing else happens."""
-        if self._request is not None:
-            return min(self._request.heard + self._timing.idle_s, self._request.began + self._timing.answer_s)
+        request = self._request
+        if request is not None and request.snapshot:
+            return request.began + self._timing.snapshot_s
+        if request is not None:
+            return min(request.heard + self._timing.idle_s, request.began + self._timing.answer_s)
         return self._confirm_at if self._retry_at is None else self._retry_at
 
     def open(self, now: float) -> list[Output]:
@@ -130,18 +87,22 @@ class Sequence:
         """Take note of a live connection that stands, first or anew."""
         self._suspect = False
         self._unconfirmed = True
-        self._drop_held()  # it came over an older connection, perhaps from an older life; a replay has it if not
-        if self._request is not None:
+        self._in_vain = False
+        self._held.clear()  # it came over an older connection, perhaps from an older life; a replay has it if not
+        if self._request is not None and self._request.snapshot:
+            self._again = False
+            self._ask_snapshot(now)
+        elif self._request is not None:
             self._again = True
         elif self._retry_at is not None:
             self._ask(now)
-        elif self._next is not None and self._replay:
+        elif self._next is not None and self._repairs:
             self._verify(now)
         return self._take()
 
     def interrupted(self) -> list[Output]:
         """Take note of a live connection that broke; batches from before may still be handed in."""
-        if self._replay:
+        if self._repairs:
             self._suspect = True
             self._again = self.syncing
         return self._take()
@@ -153,7 +114,7 @@ class Sequence:
             self._out.append(Malformed(topic, read))
             return self._take()
         seq, publisher = read
-        batch = _Held(topic, payload, replayed=False)
+        batch = Waiting(topic, payload, replayed=False)
         if self._changed(publisher):
             self._restart(RestartReason.PUBLISHER_ID, now, publisher, (seq, batch))
         elif self.syncing:
@@ -169,14 +130,14 @@ class Sequence:
         elif seq > self._next:
             self._gap(seq, batch, now)
         else:
-            self._went_back(seq, batch, now)
+            self._went_back(seq, batch, now, known=publisher is not None)
         return self._take()
 
     def replayed(self, topic: bytes, frame: bytes, payload: bytes, now: float) -> list[Output]:
         """Take a batch that answers the last `Ask`."""
         request = self._request
         read = read_seq(frame)
-        if request is None:
+        if request is None or request.snapshot:
             return self._take()
         request.heard = now
         if isinstance(read, Reason):
@@ -189,11 +150,10 @@ class Sequence:
         elif seq < request.start:
             self.duplicates += 1
         elif not request.seen and seq > request.start:
-            request.seen = True
-            self._trimmed(seq)
-            self._deliver(_Held(topic, payload, replayed=True))
-            request.progress = True
-        elif not request.seen and request.overlap and self._recent[seq][0] != hash(payload):
+            if self._trimmed(seq, now):
+                request.seen = request.progress = True
+                self._deliver(Waiting(topic, payload, replayed=True))
+        elif not request.seen and request.overlap and not self._recent.same(seq, payload):
             # also with an unchanged id: a compacted answer's tail is worth nothing without its head
             self._restart(RestartReason.PAYLOAD, now, publisher)
         elif seq < due:
@@ -201,17 +161,17 @@ class Sequence:
             self.duplicates += seq != request.start or not request.overlap
         elif seq == due:
             request.seen = request.progress = True
-            self._deliver(_Held(topic, payload, replayed=True))
+            self._deliver(Waiting(topic, payload, replayed=True))
         else:
             # a hole, or frames that an older engine's ROUTER dropped at its high-water mark
             request.seen = True
-            self._hold(seq, _Held(topic, payload, replayed=True))
+            self._hold(seq, Waiting(topic, payload, replayed=True))
         return self._take()
 
     def replay_ended(self, now: float) -> list[Output]:
         """Take the END marker of the answer to the last `Ask`."""
         request = self._request
-        if request is None:
+        if request is None or request.snapshot:
             return self._take()
         self._request = None
         if request.overlap and not request.seen:
@@ -219,6 +179,22 @@ class Sequence:
             self._restart(RestartReason.WENT_BACK, now, None)
         else:
             self._finish(request, now, answered=True)
+        return self._take()
+
+    def snapshot(self, frames: list[bytes], now: float) -> list[Output]:
+        """Take the message that answers the last `AskSnapshot`."""
+        request = self._request
+        if request is None or not request.snapshot:
+            return self._take()
+        reply = parse_snapshot(frames)
+        self._request = None
+        if self._again:
+            self._again = False
+            self._ask_snapshot(now)
+        elif reply is None or reply.seq <= UNAVAILABLE:
+            self._without_snapshot(now, LostReason.UNAVAILABLE)
+        else:
+            self._replace(reply, request, now)
         return self._take()
 
     def tick(self, now: float) -> list[Output]:
@@ -235,36 +211,34 @@ class Sequence:
         self._request = None
         self._out.append(StopAsking())
         self._attempts = 0 if request.progress else self._attempts + 1
+        if request.snapshot and self._replay:
+            self._without_snapshot(now, LostReason.NO_ANSWER)
+            return self._take()
         if self._attempts < self._timing.attempts:
-            self._ask(now, quiet=request.quiet)
-        elif request.seen or request.quiet:
+            self._ask(now, quiet=request.quiet, tail=request.tail)
+        elif request.seen or request.quiet or request.tail:
             # batches but never an END: older engines lose it at their high-water mark
             self._attempts = self._timing.attempts
             self._finish(request, now, answered=False)
         else:
-            self._unanswered(now)
+            self._unanswered(now, LostReason.NO_ANSWER)
         return self._take()
 
     # -- decisions
 
-    @property
-    def _due(self) -> int:
-        return self._next or 0
-
-    def _live_while_syncing(self, seq: int, batch: _Held, now: float) -> None:
+    def _live_while_syncing(self, seq: int, batch: Waiting, now: float) -> None:
         if seq >= self._due:
             self._hold(seq, batch)
             return
-        known = self._recent.get(seq)
-        if known is not None and known[1] and known[0] != hash(batch.payload):
+        if self._recent.other(seq, batch.payload):
             self._restart(RestartReason.PAYLOAD, now, self._publisher, (seq, batch))
         else:
             self.duplicates += 1  # the answer had it, or will be checked against its last batch
 
-    def _gap(self, seq: int, batch: _Held, now: float) -> None:
+    def _gap(self, seq: int, batch: Waiting, now: float) -> None:
         first = self._due
         self._out.append(Gap(first, seq - 1))
-        if not self._replay:
+        if not self._repairs:
             self._out.append(Lost(first, seq - 1, LostReason.NO_REPLAY))
             self._next = seq
             self._deliver(batch)
@@ -272,159 +246,14 @@ class Sequence:
         self._hold(seq, batch)
         self._ask(now)
 
-    def _went_back(self, seq: int, batch: _Held, now: float) -> None:
-        known = self._recent.get(seq)
-        if self._publisher is not None or (known is not None and known[0] == hash(batch.payload)):
+    def _went_back(self, seq: int, batch: Waiting, now: float, *, known: bool) -> None:
+        if known or self._recent.same(seq, batch.payload):
             self.duplicates += 1
-        elif known is not None and known[1]:
+        elif self._recent.other(seq, batch.payload):
             self._restart(RestartReason.PAYLOAD, now, None, (seq, batch))
-        elif not self._replay:
+        elif not self._repairs:
             self._restart(RestartReason.WENT_BACK, now, None, (seq, batch))
         elif now < self._settled + self._timing.overlap_s:
             self.duplicates += 1
         else:
             self._verify(now)
-
-    def _verify(self, now: float, *, quiet: bool = False) -> None:
-        """Ask from the last batch; if there is none to compare with, begin anew."""
-        if self._due == 0 or self._due - 1 in self._recent:
-            self._ask(now, quiet=quiet)
-        else:
-            self._restart(RestartReason.WENT_BACK, now, self._publisher)
-
-    def _ask(self, now: float, *, quiet: bool = False) -> None:
-        overlap = self._due - 1 in self._recent
-        start = self._due - 1 if overlap else self._due
-        self._retry_at = self._confirm_at = None
-        self._suspect = False
-        self._request = _Request(start, overlap, now, now, quiet=quiet)
-        self._out.append(Ask(start))
-
-    def _trimmed(self, seq: int) -> None:
-        """The answer begins later than asked for: what lies between is gone, and with it rule 2's check."""
-        due = self._due
-        self._out.append(Lost(due, seq - 1 if seq > due else None, LostReason.TRIMMED))
-        self._recent.clear()
-        self._next = seq
-
-    def _finish(self, request: _Request, now: float, *, answered: bool) -> None:
-        """The answer is over: deliver what was held, or ask for what it left out."""
-        if request.progress:
-            self._attempts = 0
-        if self._again:
-            self._again = False
-            self._ask(now)
-            return
-        self._flush()
-        while self._held:
-            self._attempts += answered
-            if self._attempts < self._timing.attempts:
-                self._retry_at = now + self._timing.retry_s
-                return
-            oldest = min(self._held)
-            reason = LostReason.HOLE if request.seen or answered else LostReason.NO_ANSWER
-            self._out.append(Lost(self._due, oldest - 1, reason))
-            self._next = oldest
-            self._attempts = 0
-            self._flush()
-        if self._overflow:
-            self._overflow = False
-            self._ask(now)
-            return
-        self._attempts = 0
-        self._settled = now
-        if self._unconfirmed:
-            self._unconfirmed = False
-            self._confirm_at = now + self._timing.confirm_s
-        if not request.quiet or request.progress:
-            self._out.append(Synced(self._due - 1))
-
-    def _unanswered(self, now: float) -> None:
-        """Nobody answers: go on with what is there."""
-        self._attempts = 0
-        self._again = False
-        due = self._due
-        oldest = min((seq for seq in self._held if seq >= due), default=due)
-        self._out.append(Lost(due, oldest - 1 if oldest > due else None, LostReason.NO_ANSWER))
-        self._recent.clear()
-        self._next = oldest
-        self._flush()
-        if self._held:
-            first = min(self._held)
-            self._out.append(Gap(self._due, first - 1))
-            self._ask(now)
-
-    def _restart(
-        self,
-        reason: RestartReason,
-        now: float,
-        publisher: bytes | None,
-        batch: tuple[int, _Held] | None = None,
-    ) -> None:
-        self.epoch += 1
-        self._publisher = publisher
-        self._recent.clear()
-        # whatever was received before the request below is in its answer
-        self._drop_held()
-        self._attempts = 0
-        self._again = self._overflow = False
-        self._next = 0
-        self._out.append(Restarted(self.epoch, reason))
-        if self._replay:
-            if batch is not None:
-                self._hold(*batch)
-            self._ask(now)
-        elif batch is not None:
-            seq, held = batch
-            if seq:
-                self._out.append(Lost(0, seq - 1, LostReason.NO_REPLAY))
-            self._next = seq
-            self._deliver(held)
-
-    # -- bookkeeping
-
-    def _changed(self, publisher: bytes | None) -> bool:
-        if publisher is None or publisher == self._publisher:
-            return False
-        first = self._publisher is None
-        self._publisher = publisher
-        return not first
-
-    def _hold(self, seq: int, batch: _Held) -> None:
-        if seq in self._held:
-            self.duplicates += 1
-            return
-        size = len(batch.payload)
-        full = len(self._held) >= self._limits.held_batches or self._held_bytes + size > self._limits.held_bytes
-        if full and self._held:  # one is always held, however big, or a hole could never be passed
-            self.overflowed += 1
-            self._overflow = True
-            return
-        self._held[seq] = batch
-        self._held_bytes += size
-
-    def _drop_held(self) -> None:
-        self._held.clear()
-        self._held_bytes = 0
-
-    def _flush(self) -> None:
-        while self._held:
-            batch = self._held.pop(self._due, None)
-            if batch is None:
-                for seq in [seq for seq in self._held if seq < self._due]:
-                    self._held_bytes -= len(self._held.pop(seq).payload)
-                return
-            self._held_bytes -= len(batch.payload)
-            self._deliver(batch)
-
-    def _deliver(self, batch: _Held) -> None:
-        seq = self._due
-        self._recent[seq] = (hash(batch.payload), not batch.replayed)
-        if len(self._recent) > self._limits.recent:
-            self._recent.popitem(last=False)
-        self._next = seq + 1
-        self._out.append(Deliver(seq, batch.topic, batch.payload, batch.replayed))
-
-    def _take(self) -> list[Output]:
-        out, self._out = self._out, []
-        return out

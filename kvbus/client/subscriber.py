@@ -6,15 +6,15 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
-from kvbus.client.outputs import Ask, Deliver, Malformed, Output, StopAsking
+from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Malformed, Output, Replace, StopAsking
 from kvbus.client.sequence import Sequence
-from kvbus.client.updates import Received, Rejected, Update
-from kvbus.core.codec import decode_batch
+from kvbus.client.updates import Received, Rejected, Snapshot, Update
+from kvbus.core.codec import Batch, decode_batch
 from kvbus.core.types import Reason
 from kvbus.transport.subscriber import AnswerFraming, StreamSockets
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
 
     from kvbus.client.patience import Limits, Timing
@@ -30,9 +30,9 @@ class SubscriberClosedError(Exception):
 class Subscriber:
     """Subscribe to a stream of KV-cache events.
 
-    The stream is rebuilt from seq 0 by the publisher's replay, then followed; batches come in order and once
-    each. What is missing is asked for; a publisher's restart is noticed and rebuilt from. Feed each update to
-    a `BlockView` and it holds what the publisher holds.
+    The stream is rebuilt by the publisher's snapshot, or by its replay from seq 0, then followed; batches come in
+    order and once each. What is missing is asked for; a publisher's restart is noticed and rebuilt from. Feed
+    each update to a `BlockView` and it holds what the publisher holds.
 
     Two ways to use it: ``async for update in Subscriber(…)`` opens at the first step and closes when the loop
     is left, by ``break``, an exception or cancellation; ``async with Subscriber(…) as subscriber`` keeps it
@@ -44,10 +44,14 @@ class Subscriber:
     Args:
         endpoint: the publisher's PUB endpoint, such as ``tcp://127.0.0.1:5557``; None replays without a live
         stream.
-        replay_endpoint: its replay ROUTER; without one nothing can be rebuilt and every gap is lost.
+        replay_endpoint: its replay ROUTER; without it and without snapshots nothing can be rebuilt and every gap
+        is lost.
+        snapshot_endpoint: its snapshot ROUTER: at the start, after a restart and where the replay cannot fill a
+        gap, one `Snapshot` takes the place of a replay from seq 0. Best with a replay endpoint, which then fills
+        gaps and stands in where there is no snapshot.
         topic: subscription prefix; replay answers are not filtered by it.
         bind: True for publishers that dial in (vLLM with a concrete host).
-        from_start: False begins with the first live batch; replay then serves gaps and restarts only.
+        from_start: False begins with the first live batch; replay and snapshots then serve gaps and restarts only.
         framing: layout of replay answers; ``auto`` accepts every known one.
         timing: timeouts in seconds and attempts.
         limits: bounds of what is held back.
@@ -57,7 +61,7 @@ class Subscriber:
         own.
 
     Raises:
-        ValueError: neither endpoint is given.
+        ValueError: no endpoint is given.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Subscriber:
         endpoint: str | None,
         replay_endpoint: str | None = None,
         *,
+        snapshot_endpoint: str | None = None,
         topic: bytes = b"",
         bind: bool = False,
         from_start: bool = True,
@@ -75,16 +80,21 @@ class Subscriber:
         max_message_bytes: int = 64 * 1024 * 1024,
         context: Context | None = None,
     ) -> None:
-        if endpoint is None and replay_endpoint is None:
-            raise ValueError("a subscriber needs an endpoint, a replay endpoint, or both")
+        if endpoint is None and replay_endpoint is None and snapshot_endpoint is None:
+            raise ValueError("a subscriber needs an endpoint, a replay endpoint, a snapshot endpoint, or several")
         self._live: Final = endpoint is not None
         self._sequence: Final = Sequence(
-            replay=replay_endpoint is not None, from_start=from_start, timing=timing, limits=limits
+            replay=replay_endpoint is not None,
+            snapshot=snapshot_endpoint is not None,
+            from_start=from_start,
+            timing=timing,
+            limits=limits,
         )
         self._sockets: Final = StreamSockets(
             endpoint,
             replay_endpoint,
             wake=self._wake,
+            snapshot_endpoint=snapshot_endpoint,
             topic=topic,
             bind=bind,
             hwm=hwm,
@@ -92,7 +102,7 @@ class Subscriber:
             framing=framing,
             context=context,
         )
-        self._updates: deque[Update] = deque()
+        self._updates: deque[Update | _Decoding] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._woken = False
@@ -117,7 +127,7 @@ class Subscriber:
 
     @property
     def pending(self) -> int:
-        """Updates ready to be received without waiting."""
+        """Updates ready to be received."""
         return len(self._updates)
 
     def open(self) -> None:
@@ -170,7 +180,15 @@ class Subscriber:
                 await asyncio.sleep(0)
             else:
                 await self._wait()
-        return self._updates.popleft()
+        update = self._updates[0]
+        if isinstance(update, _Decoding):
+            for _ in update.steps():
+                await asyncio.sleep(0)
+            self._updates.popleft()
+            self._updates.extendleft(reversed(update.rejected))
+            return Snapshot(update.seq, tuple(update.batches))
+        self._updates.popleft()
+        return update
 
     async def __aiter__(self) -> AsyncIterator[Update]:
         try:
@@ -211,6 +229,10 @@ class Subscriber:
         """Take an END marker (called by the sockets)."""
         self._follow(self._sequence.replay_ended(self._now()))
 
+    def on_snapshot(self, frames: list[bytes]) -> None:
+        """Take a snapshot (called by the sockets)."""
+        self._follow(self._sequence.snapshot(frames, self._now()))
+
     def on_connected(self) -> None:
         """Take note of a connection (called by the sockets)."""
         self._follow(self._sequence.connected(self._now()))
@@ -227,6 +249,10 @@ class Subscriber:
                 self._updates.append(_decoded(output))
             elif isinstance(output, Ask):
                 self._sockets.ask(output.start)
+            elif isinstance(output, Replace):
+                self._updates.append(_Decoding(output))
+            elif isinstance(output, AskSnapshot):
+                self._sockets.ask_snapshot()
             elif isinstance(output, StopAsking):
                 self._sockets.stop_asking()
             elif isinstance(output, Malformed):
@@ -258,6 +284,26 @@ class Subscriber:
         if self._loop is None:
             raise RuntimeError("the subscriber is not open")
         return self._loop.time()
+
+
+class _Decoding:
+    """A snapshot being decoded, piece by piece, because it may be a million blocks; kept if a receive is cancelled."""
+
+    def __init__(self, source: Replace) -> None:
+        self.seq: Final = source.seq
+        self.batches: list[Batch] = []
+        self.rejected: list[Rejected] = []
+        self._chunks: Final = iter(source.chunks)
+
+    def steps(self) -> Iterator[None]:
+        """Decode what is left, pausing now and then."""
+        for chunk in self._chunks:
+            decoded = decode_batch(chunk)
+            if isinstance(decoded, Reason):
+                self.rejected.append(Rejected(self.seq, b"", decoded))
+            else:
+                self.batches.append(decoded)
+            yield
 
 
 def _decoded(batch: Deliver) -> Received | Rejected:

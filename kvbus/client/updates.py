@@ -10,16 +10,18 @@ if TYPE_CHECKING:
     from kvbus.core.codec import Batch
     from kvbus.core.types import Reason
 
-Kind = Literal["batch", "gap", "lost", "restarted", "synced", "rejected"]
+Kind = Literal["batch", "snapshot", "gap", "lost", "restarted", "synced", "rejected"]
 
 
 class LostReason(StrEnum):
     """Why batches will never arrive."""
 
     NO_REPLAY = "no_replay"
-    """The subscriber was given no replay endpoint."""
+    """The subscriber was given neither a replay endpoint nor a snapshot endpoint."""
     NO_ANSWER = "no_answer"
-    """Nobody answered the replay request in time, however often it was asked."""
+    """Nobody answered the replay request, or the snapshot request, in time, however often it was asked."""
+    UNAVAILABLE = "unavailable"
+    """The publisher has no snapshot to give, and there is no replay endpoint."""
     TRIMMED = "trimmed"
     """The publisher's replay buffer no longer reaches back that far (engines keep about 10,000 batches)."""
     HOLE = "hole"
@@ -52,8 +54,20 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The publisher's whole state as of batch ``seq``, as batches: it replaces all known before, of every rank.
+
+    The next batch received is the one after ``seq``. Only with a snapshot endpoint.
+    """
+
+    kind: ClassVar[Kind] = "snapshot"
+    seq: int
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rejected:
-    """A message that cannot be read. ``seq`` is None if even its sequence frame could not be."""
+    """A message, or a snapshot's part, that cannot be read. ``seq`` is None if even its sequence frame could not be."""
 
     kind: ClassVar[Kind] = "rejected"
     seq: int | None
@@ -91,10 +105,10 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Replay complete, held batches delivered; ``seq`` is the last batch, -1 if there is none."""
+    """Replay or snapshot complete, held batches delivered; ``seq`` is the last batch, -1 if there is none."""
 
     kind: ClassVar[Kind] = "synced"
     seq: int
 
 
-Update = Received | Rejected | Gap | Lost | Restarted | Synced
+Update = Received | Snapshot | Rejected | Gap | Lost | Restarted | Synced

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import UNSET, UnsetType
 
-from kvbus.client.updates import Lost, Received, Restarted
+from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.core.codec import Token, decode_tokens
 from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key
@@ -149,9 +149,16 @@ class BlockView:
         return iter(self._blocks)
 
     def update(self, update: Update) -> None:
-        """Take in what a `Subscriber` yields: batches apply, a restart clears, so does a loss (`on_lost`)."""
+        """Take in what a `Subscriber` yields.
+
+        Batches apply, a snapshot replaces everything, a restart clears, so does a loss (`on_lost`).
+        """
         if isinstance(update, Received):
             self.apply_batch(update.batch)
+        elif isinstance(update, Snapshot):
+            self.clear()
+            for batch in update.batches:
+                self.apply_batch(batch)
         elif isinstance(update, Restarted) or (isinstance(update, Lost) and self._on_lost == "clear"):
             self.clear()
 

@@ -25,10 +25,10 @@ class ReplayAnswer:
     Args:
         stream: the stream asked.
         request: what was asked.
-        cut: makes (or shares) a cut of the stream's state; called only if one is needed.
+        cut: makes (or shares) a cut of the stream's state, to be told from the seq given; called only if one is needed.
     """
 
-    def __init__(self, stream: OutputStream, request: ReplayRequest, cut: Callable[[], Cut]) -> None:
+    def __init__(self, stream: OutputStream, request: ReplayRequest, cut: Callable[[int], Cut]) -> None:
         self._stream = stream
         self.identity = request.envelope[0]
         self._envelope = request.envelope
@@ -69,7 +69,7 @@ class ReplayAnswer:
 
     def _begin_cut(self) -> None:
         self.compacted = True
-        self._cut = self._make_cut()
+        self._cut = self._make_cut(self._seq)
         self._end = max(self._end, self._cut.seq + 1)
         self._telling = self._cut.telling(self._cut.seq + 1 - self._seq)
         self._told = 0

@@ -38,7 +38,8 @@ YOUNG: Final = 4
 """Stores of a proven size before which one multi-block store of a finer size overrules it at once."""
 
 RELEARN_EVENTS: Final = 16
-"""Multi-block stores of a finer size that overrule a proven one after that; fewer are rejected as bad input."""
+"""Multi-block stores of another size that overrule a proven one after that: of a finer size in all, of a larger one in
+a row, with none of the proven size between (an odd event came first). Fewer are taken for what they look like."""
 
 
 class Granularity(msgspec.Struct):
@@ -49,6 +50,7 @@ class Granularity(msgspec.Struct):
     """The block size, once an event has held several blocks of it."""
     support: int = 0
     finer: dict[int, int] = {}
+    larger: dict[int, int] = {}
     seen: int = 0
     smallest: int = 0
     divisor: int = 0
@@ -68,7 +70,8 @@ class Granularity(msgspec.Struct):
         self.seen += 1
         before = (self.base, self.variable)
         if blocks > 1:
-            self.proven, self.support = size, 1
+            self.proven = self.pinned if self.pinned is not None and self.smallest == self.pinned else size
+            self.support = 1
             self.variable = False
             return not first and before != (self.base, False)
         self.variable |= not first and size != self.smallest
@@ -79,14 +82,18 @@ class Granularity(msgspec.Struct):
     def _challenge(self, size: int, blocks: int) -> bool:
         if size == self.proven:
             self.support += 1
+            self.larger.clear()
             return False
-        if size > self.proven or blocks == 1:
+        if self.proven == self.pinned or (blocks == 1 and size != self.pinned):
             return False
-        self.finer[size] = count = self.finer.get(size, 0) + 1
-        if self.support > YOUNG and count < RELEARN_EVENTS:
+        rivals = self.larger if size > self.proven else self.finer
+        rivals[size] = count = rivals.get(size, 0) + 1
+        at_once = size == self.pinned or (size < self.proven and self.support <= YOUNG)
+        if not at_once and count < RELEARN_EVENTS:
             return False
         self.proven, self.support = size, count
         self.finer.clear()
+        self.larger.clear()
         return True
 
     @property

@@ -186,6 +186,12 @@ def _table_order(key: TableKey) -> tuple[bool, str, int]:
 
 
 def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, int, int]]:
+    pieces: dict[Hash, tuple[Chunk, int]] = {}
+    """By derived hash: the re-cut chunk and its block that a piece belongs to."""
+    for chunk in set_of_chunks(table):
+        if chunk.out is not None:
+            out, per_block = chunk.recut()
+            pieces.update((name, (chunk, at // per_block)) for at, name in enumerate(out))
     runs: dict[int, list[tuple[int, int]]] = {}
 
     def runs_of(chunk: Chunk) -> list[tuple[int, int]]:
@@ -196,19 +202,18 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
 
     def run_before(chunk: Chunk, first: int) -> tuple[Chunk, int, int] | None:
         """The live run that holds the parent of this run."""
-        parent = chunk.parent_of(first)
-        holder = table.blocks.get(parent) if parent is not None else None
+        if chunk.out is not None and first == 0 and chunk.out_parent is not None:
+            holder, at = pieces.get(chunk.out_parent, (None, 0))
+        else:
+            parent = chunk.parent_of(first)
+            holder = table.blocks.get(parent) if parent is not None else None
+            at = holder.hashes.index(parent) if holder is not None and parent is not None else 0
         if holder is None:
             return None
-        at = holder.hashes.index(parent) if parent is not None else 0
-        return next((holder, a, b) for a, b in runs_of(holder) if a <= at < b)
+        return next(((holder, a, b) for a, b in runs_of(holder) if a <= at < b), None)
 
     done: set[tuple[int, int]] = set()
-    seen: set[int] = set()
-    for chunk in table.blocks.values():
-        if id(chunk) in seen:
-            continue
-        seen.add(id(chunk))
+    for chunk in set_of_chunks(table):
         for a, b in runs_of(chunk):
             path: list[tuple[Chunk, int, int]] = []
             walk: tuple[Chunk, int, int] | None = (chunk, a, b)
@@ -218,6 +223,15 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
                 path.append(walk)
                 walk = run_before(walk[0], walk[1])
             yield from ((key, *run) for run in reversed(path))
+
+
+def set_of_chunks(table: Table) -> Iterator[Chunk]:
+    """Every chunk with a live block, once, in the order its first one came."""
+    seen: set[int] = set()
+    for chunk in table.blocks.values():
+        if id(chunk) not in seen:
+            seen.add(id(chunk))
+            yield chunk
 
 
 def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:

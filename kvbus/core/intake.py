@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw, UnsetType
 
 from kvbus.core.codec import Batch
-from kvbus.core.index import Index
+from kvbus.core.index import Chunk
 from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, Filtered, Hash, Reason
@@ -94,7 +95,7 @@ class Intake:
         return kinds[mine] >= kinds[other]
 
 
-def complete(store: Store, index: Index) -> bool:
+def complete(store: Store, find: Callable[[int | None, Hash], Chunk | None]) -> bool:
     """Give a tokenless store (an offloaded block of vLLM's) the tokens its hashes have on another medium.
 
     False if they are not all known, with one block size.
@@ -104,7 +105,7 @@ def complete(store: Store, index: Index) -> bool:
     sizes: set[int] = set()
     first = None
     for block in event.block_hashes:
-        chunk = index.find(store.group, block)
+        chunk = find(store.group, block)
         if chunk is None:
             return False
         first = first or chunk

@@ -8,6 +8,7 @@ their parents, and media have names routers know. What is left out, or cannot be
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
@@ -19,7 +20,7 @@ from kvbus.core.emit import OutEvent, announce, out_parent, recut_stores, stores
 from kvbus.core.granularity import Granularity, Treatment
 from kvbus.core.index import Chunk, Index, Table, TableKey, carried_bytes
 from kvbus.core.intake import Intake, Step, complete
-from kvbus.core.removals import Gone, leaf_first
+from kvbus.core.removals import leaf_first
 from kvbus.core.schema import AllBlocksCleared, BlockRemoved
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Hash, Reason
@@ -53,14 +54,19 @@ class Normalizer:
         self._intake = Intake(self.rules.groups, self.stats)
         self._clears_all_tiers = False
         self._out: list[OutEvent] = []
-        self._gone: list[tuple[TableKey, str | None, Any, list[Gone]]] = []
-        self._recut_gone: dict[tuple[TableKey, Hash], tuple[Chunk, Gone]] = {}
+        self._gone: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
+        self._ghosts: dict[tuple[int | None, Hash], Chunk] = {}
+        """Blocks this batch removed: an offload in the same batch may still speak of them."""
+        self._recut_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
 
-    def reset(self) -> None:
-        """A new epoch: nothing of the old one is known any more."""
+    def reset(self, *, same_life: bool = False) -> None:
+        """Nothing is known of the cache any more; in the same life, what was learned of the stream stays."""
+        learned = (self._granularity, self._intake, self._clears_all_tiers)
         self.index.clear()
         self.full = False
         self._begin()
+        if same_life:
+            self._granularity, self._intake, self._clears_all_tiers = learned
 
     @property
     def block_size(self) -> int | None:
@@ -90,18 +96,17 @@ class Normalizer:
                 end = at + 1
                 while end < len(steps) and isinstance(steps[end], Store):
                     end += 1
-                self._flush_removals()
                 self._store_run(steps[at:end])  # type: ignore[arg-type]
                 at = end
                 continue
             if isinstance(step, AllBlocksCleared):
-                self._flush_removals()
                 self._clear()
             else:
                 self._remove(step)
             at += 1
         self._flush_recut()
         self._flush_removals()
+        self._ghosts.clear()
         out, self._out = self._out, []
         return out
 
@@ -205,7 +210,7 @@ class Normalizer:
 
     def _store(self, store: Store) -> None:
         event = store.event
-        if not store.tokens and not complete(store, self.index):
+        if not store.tokens and not complete(store, self._known):
             self.stats.filtered[Filtered.TOKENLESS] += 1
             return
         granularity = self._granularity[store.group]
@@ -223,7 +228,7 @@ class Normalizer:
             return
         fresh = table.blocks.keys().isdisjoint(hashes)
         parent = event.parent_block_hash
-        if parent is not None and not self._parent_ok(store, parent, fresh=fresh):
+        if parent is not None and not self._parent_ok(store, parent, table):
             return
         new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
         if new and len(self.index) + new > self.rules.max_blocks:
@@ -246,15 +251,18 @@ class Normalizer:
         if fresh:
             table.blocks.update(dict.fromkeys(hashes, chunk))
             if treatment is Treatment.NATIVE:
+                self._flush_removals()
                 self._out.append(with_extras(event, store.extras) if store.extras else event)
                 return
             self._announce_new((store.group, store.medium), chunk, 0, len(hashes))
             return
         self._store_copies(store, table, chunk)
 
-    def _parent_ok(self, store: Store, parent: Hash, *, fresh: bool) -> bool:
-        event = store.event
-        if parent in event.block_hashes and (fresh or self.index.find(store.group, parent) is None):
+    def _known(self, group: int | None, block: Hash) -> Chunk | None:
+        return self.index.find(group, block) or self._ghosts.get((group, block))
+
+    def _parent_ok(self, store: Store, parent: Hash, table: Table) -> bool:
+        if parent in store.event.block_hashes and parent not in table.blocks:
             self.stats.rejected[Reason.SELF_PARENT] += 1
             return False
         if self.index.find(store.group, parent) is None:
@@ -293,9 +301,12 @@ class Normalizer:
 
     def _announce_new(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
         if chunk.out is None:
-            self._out.extend(stores_of(self.index, chunk, a, b))
+            stores = list(stores_of(self.index, chunk, a, b))
         else:
-            self._out.extend(recut_stores(chunk, self._reference(key, chunk, a, b)))
+            stores = list(recut_stores(chunk, self._reference(key, chunk, a, b)))
+        if stores:
+            self._flush_removals()
+            self._out.extend(stores)
 
     def _reference(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
         """Count the derived pieces of blocks ``[a, b)``; the positions of those routers do not have.
@@ -343,8 +354,9 @@ class Normalizer:
             self.stats.filtered[Filtered.COPY] += 1
             return
         at = chunk.hashes.index(block)
+        self._ghosts[group, block] = chunk
         if chunk.out is None:
-            self._queue_removal(key, chunk, [(block, chunk.parent_of(at))])
+            self._gone.setdefault(key, {})[block] = (chunk.parent_of(at), chunk)
             return
         out, pieces = chunk.recut()
         for i in range(at * pieces, (at + 1) * pieces):
@@ -352,29 +364,20 @@ class Normalizer:
             table.refs[name] -= 1
             if not table.refs[name]:
                 del table.refs[name]
-                self._recut_gone[key, name] = (chunk, (name, out[i - 1] if i else chunk.out_parent))
-
-    def _queue_removal(self, key: TableKey, chunk: Chunk, gone: list[Gone]) -> None:
-        """Collect the removals of a run by table and medium name, to be ordered together."""
-        medium, group = chunk.meta.medium, chunk.meta.group_idx
-        for queued_key, queued_medium, queued_group, blocks in self._gone:
-            if queued_key == key and queued_medium == medium and queued_group == group:
-                blocks.extend(gone)
-                return
-        self._gone.append((key, medium, group, gone))
+                self._recut_gone[key, name] = (out[i - 1] if i else chunk.out_parent, chunk)
 
     def _flush_recut(self) -> None:
         """End of a batch: pieces that were not stored again leave."""
-        for (key, _), (chunk, gone) in self._recut_gone.items():
-            self._queue_removal(key, chunk, [gone])
+        for (key, name), gone in self._recut_gone.items():
+            self._gone.setdefault(key, {})[name] = gone
         self._recut_gone.clear()
 
     def _flush_removals(self) -> None:
-        if not self._gone:
-            return
-        for _, medium, group, gone in self._gone:
-            if gone:
-                self._out.append(BlockRemoved(leaf_first(gone), medium, group))
+        """The removals since the last store leave, leaves first; one event for each run of one spelling."""
+        for gone in self._gone.values():
+            order = leaf_first([(block, parent) for block, (parent, _) in gone.items()])
+            for (medium, group), run in groupby(order, key=lambda block: _spelling(gone[block][1])):
+                self._out.append(BlockRemoved(list(run), medium, group))
         self._gone.clear()
 
     def _clear(self) -> None:
@@ -388,6 +391,7 @@ class Normalizer:
         self._coarse = {key: n for key, n in self._coarse.items() if survivors and key[1] != DEVICE_MEDIUM}
         if not survivors:
             self.full = False
+            self._gone.clear()  # the clear says that, too
             self._recut_gone.clear()
             self.index.clear()
             self._out.append(AllBlocksCleared())
@@ -399,6 +403,11 @@ class Normalizer:
                     self._remove_one(key[0], DEVICE_MEDIUM, block)
         self._flush_recut()
         self._flush_removals()
+
+
+def _spelling(chunk: Chunk) -> tuple[str | None, Any]:
+    """Medium and group as the engine wrote them when it stored the chunk."""
+    return chunk.meta.medium, chunk.meta.group_idx
 
 
 def _same_tokens(held: Chunk, block: Hash, tokens: list[Any]) -> bool:

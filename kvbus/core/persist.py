@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from kvbus.core.index import Chunk, Index, Meta, Table, TableKey, live_runs
+from kvbus.core.index import Chunk, Index, Meta, Table, TableKey, live_runs, set_of_chunks
 
 if TYPE_CHECKING:
     from kvbus.core.parts import Source
@@ -99,12 +99,8 @@ def _tables(index: Index) -> list[tuple[TableKey, Table]]:
 
 
 def _chunks(i: int, key: TableKey, table: Table) -> Iterator[bytes]:
-    seen: set[int] = set()
     rows: list[Any] = []
-    for chunk in table.blocks.values():
-        if id(chunk) in seen:
-            continue
-        seen.add(id(chunk))
+    for chunk in set_of_chunks(table):
         rows.append(_chunk_row(table, chunk))
         if len(rows) == CHUNKS_PER_RECORD:
             yield _encode(["chunks", i, key, rows])

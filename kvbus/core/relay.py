@@ -122,7 +122,7 @@ class Relay:
             elif kind == persist.LOST:
                 source.sequencer.partial = True
                 if source.spec.on_lost == "clear":
-                    self._forget(i, source, now)
+                    self._forget(i, source, now, same_life=True)
             elif kind == persist.WITHDRAWN:
                 self._withdraw(i, source, now)
             elif kind == persist.RESTORED:
@@ -241,7 +241,7 @@ class Relay:
             elif isinstance(action, Lost):
                 self._record(persist.LOST, i)
                 if source.spec.on_lost == "clear":
-                    self._forget(i, source, now)
+                    self._forget(i, source, now, same_life=True)
             elif isinstance(action, Synced):
                 self._restore(i, source, now)
         if actions:
@@ -251,10 +251,10 @@ class Relay:
         if self.records is not None:
             self.records.append(record)
 
-    def _forget(self, i: int, source: Source, now: float) -> None:
+    def _forget(self, i: int, source: Source, now: float, *, same_life: bool = False) -> None:
         """Nothing that was known of this source's cache can be relied on any more."""
         self._clear(i, source, now)
-        source.normalizer.reset()
+        source.normalizer.reset(same_life=same_life)
 
     def _take(self, i: int, source: Source, payload: bytes, now: float, *, first_of_life: bool) -> None:
         """Decode, normalize and publish one batch of a source."""
@@ -344,7 +344,7 @@ class Relay:
             output.stats.replay_requests["malformed"] += 1
             return
         stream = output.streams[event.stream]
-        answer = ReplayAnswer(stream, request, lambda: self._cut(output, event.stream))
+        answer = ReplayAnswer(stream, request, lambda start: self._cut(event.output, event.stream, start))
         self._commands.append(AnswerReplay(event.output, event.stream, answer))
 
     def _snapshot_asked(self, event: SnapshotAsked, now: float) -> None:
@@ -357,13 +357,22 @@ class Relay:
         stream = output.streams[event.stream]
         published = stream.next_seq > stream.first_seq
         answer = SnapshotAnswer(
-            request, stream.publisher_id, (lambda: self._cut(output, event.stream)) if published else None
+            request, stream.publisher_id, (lambda: self._cut(event.output, event.stream)) if published else None
         )
         self._commands.append(AnswerSnapshot(event.output, event.stream, answer))
 
-    def _cut(self, output: Output, at: int) -> Cut:
-        """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it."""
+    def _cut(self, number: int, at: int, start: int = 0) -> Cut:
+        """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it.
+
+        It is told in the numbers from ``start`` on, one batch for each source at least: where there are fewer, empty
+        batches make room.
+        """
+        output = self.outputs[number]
         stream = output.streams[at]
+        sources = len(self.sources) if output.spec.merged else 1
+        while stream.next_seq - start < sources:
+            self._record(persist.HEARTBEAT, number, at)
+            self._heartbeat(number, at, stream.idle_since or 0.0)
         cut = output.cuts.get(at)
         first = stream.journal.first_seq
         if cut is None or (cut.seq < stream.next_seq - 1 and (first is None or cut.seq + 1 < first)):

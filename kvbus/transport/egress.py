@@ -45,7 +45,9 @@ class LiveOutput:
         stats: OutputStats,
         before_send: Callable[[], None] | None = None,
     ) -> None:
-        self._socket = make_socket(context, zmq.XPUB, SNDHWM=send_hwm)
+        # IMMEDIATE: a router dialled out to that goes away is forgotten, its subscription and its queue with it, as
+        # it would be if it had connected; else each time it came back it would count as one more
+        self._socket = make_socket(context, zmq.XPUB, SNDHWM=send_hwm, IMMEDIATE=int(not bind))
         self._stats = stats
         self._queue: deque[Message] = deque()
         self._queue_limit = queue_limit
@@ -87,9 +89,7 @@ class LiveOutput:
     def _send(self, topic: bytes, seq: bytes, payload: bytes, events: int) -> None:
         socket, stats = self._socket, self._stats
         stats.queue_depth -= 1
-        try:
-            socket.send(topic, zmq.SNDMORE | zmq.NOBLOCK)
-        except zmq.Again:
+        if not self._offer(topic):
             stats.dropped_batches["slow_router"] += 1
             stats.dropped_events["slow_router"] += events
             socket.setsockopt(zmq.XPUB_NODROP, 0)
@@ -104,6 +104,21 @@ class LiveOutput:
         stats.batches += 1
         stats.events += events
         stats.bytes += len(payload)
+
+    def _offer(self, topic: bytes) -> bool:
+        """Send the first frame to everyone, or to nobody: False if one of them is full.
+
+        What routers took in the last millisecond is known only when libzmq looks; reading EVENTS makes it look.
+        """
+        for again in (False, True):
+            if again:
+                self._socket.getsockopt(zmq.EVENTS)
+            try:
+                self._socket.send(topic, zmq.SNDMORE | zmq.NOBLOCK)
+            except zmq.Again:
+                continue
+            return True
+        return False
 
     def _subscription(self, frames: list[bytes]) -> None:
         if frames[0][:1] == b"\x01":

@@ -75,56 +75,87 @@ class ReplayServer:
         self._stats = stats
         self._max_sessions = max_sessions
         self._stall_timeout = stall_timeout
+        self._counted = 0
         self._active: deque[Session] = deque()
         self._waiting: deque[Session] = deque()
+        self._behind: dict[bytes, deque[Session]] = {}
+        """By identity of a requester that is being answered, or waits: its further requests, one after the other."""
+        self._queued = 0
         self._handle: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._pump = Pump(self._socket, on_request)
 
     def send(self, answer: ReplayAnswer | SnapshotAnswer) -> None:
-        """Begin an answer, or let it wait for its turn."""
-        session = Session(answer, self._loop.time())
-        if len(self._active) < self._max_sessions:
-            self._active.append(session)
-            self._stats.replay_sessions += 1
-        elif len(self._waiting) < MAX_WAITING:
-            self._waiting.append(session)
-        else:
+        """Begin an answer, or let it wait for its turn: that of others, or of an earlier request of the same peer."""
+        if self._queued >= MAX_WAITING:
             self._stats.replay_requests["refused"] += 1
+            return
+        session = Session(answer, self._loop.time())
+        behind = self._behind.get(answer.identity)
+        if behind is not None:
+            behind.append(session)
+            self._queued += 1
+            return
+        self._behind[answer.identity] = deque()
+        self._waiting.append(session)
+        self._queued += 1
+        self._admit()
         if self._handle is None:
             self._handle = self._loop.call_soon(self._turn)
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._active) < self._max_sessions:
+            session = self._waiting.popleft()
+            session.progress = self._loop.time()
+            self._active.append(session)
+            self._queued -= 1
+        self._stats.replay_sessions += len(self._active) - self._counted
+        self._counted = len(self._active)
+
+    def _over(self, session: Session, outcome: str) -> None:
+        """Count what became of an answer; the next request of the same peer takes its turn behind the others."""
+        outcomes = self._stats.replay_requests
+        outcomes[outcome] += 1
+        identity = session.answer.identity
+        behind = self._behind[identity]
+        if behind and outcome in ("complete", "compacted"):
+            self._waiting.append(behind.popleft())
+            return
+        del self._behind[identity]
+        outcomes[outcome] += len(behind)  # whoever is gone, or takes nothing, wants none of these either
+        self._queued -= len(behind)
 
     def _turn(self) -> None:
         self._handle = None
         moved = False
         until = self._loop.time() + SLICE
-        for _ in range(len(self._active)):
-            session = self._active.popleft()
-            sent = self._advance(session, until)
-            if sent is None:
-                self._stats.replay_sessions -= 1
-                if self._waiting:
-                    follower = self._waiting.popleft()
-                    follower.progress = self._loop.time()
-                    self._active.append(follower)
-                    self._stats.replay_sessions += 1
-                moved = True
-                continue
-            moved |= sent > 0
-            self._active.append(session)
-            if self._loop.time() >= until:
-                break
-        if self._active:
-            self._handle = self._loop.call_soon(self._turn) if moved else self._loop.call_later(RETRY, self._turn)
-        self._pump.kick()
+        try:
+            for _ in range(len(self._active)):
+                session = self._active.popleft()
+                try:
+                    sent = self._advance(session, until)
+                except BaseException:
+                    self._over(session, "refused")  # the others are still answered
+                    raise
+                if sent is None:
+                    moved = True
+                    continue
+                moved |= sent > 0
+                self._active.append(session)
+                if self._loop.time() >= until:
+                    break
+        finally:
+            self._admit()
+            if self._active:
+                self._handle = self._loop.call_soon(self._turn) if moved else self._loop.call_later(RETRY, self._turn)
+            self._pump.kick()
 
     def _advance(self, session: Session, until: float) -> int | None:
         """Send a burst; how many messages went out, None if the session is over."""
-        outcomes = self._stats.replay_requests
         for sent in range(BURST):
             message = session.message or session.answer.next_message()
             if message is None:
-                outcomes["compacted" if session.answer.compacted else "complete"] += 1
+                self._over(session, "compacted" if session.answer.compacted else "complete")
                 return None
             if not message:  # still being put together
                 if self._loop.time() >= until:
@@ -138,13 +169,13 @@ class ReplayServer:
                 if sent:
                     session.progress = now
                 elif now - session.progress > self._stall_timeout:
-                    outcomes["stalled"] += 1
+                    self._over(session, "stalled")
                     return None
                 return sent
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
-                outcomes["gone"] += 1
+                self._over(session, "gone")
                 return None
             session.message = None
             self._stats.replay_batches += 1
@@ -157,6 +188,8 @@ class ReplayServer:
         """Close; unfinished answers stay unfinished."""
         if self._handle is not None:
             self._handle.cancel()
-        self._stats.replay_sessions -= len(self._active)
-        self._active.clear()
+        self._stats.replay_sessions -= self._counted
+        self._counted = 0
+        for queue in (self._active, self._waiting, self._behind):
+            queue.clear()
         self._pump.close()

@@ -1,4 +1,4 @@
-"""The sockets of one stream's subscriber: a SUB for the live batches and a DEALER for each replay request.
+"""The sockets of one stream's subscriber: a SUB for the live batches and a DEALER for each request.
 
 `StreamSockets.pump` hands what has arrived to a `Handler`; it never blocks and never waits. The ZeroMQ file
 descriptor is edge-triggered: it speaks once, and then only after ZMQ_EVENTS was read, and any send or recv
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 import zmq
 
 from kvbus.core.frames import END_SEQ, LONG_SEQ_BYTES, SEQ_BYTES, replay_request
+from kvbus.core.snapshot import REQUEST
 from kvbus.transport.rawsub import refused
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ class Handler(Protocol):
     def on_replay_ended(self) -> None:
         """Take the last request's END."""
 
+    def on_snapshot(self, frames: list[bytes]) -> None:
+        """Take the message that answers the last snapshot request."""
+
     def on_connected(self) -> None:
         """Take note of a live connection that stands."""
 
@@ -92,6 +96,7 @@ class StreamSockets:
     Args:
         endpoint: the live stream, or None for a replay alone.
         replay_endpoint: the replay ROUTER, or None.
+        snapshot_endpoint: the snapshot ROUTER, or None.
         topic: subscription prefix.
         bind: True binds the SUB, for publishers that dial in (vLLM with a concrete host).
         hwm: messages that ZeroMQ holds, for each of the sockets, before the peer's side fills up and drops.
@@ -108,6 +113,7 @@ class StreamSockets:
         replay_endpoint: str | None,
         *,
         wake: Callable[[], None],
+        snapshot_endpoint: str | None = None,
         topic: bytes = b"",
         bind: bool = False,
         hwm: int = 100_000,
@@ -117,6 +123,7 @@ class StreamSockets:
     ) -> None:
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
+        self._snapshot_endpoint = snapshot_endpoint
         self._wake = wake
         self._topic = topic
         self._bind = bind
@@ -129,6 +136,7 @@ class StreamSockets:
         self._sub: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._dealer: zmq.Socket[bytes] | None = None
+        self._for_snapshot = False
         self._readers: dict[zmq.Socket[bytes], int] = {}
         self._retired: list[zmq.Socket[bytes]] = []
         self._revival: asyncio.TimerHandle | None = None
@@ -149,10 +157,11 @@ class StreamSockets:
         if self._context is None:
             self._context = zmq.Context()
         try:
-            if self._replay_endpoint is not None:
-                # a first DEALER finds out about a malformed endpoint now and not at the first gap
-                self._dealer = self._dial(self._replay_endpoint)
-                self._drop_dealer()
+            for asked in (self._replay_endpoint, self._snapshot_endpoint):
+                if asked is not None:
+                    # a first DEALER finds out about a malformed endpoint now and not at the first gap
+                    self._dealer = self._dial(asked)
+                    self._drop_dealer()
             if self._endpoint is not None:
                 self._open_sub(self._endpoint)
         except BaseException:
@@ -163,13 +172,13 @@ class StreamSockets:
         """Ask for a replay from this seq; an answer still under way to an earlier request is cut off."""
         if self._replay_endpoint is None:
             raise RuntimeError("there is no replay endpoint to ask")
-        self._drop_dealer()
-        # a fresh DEALER has a fresh identity: answers to two requests cannot mix
-        self._dealer = dealer = self._dial(self._replay_endpoint)
-        with contextlib.suppress(zmq.Again):  # a new pipe takes two frames; if not, the request times out
-            dealer.send_multipart(replay_request(start), zmq.NOBLOCK)
-        self._watch(dealer)
-        self._wake()
+        self._request(self._replay_endpoint, replay_request(start), snapshot=False)
+
+    def ask_snapshot(self) -> None:
+        """Ask for a snapshot; an answer still under way to an earlier request is cut off."""
+        if self._snapshot_endpoint is None:
+            raise RuntimeError("there is no snapshot endpoint to ask")
+        self._request(self._snapshot_endpoint, [REQUEST], snapshot=True)
 
     def stop_asking(self) -> None:
         """Cut the answer under way off."""
@@ -227,6 +236,16 @@ class StreamSockets:
             self._endpoint = sub.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0") or endpoint
         self._watch(sub)
 
+    def _request(self, endpoint: str, frames: list[bytes], *, snapshot: bool) -> None:
+        self._drop_dealer()
+        # a fresh DEALER has a fresh identity: answers to two requests cannot mix
+        self._dealer = dealer = self._dial(endpoint)
+        self._for_snapshot = snapshot
+        with contextlib.suppress(zmq.Again):  # a new pipe takes two frames; if not, the request times out
+            dealer.send_multipart(frames, zmq.NOBLOCK)
+        self._watch(dealer)
+        self._wake()
+
     def _dial(self, endpoint: str) -> zmq.Socket[bytes]:
         dealer = self._socket(zmq.DEALER)
         try:
@@ -256,9 +275,13 @@ class StreamSockets:
             dealer = self._dealer  # the handler may ask anew between two answers
             if dealer is None:
                 return False
-            frames = _receive(dealer)
+            frames = _receive(dealer, None if self._for_snapshot else _MAX_FRAMES)
             if frames is None:
                 return False
+            if self._for_snapshot:
+                self._drop_dealer()
+                handler.on_snapshot(frames)
+                continue
             answer = split_answer(frames, self._framing)
             if answer is END:
                 self._drop_dealer()
@@ -343,8 +366,8 @@ def _attach(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> None:
         raise refused(error, endpoint, bind=bind) from error
 
 
-def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    """One message, or None if there is none; frames beyond the sixteenth are thrown away."""
+def _receive(socket: zmq.Socket[bytes], most: int | None = _MAX_FRAMES) -> list[bytes] | None:
+    """One message, or None if there is none; frames beyond ``most`` are thrown away."""
     try:
         # the last frame carries `more`: cheaper than recv_multipart's getsockopt a frame
         frame = socket.recv(zmq.NOBLOCK, copy=False)
@@ -353,7 +376,7 @@ def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
     frames = [frame.bytes]
     while frame.more:
         frame = socket.recv(copy=False)
-        if len(frames) <= _MAX_FRAMES:
+        if most is None or len(frames) < most:
             frames.append(frame.bytes)
     return frames
 

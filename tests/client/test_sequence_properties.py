@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kvbus.client.outputs import Ask, Deliver, StopAsking
+from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Replace, StopAsking
 from kvbus.client.patience import Limits, Timing
 from kvbus.client.sequence import Sequence
-from kvbus.client.updates import Lost, Restarted, Synced
+from kvbus.client.updates import Lost, Restarted, Snapshot, Synced
 from kvbus.client.view import BlockView
 from kvbus.core.codec import decode_batch, encode_batch
 from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
@@ -30,22 +30,33 @@ class Subscription(RuleBasedStateMachine):
     connection broke and stood again. Requests are retried for ever, so nothing may be reported lost.
     """
 
-    @initialize(compacting=st.booleans(), ids=st.booleans(), recent=st.integers(1, 6), held=st.integers(1, 6))
-    def begin(self, compacting: bool, ids: bool, recent: int, held: int) -> None:
+    @initialize(
+        mode=st.sampled_from(["replay", "snapshot", "stale", "fresh"]),
+        compacting=st.booleans(),
+        ids=st.booleans(),
+        recent=st.integers(1, 6),
+        held=st.integers(1, 6),
+    )
+    def begin(self, mode: str, compacting: bool, ids: bool, recent: int, held: int) -> None:
+        self.mode = mode
         self.compacting = compacting  # a replay from 0 is the state at its end, not the history
-        self.ids = ids
+        self.ids = ids or mode != "replay"
         self.life = 0
-        self.log: list[bytes] = []
+        self.log: list[bytes | None] = []  # None: a seq used up for nothing
         self.truth: set[int] = set()
+        self.states: list[frozenset[int]] = []
         self.flying: list[tuple[int, bytes]] = []
         self.up = False
-        self.asked: int | None = None
+        self.asked: int | AskSnapshot | None = None
         self.answer: list[object] = []
         self.now = 0.0
         self.view = BlockView()
         self.synced = False
         self.sequence = Sequence(
-            timing=Timing(attempts=10**9), limits=Limits(held_batches=held, recent=recent, held_bytes=400)
+            replay=mode != "snapshot",
+            snapshot=mode != "replay",
+            timing=Timing(attempts=2, snapshot_s=1e9) if mode == "fresh" else Timing(attempts=10**9),
+            limits=Limits(held_batches=held, recent=recent, held_bytes=400),
         )
         self.follow(self.sequence.open(self.now))
 
@@ -73,9 +84,17 @@ class Subscription(RuleBasedStateMachine):
             self.truth.discard(block)
         elif kind == "clear":
             self.truth.clear()
-        self.log.append(encode_batch(events, self.life * 1e6 + len(self.log), 0))
+        payload = encode_batch(events, self.life * 1e6 + len(self.log), 0)
+        self.log.append(payload)
+        self.states.append(frozenset(self.truth))
         if self.up and not lost:
-            self.flying.append((len(self.log) - 1, self.log[-1]))
+            self.flying.append((len(self.log) - 1, payload))
+
+    @rule()
+    @precondition(lambda self: self.mode in ("snapshot", "fresh"))
+    def skip(self) -> None:
+        self.log.append(None)
+        self.states.append(frozenset(self.truth))
 
     @rule(stale=st.integers(0, 2))
     @precondition(lambda self: self.up)
@@ -84,12 +103,15 @@ class Subscription(RuleBasedStateMachine):
         self.life += 1
         self.log = []
         self.truth = set()
+        self.states = []
 
-    @rule(stale=st.integers(0, 2))
+    @rule(stale=st.integers(0, 2), answer_lives=st.booleans())
     @precondition(lambda self: self.up)
-    def break_connection(self, stale: int) -> None:
+    def break_connection(self, stale: int, answer_lives: bool = False) -> None:
         self.up = False
-        self.asked, self.answer = None, []
+        self.asked = None
+        if not (answer_lives and self.answer and isinstance(self.answer[0], list)):
+            self.answer = []  # a snapshot may have arrived already
         flying, self.flying, frame = self.flying, [], self.frame
         self.follow(self.sequence.interrupted())
         for seq, payload in flying[:stale]:  # read after the break was noticed
@@ -110,19 +132,27 @@ class Subscription(RuleBasedStateMachine):
         seq, payload = self.flying[index] if again else self.flying.pop(index)
         self.follow(self.sequence.live(b"", self.frame(seq), payload, self.now))
 
-    @rule()
+    @rule(age=st.integers(0, 3), available=st.booleans(), trimmed=st.integers(0, 6))
     @precondition(lambda self: self.asked is not None and self.up)
-    def serve(self) -> None:
+    def serve(self, age: int = 0, available: bool = True, trimmed: int = 0) -> None:
         start, self.asked = self.asked, None
         assert start is not None
-        answer = list(enumerate(self.log))[start:]
+        self.first_of_answer = True
+        if isinstance(start, AskSnapshot):
+            age, available = (age, available) if self.mode == "stale" else (0, True)
+            self.answer = [
+                self.snapshot(len(self.log) - 1 - age)
+                if available
+                else [(-2).to_bytes(8, "big", signed=True), bytes(16)]
+            ]
+            return
+        start = max(start, trimmed) if self.mode == "fresh" else start
+        answer = [(seq, payload) for seq, payload in enumerate(self.log) if payload is not None and seq >= start]
         if self.compacting and start == 0 and answer:
             state = [AllBlocksCleared(), stored(*self.truth)] if self.truth else [AllBlocksCleared()]
             # the whole state first, empty batches up to the newest
-            payloads = [encode_batch(state if not seq else [], -1.0, 0) for seq, _ in answer]
-            answer = list(enumerate(payloads))
+            answer = [(seq, encode_batch([] if seq else state, -1.0, 0)) for seq in range(len(self.log))]
         self.answer = [*answer, END]
-        self.first_of_answer = True
 
     @rule(lost=st.sampled_from([False, False, False, True]))
     @precondition(lambda self: self.answer)
@@ -131,7 +161,9 @@ class Subscription(RuleBasedStateMachine):
         first, self.first_of_answer = self.first_of_answer, False
         if lost and not first:  # an older engine's ROUTER drops when its queue is full: never the first
             return
-        if item is END:
+        if isinstance(item, list):
+            self.follow(self.sequence.snapshot(item, self.now))
+        elif item is END:
             self.follow(self.sequence.replay_ended(self.now))
         else:
             seq, payload = item
@@ -144,6 +176,12 @@ class Subscription(RuleBasedStateMachine):
 
     # -- the subscriber
 
+    def snapshot(self, seq: int) -> list[bytes]:
+        if seq < 0:
+            return [(-1).to_bytes(8, "big", signed=True), self.frame(0)[8:]]
+        chunks = [[AllBlocksCleared()], *([stored(block)] for block in self.states[seq])]
+        return [seq.to_bytes(8, "big"), self.frame(0)[8:], *(encode_batch(chunk, -1.0, 0) for chunk in chunks)]
+
     def frame(self, seq: int) -> bytes:
         return seq.to_bytes(8, "big") + (bytes([self.life]) * 16 if self.ids else b"")
 
@@ -154,8 +192,14 @@ class Subscription(RuleBasedStateMachine):
                 self.view.apply_batch(decode_batch(output.payload))
             elif isinstance(output, Restarted):
                 self.view.clear()
+            elif isinstance(output, Replace):
+                self.view.update(Snapshot(output.seq, tuple(decode_batch(chunk) for chunk in output.chunks)))
             elif isinstance(output, Ask):
+                assert self.mode != "snapshot"
                 self.asked, self.answer = output.start, []
+            elif isinstance(output, AskSnapshot):
+                assert self.mode != "replay"
+                self.asked, self.answer = output, []
             elif isinstance(output, StopAsking):
                 self.asked, self.answer = None, []
             elif isinstance(output, Synced):

@@ -22,7 +22,7 @@ def filled(count, **options):
     return made
 
 
-def never():
+def never(start):
     raise AssertionError("the journal holds all that was asked for")
 
 
@@ -36,7 +36,7 @@ def cutter(of, *hashes):
     bench.feed(*[store([block]) for block in hashes])
     made = []
 
-    def cut():
+    def cut(start=0):
         made.append(Cut(of.next_seq - 1, [Part(bench.normalizer.index.copy(), 0, 1.0)], Wire()))
         return made[-1]
 
@@ -134,7 +134,7 @@ class TestBehindTheJournal:
         shared = cut()
         for seq in range(150, 170):
             made.append(b"batch %d" % seq, 0.0)
-        messages = messages_of(ask(made, 0, lambda: shared))
+        messages = messages_of(ask(made, 0, lambda start: shared))
         assert [int.from_bytes(message[-2], "big") for message in messages[:-1]] == list(range(170))
         assert messages[150][-1] == b"batch 150"
         assert len(cuts) == 1
@@ -153,7 +153,7 @@ class TestBehindTheJournal:
         shared = [cut()]
         for seq in range(150, 170):
             made.append(b"batch %d" % seq, 0.0)
-        answer = ask(made, 0, lambda: shared.pop() if shared else cut())
+        answer = ask(made, 0, lambda start: shared.pop() if shared else cut())
         for _ in range(155):
             answer.next_message()
         for seq in range(170, 1000):

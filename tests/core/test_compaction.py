@@ -50,6 +50,13 @@ def test_batches_are_of_a_bounded_number_of_blocks():
     assert sizes == [BLOCKS_PER_BATCH] * 3 + [1]
 
 
+def test_blocks_are_what_is_counted_not_events():
+    runs = [store([8 * at + i for i in range(8)]) for at in range(BLOCKS_PER_BATCH // 4)]
+    bodies = told(cut_of(bench_of(*runs)))
+    sizes = [sum(len(event.get("block_hashes", ())) for event in unpack(body)[1]) for body in bodies]
+    assert sizes == [BLOCKS_PER_BATCH] * 2
+
+
 @pytest.mark.parametrize("room", [1, 2, 3, 10, 1000])
 def test_it_fits_the_room_there_is(room):
     bench = bench_of(*[store([block], block - 1 or None) for block in range(1, 5001)])

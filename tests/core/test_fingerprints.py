@@ -46,6 +46,12 @@ def test_what_was_lost_is_not_known():
     assert marks.matches(9, b"batch 9", 16) is True
 
 
+def test_what_was_there_a_ring_ago_is_not_taken_for_what_was_lost():
+    marks = of(RING)
+    marks.skip(RING, RING + 20)
+    assert marks.matches(RING + 10, b"batch 10", RING + 20) is None
+
+
 def test_a_loss_of_any_size_is_forgotten_in_no_time():
     marks = of(10)
     marks.skip(10, 2**63 - 2)

@@ -104,8 +104,5 @@ class TestPinned:
         assert granularity.treatment(40) is Treatment.REJECT
 
     @pytest.mark.parametrize("stores", [[(16, 1), (32, 2)], [(32, 2), (16, 1)]], ids=["fine first", "coarse first"])
-    @pytest.mark.xfail(
-        strict=True, reason="several coarse blocks in one event make the very size that was pinned a reject"
-    )
     def test_the_pinned_size_is_never_rejected(self, stores):
         assert learned(*stores, pinned=16).treatment(16) is Treatment.NATIVE

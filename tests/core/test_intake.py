@@ -56,7 +56,7 @@ class TestComplete:
     def bench(self):
         bench = Bench()
         bench.feed(store([1, 2], lora_name="a"), store([3], 2, lora_name="a"))
-        return bench.normalizer.index
+        return bench.normalizer.index.find
 
     def test_tokens_size_parent_and_adapter(self):
         step = self.tokenless(2, 3, medium="CPU")

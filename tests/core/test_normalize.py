@@ -183,7 +183,6 @@ class TestOrderWithinABatch:
         bench.feed(store([1, 2, 3]), store([4], 3))
         assert bench.feed(removed([1, 2]), removed([3]), removed([4])) == plain_all([removed([4, 3, 2, 1])])
 
-    @pytest.mark.xfail(strict=True, reason="a store of a copy ends a run of removals although nothing leaves for it")
     def test_a_copy_between_removals_is_not_between_them(self):
         bench = Bench()
         bench.feed(store([1, 2]), store([5]))
@@ -191,16 +190,12 @@ class TestOrderWithinABatch:
         assert bench.router.violations == []
 
     @pytest.mark.parametrize(("first", "second"), [({"medium": None}, {}), ({}, {"group_idx": None})])
-    @pytest.mark.xfail(strict=True, reason="removals are ordered per spelling of medium and group, not per table")
     def test_leaf_first_however_the_stores_spelled_their_medium_and_group(self, first, second):
         bench = Bench()
         bench.feed(store([1]) | first, store([2], 1) | second)
         bench.feed(removed([1, 2]))
         assert bench.router.violations == []
 
-    @pytest.mark.xfail(
-        strict=True, reason="a parent among the event's own blocks passes if it is live on another medium"
-    )
     def test_a_block_that_is_its_own_parent_and_lives_on_another_medium(self):
         bench = Bench()
         bench.feed(store([1], medium="CPU"), store([2]))
@@ -332,7 +327,6 @@ class TestTokenless:
         assert bench.feed(store(hashes, tokens=[], block_size=0, medium="CPU")) == []
         assert bench.filtered == {Filtered.TOKENLESS: 1}
 
-    @pytest.mark.xfail(strict=True, reason="tokens are looked up when the removal before it was applied: they are gone")
     def test_a_block_offloaded_in_the_batch_that_removes_it(self):
         bench = Bench()
         bench.feed(store([1]))
@@ -363,9 +357,6 @@ class TestClear:
         assert set(bench.router.blocks) == {(None, "CPU", 1), (None, "CPU", 2)}
         assert bench.feed(removed([1])) == []
 
-    @pytest.mark.xfail(
-        strict=True, reason="removals before a clear leave as a run of their own, before those of the clear"
-    )
     def test_removals_and_a_device_clear_behind_them_are_one_run(self):
         bench = Bench()
         bench.feed(store([1, 2]), store([9], medium="CPU"))
@@ -433,9 +424,6 @@ class TestVariableNodes:
         assert bench.router.blocks == before
         assert {*whole["block_hashes"], *leaf["block_hashes"]} <= bench.live
 
-    @pytest.mark.xfail(
-        strict=True, reason="a child names its parent by the node that was split: it is told before the halves"
-    )
     def test_after_a_split_the_halves_are_announced_before_what_hangs_on_them(self):
         bench = self.bench()
         bench.feed(self.node(1, 0, 48), self.node(2, 48, 96, 1))
@@ -582,9 +570,6 @@ class TestTwoGranularities:
         assert bench.live >= set(range(100, 300))
 
     @pytest.mark.parametrize("before", [0, 1, 4])
-    @pytest.mark.xfail(
-        strict=True, reason="one early event of several blocks of an odd, finer size rejects every block that follows"
-    )
     def test_nor_do_several_odd_blocks_in_one_event(self, before):
         bench = Bench()
         for i in range(before):

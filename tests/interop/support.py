@@ -7,6 +7,7 @@ import base64
 import hashlib
 import http.client
 import json
+import os
 import random
 import socket
 import subprocess
@@ -188,7 +189,9 @@ def _paths_by_prefix(blocks: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 class Kvbus:
     """``kvbus run`` between one engine and any number of routers; ended by its pid when the block ends."""
 
-    def __init__(self, engine: EnginePublisher, directory: Path, **config: Any) -> None:
+    def __init__(
+        self, engine: EnginePublisher, directory: Path, output: dict[str, Any] | None = None, **config: Any
+    ) -> None:
         output_port, replay_port, self._http_port = free_port(), free_port(), free_port()
         self.endpoint = f"tcp://127.0.0.1:{output_port}"
         self.replay_endpoint = f"tcp://127.0.0.1:{replay_port}"
@@ -199,22 +202,26 @@ class Kvbus:
             "endpoint": engine.endpoint,
             "replay_endpoint": engine.replay_endpoint,
         }
-        output = {
+        routers = {
             "name": "routers",
             "endpoint": self.endpoint,
             "replay_endpoint": self.replay_endpoint,
             "profile": "dynamo",
             "heartbeat": 0.2,
+            **(output or {}),
         }
         settings = {
             "model": "m",
             "worker": "w",
             "sources": [source],
-            "outputs": [output],
+            "outputs": [routers],
             "http": f"127.0.0.1:{self._http_port}",
             **config,
         }
         self._config.write_text(json.dumps(settings))  # JSON is YAML
+        # where numbering goes on over a kill if there is no state_dir
+        self._env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
+        self._env["XDG_RUNTIME_DIR"] = str(directory)
 
     def __enter__(self) -> Self:
         self._log = self._log_path.open("ab")
@@ -242,6 +249,7 @@ class Kvbus:
     def _start(self) -> None:
         self._process = subprocess.Popen(
             [Path(sys.executable).with_name("kvbus"), "run", "-c", self._config],
+            env=self._env,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -62,12 +62,6 @@ def table() -> dict[str, Row]:
 
 
 ROWS: Final = table()
-NOT_YET: Final = {
-    "syn_sglang_variable": "a node split is published as removals and stores of the same blocks; Dynamo forgets what is below",
-    "vllm0110_positional_bytes": "profile dynamo passes 32-byte hashes on; the indexer decodes 64-bit integers only",
-    "vllm033_map_bytes": "profile dynamo passes 32-byte hashes on; the indexer decodes 64-bit integers only",
-}
-"""Captures that kvbus does not carry to Dynamo exactly today. Fixed ones must leave this list and get zeros in the table."""
 
 
 def score(capture: Capture, indexer: DynamoIndexer, model: str, marks: list[Sentinel]) -> Score:
@@ -101,20 +95,12 @@ def test_the_table_has_every_capture() -> None:
     assert set(ROWS) == {path.name.removesuffix(".jsonl") for path in DATA.glob("*.jsonl")}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason=NOT_YET[name], strict=True) if name in NOT_YET else ())
-        for name in sorted(ROWS)
-    ],
-)
+@pytest.mark.parametrize("name", sorted(ROWS))
 def test_a_capture_direct_and_through_kvbus(
     name: str, indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path
 ) -> None:
     capture = Capture.load(name)
     expected = ROWS[name]
-    if name in NOT_YET:
-        expected = expected._replace(kvbus=Score(0, 0))
     assert len(capture.truth) == expected.truth
     with Kvbus(engine, tmp_path) as kvbus:
         indexer.register("direct", engine.endpoint, engine.replay_endpoint, capture.block_size)
@@ -187,3 +173,54 @@ def without_salted(payload: bytes, salted: set[int]) -> bytes:
             event["block_hashes"] = [known for known in event["block_hashes"] if known not in salted]
         kept.append(event)
     return msgspec.msgpack.encode([ts, kept, rank])
+
+
+def test_variable_nodes_are_exact_once_they_are_known_to_be_nodes(
+    indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path
+) -> None:
+    """The dead block of `syn_sglang_variable` is its first page, told under the name of a node that has only one."""
+    capture = Capture.load("syn_sglang_variable")
+    node = {"block_hashes": [7], "token_ids": [9] * 3 * capture.block_size, "block_size": 3 * capture.block_size}
+    prelude = [
+        {"type": "BlockStored", "parent_block_hash": None, "lora_id": None, **node},
+        {"type": "BlockRemoved", "block_hashes": [7]},
+    ]
+    (clear, *batches) = [payload for _, payload in capture.lives[0]]
+    mark = Sentinel.make(0, capture.block_size)
+    with Kvbus(engine, tmp_path) as kvbus:
+        indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, capture.block_size)
+        wait_for_subscribers(engine, 1)
+        for payload in [clear, *(msgspec.msgpack.encode([0.0, [event], 0]) for event in prelude), *batches]:
+            engine.publish(payload)
+        engine.publish(mark.payload)
+        indexer.wait_until_finds("kvbus", mark.tokens)
+        assert score(capture, indexer, "kvbus", [mark]) == Score(missing=0, dead=0)
+
+
+def test_media_of_offloaded_blocks(indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path) -> None:
+    """`FS` and `OBJ` are dropped directly and arrive through kvbus, in the tier they belong to."""
+    block_size = 16
+    events = [
+        {
+            "type": "BlockStored",
+            "block_hashes": [number],
+            "parent_block_hash": None,
+            "token_ids": [number] * block_size,
+            "block_size": block_size,
+            "lora_id": None,
+            "medium": medium,
+        }
+        for number, medium in enumerate(["GPU", "FS", "OBJ"], 1)
+    ]
+    mark = Sentinel.make(0, block_size)
+    with Kvbus(engine, tmp_path) as kvbus:
+        indexer.register("direct", engine.endpoint, engine.replay_endpoint, block_size)
+        indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, block_size)
+        wait_for_subscribers(engine, 2)
+        engine.publish(msgspec.msgpack.encode([0.0, events, 0]))
+        engine.publish(mark.payload)
+        tiers = {}
+        for model in ("direct", "kvbus"):
+            indexer.wait_until_finds(model, mark.tokens)
+            tiers[model] = {(block.hash, block.tier) for block in without_sentinels(indexer.blocks(model))}
+        assert tiers == {"direct": {(1, "device")}, "kvbus": {(1, "device"), (2, "disk"), (3, "external")}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import pytest
 
 from kvbus.transport.publisher import EnginePublisher, ReplayFault
@@ -51,8 +52,10 @@ def engine(request: pytest.FixtureRequest) -> Iterator[EnginePublisher]:
 
 
 @pytest.fixture
-def kvbus(engine: EnginePublisher, tmp_path: Path) -> Iterator[Kvbus]:
-    with Kvbus(engine, tmp_path, probe_interval=0.5, state_dir=str(tmp_path / "state")) as running:
+def kvbus(request: pytest.FixtureRequest, engine: EnginePublisher, tmp_path: Path) -> Iterator[Kvbus]:
+    """A bus that is there from the start; a test may ask for settings of its own."""
+    settings = {"probe_interval": 0.5, **getattr(request, "param", {})}
+    with Kvbus(engine, tmp_path, **settings) as running:
         wait_for_subscribers(engine, 1)
         yield running
 
@@ -79,6 +82,50 @@ def test_a_router_that_starts_after_the_buffer_was_trimmed(
     indexer.wait_until_finds("kvbus", mark)
     assert hashes(indexer, "kvbus") == TRUTH
     assert TRUTH - hashes(indexer, "direct")
+
+
+@pytest.mark.parametrize("engine", [50], indirect=True)
+@pytest.mark.parametrize("kvbus", [{"output": {"journal_batches": 20}}], indirect=True)
+def test_a_router_that_joins_late(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+    """Neither the engine nor kvbus's journal reaches back: the state is told, and the live stream goes on behind it."""
+    publish(engine, slice(-60))
+    wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the stream so far")
+    register(indexer, engine, kvbus)
+    wait_for_subscribers(engine, 2)
+    publish(engine, slice(-60, None))
+    mark = publish_sentinel(engine)
+    indexer.wait_until_finds("direct", mark)
+    indexer.wait_until_finds("kvbus", mark)
+    assert hashes(indexer, "kvbus") == TRUTH
+    assert TRUTH - hashes(indexer, "direct")  # what the buffer no longer had is missing for good
+    indexer.register("started again", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
+    wait_for(lambda: hashes(indexer, "started again") == TRUTH, "a router that starts again has the whole state")
+
+
+def test_an_engine_that_names_its_blocks_anew(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+    """The second life has the same prompts under other hashes (vLLM without PYTHONHASHSEED): Dynamo keeps the first ones."""
+    indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
+    publish(engine)
+    indexer.wait_until_finds("kvbus", publish_sentinel(engine))
+    assert hashes(indexer, "kvbus") == TRUTH
+    engine.restart()
+    wait_for_subscribers(engine, 1)
+    for _, payload in CAPTURE.lives[0]:
+        engine.publish(renamed(payload))
+    indexer.wait_until_finds("kvbus", publish_sentinel(engine, 1))
+    # no block of the second life is known by its name: none of them can be removed, or be a parent
+    assert not hashes(indexer, "kvbus") & {block ^ 1 for block in TRUTH}
+
+
+def renamed(payload: bytes) -> bytes:
+    """The batch with other hashes for the same blocks."""
+    ts, events, rank = msgspec.msgpack.decode(payload)
+    for event in events:
+        if event[0] != "AllBlocksCleared":
+            event[1] = [block ^ 1 for block in event[1]]
+        if event[0] == "BlockStored" and event[2] is not None:
+            event[2] ^= 1
+    return msgspec.msgpack.encode([ts, events, rank])
 
 
 def test_a_lost_batch(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
@@ -124,7 +171,7 @@ def test_a_replay_whose_end_is_lost(indexer: DynamoIndexer, engine: EnginePublis
     assert indexer.matched("direct", mark) == 0
 
 
-@pytest.mark.xfail(reason="state_dir is not in use yet: the output's seq starts at 0 again", strict=False)
+@pytest.mark.parametrize("kvbus", [{}, {"state_dir": "state"}], indirect=True)
 def test_kvbus_is_killed_and_comes_back(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
     indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
     publish(engine, slice(50))

@@ -39,9 +39,9 @@ END: Final = b"\xff" * 8
 class Engine:
     """A simulated engine rank on a real publisher; its blocks are small, so that a few hundred tokens make many events."""
 
-    def __init__(self, publisher: EnginePublisher, *, drop: float = 0.0) -> None:
+    def __init__(self, publisher: EnginePublisher, *, blocks: int = 600, drop: float = 0.0) -> None:
         jobs = synthetic(1, turn_tokens=24, output_tokens=24, system_tokens=32, max_tokens=256)
-        self.sim = SimEngine("vllm-0.33", jobs, options=EngineOptions(blocks=600, block_size=4, max_running=2))
+        self.sim = SimEngine("vllm-0.33", jobs, options=EngineOptions(blocks=blocks, block_size=4, max_running=2))
         self.publisher = publisher
         self.dropped = 0
         self._drop = drop
@@ -194,7 +194,7 @@ async def routers(bus: Bus, count: int = 1, *, replay: str | None = None, hwm: i
 
 @contextlib.asynccontextmanager
 async def circuit(
-    *, batches: int = 0, buffer: int = BUFFER, drop: float = 0.0, **output: Any
+    *, batches: int = 0, blocks: int = 600, buffer: int = BUFFER, drop: float = 0.0, **output: Any
 ) -> AsyncIterator[tuple[Bus, Engine]]:
     """A bus that is there from the start, and an engine that has published so many batches."""
     output = {"journal_batches": JOURNAL, **output}
@@ -202,7 +202,7 @@ async def circuit(
         running_bus(output=output) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, buffer_steps=buffer, bind=True) as publisher,
     ):
-        engine = Engine(publisher, drop=drop)
+        engine = Engine(publisher, blocks=blocks, drop=drop)
         await eventually(lambda: bus.source.state == "live", "the bus in sync with an engine that is new")
         await engine.publish(batches)
         await eventually(lambda: bus.caught_up(publisher.next_seq - 1), "every batch relayed")
@@ -281,7 +281,7 @@ def test_late_routers_share_one_cut_while_traffic_goes_on(cuts: list[int], tmp_p
 
     async def test() -> None:
         async with (
-            circuit(batches=6000, replay_endpoint=replay) as (bus, engine),
+            circuit(batches=3000, blocks=10_000, replay_endpoint=replay) as (bus, engine),
             # they take little at a time, so that no answer is over before the last one has begun
             routers(bus, count, replay=replay, hwm=1) as late,
         ):
@@ -302,24 +302,33 @@ def test_late_routers_share_one_cut_while_traffic_goes_on(cuts: list[int], tmp_p
     run(test())
 
 
-def test_a_requester_so_slow_that_the_journal_is_trimmed_past_it(cuts: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("journal", [JOURNAL, 3000])
+def test_a_requester_so_slow_that_the_journal_is_trimmed_past_it(cuts: list[int], tmp_path: Path, journal: int) -> None:
+    """It waits while the state is told (small journal), or while the journal itself is (large journal)."""
     replay = f"ipc://{tmp_path}/replay"
 
     async def test() -> None:
         async with (
-            circuit(batches=12_000, replay_endpoint=replay) as (bus, engine),
+            # a state too large for the buffers between the two
+            circuit(batches=4000, blocks=10_000, replay_endpoint=replay, journal_batches=journal) as (bus, engine),
             routers(bus, replay=replay, hwm=1) as (router,),
         ):
-            stream = bus.daemon.relay.outputs[0].streams[0]
+            output = bus.daemon.relay.outputs[0]
+            stream = output.streams[0]
+            if journal > JOURNAL:
+                assert stream.journal.first_seq is not None
+                router.next = stream.journal.first_seq + 1
+            first, newest = router.next, stream.next_seq - 1
             router.ask()
             await router.read(3)
-            told = stream.next_seq
-            await engine.publish(5 * JOURNAL)
+            await engine.publish(journal + JOURNAL)
             await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
             assert stream.journal.first_seq is not None
-            assert stream.journal.first_seq > told
+            assert stream.journal.first_seq > newest + 1
+            assert output.stats.replay_batches < newest - first, "most of the answer waits for the requester"
+            trimmed = stream.next_seq - 1
             await router.read()
-            assert len(cuts) == 2, "the answer went on from a newer cut"
+            assert cuts == ([newest] if journal == JOURNAL else [trimmed])
             await in_step(bus, engine, router)
             assert router.holes == 0
 
@@ -389,14 +398,15 @@ def test_everything_restarts_and_batches_are_lost() -> None:
     run(test())
 
 
-def test_kvbus_is_killed_again_and_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps_state", [True, False])
+def test_kvbus_is_killed_again_and_again(tmp_path: Path, keeps_state: bool) -> None:
     async def test() -> None:
         async with EnginePublisher(process.engine, process.engine_replay, bind=True) as publisher:
             engine = Engine(publisher)
             router = StrictRouter(process.out, process.out_replay)
             try:
                 await publisher.wait_for_subscriber(PATIENCE)
-                for kill in range(6):
+                for kill in range(4):
                     await engine.publish(40)
                     truth = engine.settle()
                     await soon(router, lambda truth=truth: router.blocks == truth, f"exact after {kill} kills")
@@ -418,5 +428,5 @@ def test_kvbus_is_killed_again_and_again(tmp_path: Path) -> None:
             finally:
                 router.close()
 
-    with killed_at_the_end(Process(tmp_path)) as process:
+    with killed_at_the_end(Process(tmp_path, keeps_state=keeps_state)) as process:
         run(test())

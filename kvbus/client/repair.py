@@ -1,0 +1,280 @@
+"""What the sequence machine asks for, and what it makes of what comes or does not come.
+
+`Repair` is the half of `kvbus.client.sequence.Sequence` behind its inputs: which request is next, when one has
+failed, what is lost, and when a new life begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvbus.client.memory import Held, Recent, Waiting
+from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Output, Replace
+from kvbus.client.patience import Limits, Timing
+from kvbus.client.updates import Gap, Lost, LostReason, Restarted, RestartReason, Synced
+
+if TYPE_CHECKING:
+    from kvbus.core.snapshot import Snapshot
+
+
+@dataclass(slots=True)
+class Request:
+    """A question under way: for a snapshot, or for a replay from ``start``."""
+
+    began: float
+    heard: float
+    start: int = 0
+    snapshot: bool = False
+    overlap: bool = False  # its first batch is one we have: the check of rule 2
+    tail: bool = False  # it follows a snapshot: nothing is known to be missing
+    quiet: bool = False  # of no interest to the caller unless it brings something
+    seen: bool = False
+    progress: bool = False
+
+
+class Repair:
+    """The machine's state, its requests and their outcomes.
+
+    Args:
+        replay: a replay endpoint exists.
+        snapshot: a snapshot endpoint exists.
+        from_start: True rebuilds from the start; False begins with the first live batch.
+        timing: patience.
+        limits: bounds.
+    """
+
+    def __init__(
+        self,
+        *,
+        replay: bool = True,
+        snapshot: bool = False,
+        from_start: bool = True,
+        timing: Timing | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.epoch = 0
+        self.duplicates = 0
+        limits = limits or Limits()
+        self._replay: Final = replay
+        self._snapshot: Final = snapshot
+        self._repairs: Final = replay or snapshot
+        self._timing: Final = timing or Timing()
+        self._next: int | None = 0 if self._repairs and from_start else None
+        self._whole = snapshot and from_start  # what is missing is the state itself, not some batches
+        self._in_vain = False  # a snapshot did not help: it is the replay's turn
+        self._publisher: bytes | None = None
+        self._request: Request | None = None
+        self._retry_at: float | None = None
+        self._unconfirmed = False  # no live batch has come over this connection yet
+        self._confirm_at: float | None = None
+        self._attempts = 0
+        self._again = False  # the connection changed: the answer under way may be another life's
+        self._suspect = False  # the connection broke; who comes back is not known yet
+        self._held: Final = Held(limits)
+        self._recent: Final = Recent(limits.recent)
+        self._settled = float("-inf")
+        self._out: list[Output] = []
+
+    @property
+    def _due(self) -> int:
+        return self._next or 0
+
+    # -- requests
+
+    def _verify(self, now: float, *, quiet: bool = False) -> None:
+        """Ask from the last batch; if there is none to compare with, for the whole state."""
+        if self._due == 0 or self._due - 1 in self._recent or (quiet and self._publisher is not None):
+            self._ask(now, quiet=quiet)
+        elif self._snapshot and not self._in_vain:
+            self._ask_snapshot(now)
+        else:
+            self._restart(RestartReason.WENT_BACK, now, self._publisher)
+
+    def _ask(self, now: float, *, quiet: bool = False, tail: bool = False) -> None:
+        if self._snapshot and (not self._replay or (self._whole and not self._in_vain)):
+            self._ask_snapshot(now)
+            return
+        overlap = self._due - 1 in self._recent
+        start = self._due - 1 if overlap else self._due
+        self._begin(Request(now, now, start, overlap=overlap, quiet=quiet, tail=tail), Ask(start))
+
+    def _ask_snapshot(self, now: float) -> None:
+        self._begin(Request(now, now, snapshot=True), AskSnapshot())
+
+    def _begin(self, request: Request, output: Output) -> None:
+        self._retry_at = self._confirm_at = None
+        self._suspect = False
+        self._request = request
+        self._out.append(output)
+
+    # -- what comes of them
+
+    def _replace(self, reply: Snapshot, request: Request, now: float) -> None:
+        """A snapshot came: it is the view, unless the view is of the same life and not older."""
+        known, self._publisher = self._publisher, reply.publisher_id
+        if known is not None and known != reply.publisher_id:
+            self._begin_life(RestartReason.PUBLISHER_ID, reply.publisher_id)
+        elif known is None and reply.seq < self._due - 1:
+            self._begin_life(RestartReason.WENT_BACK, reply.publisher_id)
+        if reply.seq >= (self._due if known is not None else 0):
+            request.progress = True
+            self._recent.clear()
+            self._next = reply.seq + 1
+            self._out.append(Replace(reply.seq, tuple(reply.chunks)))
+        self._whole = False
+        self._held.drop_before(self._due)
+        self._flush()
+        if self._replay:
+            # it may be older than the subscription, and an idle stream would not tell
+            self._in_vain = not request.progress
+            self._attempts = 0
+            self._ask(now, tail=True)
+        else:
+            self._finish(request, now, answered=True)
+
+    def _without_snapshot(self, now: float, reason: LostReason) -> None:
+        """There is no snapshot to be had: rebuild by the replay, or go on with what is there."""
+        self._attempts = 0
+        if not self._replay:
+            self._unanswered(now, reason)
+            return
+        self._in_vain = True
+        if self._due and self._due - 1 not in self._recent:
+            self._begin_life(RestartReason.WENT_BACK, self._publisher)
+            self._in_vain = True
+        self._ask(now)
+
+    def _trimmed(self, seq: int, now: float) -> bool:
+        """The answer begins later than asked for: what lies between is gone, and with it rule 2's check.
+
+        Returns:
+            Whether it is of use all the same; if not, a snapshot is asked for.
+        """
+        if self._snapshot_may_help:
+            self._ask_snapshot(now)
+            return False
+        due = self._due
+        self._out.append(Lost(due, seq - 1 if seq > due else None, LostReason.TRIMMED))
+        self._recent.clear()
+        self._next = seq
+        return True
+
+    def _finish(self, request: Request, now: float, *, answered: bool) -> None:
+        """The answer is over: deliver what was held, or ask for what it left out."""
+        if request.progress:
+            self._attempts = 0
+        if self._again:
+            self._again = False
+            self._ask(now)
+            return
+        self._flush()
+        while (oldest := self._held.oldest()) is not None:
+            self._attempts += answered
+            if self._attempts < self._timing.attempts:
+                self._retry_at = now + self._timing.retry_s
+                return
+            self._attempts = 0
+            if self._snapshot_may_help:
+                self._ask_snapshot(now)
+                return
+            reason = LostReason.HOLE if request.seen or answered else LostReason.NO_ANSWER
+            self._out.append(Lost(self._due, oldest - 1, reason))
+            self._next = oldest
+            self._flush()
+        if self._held.overflow:
+            self._held.overflow = False
+            self._ask(now)
+            return
+        self._attempts = 0
+        self._settled = now
+        self._whole = self._in_vain = False
+        if self._unconfirmed and self._replay:  # without one, the heartbeat of whoever serves snapshots will tell
+            self._unconfirmed = False
+            self._confirm_at = now + self._timing.confirm_s
+        if not request.quiet or request.progress:
+            self._out.append(Synced(self._due - 1))
+
+    def _unanswered(self, now: float, reason: LostReason) -> None:
+        """Nobody answers: go on with what is there."""
+        self._attempts = 0
+        self._again = False
+        if self._snapshot_may_help:
+            self._ask_snapshot(now)
+            return
+        self._in_vain = False
+        due = self._due
+        self._held.drop_before(due)
+        oldest = self._held.oldest()
+        self._out.append(Lost(due, oldest - 1 if oldest is not None and oldest > due else None, reason))
+        self._recent.clear()
+        self._next = due if oldest is None else oldest
+        self._flush()
+        first = self._held.oldest()
+        if first is not None:
+            self._out.append(Gap(self._due, first - 1))
+            self._ask(now)
+
+    @property
+    def _snapshot_may_help(self) -> bool:
+        """The replay cannot bring what is missing, and a snapshot was not tried for it yet."""
+        return self._snapshot and self._replay and not self._in_vain
+
+    def _restart(
+        self,
+        reason: RestartReason,
+        now: float,
+        publisher: bytes | None,
+        batch: tuple[int, Waiting] | None = None,
+    ) -> None:
+        self._begin_life(reason, publisher)
+        if self._repairs:
+            if batch is not None:
+                self._hold(*batch)
+            self._ask(now)
+        elif batch is not None:
+            seq, waiting = batch
+            if seq:
+                self._out.append(Lost(0, seq - 1, LostReason.NO_REPLAY))
+            self._next = seq
+            self._deliver(waiting)
+
+    def _begin_life(self, reason: RestartReason, publisher: bytes | None) -> None:
+        self.epoch += 1
+        self._publisher = publisher
+        self._recent.clear()
+        # whatever was received before the next request is in its answer
+        self._held.clear()
+        self._held.overflow = False
+        self._attempts = 0
+        self._again = self._in_vain = False
+        self._whole = self._snapshot
+        self._next = 0
+        self._out.append(Restarted(self.epoch, reason))
+
+    # -- bookkeeping
+
+    def _changed(self, publisher: bytes | None) -> bool:
+        if publisher is None or publisher == self._publisher:
+            return False
+        first = self._publisher is None
+        self._publisher = publisher
+        return not first
+
+    def _hold(self, seq: int, batch: Waiting) -> None:
+        self.duplicates += not self._held.add(seq, batch)
+
+    def _flush(self) -> None:
+        while (batch := self._held.pop(self._due)) is not None:
+            self._deliver(batch)
+        self._held.drop_before(self._due)
+
+    def _deliver(self, batch: Waiting) -> None:
+        seq = self._due
+        self._recent.add(seq, batch)
+        self._next = seq + 1
+        self._out.append(Deliver(seq, batch.topic, batch.payload, batch.replayed))
+
+    def _take(self) -> list[Output]:
+        out, self._out = self._out, []
+        return out

@@ -1,0 +1,382 @@
+"""The replay server against real requesters: each at their own pace, nobody in anybody's way, END for everyone."""
+
+import contextlib
+
+import pytest
+import zmq
+
+from kvbus.core.answer import ReplayAnswer
+from kvbus.core.encoding import PROFILES
+from kvbus.core.frames import parse_replay_request
+from kvbus.core.journal import Journal
+from kvbus.core.stats import OutputStats
+from kvbus.core.stream import OutputStream
+from kvbus.errors import BindError
+from kvbus.transport import replay as replay_module
+from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.replay import ReplayServer
+from tests.core.dsl import payload as batch
+from tests.core.dsl import removed, store
+from tests.system.bus import free_ports, running_bus
+from tests.transport.loops import END, both_loops, eventually, read_all, turns, u64
+from tests.wire.captures import PlainSetRouter
+
+
+def no_cut():
+    raise AssertionError("the journal holds everything")
+
+
+class Served:
+    """A stream with `count` batches and the server of its replay."""
+
+    def __init__(self, context, count, *, profile="vllm", payload=b"payload", **options):
+        self.stream = OutputStream(b"kv@a@m", PROFILES[profile], Journal(10**6, 2**40), heartbeat=0, rank=0)
+        for _ in range(count):
+            self.stream.append(payload, 0.0)
+        self.endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+        self.stats = OutputStats()
+        self.asked = 0
+        self.server = ReplayServer(context, self.endpoint, on_request=self.on_request, stats=self.stats, **options)
+
+    def on_request(self, frames):
+        self.asked += 1
+        self.server.send(self.answer(parse_replay_request(frames)))
+
+    def answer(self, request):
+        return ReplayAnswer(self.stream, request, no_cut)
+
+    @property
+    def outcomes(self):
+        return {outcome: n for outcome, n in self.stats.replay_requests.items() if n}
+
+
+@contextlib.asynccontextmanager
+async def served(context, count, *, kind=Served, **options):
+    one = kind(context, count, **options)
+    try:
+        yield one
+    finally:
+        one.server.close()
+        await turns()
+
+
+class Requester:
+    """A replay client that reads only when told."""
+
+    def __init__(self, context, endpoint, *, kind=zmq.DEALER, hwm=1000, small=False):
+        self.socket = context.socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVHWM, hwm)
+        if small:
+            self.socket.setsockopt(zmq.RCVBUF, 4096)
+        self.socket.connect(endpoint)
+        self.got = []
+
+    def ask(self, start=0):
+        self.socket.send_multipart([b"", u64(start)])
+
+    def read(self):
+        self.got.extend(read_all(self.socket))
+        return self.ended
+
+    @property
+    def ended(self):
+        return bool(self.got) and self.got[-1][-2] == END
+
+    def seqs(self):
+        return [int.from_bytes(frames[-2], "big") for frames in self.got[:-1]]
+
+    def close(self):
+        self.socket.close()
+
+
+def requester(context, one, **options):
+    made = Requester(context, one.endpoint, **options)
+    made.ask()
+    return made
+
+
+@both_loops
+@pytest.mark.parametrize(
+    ("profile", "framing"), [("vllm", 4), ("dynamo", 4), ("llm-d", 4), ("aibrix", 4), ("sglang", 3)]
+)
+async def test_every_request_is_answered_and_ended(context, profile, framing):
+    head = [b"", b"kv@a@m"] if framing == 4 else [b""]
+    end = [b"", b"", END, b""] if framing == 4 else [b"", END, b""]
+    async with served(context, 3, profile=profile) as one:
+        client = Requester(context, one.endpoint)
+        for start, expected in ((0, [0, 1, 2]), (2, [2]), (3, []), (10**9, []), (2**63, []), (2**64 - 1, [])):
+            client.got.clear()
+            client.ask(start)
+            await eventually(client.read, f"the END of the answer from {start}")
+            assert client.got == [*([*head, u64(seq), b"payload"] for seq in expected), end]
+        assert one.outcomes == {"complete": 6}
+        assert one.stats.replay_batches == 10
+        assert one.stats.replay_sessions == 0
+        client.close()
+
+
+@both_loops
+async def test_nothing_is_lost_at_a_requesters_high_water_mark(context):
+    async with served(context, 5000, payload=b"p" * 500) as one:
+        client = requester(context, one, hwm=10, small=True)
+        await eventually(lambda: one.stats.replay_batches > 100, "the server well into its answer")
+        await eventually(client.read, "the END")
+        assert client.seqs() == list(range(5000))
+        assert one.outcomes == {"complete": 1}
+        client.close()
+
+
+@both_loops
+async def test_a_requester_that_stops_reading_delays_nobody(context):
+    """A handful of them, as many as there may be sessions but one."""
+    async with served(context, 4000, payload=b"p" * 2000, max_sessions=5) as one:
+        stalled = [requester(context, one, hwm=1, small=True) for _ in range(4)]
+        await eventually(lambda: one.asked == 4, "their requests")
+        for _ in range(3):
+            client = requester(context, one)
+            await eventually(client.read, "the END of one who reads")
+            assert client.seqs() == list(range(4000))
+            client.close()
+        assert one.outcomes == {"complete": 3}
+        assert one.stats.replay_sessions == 4
+        for client in stalled:  # they only took their time
+            await eventually(client.read, "the END of one who reads again")
+            assert client.seqs() == list(range(4000))
+            client.close()
+        await eventually(lambda: one.stats.replay_sessions == 0, "no session left")
+        assert one.outcomes == {"complete": 7}
+
+
+@both_loops
+async def test_whoever_takes_nothing_for_too_long_is_forgotten(context):
+    async with served(context, 4000, payload=b"p" * 2000, max_sessions=1, stall_timeout=0.05) as one:
+        stalled = requester(context, one, hwm=1, small=True)
+        await eventually(lambda: one.asked == 1, "its request")
+        stalled.ask()
+        stalled.ask(3999)  # these go with the first one
+        client = requester(context, one)
+        await eventually(client.read, "the END of one who waited for the session")
+        assert client.seqs() == list(range(4000))
+        assert one.outcomes == {"stalled": 3, "complete": 1}
+        assert one.stats.replay_sessions == 0
+        client.close()
+        stalled.close()
+
+
+@both_loops
+async def test_a_requester_that_vanishes_is_forgotten(context):
+    async with served(context, 4000, payload=b"p" * 2000) as one:
+        client = requester(context, one, hwm=1, small=True)
+        await eventually(lambda: one.stats.replay_batches, "the server at work")
+        assert one.stats.replay_sessions == 1
+        client.close()
+        await eventually(lambda: one.outcomes, "what became of it")
+        assert one.outcomes == {"gone": 1}
+        assert one.stats.replay_sessions == 0
+
+
+@both_loops
+async def test_two_hundred_at_once(context):
+    async with served(context, 100, max_sessions=16) as one:
+        clients = [requester(context, one) for _ in range(200)]
+        await eventually(lambda: all([client.read() for client in clients]), "everybody's END")
+        assert all(client.seqs() == list(range(100)) for client in clients)
+        assert one.outcomes == {"complete": 200}
+        assert one.stats.replay_batches == 200 * 101
+        assert one.stats.replay_sessions == 0
+        for client in clients:
+            client.close()
+
+
+@both_loops
+async def test_the_requests_of_one_peer_are_answered_one_after_the_other(context):
+    """As an engine does it: answers of one connection never mix, so that the first END is the first answer's."""
+    async with served(context, 1000) as one:
+        client = Requester(context, one.endpoint)
+        other = Requester(context, one.endpoint)
+        for start in (0, 500, 990):
+            client.ask(start)
+        other.ask(0)
+        await eventually(lambda: client.read() and sum(f[-2] == END for f in client.got) == 3, "three ENDs")
+        numbers = [int.from_bytes(frames[-2], "big") for frames in client.got]
+        last = 2**64 - 1
+        assert numbers == [*range(1000), last, *range(500, 1000), last, *range(990, 1000), last]
+        await eventually(other.read, "the END of somebody else")
+        assert other.seqs() == list(range(1000))
+        assert one.outcomes == {"complete": 4}
+        client.close()
+        other.close()
+
+
+@both_loops
+async def test_a_req_gets_one_reply_and_may_ask_again(context):
+    async with served(context, 50) as one:
+        client = Requester(context, one.endpoint, kind=zmq.REQ)
+        for start in (7, 9, 49):
+            client.got.clear()
+            client.socket.send(u64(start))
+            await eventually(lambda: client.read() or client.got, "the one reply")
+            assert client.got == [[b"kv@a@m", u64(start), b"payload"]]
+            # what came behind it was not read: it must not be taken for the answer to the next question
+            await eventually(lambda: one.stats.replay_sessions == 0, "the rest of the answer sent")
+        client.close()
+
+
+@both_loops
+@pytest.mark.parametrize(
+    ("request_", "delimiter"),
+    [
+        ([b""], False),
+        ([b"short"], False),
+        ([b"", b""], True),
+        ([b"", b"short"], True),
+        ([b"", b"longer than it should be"], True),
+        ([b"", b"snapshot"[:7]], True),
+        ([b"", u64(0), b"more"], True),
+        ([b"x", u64(0)], False),
+        ([b"", *[b"x"] * 200], True),
+    ],
+)
+async def test_a_request_that_is_none_is_ended_at_once(context, request_, delimiter):
+    """Nobody hangs: whatever is asked is answered with an END, and the next question is understood."""
+    async with served(context, 3) as one:
+        client = Requester(context, one.endpoint)
+        client.socket.send_multipart(request_)
+        await eventually(client.read, "an END")
+        if request_ != [b"x", u64(0)]:  # an odd delimiter in front of a good number is let through
+            head = [b""] if delimiter else []
+            assert client.got == [[*head, b"", END, b""]]
+        client.got.clear()
+        client.ask(2)
+        await eventually(client.read, "the END of a good request")
+        assert client.seqs() == [2]
+        client.close()
+
+
+@both_loops
+async def test_a_dealer_without_the_delimiter_gets_an_answer_without_it(context):
+    async with served(context, 2) as one:
+        client = Requester(context, one.endpoint)
+        client.socket.send(u64(0))
+        await eventually(client.read, "the END")
+        assert client.got == [
+            [b"kv@a@m", u64(0), b"payload"],
+            [b"kv@a@m", u64(1), b"payload"],
+            [b"", END, b""],
+        ]
+        client.close()
+
+
+@both_loops
+async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkeypatch):
+    monkeypatch.setattr(replay_module, "MAX_WAITING", 3)
+    async with served(context, 4000, payload=b"p" * 2000, max_sessions=1) as one:
+        first = requester(context, one, hwm=1, small=True)
+        await eventually(lambda: one.asked == 1, "the one that holds the session")
+        others = [requester(context, one) for _ in range(5)]
+        await eventually(lambda: one.asked == 6, "the others")
+        assert one.outcomes == {"refused": 2}
+        await eventually(first.read, "the END of the first")
+        await eventually(lambda: sum([client.read() for client in others]) == 3, "the ENDs of those who waited")
+        assert one.outcomes == {"refused": 2, "complete": 4}
+        for client in (first, *others):
+            client.close()
+
+
+class FailsOnce(Served):
+    """A server whose second answer breaks in the middle."""
+
+    def answer(self, request):
+        made = super().answer(request)
+        return Broken(made) if self.asked == 2 else made
+
+
+class Broken:
+    def __init__(self, inner):
+        self.identity = inner.identity
+        self.compacted = False
+        self._inner = inner
+        self._left = 5
+
+    def next_message(self):
+        self._left -= 1
+        if not self._left:
+            raise ValueError("broken")
+        return self._inner.next_message()
+
+
+@both_loops
+async def test_an_answer_that_breaks_stops_no_other(context, raised):
+    async with served(context, 1000, kind=FailsOnce) as one:
+        clients = []
+        for n in range(4):
+            clients.append(requester(context, one))
+            await eventually(lambda n=n: one.asked == n + 1, "the request")
+        good = [client for at, client in enumerate(clients) if at != 1]
+        await eventually(lambda: all([client.read() for client in good]), "the ENDs of the others")
+        assert [str(error) for error in raised] == ["broken"]
+        raised.clear()
+        assert all(client.seqs() == list(range(1000)) for client in good)
+        assert one.outcomes == {"complete": 3, "refused": 1}
+        assert one.stats.replay_sessions == 0
+        for client in clients:
+            client.close()
+
+
+@both_loops
+async def test_a_taken_endpoint_is_named(context):
+    async with served(context, 0) as one:
+        with pytest.raises(BindError, match=one.endpoint):
+            ReplayServer(context, one.endpoint, on_request=print, stats=OutputStats())
+
+
+@both_loops
+async def test_closed_in_the_middle_of_answers(context):
+    async with served(context, 4000, payload=b"p" * 2000, max_sessions=2) as one:
+        clients = [requester(context, one, hwm=1, small=True) for _ in range(4)]
+        await eventually(lambda: one.asked == 4, "the requests")
+        one.server.close()
+        assert one.stats.replay_sessions == 0
+        for client in clients:
+            client.close()
+
+
+@both_loops
+async def test_the_journal_moves_on_while_a_slow_requester_reads(context):
+    """A slow reader ends with the whole truth, contiguous from 0, though what it asked for was trimmed meanwhile."""
+    async with running_bus(output={"journal_batches": 200}) as bus:
+        async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
+            await eventually(lambda: bus.source.state == "live", "the bus in sync")
+
+            def publish(first, last):
+                for n in range(first, last):
+                    events = [store([n], tokens=[n] * 400, block_size=400)]
+                    if n >= 100:
+                        events.append(removed([n - 100]))
+                    engine.publish(batch(*events))
+
+            publish(0, 200)
+            await eventually(lambda: bus.source.sequencer.next == 200, "the first batches relayed")
+            client = Requester(context, bus.out_replay, hwm=1, small=True)
+            client.ask(0)
+            stats = bus.daemon.relay.outputs[0].stats
+            await eventually(lambda: stats.replay_batches, "the answer begun")
+            for first in range(200, 6000, 200):
+                publish(first, first + 200)
+                await eventually(lambda first=first: bus.source.sequencer.next == first + 200, "the next ones relayed")
+            await eventually(client.read, "the END")
+            numbers = client.seqs()
+            assert numbers == list(range(len(numbers)))
+            router = PlainSetRouter()
+            for frames in client.got[:-1]:
+                router.apply(int.from_bytes(frames[-2], "big"), frames[-1])
+            # up to where the answer ends; what follows is on the live stream and in a second answer
+            client.got.clear()
+            client.ask(len(numbers))
+            await eventually(client.read, "the END of the second answer")
+            for frames in client.got[:-1]:
+                router.apply(int.from_bytes(frames[-2], "big"), frames[-1])
+            assert {key[2] for key in router.blocks} == set(range(5900, 6000))
+            assert not [v for v in router.violations if "gap" in v]
+            client.close()
