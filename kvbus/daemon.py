@@ -152,6 +152,7 @@ class Daemon:
 
     def _open_output(self, number: int, output: OutputConfig, at: int) -> None:
         endpoints = output.stream_endpoints(at)
+        before_send = self._state.flush if self._state is not None else None
         stats = self.relay.outputs[number].stats
         self._outputs[number, at] = LiveOutput(
             self._context,
@@ -160,7 +161,7 @@ class Daemon:
             send_hwm=output.send_hwm,
             queue_limit=output.queue_batches,
             stats=stats,
-            before_send=self._state.flush if self._state is not None else None,
+            before_send=before_send,
         )
         log.info("output %s: %s %s", output.name, "bound" if output.bind else "dialling", endpoints.endpoint)
         if endpoints.replay_endpoint is not None:
@@ -170,6 +171,7 @@ class Daemon:
                 on_request=self._asker(number, at),
                 stats=stats,
                 max_sessions=self.config.limits.max_replay_sessions,
+                before_send=before_send,
             )
             log.info("output %s: replay at %s", output.name, endpoints.replay_endpoint)
         if endpoints.snapshot_endpoint is not None:
@@ -179,6 +181,7 @@ class Daemon:
                 on_request=self._snapshot_asker(number, at),
                 stats=stats,
                 max_sessions=self.config.limits.max_replay_sessions,
+                before_send=before_send,
             )
             log.info("output %s: snapshots at %s", output.name, endpoints.snapshot_endpoint)
 
@@ -272,14 +275,17 @@ class Daemon:
     def _tick(self) -> None:
         now = self._loop.time()
         self.process.loop_lag.observe(max(0.0, now - self._next_tick))
-        self._feed(Tick(time.time()))
-        self._log_states()
-        if self._state is not None:
-            self._state.flush()
-            self._state.work()
-            self._show_state(self._state)
-        self._next_tick = now if self.relay.backlog else now + TICK
-        self._ticker = self._loop.call_at(self._next_tick, self._tick)
+        try:
+            self._feed(Tick(time.time()))
+            self._log_states()
+            if self._state is not None:
+                self._state.flush()
+                self._state.work()
+                self._show_state(self._state)
+        finally:
+            # whatever went wrong: the clock goes on
+            self._next_tick = now if self.relay.backlog else now + TICK
+            self._ticker = self._loop.call_at(self._next_tick, self._tick)
 
     def _show_state(self, store: StateStore) -> None:
         self.process.state_writing = not store.failed

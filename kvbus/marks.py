@@ -1,6 +1,6 @@
 """Where each output stream's numbering has got to, so that it never goes back, not even over a SIGKILL.
 
-One small file per configuration, mapped into memory: raising a mark is a store of eight bytes, which the kernel keeps
+One small file per stream, mapped into memory: raising a mark is a store of eight bytes, which the kernel keeps
 whatever becomes of the process. A mark is raised *before* the numbers below it are used, a few thousand at a time:
 after a kill the numbering goes on at the mark, after an orderly end exactly where it stopped.
 """
@@ -35,33 +35,34 @@ def default_directory() -> Path | None:
 
 
 class SeqMarks:
-    """Marks of a fixed list of streams.
+    """Marks of a list of streams.
 
     Args:
-        directory: where the file is kept; None: marks are forgotten with the process.
-        names: of the streams; the same names find the same file again.
+        directory: where the files are kept, made if it is not there; None: marks are forgotten with the process.
+        names: of the streams; the same name finds the same mark again, whatever other streams there are.
     """
 
     def __init__(self, directory: Path | None, names: Sequence[str]) -> None:
-        self._names = list(names)
         self._limits = [0] * len(names)
-        self._map: mmap.mmap | None = None
-        if directory is not None:
-            try:
-                self._map = _open(directory / f"kvbus-{_digest(self._names)}.seq", len(names))
-            except OSError as error:
-                log.warning("seq marks cannot be kept in %s: %s; a restart begins at 0", directory, error.strerror)
+        self._maps: list[mmap.mmap] = []
+        if directory is None:
+            return
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for name in names:
+                self._maps.append(_open(directory / f"kvbus-{_digest(name)}.seq"))
+        except OSError as error:
+            log.warning("seq marks cannot be kept in %s: %s; a restart begins at 0", directory, error.strerror)
+            self._release()
 
     @property
     def kept(self) -> bool:
         """Whether a restart will find the marks."""
-        return self._map is not None
+        return bool(self._maps)
 
     def first(self, stream: int) -> int:
         """The number a stream begins with: 0, or past everything a former process can have used."""
-        if self._map is None:
-            return 0
-        return int(_U64.unpack_from(self._map, self._offset(stream))[0])
+        return int(_U64.unpack_from(self._maps[stream], len(_MAGIC))[0]) if self._maps else 0
 
     def least(self, stream: int) -> int:
         """The lowest number a stream may go on with: a state that says less is older than what was sent."""
@@ -74,41 +75,37 @@ class SeqMarks:
 
     def close(self, following: Sequence[int]) -> None:
         """An orderly end: ``following[stream]`` is the number the next process shall begin with."""
-        if self._map is None:
-            return
         for stream, seq in enumerate(following):
             self._set(stream, seq)
-        self._map.close()
-        self._map = None
+        self._release()
 
     def _set(self, stream: int, value: int) -> None:
         self._limits[stream] = value
-        if self._map is not None:
-            _U64.pack_into(self._map, self._offset(stream), value)
+        if self._maps:
+            _U64.pack_into(self._maps[stream], len(_MAGIC), value)
 
-    @staticmethod
-    def _offset(stream: int) -> int:
-        return len(_MAGIC) + _U64.size * stream
+    def _release(self) -> None:
+        for mapped in self._maps:
+            mapped.close()
+        self._maps.clear()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        self._release()
 
 
-def _digest(names: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join([str(os.getuid()), *names]).encode()).hexdigest()[:24]
+def _digest(name: str) -> str:
+    return hashlib.sha256(f"{os.getuid()}\n{name}".encode()).hexdigest()[:24]
 
 
-def _open(path: Path, streams: int) -> mmap.mmap:
+def _open(path: Path) -> mmap.mmap:
     """The mapped file, made anew where there is none or where it is not one of ours.
 
     The directory may be everybody's: links are not followed, and somebody else's file is not trusted.
     """
-    size = len(_MAGIC) + _U64.size * streams
+    size = len(_MAGIC) + _U64.size
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         info = os.fstat(fd)
@@ -118,7 +115,7 @@ def _open(path: Path, streams: int) -> mmap.mmap:
             if info.st_size:
                 log.warning("%s is no file of seq marks; made anew", path.name)
             os.ftruncate(fd, 0)
-            os.pwrite(fd, _MAGIC + bytes(_U64.size * streams), 0)
+            os.pwrite(fd, _MAGIC + bytes(_U64.size), 0)
         return mmap.mmap(fd, size)
     finally:
         os.close(fd)

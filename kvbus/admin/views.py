@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvbus.core.emit import group_of, out_parent
-from kvbus.core.index import Chunk, TableKey
+from kvbus.core.index import Chunk, Index, TableKey
 from kvbus.core.parts import Source
 from kvbus.core.relay import Relay
 from kvbus.core.types import Hash
@@ -20,7 +20,7 @@ def hash_json(block: Hash | None) -> int | str | None:
 def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
     """One entry of ``/sources``."""
     sequencer, stats = source.sequencer, source.stats
-    media = source.normalizer.index.media()
+    media = {} if source.withdrawn else source.normalizer.index.media()
     return {
         "name": source.spec.label,
         "rank": source.rank,
@@ -58,29 +58,42 @@ def sources_json(relay: Relay, endpoints: list[tuple[str, str | None]]) -> list[
     return [source_json(source, *where) for source, where in zip(relay.sources, endpoints, strict=True)]
 
 
-def blocks_json(source: Source) -> Iterator[dict[str, Any]]:
-    """The lines of ``/blocks``: one live block each, as routers know it, parents before children in each medium."""
-    for key, chunk, a, b in source.normalizer.index.snapshot():
-        table = source.normalizer.index.tables[key]
-        yield from _chunk_json(source, key, chunk, a, b, table.copies)
+class Cut:
+    """The live blocks of a source at one moment, whatever happens while they are read. Copies dictionaries only."""
 
+    def __init__(self, source: Source) -> None:
+        self.label = source.spec.label
+        self.rank = source.rank
+        # of a withdrawn source routers hold nothing
+        self.index = Index() if source.withdrawn else source.normalizer.index.copy()
+        self._copies = {key: table.copies.copy() for key, table in source.normalizer.index.tables.items()}
 
-def _chunk_json(
-    source: Source, key: TableKey, chunk: Chunk, a: int, b: int, copies: dict[Hash, int]
-) -> Iterator[dict[str, Any]]:
-    tokens = chunk.token_list()
-    names, pieces = chunk.recut() if chunk.out is not None else (chunk.hashes, 1)
-    size = chunk.block_size // pieces
-    for at in range(a * pieces, b * pieces):
-        parent = names[at - 1] if at else out_parent(source.normalizer.index, group_of(chunk), chunk.parent)
-        yield {
-            "source": source.spec.label,
-            "rank": source.rank,
-            "hash": hash_json(names[at]),
-            "parent": hash_json(parent),
-            "medium": chunk.meta.medium,
-            "group_idx": key[0],
-            "block_size": size,
-            "token_ids": tokens[at * size : (at + 1) * size],
-            "copies": 1 + copies.get(chunk.hashes[at // pieces], 0),
-        }
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The lines of ``/blocks``: one live block each, as routers know it, parents before children in each medium."""
+        told: set[tuple[TableKey, Hash]] = set()
+        for key, chunk, a, b in self.index.snapshot():
+            copies = self._copies[key]
+            tokens = chunk.token_list()
+            names, pieces = chunk.recut() if chunk.out is not None else (chunk.hashes, 1)
+            size = chunk.block_size // pieces
+            for at in range(a * pieces, b * pieces):
+                if chunk.out is not None:
+                    if (key, names[at]) in told:
+                        continue  # two nodes may cover one page: it has one name, and is one block
+                    told.add((key, names[at]))
+                yield {
+                    "source": self.label,
+                    "rank": self.rank,
+                    "hash": hash_json(names[at]),
+                    "parent": hash_json(names[at - 1] if at else self._parent(chunk)),
+                    "medium": chunk.meta.medium,
+                    "group_idx": key[0],
+                    "block_size": size,
+                    "token_ids": tokens[at * size : (at + 1) * size],
+                    "copies": 1 + copies.get(chunk.hashes[at // pieces], 0),
+                }
+
+    def _parent(self, chunk: Chunk) -> Hash | None:
+        if chunk.out is not None:
+            return chunk.out_parent
+        return out_parent(self.index, group_of(chunk), chunk.parent)

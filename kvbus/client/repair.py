@@ -27,6 +27,7 @@ class Request:
     start: int = 0
     snapshot: bool = False
     overlap: bool = False  # its first batch is one we have: the check of rule 2
+    rescue: bool = False  # the replay has failed: if the snapshot does not help, batches are lost
     tail: bool = False  # it follows a snapshot: nothing is known to be missing
     quiet: bool = False  # of no interest to the caller unless it brings something
     seen: bool = False
@@ -99,8 +100,8 @@ class Repair:
         start = self._due - 1 if overlap else self._due
         self._begin(Request(now, now, start, overlap=overlap, quiet=quiet, tail=tail), Ask(start))
 
-    def _ask_snapshot(self, now: float) -> None:
-        self._begin(Request(now, now, snapshot=True), AskSnapshot())
+    def _ask_snapshot(self, now: float, *, rescue: bool = False) -> None:
+        self._begin(Request(now, now, snapshot=True, rescue=rescue), AskSnapshot())
 
     def _begin(self, request: Request, output: Output) -> None:
         self._retry_at = self._confirm_at = None
@@ -127,7 +128,7 @@ class Repair:
         self._flush()
         if self._replay:
             # it may be older than the subscription, and an idle stream would not tell
-            self._in_vain = not request.progress
+            self._in_vain = request.rescue and not request.progress
             self._attempts = 0
             self._ask(now, tail=True)
         else:
@@ -152,7 +153,7 @@ class Repair:
             Whether it is of use all the same; if not, a snapshot is asked for.
         """
         if self._snapshot_may_help:
-            self._ask_snapshot(now)
+            self._ask_snapshot(now, rescue=True)
             return False
         due = self._due
         self._out.append(Lost(due, seq - 1 if seq > due else None, LostReason.TRIMMED))
@@ -176,7 +177,7 @@ class Repair:
                 return
             self._attempts = 0
             if self._snapshot_may_help:
-                self._ask_snapshot(now)
+                self._ask_snapshot(now, rescue=True)
                 return
             reason = LostReason.HOLE if request.seen or answered else LostReason.NO_ANSWER
             self._out.append(Lost(self._due, oldest - 1, reason))
@@ -200,7 +201,7 @@ class Repair:
         self._attempts = 0
         self._again = False
         if self._snapshot_may_help:
-            self._ask_snapshot(now)
+            self._ask_snapshot(now, rescue=True)
             return
         self._in_vain = False
         due = self._due

@@ -155,10 +155,10 @@ class RelayCollector(Collector):
         )
         yield _gauge(
             "blocks",
-            "Live blocks.",
+            "Live blocks, as routers were told of them.",
             ["source", "medium"],
             (
-                ([s.spec.label, medium], count)
+                ([s.spec.label, medium], 0 if s.withdrawn else count)
                 for s in sources
                 for medium, count in {DEVICE_MEDIUM: 0, **s.normalizer.index.media()}.items()
             ),
@@ -202,7 +202,7 @@ class RelayCollector(Collector):
             (
                 "output_dropped_batches_total",
                 "dropped_batches",
-                "Batches at least one router did not get live, by reason.",
+                "Batches that did not reach every router live, by reason; of a stretch that a router is full, the first.",
             ),
             ("output_dropped_events_total", "dropped_events", "Events in those batches."),
         ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -51,6 +52,7 @@ class ReplayServer:
         stats: of the output.
         max_sessions: answers being sent at once; further requests wait.
         stall_timeout: seconds without progress before a requester is forgotten.
+        before_send: called before any of an answer leaves (the state it follows from is written first).
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -65,6 +67,7 @@ class ReplayServer:
         stats: OutputStats,
         max_sessions: int = 64,
         stall_timeout: float = 30.0,
+        before_send: Callable[[], None] | None = None,
     ) -> None:
         self._socket = make_socket(context, zmq.ROUTER)
         try:
@@ -75,6 +78,7 @@ class ReplayServer:
         self._stats = stats
         self._max_sessions = max_sessions
         self._stall_timeout = stall_timeout
+        self._before_send = before_send
         self._counted = 0
         self._active: deque[Session] = deque()
         self._waiting: deque[Session] = deque()
@@ -127,6 +131,8 @@ class ReplayServer:
 
     def _turn(self) -> None:
         self._handle = None
+        if self._before_send is not None:
+            self._before_send()
         moved = False
         until = self._loop.time() + SLICE
         try:

@@ -10,19 +10,41 @@ import msgspec
 from kvbus.core.codec import encode_batch
 from kvbus.core.schema import BlockStored
 from kvbus.transport.publisher import EnginePublisher
+from tests.system.bus import eventually, free_ports, running_bus
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "CLIENT.md"
 
 
-async def test_the_example(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def example():
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names = {}
-    exec(compile(example, str(PAGE), "exec"), names)  # noqa: S102 - our own page
+    exec(compile(source, str(PAGE), "exec"), names)  # noqa: S102 - our own page
+    return names["wait_for_block"]
+
+
+async def test_the_example(capsys):
+    wait_for_block = example()
     tokens = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as publisher:
         publisher.publish(encode_batch([BlockStored([41, 42], None, msgspec.Raw(b"\x94\1\2\3\4"), 2)], 1.0, 0))
-        found = await names["wait_for_block"](publisher.endpoint, publisher.replay_endpoint, 42)
+        found = await wait_for_block(publisher.endpoint, publisher.replay_endpoint, 42)
         assert found == [3, 4]
         publisher.publish(encode_batch([BlockStored([43], None, tokens, 2)], 1.0, 0))
-        assert await names["wait_for_block"](publisher.endpoint, publisher.replay_endpoint, 43) == [1, 2]
+        assert await wait_for_block(publisher.endpoint, publisher.replay_endpoint, 43) == [1, 2]
     assert capsys.readouterr().out == "in step: 2 blocks at seq 0\nin step: 3 blocks at seq 1\n"
+
+
+async def test_the_example_with_snapshots(capsys):
+    wait_for_block = example()
+    ports = free_ports(3)
+    live, replay, snapshot = (f"tcp://127.0.0.1:{port}" for port in ports)
+    served = {"endpoint": live, "replay_endpoint": replay, "snapshot_endpoint": snapshot}
+    async with (
+        running_bus(output=served) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as publisher,
+    ):
+        await eventually(lambda: bus.source.state == "live", "the bus in sync")
+        publisher.publish(encode_batch([BlockStored([41, 42], None, msgspec.Raw(b"\x94\1\2\3\4"), 2)], 1.0, 0))
+        await eventually(lambda: bus.caught_up(0), "the batch relayed")
+        assert await wait_for_block(live, replay, 42, snapshot) == [3, 4]
+    assert capsys.readouterr().out.startswith("in step: 2 blocks at seq ")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.client.outputs import Ask, Deliver, Malformed, StopAsking
+from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Malformed, Replace, StopAsking
 from kvbus.client.patience import Limits, Timing
 from kvbus.client.sequence import Sequence
 from kvbus.client.updates import Gap, Lost, LostReason, Restarted, RestartReason, Synced
 from kvbus.core.types import Reason
 
-QUICK = Timing(idle_s=1.0, answer_s=10.0, retry_s=0.1, attempts=2, overlap_s=2.0, confirm_s=0.5)
+QUICK = Timing(idle_s=1.0, answer_s=10.0, snapshot_s=5.0, retry_s=0.1, attempts=2, overlap_s=2.0, confirm_s=0.5)
 
 
 class Stream:
@@ -325,3 +325,213 @@ def test_answers_nobody_asked_for_are_ignored():
     assert stream.replayed(3) == []
     assert stream.end() == []
     assert stream.live(3) == stream.delivered(3)
+
+
+# -- snapshots
+
+
+def with_snapshots(*, replay=True, **options):
+    stream = Stream(replay=replay, snapshot=True, **options)
+    stream.ids = True
+    return stream
+
+
+def snapshot(stream, seq, *chunks, life=None):
+    publisher = (life or stream.life).encode() * 16
+    return stream.sequence.snapshot([seq.to_bytes(8, "big", signed=True), publisher, *chunks], stream.now)
+
+
+def test_a_snapshot_takes_the_place_of_the_replay_from_zero():
+    stream = with_snapshots()
+    assert stream.connected() == [AskSnapshot()]
+    assert stream.live(6, 7, 9) == []
+    assert snapshot(stream, 6, b"x", b"y") == [Replace(6, (b"x", b"y")), *stream.delivered(7), Ask(7)]
+    assert stream.replayed(7, 8, 9) == stream.delivered(8, 9, replayed=True)
+    assert stream.end() == [Synced(9)]
+    assert stream.live(10) == stream.delivered(10)
+
+
+def test_what_was_published_after_the_snapshot_is_replayed_though_nothing_comes_live():
+    stream = with_snapshots()
+    stream.connected()
+    assert snapshot(stream, 6, b"x") == [Replace(6, (b"x",)), Ask(7)]
+    assert stream.replayed(7) == stream.delivered(7, replayed=True)
+    assert stream.end() == [Synced(7)]
+
+
+def test_a_snapshot_without_a_replay():
+    stream = with_snapshots(replay=False)
+    stream.connected()
+    stream.live(6, 7)
+    assert snapshot(stream, 6, b"x") == [Replace(6, (b"x",)), *stream.delivered(7), Synced(7)]
+    assert stream.sequence.deadline is None
+    assert stream.live(9) == [Gap(8, 8), AskSnapshot()]
+    assert snapshot(stream, 9, b"y") == [Replace(9, (b"y",)), Synced(9)]
+
+
+def test_snapshots_that_never_pass_over_the_gap():
+    stream = with_snapshots(replay=False)
+    stream.connected()
+    snapshot(stream, 6)
+    stream.live(9)
+    assert snapshot(stream, 6) == []
+    assert stream.due() == [AskSnapshot()]
+    assert snapshot(stream, 6) == [Lost(7, 8, LostReason.HOLE), *stream.delivered(9), Synced(9)]
+
+
+def test_nothing_published_yet():
+    stream = with_snapshots()
+    stream.connected()
+    assert snapshot(stream, -1) == [Ask(0)]
+    assert stream.end() == [Synced(-1)]
+    assert stream.live(0) == stream.delivered(0)
+
+
+@pytest.mark.parametrize("frames", [[(-2).to_bytes(8, "big", signed=True), bytes(16)], [b"?"], []])
+def test_where_there_is_no_snapshot_the_replay_stands_in(frames):
+    stream = with_snapshots()
+    stream.connected()
+    stream.live(1)
+    assert stream.sequence.snapshot(frames, stream.now) == [Ask(0)]
+    stream.replayed(0, 1)
+    assert stream.end() == [Synced(1)]
+    assert stream.live(3) == [Gap(2, 2), Ask(1)]
+
+
+def test_where_there_is_neither_snapshot_nor_replay():
+    stream = with_snapshots(replay=False)
+    stream.connected()
+    stream.live(4)
+    assert snapshot(stream, -2) == [Lost(0, 3, LostReason.UNAVAILABLE), *stream.delivered(4)]
+
+
+def test_nobody_answers_the_snapshot_request():
+    stream = with_snapshots()
+    stream.connected()
+    stream.now += QUICK.idle_s
+    assert stream.sequence.tick(stream.now) == []  # one message takes longer than a replay is silent
+    assert stream.due() == [StopAsking(), Ask(0)]
+    alone = with_snapshots(replay=False)
+    alone.connected()
+    assert alone.due() == [StopAsking(), AskSnapshot()]
+    assert alone.due() == [StopAsking(), Lost(0, None, LostReason.NO_ANSWER)]
+
+
+def caught_up(**options):
+    """In step at seq 6 by a snapshot."""
+    stream = with_snapshots(**options)
+    stream.connected()
+    snapshot(stream, 6, b"x")
+    stream.end()
+    return stream
+
+
+def test_a_replay_that_is_silent_after_a_snapshot_loses_nothing():
+    stream = with_snapshots()
+    stream.connected()
+    snapshot(stream, 6, b"x")
+    assert stream.due() == [StopAsking(), Ask(7)]
+    assert stream.due() == [StopAsking(), Synced(6)]
+
+
+def test_a_gap_is_asked_of_the_replay_first():
+    stream = caught_up()
+    assert stream.live(8) == [Gap(7, 7), Ask(7)]
+    assert stream.replayed(7, 8) == stream.delivered(7, 8, replayed=True)
+    assert stream.end() == [Synced(8)]
+
+
+@pytest.mark.parametrize("how", ["trimmed", "hole", "silence"])
+def test_a_gap_that_no_replay_fills_is_passed_over_by_a_snapshot(how):
+    stream = caught_up()
+    stream.live(7, 10)
+    if how == "trimmed":
+        assert stream.replayed(10) == [AskSnapshot()]
+    elif how == "hole":
+        stream.replayed(7, 10)
+        stream.end()
+        stream.due()
+        stream.replayed(7, 10)
+        assert stream.end() == [AskSnapshot()]
+    else:
+        stream.due()
+        assert stream.due() == [StopAsking(), AskSnapshot()]
+    assert snapshot(stream, 9, b"y") == [Replace(9, (b"y",)), *stream.delivered(10), Ask(10)]
+    stream.replayed(10)
+    assert stream.end() == [Synced(10)]
+
+
+def test_what_neither_replay_nor_snapshot_brings_is_lost():
+    stream = caught_up()
+    stream.live(7, 10)
+    assert stream.replayed(10) == [AskSnapshot()]
+    assert snapshot(stream, 6, b"x") == [Ask(7)]
+    assert stream.replayed(10) == [Lost(8, 9, LostReason.TRIMMED), *stream.delivered(10, replayed=True)]
+    assert stream.end() == [Synced(10)]
+    # and the next gap has a snapshot's chance again
+    stream.live(12)
+    assert stream.replayed(12) == [AskSnapshot()]
+
+
+def test_another_publisher_id_on_the_live_stream_is_a_restart():
+    stream = caught_up()
+    stream.life = "b"
+    assert stream.live(7) == [Restarted(1, RestartReason.PUBLISHER_ID), AskSnapshot()]
+    assert snapshot(stream, 6, b"y") == [Replace(6, (b"y",)), *stream.delivered(7), Ask(7)]
+
+
+def test_another_publisher_id_on_a_snapshot_is_a_restart_with_its_state():
+    stream = caught_up()
+    stream.interrupted()
+    assert stream.connected() == [AskSnapshot()]
+    stream.live(7)
+    stream.life = "b"
+    assert snapshot(stream, 9, b"y") == [
+        Restarted(1, RestartReason.PUBLISHER_ID),
+        Replace(9, (b"y",)),
+        Ask(10),
+    ]
+
+
+def test_after_a_reconnection_a_snapshot_of_the_same_life_that_is_not_newer_changes_nothing():
+    stream = caught_up()
+    stream.interrupted()
+    assert stream.connected() == [AskSnapshot()]
+    assert snapshot(stream, 5, b"older") == [Ask(7)]
+    assert stream.end() == [Synced(6)]
+    assert stream.sequence.epoch == 0
+
+
+def test_a_snapshot_that_was_under_way_when_the_connection_broke_is_asked_for_again():
+    stream = with_snapshots()
+    stream.connected()
+    stream.interrupted()
+    assert snapshot(stream, 6, b"perhaps another life's") == [AskSnapshot()]
+    assert stream.connected() == [AskSnapshot()]
+    assert snapshot(stream, 7, b"x") == [Replace(7, (b"x",)), Ask(8)]
+
+
+def test_a_snapshot_behind_a_stream_without_ids_is_another_life():
+    stream = with_snapshots()
+    stream.ids = False
+    stream.connected()
+    snapshot(stream, -2)
+    stream.replayed(0, 1, 2)
+    stream.end()
+    stream.live(5)
+    assert stream.replayed(4) == [AskSnapshot()]
+    assert snapshot(stream, 0, b"x") == [Restarted(1, RestartReason.WENT_BACK), Replace(0, (b"x",)), Ask(1)]
+
+
+def test_beginning_live_asks_for_a_snapshot_only_where_nothing_else_helps():
+    stream = with_snapshots(replay=False, from_start=False)
+    assert stream.connected() == []
+    assert stream.live(40) == stream.delivered(40)
+    assert stream.live(42) == [Gap(41, 41), AskSnapshot()]
+
+
+def test_snapshots_nobody_asked_for_are_ignored():
+    stream = caught_up()
+    assert snapshot(stream, 9, b"x") == []
+    stream.live(9)
+    assert snapshot(stream, 9, b"x") == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbus.client.updates import Lost, LostReason, Received, Restarted, RestartReason
+from kvbus.client.updates import Lost, LostReason, Received, Restarted, RestartReason, Snapshot
 from kvbus.client.view import BlockView
 from kvbus.core.codec import Batch, decode_batch
 from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
@@ -168,3 +168,11 @@ def test_updates_other_than_batches(update, on_lost, left):
     view.update(update)
     assert len(view) == left
     assert (1 in view) == bool(left)
+
+
+def test_a_snapshot_replaces_every_rank():
+    view = BlockView(on_lost="keep")
+    for rank in (0, 1):
+        view.update(Received(0, b"", Batch(0.0, [stored([1])], rank)))
+    view.update(Snapshot(7, (Batch(0.0, [AllBlocksCleared(), stored([2])], 0), Batch(0.0, [stored([3])], 0))))
+    assert set(view.keys()) == {(0, None, "GPU", 2), (0, None, "GPU", 3)}

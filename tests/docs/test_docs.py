@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from kvbus import core
+from kvbus import core, marks
 from kvbus.cli import main
 from kvbus.core import fingerprints, granularity, sequencer
 from kvbus.core.commands import Publish
@@ -135,7 +135,7 @@ class TestArchitecture:
         told = re.findall(r"`([A-Z_]+)` \((\d+)\)", ARCHITECTURE)
         assert len(told) >= 5
         for name, value in told:
-            found = [getattr(m, name) for m in (sequencer, fingerprints, granularity) if hasattr(m, name)]
+            found = [getattr(m, name) for m in (sequencer, fingerprints, granularity, marks) if hasattr(m, name)]
             assert found == [int(value)], name
 
     def test_modules_named_in_the_code_map_exist(self):

@@ -55,6 +55,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[EnginePublisher]:
 def kvbus(request: pytest.FixtureRequest, engine: EnginePublisher, tmp_path: Path) -> Iterator[Kvbus]:
     """A bus that is there from the start; a test may ask for settings of its own."""
     settings = {"probe_interval": 0.5, **getattr(request, "param", {})}
+    if settings.pop("keeps_state", False):
+        settings["state_dir"] = str(tmp_path / "state")
     with Kvbus(engine, tmp_path, **settings) as running:
         wait_for_subscribers(engine, 1)
         yield running
@@ -171,7 +173,7 @@ def test_a_replay_whose_end_is_lost(indexer: DynamoIndexer, engine: EnginePublis
     assert indexer.matched("direct", mark) == 0
 
 
-@pytest.mark.parametrize("kvbus", [{}, {"state_dir": "state"}], indirect=True)
+@pytest.mark.parametrize("kvbus", [{"keeps_state": False}, {"keeps_state": True}], indirect=True)
 def test_kvbus_is_killed_and_comes_back(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
     indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
     publish(engine, slice(50))

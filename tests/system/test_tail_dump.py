@@ -9,10 +9,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from kvbus.core.codec import encode_batch
 from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
@@ -186,6 +189,49 @@ def test_from_start_needs_a_replay_endpoint():
     assert "--replay-endpoint" in err
 
 
+@contextmanager
+def snapshots(seq, *chunks):
+    """A snapshot ROUTER in a thread of its own; answers one request."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        router.rcvtimeo = 20_000
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+
+        def answer():
+            client, request = router.recv_multipart()
+            assert request == b"snapshot"
+            router.send_multipart([client, seq.to_bytes(8, "big", signed=True), bytes(16), *chunks])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield f"tcp://127.0.0.1:{port}"
+        finally:
+            thread.join()
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_tail_begins_with_a_snapshot(publisher, as_json):
+    with snapshots(6, batch(stored(1, 2)), batch(stored(3))) as endpoint:
+        tail = command(
+            "tail", publisher.endpoint, "--snapshot-endpoint", endpoint, "--from-start", *["--json"] * as_json
+        )
+        lines = [tail.stdout.readline() for _ in range(2 if as_json else 4)]
+        tail.send_signal(signal.SIGINT)
+        _, err = ended(tail)
+    assert "0 batches, 2 events" in err
+    if as_json:
+        taken, in_step = map(json.loads, lines)
+        assert (taken["kind"], taken["seq"]) == ("snapshot", 6)
+        assert [event["block_hashes"] for one in taken["batches"] for event in one["events"]] == [[1, 2], [3]]
+        assert in_step == {"kind": "synced", "seq": 6}
+    else:
+        assert "= snapshot up to seq 6" in lines[0]
+        assert "6 s + stored  2 [1 2]" in lines[1]
+        assert "6 s + stored  1 [3]" in lines[2]
+        assert "in step up to seq 6" in lines[3]
+
+
 def test_tail_can_bind():
     tail = command("tail", "tcp://127.0.0.1:*", "--bind", "--count", "1")
     endpoint = tail.stderr.readline().split()[-1]
@@ -269,6 +315,40 @@ def test_dump_of_a_trimmed_history_warns():
 
 def test_dump_of_an_empty_stream(publisher):
     assert run("dump", publisher.replay_endpoint) == ("", "")
+
+
+def test_dump_by_snapshot():
+    with snapshots(6, batch(stored(1, 2)), batch(stored(3))) as endpoint:
+        assert run("dump", "--snapshot", endpoint, "--format", "count") == ("3\n", "")
+
+
+def test_dump_by_snapshot_adds_what_the_replay_has_newer(publisher):
+    for block in range(10, 13):
+        publisher.publish(batch(stored(block)))
+    with snapshots(1, batch(stored(10, 11))) as endpoint:
+        out, err = run("dump", publisher.replay_endpoint, "--snapshot", endpoint)
+    assert [json.loads(line)["hash"] for line in out.splitlines()] == [10, 11, 12]
+    assert err == ""
+
+
+def test_dump_by_snapshot_where_there_is_none(publisher):
+    with snapshots(-2) as endpoint:
+        out, err = run("dump", "--snapshot", endpoint, code=69)
+    assert out == ""
+    assert "has no snapshot" in err
+    publisher.publish(batch(stored(1)))
+    with snapshots(-2) as endpoint:
+        assert run("dump", publisher.replay_endpoint, "--snapshot", endpoint, "--format", "count") == ("1\n", "")
+
+
+def test_dump_by_snapshot_that_nobody_answers():
+    _, err = run("dump", "--snapshot", "tcp://127.0.0.1:1", "--timeout", "0.3", code=69)
+    assert "no answer from tcp://127.0.0.1:1 within 0.3 s" in err
+
+
+def test_dump_needs_somebody_to_ask():
+    _, err = run("dump", code=2)
+    assert "--snapshot" in err
 
 
 def test_dump_that_nobody_answers(publisher):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 
 import msgspec
@@ -19,11 +20,14 @@ from kvbus.client import (
     Rejected,
     Restarted,
     RestartReason,
+    Snapshot,
     Subscriber,
     SubscriberClosedError,
     Synced,
     Timing,
 )
+from kvbus.client.outputs import Replace
+from kvbus.client.subscriber import _Decoding
 from kvbus.core.codec import encode_batch
 from kvbus.core.schema import BlockStored
 from kvbus.core.types import Reason
@@ -410,10 +414,13 @@ def test_replay_alone_needs_no_live_endpoint(loops):
     loops(main)
 
 
-@pytest.mark.parametrize("endpoints", [("nonsense", None), ("tcp://127.0.0.1:5557", "tcp://no-port")])
+@pytest.mark.parametrize(
+    "endpoints", [("nonsense", None), ("tcp://127.0.0.1:5557", "tcp://no-port"), (None, None, "nonsense")]
+)
 def test_malformed_endpoints_are_named_and_nothing_leaks(loops, endpoints):
     async def main():
-        subscriber = Subscriber(*endpoints)
+        live, replay, *asked = endpoints
+        subscriber = Subscriber(live, replay, snapshot_endpoint=asked[0] if asked else None)
         with pytest.raises(ValueError, match=r"nonsense|no-port"):
             subscriber.open()
         assert subscriber._sockets._context is None
@@ -444,5 +451,105 @@ def test_a_restart_reason_is_told(loops):
             await until(subscriber, Received)
             publisher.send_frames(b"", bytes(8), payload(9, ts=3.0))
             assert await subscriber.receive() == Restarted(1, RestartReason.PAYLOAD)
+
+    loops(main)
+
+
+# -- snapshots
+
+ID = b"publisher 16 byt"
+
+
+@contextlib.contextmanager
+def snapshots():
+    """A snapshot ROUTER; what it is given is what it answers."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        yield router, f"tcp://127.0.0.1:{port}"
+
+
+async def answer(router, seq, *chunks, delimiter=()):
+    while not router.poll(0):  # noqa: ASYNC110 - the socket has no event to wait for
+        await asyncio.sleep(0)
+    client, *request = router.recv_multipart()
+    assert request == [b"snapshot"]
+    router.send_multipart([client, *delimiter, seq.to_bytes(8, "big", signed=True), ID, *chunks])
+
+
+def live(publisher, seq, block):
+    publisher.send_frames(b"", seq.to_bytes(8, "big") + ID, payload(block))
+
+
+@pytest.mark.parametrize("delimiter", [[], [b""]])
+def test_a_snapshot_of_many_chunks_then_live(loops, delimiter):
+    async def main():
+        view = BlockView()
+        with snapshots() as (router, endpoint):
+            async with (
+                engine() as publisher,
+                Subscriber(publisher.endpoint, snapshot_endpoint=endpoint, timing=QUICK) as subscriber,
+            ):
+                served = asyncio.ensure_future(answer(router, 40, *map(payload, range(100)), delimiter=delimiter))
+                seen = await until(subscriber, Synced, view)
+                await served
+                assert [update.kind for update in seen] == ["snapshot", "synced"]
+                assert {block.hash for block in view} == set(range(100))
+                await publisher.wait_for_subscriber()
+                live(publisher, 41, 100)
+                await until(subscriber, Received, view)
+                # a gap, and no replay: another snapshot
+                live(publisher, 43, 7)
+                served = asyncio.ensure_future(answer(router, 43, payload(7)))
+                assert isinstance((await until(subscriber, Snapshot, view))[0], Gap)
+                await served
+                assert {block.hash for block in view} == {7}
+
+    loops(main)
+
+
+def test_a_snapshot_that_is_not_available(loops):
+    async def main():
+        with snapshots() as (router, endpoint):
+            async with engine() as publisher:
+                publisher.publish(payload(0))
+                async with subscribed(publisher, snapshot_endpoint=endpoint) as subscriber:
+                    served = asyncio.ensure_future(answer(router, -2))
+                    assert [update.kind for update in await until(subscriber, Synced)] == ["batch", "synced"]
+                    await served
+
+    loops(main)
+
+
+def test_a_chunk_that_cannot_be_read(loops):
+    async def main():
+        with snapshots() as (router, endpoint):
+            async with Subscriber(None, snapshot_endpoint=endpoint, timing=QUICK) as subscriber:
+                served = asyncio.ensure_future(answer(router, 3, payload(1), b"\xc1", payload(2)))
+                taken, *rest = await until(subscriber, Synced)
+                await served
+                assert [event.block_hashes for batch in taken.batches for event in batch.events] == [[1], [2]]
+                assert rest == [Rejected(3, b"", Reason.NOT_MSGPACK), Synced(3)]
+
+    loops(main)
+
+
+def test_cancelling_while_a_snapshot_is_decoded_loses_nothing(loops):
+    async def main():
+        with snapshots() as (router, endpoint):
+            async with Subscriber(None, snapshot_endpoint=endpoint, timing=QUICK) as subscriber:
+                served = asyncio.ensure_future(answer(router, 3, *map(payload, range(50))))
+                assert isinstance(await subscriber.receive(), Snapshot)
+                await served
+                assert await subscriber.receive() == Synced(3)
+                subscriber._updates.append(_Decoding(Replace(4, tuple(map(payload, range(50))))))
+                receiving = asyncio.ensure_future(subscriber.receive())
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                receiving.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await receiving
+                taken = await subscriber.receive()
+                assert [batch.events[0].block_hashes for batch in taken.batches] == [[block] for block in range(50)]
 
     loops(main)

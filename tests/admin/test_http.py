@@ -1,0 +1,486 @@
+"""The HTTP endpoints of a running bus: what they show, under faults, and what they do not disturb."""
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+
+import aiohttp
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvbus.admin import http as http_module
+from kvbus.core.types import Filtered, Reason
+from kvbus.errors import BindError
+from kvbus.transport.publisher import EnginePublisher, ReplayFault
+from tests.core.dsl import cleared, removed, store, tokens_of
+from tests.core.dsl import payload as batch
+from tests.system.bus import eventually, free_ports, running_bus
+
+
+class Web:
+    """A bus and an HTTP client in front of it."""
+
+    def __init__(self, bus, session):
+        self.bus = bus
+        self._session = session
+        host, port = bus.daemon.http_address
+        self.base = f"http://{host}:{port}"
+
+    async def text(self, path):
+        async with self._session.get(self.base + path) as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.text()
+
+    async def json(self, path):
+        return json.loads(await self.text(path))
+
+    async def blocks(self, query=""):
+        return [json.loads(line) for line in (await self.text(f"/blocks{query}")).splitlines()]
+
+    async def metrics(self):
+        """Every sample of ours by name and labels."""
+        found = {}
+        for family in text_string_to_metric_families(await self.text("/metrics")):
+            for sample in family.samples:
+                key = (sample.name, *sorted(sample.labels.items()))
+                assert key not in found, f"{key} twice in one scrape"
+                found[key] = sample.value
+        return found
+
+    async def status(self, path, method="GET", **more):
+        async with self._session.request(method, self.base + path, **more) as answer:
+            return answer.status, await answer.text()
+
+
+@contextlib.asynccontextmanager
+async def web(**settings):
+    async with running_bus(**settings) as bus, aiohttp.ClientSession() as session:
+        yield Web(bus, session)
+
+
+@contextlib.asynccontextmanager
+async def web_and_engine(**settings):
+    async with web(**settings) as client, EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True) as engine:
+        await eventually(lambda: client.bus.source.state == "live", "the bus in sync with its engine")
+        yield client, engine
+
+
+async def relayed(client, count):
+    await eventually(lambda: client.bus.source.sequencer.next == count, f"{count} batches relayed")
+
+
+# -- /sources
+
+
+async def test_sources_before_and_after_the_engine_is_there():
+    async with web() as client:
+        (entry,) = await client.json("/sources")
+        assert entry == {
+            "name": "engine",
+            "rank": 0,
+            "endpoint": client.bus.engine,
+            "replay_endpoint": client.bus.engine_replay,
+            "state": "connecting",
+            "partial": False,
+            "epoch": 0,
+            "last_seq": -1,
+            "dialect": entry["dialect"],
+            "block_size": None,
+            "queue_depth": 0,
+            "counts": {
+                "rejected": {},
+                "filtered": {},
+                **dict.fromkeys(
+                    ("batches", "bytes", "stored", "removed", "cleared", "gaps", "missing", "recovered", "lost"), 0
+                ),
+                **dict.fromkeys(("pending", "duplicates", "restarts"), 0),
+            },
+            "blocks": {},
+        }
+        async with EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True) as engine:
+            await eventually(lambda: client.bus.source.state == "live", "the engine found")
+            await engine.wait_for_subscriber(20)
+            payloads = [
+                batch(store([1, 2]), store([1], medium="CPU_PINNED")),
+                batch(removed([1])),
+                batch(removed([77])),
+                b"\xc1",
+            ]
+            for payload in payloads:
+                engine.publish(payload)
+            await relayed(client, 4)
+            (entry,) = await client.json("/sources")
+            assert entry["state"] == "live"
+            assert entry["last_seq"] == 3
+            assert entry["block_size"] == 16
+            assert isinstance(entry["dialect"], str)
+            assert entry["blocks"] == {"GPU": 1, "CPU_PINNED": 1}
+            counts = entry["counts"]
+            assert (counts["batches"], counts["stored"], counts["removed"]) == (4, 2, 2)
+            assert counts["bytes"] == sum(map(len, payloads))
+            assert counts["rejected"] == {"not_msgpack": 1}
+            assert counts["filtered"] == {"unknown_block": 1}
+
+
+async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_history_was_trimmed():
+    async with web(replay_timeout=1.5, probe_interval=0) as client:
+        engine = EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True, buffer_steps=3)
+        for n in range(10):
+            engine._next_seq = n  # an engine that has been up for a while: only the newest are left
+            engine._buffer.append(n, batch(store([n])))
+        engine._next_seq = 10
+        async with engine:
+            await relayed(client, 10)
+            (entry,) = await client.json("/sources")
+            assert entry["partial"] is True
+            assert entry["last_seq"] == 9
+            assert entry["blocks"] == {"GPU": 3}
+            assert entry["counts"]["missing"] == 0  # history nobody ever saw is not missing
+            await engine.wait_for_subscriber(20)
+            engine.replay_fault = ReplayFault.SILENT
+            engine.publish(batch(store([10])), live=False)
+            engine.publish(batch(store([11])))
+            await eventually(lambda: client.bus.source.state == "gap", "the hole noticed")
+            (entry,) = await client.json("/sources")
+            assert entry["state"] == "gap"
+            assert entry["queue_depth"] == 1
+            assert (entry["counts"]["missing"], entry["counts"]["pending"]) == (1, 1)
+            engine.send_again(10)
+            await relayed(client, 12)
+            await eventually(lambda: client.bus.source.state == "live", "the gap closed")
+            (entry,) = await client.json("/sources")
+            assert (entry["state"], entry["queue_depth"]) == ("live", 0)
+            assert (entry["counts"]["missing"], entry["counts"]["recovered"]) == (1, 1)
+
+
+async def test_sources_lists_every_rank_in_order():
+    ports = free_ports(1)
+    sources = [
+        {"name": "a", "endpoint": f"tcp://127.0.0.1:{ports[0]}", "data_parallel_size": 3},
+        {"name": "b", "endpoint": "ipc:///tmp/kvbus-test-nobody-there"},
+    ]
+    out = [{"endpoint": f"tcp://127.0.0.1:{free_ports(1)[0]}", "layout": "merged"}]
+    async with web(sources=sources, outputs=out) as client:
+        entries = await client.json("/sources")
+        assert [(e["name"], e["rank"]) for e in entries] == [("a/0", 0), ("a/1", 1), ("a/2", 2), ("b", 0)]
+        assert [e["endpoint"].rpartition(":")[2] for e in entries[:3]] == [str(ports[0] + r) for r in range(3)]
+        assert {e["replay_endpoint"] for e in entries} == {None}
+
+
+async def test_a_source_that_is_lost_shows_what_routers_see_nothing():
+    async with web(source_timeout=0.2) as client:
+        async with EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True) as engine:
+            await eventually(lambda: client.bus.source.state == "live", "the engine found")
+            await engine.wait_for_subscriber(20)
+            engine.publish(batch(store([1, 2, 3])))
+            await relayed(client, 1)
+            assert len(await client.blocks()) == 3
+        await eventually(lambda: client.bus.source.state == "lost", "the engine given up")
+        (entry,) = await client.json("/sources")
+        assert (entry["state"], entry["blocks"]) == ("lost", {})
+        assert await client.blocks() == []
+        samples = await client.metrics()
+        assert samples["kvbus_blocks", ("medium", "GPU"), ("source", "engine")] == 0
+        assert samples["kvbus_source_state", ("source", "engine"), ("state", "lost")] == 1
+        assert samples["kvbus_source_timeouts_total", ("source", "engine")] == 1
+
+
+# -- /blocks
+
+
+async def test_blocks_have_every_field():
+    async with web_and_engine() as (client, engine):
+        engine.publish(batch(store([1, 2], tokens=list(range(32))), store([3], 2, medium="CPU_PINNED"), store([1])))
+        await relayed(client, 1)
+        common = {"source": "engine", "rank": 0, "group_idx": None, "block_size": 16}
+        assert await client.blocks() == [
+            {**common, "hash": 1, "parent": None, "medium": "GPU", "token_ids": list(range(16)), "copies": 2},
+            {**common, "hash": 2, "parent": 1, "medium": "GPU", "token_ids": list(range(16, 32)), "copies": 1},
+            {**common, "hash": 3, "parent": 2, "medium": "CPU_PINNED", "token_ids": tokens_of(3), "copies": 1},
+        ]
+        assert await client.blocks("?source=engine") == await client.blocks()
+
+
+async def test_bytes_hashes_are_hex_and_groups_are_told():
+    one, two = b"\x00" * 31 + b"\x01", b"\xff" * 32
+    async with web_and_engine() as (client, engine):
+        spec = {"kv_cache_spec_kind": "full_attention"}
+        engine.publish(batch(store([one], group=0, tokens=tokens_of(1), **spec)))
+        engine.publish(batch(store([two], one, group=0, tokens=tokens_of(2), **spec)))
+        await relayed(client, 2)
+        blocks = await client.blocks()
+        assert [(b["hash"], b["parent"], b["group_idx"]) for b in blocks] == [
+            (one.hex(), None, 0),
+            (two.hex(), one.hex(), 0),
+        ]
+
+
+async def test_reblocked_blocks_are_those_that_routers_know():
+    """Each node of 32 tokens leaves as two blocks of 16; two nodes over one page are one block with one name."""
+    async with web_and_engine(block_size=16) as (client, engine):
+        tokens = list(range(64))
+        engine.publish(batch(store([1], tokens=tokens[:32], block_size=32)))
+        engine.publish(batch(store([2], 1, tokens=tokens[32:], block_size=32)))
+        await relayed(client, 2)
+        blocks = await client.blocks()
+        assert [b["block_size"] for b in blocks] == [16] * 4
+        assert [b["token_ids"] for b in blocks] == [tokens[at : at + 16] for at in range(0, 64, 16)]
+        assert [b["parent"] for b in blocks] == [None, *(b["hash"] for b in blocks[:3])]
+        router = client.bus.daemon.relay.outputs[0].streams[0].journal
+        told = [
+            name
+            for at in range(len(router))
+            for event in msgspec.msgpack.decode(router.at(at).payload)[1]
+            for name in event["block_hashes"]
+        ]
+        assert [b["hash"] for b in blocks] == told
+
+
+async def test_blocks_of_one_source_and_of_one_that_is_none():
+    ports = free_ports(2)
+    engines = [{"name": f"e{n}", "endpoint": f"tcp://127.0.0.1:{port}"} for n, port in enumerate(ports)]
+    out = [{"endpoint": f"tcp://127.0.0.1:{free_ports(1)[0]}", "layout": "merged"}]
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(web(sources=engines, outputs=out))
+        for n, port in enumerate(ports):
+            engine = await stack.enter_async_context(EnginePublisher(f"tcp://127.0.0.1:{port}", None, bind=True))
+            await engine.wait_for_subscriber(20)
+            engine.publish(batch(store([n + 1])))
+        await eventually(lambda: all(s.sequencer.next for s in client.bus.daemon.relay.sources), "both relayed")
+        assert [(b["source"], b["hash"]) for b in await client.blocks()] == [("e0", 1), ("e1", 2)]
+        assert [(b["source"], b["hash"]) for b in await client.blocks("?source=e1")] == [("e1", 2)]
+        status, text = await client.status("/blocks?source=e2")
+        assert status == 404
+        assert json.loads(text) == {"error": "no source 'e2'; there are: e0, e1"}
+        assert (await client.status("/blocks?source="))[0] == 404
+
+
+async def test_a_dump_is_one_moment_however_slowly_it_is_read():
+    """The stream goes on beside a dump under way, and does not show in it."""
+    async with web_and_engine() as (client, engine):
+        count = 40_000
+        for first in range(0, count, 1000):
+            engine.publish(batch(store(list(range(first, first + 1000)), tokens=[7] * 1000, block_size=1)))
+        await relayed(client, count // 1000)
+        reader, writer = await asyncio.open_connection(*client.bus.daemon.http_address, limit=2**12)
+        writer.write(b"GET /blocks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"chunked" in head.lower()  # the answer is not put together before it begins
+        first = await reader.readline()
+        assert first
+        # nobody reads on: the answer stands still in the middle, and everything else goes on
+        engine.publish(batch(cleared()))
+        await relayed(client, count // 1000 + 1)
+        assert (await client.json("/sources"))[0]["blocks"] == {}
+        assert await client.blocks() == []
+        rest = await reader.read()
+        body = first + rest
+        assert body.count(b'"copies"') == count
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch):
+    """The loop has a turn after every part: the parts are counted, not the time they take."""
+    async with web_and_engine() as (client, engine):
+        count = 20_000
+        engine.publish(batch(store(list(range(count)), tokens=[7] * count, block_size=1)))
+        await relayed(client, 1)
+        parts, turns = Counter(), Counter()
+        line = http_module._line
+
+        def counted(block):
+            parts["lines"] += 1
+            parts["this turn"] += 1
+            parts["most in a turn"] = max(parts["most in a turn"], parts["this turn"])
+            return line(block)
+
+        monkeypatch.setattr(http_module, "_line", counted)
+        dump = asyncio.create_task(client.blocks())
+        while not dump.done():
+            parts["this turn"] = 0
+            turns["all"] += 1
+            await asyncio.sleep(0)
+        assert len(await dump) == parts["lines"] == count
+        assert parts["most in a turn"] <= 2 * http_module.YIELD_EVERY
+        assert turns["all"] >= count // http_module.YIELD_EVERY / 2
+
+
+async def test_too_many_dumps_at_once_are_told_to_come_back():
+    async with web_and_engine() as (client, engine):
+        for first in range(0, 60_000, 1000):
+            engine.publish(batch(store(list(range(first, first + 1000)), tokens=[70_000] * 1000, block_size=1)))
+        await relayed(client, 60)
+        writers = []
+        for _ in range(http_module.MAX_DUMPS):
+            reader, writer = await asyncio.open_connection(*client.bus.daemon.http_address, limit=2**12)
+            writers.append(writer)
+            writer.write(b"GET /blocks HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+        status, text = await client.status("/blocks")
+        assert status == 503
+        assert "try again" in text
+        for writer in writers:
+            writer.close()
+        await eventually(lambda: client.bus.daemon._admin._dumps == 0, "the dumps of clients that left are over")
+        assert len(await client.blocks()) == 60_000
+
+
+# -- /metrics
+
+CONTRACT = """build_info source_state source_last_batch_timestamp_seconds source_batches_total source_bytes_total
+source_events_total source_gaps_total source_missing_batches_total source_recovered_batches_total
+source_lost_batches_total source_pending_batches source_duplicate_batches_total source_restarts_total
+source_queue_depth events_rejected_total events_filtered_total blocks output_queue_depth output_batches_total
+output_events_total output_bytes_total output_dropped_batches_total output_dropped_events_total output_subscribers
+output_sequence replay_requests_total replay_batches_total relay_latency_seconds_count
+event_loop_lag_seconds_count""".split()  # fmt: skip
+
+
+async def test_every_metric_of_the_contract_exists_from_the_start():
+    async with web() as client:
+        names = {key[0] for key in await client.metrics()}
+        assert {f"kvbus_{name}" for name in CONTRACT} <= names
+
+
+async def test_label_children_exist_at_zero_before_anything_happened():
+    async with web() as client:
+        samples = await client.metrics()
+
+        def children(name, label):
+            return {dict(key[1:])[label]: value for key, value in samples.items() if key[0] == name}
+
+        assert children("kvbus_events_rejected_total", "reason") == dict.fromkeys(map(str, Reason), 0)
+        assert children("kvbus_events_filtered_total", "reason") == dict.fromkeys(map(str, Filtered), 0)
+        kinds = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+        assert children("kvbus_source_events_total", "type") == dict.fromkeys(kinds, 0)
+        assert children("kvbus_output_dropped_batches_total", "reason") == {"slow_router": 0, "queue_full": 0}
+        assert children("kvbus_output_dropped_events_total", "reason") == {"slow_router": 0, "queue_full": 0}
+        outcomes = ("complete", "compacted", "gone", "stalled", "refused", "malformed")
+        assert children("kvbus_replay_requests_total", "outcome") == dict.fromkeys(outcomes, 0)
+        states = children("kvbus_source_state", "state")
+        assert states == {"connecting": 1, "syncing": 0, "live": 0, "gap": 0, "lost": 0}
+        assert children("kvbus_blocks", "medium") == {"GPU": 0}
+        assert children("kvbus_output_sequence", "stream") == {"0": -1}
+
+
+async def test_missing_is_recovered_lost_and_pending_at_every_scrape():
+    """A capture's worth of drops, swaps, holes and a restart, with a scrape between any two batches."""
+    async with web_and_engine(replay_timeout=0.3) as (client, engine):
+        await engine.wait_for_subscriber(20)
+        seen = Counter()
+        published = lives = 0
+        for n in range(150):
+            if n == 90:
+                # the first life's holes are decided before it ends, so that its numbers are known below
+                await eventually(lambda: client.bus.source.stats.pending == 0, "the first life at rest")
+                engine.restart()
+                lives += 1
+                await engine.wait_for_subscriber(20)
+            if n % 30 == 11:
+                engine.skip()  # a hole that no replay fills
+                seen["holes"] += 1
+                continue
+            engine.publish(batch(store([n])), live=n % 7 != 3)
+            published += 1
+            samples = await client.metrics()
+            missing, recovered, lost = (
+                samples[f"kvbus_source_{name}_batches_total", ("source", "engine")]
+                for name in ("missing", "recovered", "lost")
+            )
+            pending = samples["kvbus_source_pending_batches", ("source", "engine")]
+            assert missing == recovered + lost + pending
+            assert pending >= 0
+            assert recovered >= seen["recovered"]
+            assert lost >= seen["lost"]
+            seen["recovered"], seen["lost"] = recovered, lost
+            seen["pending"] = max(seen["pending"], pending)
+        await eventually(lambda: client.bus.caught_up(engine.next_seq - 1), "everything relayed")
+        stats = client.bus.source.stats
+        assert stats.pending == 0
+        assert stats.lost == seen["holes"]
+        assert stats.recovered > 10
+        assert stats.missing == stats.recovered + stats.lost
+        assert stats.restarts == lives
+
+
+async def test_histograms_are_cumulative_and_add_up():
+    async with web_and_engine() as (client, engine):
+        for n in range(50):
+            engine.publish(batch(store([n])))
+        await relayed(client, 50)
+        text = await client.text("/metrics")
+        (family,) = [f for f in text_string_to_metric_families(text) if f.name == "kvbus_relay_latency_seconds"]
+        buckets = [s.value for s in family.samples if s.name.endswith("_bucket")]
+        bounds = [float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")]
+        assert bounds == sorted(bounds)
+        assert buckets == sorted(buckets)
+        (count,) = [s.value for s in family.samples if s.name.endswith("_count")]
+        (total,) = [s.value for s in family.samples if s.name.endswith("_sum")]
+        assert buckets[-1] == count == 50
+        assert total > 0
+
+
+# -- the rest
+
+
+async def test_probes_and_the_status_page():
+    async with web() as client:
+        assert await client.text("/livez") == "ok\n"
+        assert await client.text("/readyz") == "ok\n"
+        page = await client.text("/")
+        assert page.startswith("<!doctype html>")
+        assert "http://" not in page  # it works without a network: nothing is fetched from elsewhere
+        assert "https://" not in page
+        for path in ("/sources", "/blocks", "/metrics", "/livez", "/readyz"):
+            assert path in page
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/livez", "/readyz", "/sources", "/blocks"])
+async def test_nothing_can_be_written(path):
+    async with web() as client:
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert (await client.status(path, method, data=b"x" * 1000))[0] == 405
+        assert (await client.status(path, "HEAD"))[0] == 200
+        assert (await client.status(path + "nothing"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET /blocks?source=" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 10_000 + b"\r\n",
+        b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL",
+    ],
+)
+async def test_garbage_is_refused_and_forgotten(garbage):
+    async with web() as client:
+        reader, writer = await asyncio.open_connection(*client.bus.daemon.http_address)
+        with contextlib.suppress(ConnectionError):
+            writer.write(garbage)
+            writer.write_eof()
+            answer = await asyncio.wait_for(reader.read(), 20)
+            assert answer.startswith(b"HTTP/1.") is bool(answer)
+            assert answer[9:12] in (b"400", b"")
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        assert await client.text("/livez") == "ok\n"
+
+
+async def test_an_address_that_is_taken_is_named():
+    async with web() as client:
+        host, port = client.bus.daemon.http_address
+        with pytest.raises(BindError, match=rf"http {host}:{port}"):
+            async with running_bus(http=f"{host}:{port}"):
+                raise AssertionError("two servers on one address")
+
+
+async def test_without_http_there_is_none():
+    async with running_bus(http=None) as bus:
+        assert bus.daemon.http_address is None
