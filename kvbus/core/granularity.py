@@ -68,16 +68,16 @@ class Granularity(msgspec.Struct):
         if self.seen >= SETTLE_EVENTS and blocks == 1:
             return False
         self.seen += 1
-        before = (self.base, self.variable)
+        before = (self.base, self.size, self.variable)
         if blocks > 1:
             self.proven = self.pinned if self.pinned is not None and self.smallest == self.pinned else size
             self.support = 1
             self.variable = False
-            return not first and before != (self.base, False)
+            return not first and before != (self.base, self.size, False)
         self.variable |= not first and size != self.smallest
         self.smallest = size if first else min(size, self.smallest)
         self.divisor = math.gcd(self.divisor, size)
-        return not first and before != (self.base, self.variable)
+        return not first and before != (self.base, self.size, self.variable)
 
     def _challenge(self, size: int, blocks: int) -> bool:
         if size == self.proven:

@@ -401,8 +401,6 @@ class Normalizer:
                 table.copies.clear()
                 for block in list(table.blocks):
                     self._remove_one(key[0], DEVICE_MEDIUM, block)
-        self._flush_recut()
-        self._flush_removals()
 
 
 def _spelling(chunk: Chunk) -> tuple[str | None, Any]:

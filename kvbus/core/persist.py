@@ -71,7 +71,7 @@ def dump(relay: Relay) -> Iterator[bytes]:
     yield _encode(["head", head])
     for i, tables in enumerate(cuts):
         for key, table in tables:
-            yield _encode(["table", i, key, list(table.copies.items()), list(table.refs.items())])
+            yield _encode(["table", i, key, list(table.copies.items())])
             yield from _chunks(i, key, table)
     yield _encode(["end"])
 
@@ -94,7 +94,6 @@ def _tables(index: Index) -> list[tuple[TableKey, Table]]:
     cut = index.copy()
     for key, table in cut.tables.items():
         table.copies = index.tables[key].copies.copy()
-        table.refs = index.tables[key].refs.copy()
     return list(cut.tables.items())
 
 
@@ -146,10 +145,9 @@ class Loader:
             if kind == "head":
                 self._head(record[1])
             elif kind == "table":
-                _, i, key, copies, refs = record
+                _, i, key, copies = record
                 table = self._relay.sources[i].normalizer.index.table(*key)
                 table.copies.update((block, count) for block, count in copies)
-                table.refs.update((block, count) for block, count in refs)
             elif kind == "chunks":
                 _, i, key, rows = record
                 table = self._relay.sources[i].normalizer.index.table(*key)
@@ -191,3 +189,8 @@ class Loader:
         chunk = Chunk(hashes, parent, tokens, block_size, shared, extra_keys, extras, out, out_parent)
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
+            if chunk.out is not None:
+                # counted anew: block sizes may have been learned while the dump was being written
+                names, pieces = chunk.recut()
+                for name in names[a * pieces : b * pieces]:
+                    table.refs[name] = table.refs.get(name, 0) + 1

@@ -375,7 +375,8 @@ class Relay:
             self._heartbeat(number, at, stream.idle_since or 0.0)
         cut = output.cuts.get(at)
         first = stream.journal.first_seq
-        if cut is None or (cut.seq < stream.next_seq - 1 and (first is None or cut.seq + 1 < first)):
+        usable = cut is not None and cut.seq + 1 - start >= sources
+        if cut is None or not usable or (cut.seq < stream.next_seq - 1 and (first is None or cut.seq + 1 < first)):
             told = enumerate(self.sources) if output.spec.merged else [(at, self.sources[at])]
             parts = [
                 Part(

@@ -466,7 +466,7 @@ class Sequencer:
             else:
                 self.stats.recovered += 1
         self.horizon = max(self.horizon, seq + 1)
-        if len(self.held) >= self.settings.reorder_batches:
+        if len(self.held) >= self.settings.reorder_batches and seq != self.next:
             worst = max(self.held)
             self.stats.held_overflow += 1
             self.stats.missing += self.synced  # one that had arrived is missing again

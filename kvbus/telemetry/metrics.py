@@ -202,7 +202,7 @@ class RelayCollector(Collector):
             (
                 "output_dropped_batches_total",
                 "dropped_batches",
-                "Batches that did not reach every router live, by reason; of a stretch that a router is full, the first.",
+                "Batches not every router got live, by reason; of a stretch that a router is full only the first.",
             ),
             ("output_dropped_events_total", "dropped_events", "Events in those batches."),
         ):

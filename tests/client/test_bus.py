@@ -123,12 +123,14 @@ def test_a_bus_that_restarts(replay):
                     await fill(bus, engine)
                     await until(router, view, lambda update: isinstance(update, Synced) and keys(view) == truth(NAME))
             # the next life knows nothing: another engine, another publisher id
-            async with running_bus(output=served) as bus:
-                async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
-                    await eventually(lambda: bus.source.state == "live", "the bus in sync")
-                    engine.publish(encode_batch([BlockStored([NEW], None, TOKENS, 16, None, "GPU")], 1.0, 0))
-                    seen = await until(router, view, lambda _: NEW in view)
-                    assert Restarted(1, RestartReason.PUBLISHER_ID) in seen
-                    assert {block.hash for block in view} == {NEW}
+            async with (
+                running_bus(output=served) as bus,
+                EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+            ):
+                await eventually(lambda: bus.source.state == "live", "the bus in sync")
+                engine.publish(encode_batch([BlockStored([NEW], None, TOKENS, 16, None, "GPU")], 1.0, 0))
+                seen = await until(router, view, lambda _: NEW in view)
+                assert Restarted(1, RestartReason.PUBLISHER_ID) in seen
+                assert {block.hash for block in view} == {NEW}
 
     run(main)

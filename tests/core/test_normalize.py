@@ -363,9 +363,6 @@ class TestClear:
         bench.feed(removed([1]), cleared())
         assert bench.router.violations == []
 
-    @pytest.mark.xfail(
-        strict=True, reason="a device clear that leaves as removals ends the run of the other tiers' removals"
-    )
     def test_a_device_clear_does_not_split_the_removals_of_another_tier(self):
         bench = Bench()
         bench.feed(store([1, 2], medium="CPU"), store([3]), store([9], medium="CPU"))
@@ -507,9 +504,6 @@ class TestPinnedBlockSize:
         assert gone["block_hashes"] == event["block_hashes"][3::-1]
         assert bench.announced().blocks == bench.router.blocks
 
-    @pytest.mark.xfail(
-        strict=True, reason="a coarse block that was cut is not taken back when the pinned size shows up"
-    )
     def test_a_coarse_block_that_came_before_the_pinned_size_is_taken_back(self):
         bench = Bench(block_size=16)
         bench.feed(store([99], block_size=64, tokens=run_of(1, 2, 3, 4)))

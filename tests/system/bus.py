@@ -28,6 +28,16 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def ports_in_a_row(count: int) -> int:
+    """The first of so many ports that nobody listens on."""
+    for first in free_ports(50):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise AssertionError(f"no {count} free ports in a row")
+
+
 async def eventually(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
     """Wait until the condition holds."""
     loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import uvloop
@@ -22,7 +22,7 @@ import zmq
 from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
-from tests.system.bus import RouterOnASet, eventually, free_ports
+from tests.system.bus import RouterOnASet, eventually, free_ports, ports_in_a_row
 from tests.wire.captures import BY_PREFIX, CAPTURES, DATA, Block, PlainSetRouter, load, matches_truth
 
 
@@ -57,7 +57,7 @@ class Command:
         await eventually(lambda: self.process.poll() is not None, f"the end: {self.said}", patience)
         return self.process.wait(1)
 
-    def __enter__(self) -> Command:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +91,7 @@ class Place:
     def get(self, path: str) -> tuple[int, str]:
         """Status and body; 0 while nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as answer:  # noqa: S310 - http
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -175,7 +175,7 @@ async def with_work_left(place: Place, count: int) -> AsyncIterator[tuple[Comman
 
 def test_sigterm_ends_in_order_and_routers_get_what_was_queued(tmp_path: Path) -> None:
     async def main() -> None:
-        place, count = Place(tmp_path), 1500
+        place, count = Place(tmp_path), 600
         async with with_work_left(place, count) as (bus, router):
             bus.process.send_signal(signal.SIGTERM)
             await eventually(lambda: "SIGTERM: ending" in bus.said, "the signal heard")
@@ -190,7 +190,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     """The router that never reads keeps the first one's orderly end waiting; the second one does not wait."""
 
     async def main() -> None:
-        async with with_work_left(Place(tmp_path), 1500) as (bus, _):
+        async with with_work_left(Place(tmp_path), 600) as (bus, _):
             bus.process.send_signal(signal.SIGTERM)
             await eventually(lambda: "SIGTERM: ending" in bus.said, "the signal heard")
             bus.process.send_signal(signal.SIGTERM)
@@ -202,7 +202,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 def test_a_stalled_router_does_not_keep_the_end_waiting_for_ever(tmp_path: Path) -> None:
     async def main() -> None:
-        async with with_work_left(Place(tmp_path), 1500) as (bus, _):
+        async with with_work_left(Place(tmp_path), 600) as (bus, _):
             bus.process.send_signal(signal.SIGINT)
             assert await bus.ends() == 0, bus.said
             assert "SIGINT: ending" in bus.said
@@ -275,7 +275,9 @@ def test_ready_and_alive_without_an_engine_that_comes_later(tmp_path: Path) -> N
                     engine.publish(message.payload, seq=message.seq)
                 await eventually(lambda: place.sources()[0]["last_seq"] == messages[-1].seq, "everything taken in")
                 assert place.sources()[0]["state"] == "live"
-                await eventually(lambda: router.read() and not matches_truth("vllm033_map_int", router.view), "the truth")
+                await eventually(
+                    lambda: router.read() and not matches_truth("vllm033_map_int", router.view), "the truth"
+                )
             await eventually(lambda: place.sources()[0]["state"] == "connecting", "the engine's end noticed")
             # the engine is gone: kvbus is not
             assert place.get("/readyz")[0] == place.get("/livez")[0] == 200
@@ -310,26 +312,6 @@ GROUP = 6
 """Players at a time: each is a process of its own."""
 
 
-def ports_in_a_row(count: int) -> int:
-    """The first of so many ports that nobody listens on."""
-    for first in free_ports(50):
-        if first + count < 65_536 and all(_free(port) for port in range(first, first + count)):
-            return first
-    raise AssertionError(f"no {count} free ports in a row")
-
-
-def _free(port: int) -> bool:
-    context = zmq.Context.instance()
-    probe = context.socket(zmq.REP)
-    try:
-        probe.bind(f"tcp://127.0.0.1:{port}")
-    except zmq.ZMQError:
-        return False
-    finally:
-        probe.close(0)
-    return True
-
-
 def as_router(lines: Sequence[dict[str, Any]]) -> PlainSetRouter:
     """What ``kvbus dump`` printed, as a router would hold it."""
     router = PlainSetRouter()
@@ -349,7 +331,10 @@ def test_every_capture_played_by_a_process_dumps_as_the_truth(tmp_path: Path) ->
         count = len(CAPTURES)
         first = ports_in_a_row(4 * count)
         live, replay, out, out_replay = (f"tcp://127.0.0.1:{first + kind * count}" for kind in range(4))
-        at = {name: [f"{e.rpartition(':')[0]}:{int(e.rpartition(':')[2]) + i}" for e in (live, replay)] for i, name in enumerate(CAPTURES)}
+        at = {
+            name: [f"{e.rpartition(':')[0]}:{int(e.rpartition(':')[2]) + i}" for e in (live, replay)]
+            for i, name in enumerate(CAPTURES)
+        }
         place = Place(
             tmp_path,
             sources=[{"name": name, "endpoint": e, "replay_endpoint": r} for name, (e, r) in at.items()],

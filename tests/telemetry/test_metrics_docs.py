@@ -68,7 +68,9 @@ def test_every_value_of_a_bounded_label_is_documented(families):
 def test_the_reasons_listed_are_the_reasons_there_are(families, name):
     word = name.rpartition("_")[2]
     lists = re.findall(r"`reason` of a (rejection|filter):\n(.*?)\n\n", TEXT, re.DOTALL)
-    told = {("rejected" if kind == "rejection" else "filtered"): set(re.findall(r"`(\w+)`", body)) for kind, body in lists}
+    told = {
+        ("rejected" if kind == "rejection" else "filtered"): set(re.findall(r"`(\w+)`", body)) for kind, body in lists
+    }
     (family,) = [family for family in families if family.name == name]
     assert told[word] == {sample.labels["reason"] for sample in family.samples}
 

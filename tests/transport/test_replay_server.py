@@ -83,7 +83,7 @@ class Requester:
     async def drain(self):
         """Read to the END as fast as the server sends; a small mark lets through little at a time."""
         async with asyncio.timeout(PATIENCE):
-            while not self.read():
+            while not self.read():  # noqa: ASYNC110 - a socket sets no asyncio.Event
                 await asyncio.sleep(0)
 
     @property
@@ -187,7 +187,7 @@ async def test_a_requester_that_vanishes_is_forgotten(context):
 async def test_two_hundred_at_once(context):
     async with served(context, 100, max_sessions=16) as one:
         clients = [requester(context, one) for _ in range(200)]
-        await eventually(lambda: all([client.read() for client in clients]), "everybody's END")
+        await eventually(lambda: min([client.read() for client in clients]), "everybody's END")
         assert all(client.seqs() == list(range(100)) for client in clients)
         assert one.outcomes == {"complete": 200}
         assert one.stats.replay_batches == 200 * 101
@@ -320,7 +320,7 @@ async def test_an_answer_that_breaks_stops_no_other(context, raised):
             clients.append(requester(context, one))
             await eventually(lambda n=n: one.asked == n + 1, "the request")
         good = [client for at, client in enumerate(clients) if at != 1]
-        await eventually(lambda: all([client.read() for client in good]), "the ENDs of the others")
+        await eventually(lambda: min([client.read() for client in good]), "the ENDs of the others")
         assert [str(error) for error in raised] == ["broken"]
         raised.clear()
         assert all(client.seqs() == list(range(1000)) for client in good)
@@ -351,38 +351,40 @@ async def test_closed_in_the_middle_of_answers(context):
 @both_loops
 async def test_the_journal_moves_on_while_a_slow_requester_reads(context):
     """A slow reader ends with the whole truth, contiguous from 0, though what it asked for was trimmed meanwhile."""
-    async with running_bus(output={"journal_batches": 200}) as bus:
-        async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
-            await eventually(lambda: bus.source.state == "live", "the bus in sync")
+    async with (
+        running_bus(output={"journal_batches": 200}) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await eventually(lambda: bus.source.state == "live", "the bus in sync")
 
-            def publish(first, last):
-                for n in range(first, last):
-                    events = [store([n], tokens=[n] * 400, block_size=400)]
-                    if n >= 100:
-                        events.append(removed([n - 100]))
-                    engine.publish(batch(*events))
+        def publish(first, last):
+            for n in range(first, last):
+                events = [store([n], tokens=[n] * 400, block_size=400)]
+                if n >= 100:
+                    events.append(removed([n - 100]))
+                engine.publish(batch(*events))
 
-            publish(0, 200)
-            await eventually(lambda: bus.source.sequencer.next == 200, "the first batches relayed")
-            client = Requester(context, bus.out_replay, hwm=1, small=True)
-            client.ask(0)
-            stats = bus.daemon.relay.outputs[0].stats
-            await eventually(lambda: stats.replay_batches, "the answer begun")
-            for first in range(200, 6000, 200):
-                publish(first, first + 200)
-                await eventually(lambda first=first: bus.source.sequencer.next == first + 200, "the next ones relayed")
-            await client.drain()
-            numbers = client.seqs()
-            assert numbers == list(range(len(numbers)))
-            router = PlainSetRouter()
-            for frames in client.got[:-1]:
-                router.apply(int.from_bytes(frames[-2], "big"), frames[-1])
-            # up to where the answer ends; what follows is on the live stream and in a second answer
-            client.got.clear()
-            client.ask(len(numbers))
-            await client.drain()
-            for frames in client.got[:-1]:
-                router.apply(int.from_bytes(frames[-2], "big"), frames[-1])
-            assert {key[2] for key in router.blocks} == set(range(5900, 6000))
-            assert not [v for v in router.violations if "gap" in v]
-            client.close()
+        publish(0, 200)
+        await eventually(lambda: bus.source.sequencer.next == 200, "the first batches relayed")
+        client = Requester(context, bus.out_replay, hwm=1, small=True)
+        client.ask(0)
+        stats = bus.daemon.relay.outputs[0].stats
+        await eventually(lambda: stats.replay_batches, "the answer begun")
+        for first in range(200, 6000, 200):
+            publish(first, first + 200)
+            await eventually(lambda first=first: bus.source.sequencer.next == first + 200, "the next ones relayed")
+        await client.drain()
+        numbers = client.seqs()
+        assert numbers == list(range(len(numbers)))
+        router = PlainSetRouter()
+        for frames in client.got[:-1]:
+            router.apply(int.from_bytes(frames[-2], "big"), frames[-1])
+        # up to where the answer ends; what follows is on the live stream and in a second answer
+        client.got.clear()
+        client.ask(len(numbers))
+        await client.drain()
+        for frames in client.got[:-1]:
+            router.apply(int.from_bytes(frames[-2], "big"), frames[-1])
+        assert {key[2] for key in router.blocks} == set(range(5900, 6000))
+        assert not [v for v in router.violations if "gap" in v]
+        client.close()

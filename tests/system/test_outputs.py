@@ -1,0 +1,421 @@
+"""What a running bus makes of several engines, ranks and outputs, of holes, and of an engine behind a cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+import zmq
+
+from kvbus.transport.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import removed, store
+from tests.system.bus import Bus, RouterOnASet, eventually, free_ports, ports_in_a_row, running_bus
+
+
+def run_async(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def tcp(port: int) -> str:
+    return f"tcp://127.0.0.1:{port}"
+
+
+class Raw:
+    """A subscriber that keeps the frames as they came."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.SUB)
+        self.socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self.socket.connect(endpoint)
+        self.got: list[list[bytes]] = []
+
+    def read(self) -> int:
+        while self.socket.poll(0):
+            self.got.append(self.socket.recv_multipart())
+        return len(self.got)
+
+    @property
+    def seqs(self) -> list[int]:
+        return [int.from_bytes(frames[1], "big") for frames in self.got]
+
+    def batches(self) -> list[Any]:
+        return [msgspec.msgpack.decode(frames[2]) for frames in self.got]
+
+    def close(self) -> None:
+        self.socket.close(0)
+        self._context.term()
+
+
+@contextlib.asynccontextmanager
+async def subscribed(bus: Bus, *endpoints: str, output: int = 0) -> AsyncIterator[list[Raw]]:
+    stats = bus.daemon.relay.outputs[output].stats
+    before = stats.subscribers
+    with contextlib.ExitStack() as stack:
+        raws = [stack.enter_context(contextlib.closing(Raw(endpoint))) for endpoint in endpoints]
+        await eventually(lambda: stats.subscribers == before + len(raws), "the subscriptions")
+        yield raws
+
+
+async def replay(endpoint: str, start: int = 0) -> list[list[bytes]]:
+    """The frames of a whole answer, END included, as a DEALER gets them."""
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(endpoint)
+    dealer.send_multipart([b"", start.to_bytes(8, "big")])
+    got: list[list[bytes]] = []
+    try:
+        while not got or got[-1][-2] != b"\xff" * 8:
+            await eventually(lambda: dealer.poll(0), "an answer")
+            got.append(dealer.recv_multipart())
+        return got
+    finally:
+        dealer.close(0)
+        context.term()
+
+
+@contextlib.asynccontextmanager
+async def four_engines(**output: Any) -> AsyncIterator[tuple[Bus, list[EnginePublisher], int]]:
+    """Two sources with two ranks each, and one output at a row of ports: live from `first`, replay from `first + 4`."""
+    first = ports_in_a_row(16)
+    sources = [
+        {
+            "name": name,
+            "endpoint": tcp(first + 8 + 4 * n),
+            "replay_endpoint": tcp(first + 10 + 4 * n),
+            "data_parallel_size": 2,
+        }
+        for n, name in enumerate("ab")
+    ]
+    out = {"endpoint": tcp(first), "replay_endpoint": tcp(first + 4), "heartbeat": 0, **output}
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(running_bus(sources=sources, outputs=[out]))
+        engines = [
+            await stack.enter_async_context(
+                EnginePublisher(tcp(first + 8 + 4 * n + rank), tcp(first + 10 + 4 * n + rank), bind=True)
+            )
+            for n in range(2)
+            for rank in range(2)
+        ]
+        await eventually(lambda: all(s.state == "live" for s in bus.daemon.relay.sources), "all four in sync")
+        for engine in engines:
+            await engine.wait_for_subscriber(30)
+        yield bus, engines, first
+
+
+def test_two_sources_of_two_ranks_each_at_a_port_of_its_own() -> None:
+    async def main() -> None:
+        async with (
+            four_engines() as (bus, engines, first),
+            subscribed(bus, *(tcp(first + i) for i in range(4))) as routers,
+        ):
+            for i, engine in enumerate(engines):
+                for n in range(5 * (i + 1)):
+                    engine.publish(batch(store([100 * i + n]), rank=i % 2))
+            for i, router in enumerate(routers):
+                count = 5 * (i + 1)
+                await eventually(lambda router=router, count=count: router.read() == count, f"stream {i}")
+                assert router.seqs == list(range(count))
+                assert {b[2] for b in router.batches()} == {i % 2}
+                assert [b[1][0]["block_hashes"] for b in router.batches()] == [[100 * i + n] for n in range(count)]
+                answer = await replay(tcp(first + 4 + i))
+                assert [frames[-1] for frames in answer[:-1]] == [frames[2] for frames in router.got]
+
+    run_async(main)
+
+
+def test_a_merged_output_is_one_dense_numbering_with_ranks() -> None:
+    async def main() -> None:
+        async with (
+            four_engines(layout="merged") as (bus, engines, first),
+            subscribed(bus, tcp(first)) as (router,),
+        ):
+            for n in range(25):
+                for i, engine in enumerate(engines):
+                    engine.publish(batch(store([100 * i + n]), rank=i % 2))
+            await eventually(lambda: router.read() == 100, "all of all four")
+            assert router.seqs == list(range(100))
+            by_rank: dict[int, list[int]] = {}
+            for _, (event,), rank in router.batches():
+                by_rank.setdefault(rank, []).extend(event["block_hashes"])
+            # engines of different sources have equal ranks of their own; on one stream each has a rank nobody shares
+            assert by_rank == {i: [100 * i + n for n in range(25)] for i in range(4)}
+            answer = await replay(tcp(first + 4))
+            assert [frames[-1] for frames in answer[:-1]] == [frames[2] for frames in router.got]
+
+    run_async(main)
+
+
+def test_outputs_of_different_profiles_at_once() -> None:
+    async def main() -> None:
+        ports = free_ports(6)
+        outputs = [
+            {"name": name, "profile": name, "heartbeat": 0, "endpoint": tcp(live), "replay_endpoint": tcp(again)}
+            for name, live, again in zip(("vllm", "aibrix", "sglang"), ports[:3], ports[3:], strict=True)
+        ]
+        async with contextlib.AsyncExitStack() as stack:
+            bus = await stack.enter_async_context(running_bus(outputs=outputs))
+            routers = [
+                (await stack.enter_async_context(subscribed(bus, tcp(port), output=n)))[0]
+                for n, port in enumerate(ports[:3])
+            ]
+            engine = await stack.enter_async_context(EnginePublisher(bus.engine, bus.engine_replay, bind=True))
+            await eventually(lambda: bus.source.state == "live", "the bus in sync")
+            await engine.wait_for_subscriber(30)
+            engine.publish(batch(store([1, 2]), removed([9])))
+            engine.publish(batch(removed([1])))
+            for router in routers:
+                await eventually(lambda router=router: router.read() == 2, "both batches")
+                assert router.seqs == [0, 1]
+            maps, arrays, sglang = (router.batches() for router in routers)
+            assert maps == sglang
+            assert all(len(b) == 3 for b in (*maps, *arrays))
+            assert [event["type"] for b in maps for event in b[1]] == ["BlockStored", "BlockRemoved"]
+            assert [event[0] for b in arrays for event in b[1]] == ["BlockStored", "BlockRemoved"]
+            assert arrays[0][1][0][1:5] == [[1, 2], None, maps[0][1][0]["token_ids"], 16]
+            for port, framing in zip(ports[3:], (4, 4, 3), strict=True):
+                answer = await replay(tcp(port))
+                assert [len(message) for message in answer] == [framing] * 3
+                assert answer[-1] == [b""] * (framing - 2) + [b"\xff" * 8, b""]
+
+    run_async(main)
+
+
+def test_topics() -> None:
+    """A template names worker and model; null passes the engine's own on."""
+
+    async def main() -> None:
+        ports = free_ports(4)
+        outputs = [
+            {"name": "a", "topic": "kv@{worker}@{model}", "endpoint": tcp(ports[0]), "replay_endpoint": tcp(ports[1])},
+            {"name": "b", "topic": None, "endpoint": tcp(ports[2]), "replay_endpoint": tcp(ports[3])},
+        ]
+        for output in outputs:
+            output["heartbeat"] = 0
+        async with (
+            running_bus(outputs=outputs, worker="10.0.0.7:8000", model="Qwen/Qwen3-32B") as bus,
+            subscribed(bus, tcp(ports[0])) as (templated,),
+            subscribed(bus, tcp(ports[2]), output=1) as (own,),
+            EnginePublisher(bus.engine, bus.engine_replay, topic=b"engine's own", bind=True) as engine,
+        ):
+            await eventually(lambda: bus.source.state == "live", "the bus in sync")
+            await engine.wait_for_subscriber(30)
+            engine.publish(batch(store([1])))
+            await eventually(lambda: templated.read() and own.read(), "a batch on both")
+            assert templated.got[0][0] == b"kv@10.0.0.7:8000@Qwen/Qwen3-32B"
+            assert own.got[0][0] == b"engine's own"
+            assert (await replay(tcp(ports[1])))[0][1] == b"kv@10.0.0.7:8000@Qwen/Qwen3-32B"
+            assert (await replay(tcp(ports[3])))[0][1] == b"engine's own"
+
+    run_async(main)
+
+
+def test_an_idle_output_beats() -> None:
+    """Empty batches in the numbering, before there is an engine and after its last batch; a replay has them, too."""
+
+    async def main() -> None:
+        async with running_bus(output={"heartbeat": 0.05}) as bus, subscribed(bus, bus.out) as (router,):
+            await eventually(lambda: router.read() >= 3, "heartbeats without an engine")
+            async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
+                await eventually(lambda: bus.source.state == "live", "the bus in sync")
+                await engine.wait_for_subscriber(30)
+                engine.publish(batch(store([1])))
+                await eventually(lambda: bus.source.sequencer.next == 1, "the batch relayed")
+                at = bus.daemon.relay.outputs[0].streams[0].next_seq
+                await eventually(lambda: router.read() and router.seqs[-1] >= at + 2, "heartbeats after it")
+            batches = router.batches()
+            assert router.seqs == list(range(router.seqs[0], router.seqs[-1] + 1))
+            assert sum(bool(b[1]) for b in batches) == 1
+            assert all(len(b) == 3 and isinstance(b[0], float) and b[2] == 0 for b in batches)
+            stamps = [b[0] for b in batches if not b[1]]
+            assert stamps == sorted(stamps)
+            answer = await replay(bus.out_replay)
+            assert [int.from_bytes(m[-2], "big") for m in answer[:-1]] == list(range(len(answer) - 1))
+            assert router.seqs[-1] < len(answer) + 1
+            stats = bus.daemon.relay.outputs[0].stats
+            assert stats.heartbeats == stats.batches - 1
+
+    run_async(main)
+
+
+@pytest.mark.parametrize("on_lost", ["clear", "keep"])
+def test_a_hole_that_no_replay_fills(on_lost: str) -> None:
+    async def main() -> None:
+        async with (
+            running_bus(on_lost=on_lost, replay_timeout=0.2) as bus,
+            subscribed(bus, bus.out) as (router,),
+            EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+        ):
+            await eventually(lambda: bus.source.state == "live", "the bus in sync")
+            await engine.wait_for_subscriber(30)
+            engine.publish(batch(store([1, 2])))
+            engine.skip()
+            engine.publish(batch(store([3])))
+            engine.publish(batch(store([4], 3)))
+            await eventually(lambda: bus.caught_up(3), "the batches behind the hole")
+            expected = 3 if on_lost == "keep" else 4
+            await eventually(lambda: router.read() == expected, "what leaves for it")
+            assert router.seqs == list(range(expected))  # no hole on this side
+            events = [event for b in router.batches() for event in b[1]]
+            kinds = [event["type"] for event in events]
+            clear = [] if on_lost == "keep" else ["AllBlocksCleared"]
+            assert kinds == ["BlockStored", *clear, "BlockStored", "BlockStored"]
+            stats = bus.source.stats
+            assert (stats.missing, stats.lost, stats.pending) == (1, 1, 0)
+            assert bus.source.partial
+            view = {1, 2, 3, 4} if on_lost == "keep" else {3, 4}
+            assert {block for table in bus.source.normalizer.index.tables.values() for block in table.blocks} == view
+
+    run_async(main)
+
+
+class Cut:
+    """A TCP proxy in front of an engine; a cut drops every connection and refuses new ones until it is mended."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self.port = free_ports(1)[0]
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def mend(self) -> None:
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port)
+
+    async def cut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in list(self._writers):
+            writer.transport.abort()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.add(back)
+        for a, b in ((reader, back), (there, writer)):
+            task = asyncio.create_task(self._pass_on(a, b))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+        self._writers.discard(writer)
+
+
+@contextlib.asynccontextmanager
+async def behind_a_cut(**settings: Any) -> AsyncIterator[tuple[Bus, EnginePublisher, RouterOnASet, list[Cut]]]:
+    ports = free_ports(2)
+    cuts = [Cut(port) for port in ports]
+    for one in cuts:
+        await one.mend()
+    source = {"endpoint": tcp(cuts[0].port), "replay_endpoint": tcp(cuts[1].port)}
+    async with (
+        running_bus(source=source, **settings) as bus,
+        EnginePublisher(tcp(ports[0]), tcp(ports[1]), bind=True) as engine,
+    ):
+        router = RouterOnASet(bus.out, bus.out_replay)
+        router.subscribe()
+        try:
+            await eventually(lambda: bus.daemon.relay.outputs[0].stats.subscribers, "the router")
+            await eventually(lambda: bus.source.state == "live", "the bus in sync")
+            await engine.wait_for_subscriber(30)
+            yield bus, engine, router, cuts
+        finally:
+            router.close()
+            for one in cuts:
+                await one.cut()
+
+
+def up_to_date(bus: Bus, router: RouterOnASet) -> bool:
+    return router.read() == bus.daemon.relay.outputs[0].streams[0].next_seq
+
+
+def names(router: RouterOnASet) -> set[Any]:
+    return {name for _, _, name in router.view.blocks}
+
+
+def test_an_engine_gone_too_long_is_cleared_and_told_again_when_the_same_life_returns() -> None:
+    async def main() -> None:
+        async with behind_a_cut(source_timeout=0.3) as (bus, engine, router, cuts):
+            engine.publish(batch(store([1, 2, 3]), store([4], 3, medium="CPU_PINNED")))
+            await eventually(lambda: bus.caught_up(0) and up_to_date(bus, router), "the first blocks")
+            for one in cuts:
+                await one.cut()
+            await eventually(lambda: bus.source.state == "lost", "the engine given up")
+            await eventually(lambda: up_to_date(bus, router) and not router.view.blocks, "its blocks cleared")
+            assert router.view.clears == 1
+            engine.publish(batch(store([5], 3), removed([1, 2, 3])))  # the engine goes on meanwhile
+            engine.publish(batch(store([6])))
+            for one in cuts:
+                await one.mend()
+            await eventually(lambda: bus.caught_up(2), "the engine back in sync")
+            await eventually(lambda: up_to_date(bus, router), "the router up to date")
+            assert names(router) == {4, 5, 6}
+            stats = bus.source.stats
+            assert (stats.restarts, stats.timeouts, stats.lost) == (0, 1, 0)
+            assert bus.source.sequencer.epoch == 0
+            engine.publish(batch(store([7], 6)))
+            await eventually(lambda: bus.caught_up(3) and up_to_date(bus, router), "the live stream again")
+            assert names(router) == {4, 5, 6, 7}
+            assert not [v for v in router.view.violations if "gap" in v or "twice" in v or "not there" in v]
+
+    run_async(main)
+
+
+def test_a_short_cut_is_nobodys_business() -> None:
+    async def main() -> None:
+        async with behind_a_cut(source_timeout=60) as (bus, engine, router, cuts):
+            engine.publish(batch(store([1])))
+            await eventually(lambda: bus.caught_up(0) and up_to_date(bus, router), "the first block")
+            for one in cuts:
+                await one.cut()
+            await eventually(lambda: bus.source.state == "connecting", "the cut noticed")
+            for n in range(2, 20):
+                engine.publish(batch(store([n], n - 1)))
+            for one in cuts:
+                await one.mend()
+            await eventually(lambda: bus.caught_up(18) and up_to_date(bus, router), "all of it")
+            assert names(router) == set(range(1, 20))
+            assert router.view.clears == 0
+            assert router.view.violations == []
+            assert (bus.source.stats.restarts, bus.source.stats.lost, bus.source.stats.timeouts) == (0, 0, 0)
+
+    run_async(main)
+
+
+def test_a_new_life_behind_the_cut_replaces_the_old_one() -> None:
+    async def main() -> None:
+        async with behind_a_cut(source_timeout=0.3) as (bus, engine, router, cuts):
+            engine.publish(batch(store([1, 2, 3])))
+            await eventually(lambda: bus.caught_up(0) and up_to_date(bus, router), "the first blocks")
+            for one in cuts:
+                await one.cut()
+            await eventually(lambda: bus.source.state == "lost", "the engine given up")
+            engine.restart()
+            engine.publish(batch(store([11])))
+            engine.publish(batch(store([12])))
+            for one in cuts:
+                await one.mend()
+            await eventually(lambda: bus.caught_up(1) and up_to_date(bus, router), "the new life")
+            assert names(router) == {11, 12}
+            assert bus.source.stats.restarts == 1
+
+    run_async(main)
