@@ -357,14 +357,16 @@ class Relay:
         stream = output.streams[event.stream]
         published = stream.next_seq > stream.first_seq
         answer = SnapshotAnswer(
-            request, stream.publisher_id, (lambda: self._cut(event.output, event.stream)) if published else None
+            request,
+            stream.publisher_id,
+            (lambda: self._cut(event.output, event.stream, newest=True)) if published else None,
         )
         self._commands.append(AnswerSnapshot(event.output, event.stream, answer))
 
-    def _cut(self, number: int, at: int, start: int = 0) -> Cut:
+    def _cut(self, number: int, at: int, start: int = 0, *, newest: bool = False) -> Cut:
         """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it.
 
-        It is told in the numbers from ``start`` on, one batch for each source at least: where there are fewer, empty
+        A snapshot has no journal behind it and wants the newest. It is told in the numbers from ``start`` on, one batch for each source at least: where there are fewer, empty
         batches make room.
         """
         output = self.outputs[number]
@@ -375,8 +377,11 @@ class Relay:
             self._heartbeat(number, at, stream.idle_since or 0.0)
         cut = output.cuts.get(at)
         first = stream.journal.first_seq
-        usable = cut is not None and cut.seq + 1 - start >= sources
-        if cut is None or not usable or (cut.seq < stream.next_seq - 1 and (first is None or cut.seq + 1 < first)):
+        if cut is not None and cut.seq < stream.next_seq - 1:
+            followed = first is not None and cut.seq + 1 >= first
+            if newest or not followed or cut.seq + 1 - start < sources:
+                cut = None
+        if cut is None:
             told = enumerate(self.sources) if output.spec.merged else [(at, self.sources[at])]
             parts = [
                 Part(

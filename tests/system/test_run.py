@@ -346,15 +346,18 @@ def test_every_capture_played_by_a_process_dumps_as_the_truth(tmp_path: Path) ->
             for group in range(0, count, GROUP):
                 names = CAPTURES[group : group + GROUP]
                 with contextlib.ExitStack() as stack:
+                    players: list[Command] = []
                     for name in names:
                         where = ("--endpoint", at[name][0], "--bind", "--replay-endpoint", at[name][1])
                         more = ("--rate", "4000", "--subscribers", "1", "--drop", "0.03", "--seed", "7")
-                        stack.enter_context(
-                            Command(tmp_path, "play", str(DATA / f"{name}.jsonl"), *where, *more, name=f"play-{name}")
+                        player = Command(
+                            tmp_path, "play", str(DATA / f"{name}.jsonl"), *where, *more, name=f"play-{name}"
                         )
+                        players.append(stack.enter_context(player))
 
-                    def done(names: Sequence[str] = names) -> bool:
-                        assert bus.process.poll() is None, bus.said
+                    def done(names: Sequence[str] = names, players: Sequence[Command] = players) -> bool:
+                        for one in (bus, *players):
+                            assert one.process.poll() is None, one.said
                         sources = {source["name"]: source for source in place.sources()}
                         return all(
                             sources[name]["last_seq"] == load(name)[-1].seq and sources[name]["state"] == "live"
