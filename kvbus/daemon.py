@@ -328,7 +328,9 @@ class Daemon:
             output.close(drain)
         if self._state is not None:
             self._state.close()
-        self._marks.close([stream.next_seq for output in self.relay.outputs for stream in output.streams])
+        # a start that failed has used no number: the file may be that of the process that holds the endpoints
+        used = [stream.next_seq for output in self.relay.outputs for stream in output.streams]
+        self._marks.close(used if self.started else [])
         await asyncio.sleep(0)  # descriptors are let go one turn after their sockets were closed
         await asyncio.sleep(0)
         await asyncio.to_thread(self._context.destroy)

@@ -366,8 +366,8 @@ class Relay:
     def _cut(self, number: int, at: int, start: int = 0, *, newest: bool = False) -> Cut:
         """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it.
 
-        A snapshot has no journal behind it and wants the newest. It is told in the numbers from ``start`` on, one batch for each source at least: where there are fewer, empty
-        batches make room.
+        ``newest`` for snapshots, which have no journal behind them. It is told in the numbers from ``start`` on, one
+        batch for each source at least: where there are fewer, empty batches make room.
         """
         output = self.outputs[number]
         stream = output.streams[at]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +14,11 @@ import pytest
 import uvloop
 import zmq
 
+from kvbus.config import load
+from kvbus.core.events import BatchReceived
+from kvbus.daemon import Daemon
+from kvbus.errors import BindError
+from kvbus.marks import AHEAD
 from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import removed, store
@@ -417,5 +424,36 @@ def test_a_new_life_behind_the_cut_replaces_the_old_one() -> None:
             await eventually(lambda: bus.caught_up(1) and up_to_date(bus, router), "the new life")
             assert names(router) == {11, 12}
             assert bus.source.stats.restarts == 1
+
+    run_async(main)
+
+
+def marked(directory: Path) -> int:
+    (file,) = directory.glob("*.seq")
+    return int.from_bytes(file.read_bytes()[-8:], sys.byteorder)
+
+
+def test_a_second_bus_that_cannot_bind_leaves_the_numbering_of_the_first_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both keep their marks in one file: the second one may not lower what the first one has raised meanwhile."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    live, again = free_ports(2)
+    output = {"endpoint": tcp(live), "replay_endpoint": tcp(again), "heartbeat": 0}
+    overrides = {"sources": [{"endpoint": tcp(free_ports(1)[0])}], "outputs": [output], "http": None}
+    config = load(None, env={}, overrides=overrides)
+
+    async def main() -> None:
+        first = Daemon(config)
+        await first.start()
+        second = Daemon(config)  # has read the marks and not tried to bind yet
+        for n in range(3 * AHEAD):
+            first._feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(store([n]))]))
+        with pytest.raises(BindError, match=tcp(live)):
+            await second.start()
+        used = first.relay.outputs[0].streams[0].next_seq
+        assert used >= 3 * AHEAD
+        assert marked(tmp_path) >= used, "after a kill of the first one its numbers would be used again"
+        await first.close(drain=0)
 
     run_async(main)
