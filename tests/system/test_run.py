@@ -329,7 +329,7 @@ def as_router(lines: Sequence[dict[str, Any]]) -> PlainSetRouter:
 def test_every_capture_played_by_a_process_dumps_as_the_truth(tmp_path: Path) -> None:
     async def main() -> None:
         count = len(CAPTURES)
-        first = ports_in_a_row(4 * count)
+        first = ports_in_a_row(4 * count + 1)
         live, replay, out, out_replay = (f"tcp://127.0.0.1:{first + kind * count}" for kind in range(4))
         at = {
             name: [f"{e.rpartition(':')[0]}:{int(e.rpartition(':')[2]) + i}" for e in (live, replay)]
@@ -341,6 +341,7 @@ def test_every_capture_played_by_a_process_dumps_as_the_truth(tmp_path: Path) ->
             outputs=[{"endpoint": out, "replay_endpoint": out_replay, "heartbeat": 0}],
             source_timeout=300,
         )
+        place.http = place.config["http"] = f"127.0.0.1:{first + 4 * count}"
         with place.start() as bus:
             await place.ready(bus)
             for group in range(0, count, GROUP):

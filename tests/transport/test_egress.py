@@ -117,6 +117,18 @@ async def test_a_stalled_router_loses_its_own_batches_and_nobody_elses(context):
         assert stats.dropped_events["slow_router"] <= 2 * lost
         assert stats.dropped_events["slow_router"] >= stats.dropped_batches["slow_router"]
         assert set(stats.dropped_batches) == {"slow_router"}
+
+        # it stops once more: that is counted once more
+        before = stats.dropped_batches["slow_router"]
+
+        def full_again():
+            nonlocal number
+            for _ in range(100):
+                output.publish(b"", u64(number), payload, 1)
+                number += 1
+            return stats.dropped_batches["slow_router"] > before
+
+        await eventually(full_again, "the second stretch of being full")
         reader.close()
         stalled.close()
         await turns()

@@ -282,3 +282,15 @@ def test_receive_takes_one_message_and_says_when_there_is_none(context):
     assert receive(pair.mine) == [b"a", b"b"]
     pair.mine.close()
     pair.close()
+
+
+@both_loops
+async def test_the_socket_outlives_its_reader_by_a_turn(context):
+    """The loop may hold an event of this turn for the descriptor, and a new socket may get the same one."""
+    pair = Pair(context)
+    pump = Pump(pair.mine, print)
+    pump.close()
+    assert not pair.mine.closed
+    await turns()
+    assert pair.mine.closed
+    pair.close()
