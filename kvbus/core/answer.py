@@ -40,8 +40,8 @@ class ReplayAnswer:
         self._told = 0
         self._empty = b""
         self._done = False
-        self.compacted = False
-        """The request reached behind the journal."""
+        self.outcome = "complete" if request.well_formed else "malformed"
+        """What to count it as once it is over; ``compacted`` if it reached behind the journal."""
 
     def next_message(self) -> list[bytes] | None:
         """The next message, END as the last one, then None."""
@@ -56,6 +56,10 @@ class ReplayAnswer:
             stream = self._stream
             frame = seq.to_bytes(SEQ_BYTES, "big") + stream.publisher_id
             return replay_data(stream.profile.framing, self._envelope, stream.topic, frame, payload)
+        return self.refusal()
+
+    def refusal(self) -> list[bytes]:
+        """END, and nothing before it: nobody waits for ever."""
         self._done = True
         return replay_end(self._stream.profile.framing, self._envelope)
 
@@ -68,7 +72,7 @@ class ReplayAnswer:
         return None
 
     def _begin_cut(self) -> None:
-        self.compacted = True
+        self.outcome = "compacted"
         self._cut = self._make_cut(self._seq)
         self._end = max(self._end, self._cut.seq + 1)
         self._telling = self._cut.telling(self._cut.seq + 1 - self._seq)

@@ -98,10 +98,14 @@ def replay_request(start: int) -> list[bytes]:
 
 
 class ReplayRequest(msgspec.Struct):
-    """A router's request as a ROUTER received it. ``envelope`` is what every reply starts with."""
+    """A router's request as a ROUTER received it. ``envelope`` is what every reply starts with.
+
+    One that is not ``well_formed`` is answered with END alone.
+    """
 
     envelope: list[bytes]
     start: int
+    well_formed: bool = True
 
 
 def parse_replay_request(frames: Sequence[bytes]) -> ReplayRequest | None:
@@ -115,7 +119,7 @@ def parse_replay_request(frames: Sequence[bytes]) -> ReplayRequest | None:
     envelope = [frames[0], b""] if frames[1] == b"" and len(frames) > 2 else [frames[0]]
     start = frames[-1]
     if len(start) != SEQ_BYTES or len(frames) > 3:
-        return ReplayRequest(envelope, 2**64 - 1)
+        return ReplayRequest(envelope, 2**64 - 1, well_formed=False)
     return ReplayRequest(envelope, int.from_bytes(start, "big"))
 
 

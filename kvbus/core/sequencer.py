@@ -179,6 +179,7 @@ class Sequencer:
         self._hold(seq, payload)
         self.live_top = max(self.live_top, seq + 1)
         self._advance(now)
+        self._check_done(now)
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float) -> None:
         """One batch of a replay answer."""

@@ -63,16 +63,21 @@ class SnapshotAnswer:
         cut: makes (or shares) a cut; None where nothing was published yet.
     """
 
-    compacted = True
-
     def __init__(self, request: SnapshotRequest, publisher_id: bytes, cut: Callable[[], Cut] | None) -> None:
         self.identity = request.envelope[0]
         self._frames = [*request.envelope]
+        self._envelope_frames = len(request.envelope)
         self._publisher_id = publisher_id
+        self.outcome = "compacted" if request.valid else "malformed"
         self._valid = request.valid
         self._make_cut = cut
         self._telling: Telling | None = None
         self._done = False
+
+    def refusal(self) -> list[bytes]:
+        """Not now: the reply that there is no snapshot."""
+        self._done = True
+        return [*self._frames[: self._envelope_frames], _i64(UNAVAILABLE), self._publisher_id]
 
     def next_message(self) -> list[bytes] | None:
         """The reply when it is complete, ``[]`` while it is being built, None after it was handed out."""

@@ -8,6 +8,7 @@ gone, or takes nothing for ``stall_timeout``, is forgotten.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -93,6 +94,9 @@ class ReplayServer:
         """Begin an answer, or let it wait for its turn: that of others, or of an earlier request of the same peer."""
         if self._queued >= MAX_WAITING:
             self._stats.replay_requests["refused"] += 1
+            with contextlib.suppress(zmq.ZMQError):  # full or gone: there is nobody to tell
+                self._socket.send_multipart(answer.refusal(), zmq.NOBLOCK)
+            self._pump.kick()
             return
         session = Session(answer, self._loop.time())
         behind = self._behind.get(answer.identity)
@@ -122,7 +126,7 @@ class ReplayServer:
         outcomes[outcome] += 1
         identity = session.answer.identity
         behind = self._behind[identity]
-        if behind and outcome in ("complete", "compacted"):
+        if behind and outcome == session.answer.outcome:
             self._waiting.append(behind.popleft())
             return
         del self._behind[identity]
@@ -161,7 +165,7 @@ class ReplayServer:
         for sent in range(BURST):
             message = session.message or session.answer.next_message()
             if message is None:
-                self._over(session, "compacted" if session.answer.compacted else "complete")
+                self._over(session, session.answer.outcome)
                 return None
             if not message:  # still being put together
                 if self._loop.time() >= until:

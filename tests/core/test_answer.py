@@ -119,14 +119,14 @@ class TestBehindTheJournal:
         told = [unpack(message[-1])[1] for message in messages[:-1]]
         assert plain_all(told[0]) == plain_all([cleared(), store([1]), store([2])])
         assert set(map(len, told[1:])) == {0}
-        assert answer.compacted
+        assert answer.outcome == "compacted"
         assert len(cuts) == 1
 
     def test_what_the_journal_holds_needs_no_cut(self):
         made = filled(150)
         answer = ask(made, 50)
         assert seqs_of(answer) == [*range(50, 150), "END"]
-        assert not answer.compacted
+        assert answer.outcome == "complete"
 
     def test_a_cut_that_is_shared_is_followed_by_the_journal(self):
         made = filled(150)

@@ -253,6 +253,7 @@ async def test_a_request_that_is_none_is_ended_at_once(context, request_, delimi
         if request_ != [b"x", u64(0)]:  # an odd delimiter in front of a good number is let through
             head = [b""] if delimiter else []
             assert client.got == [[*head, b"", END, b""]]
+            await eventually(lambda: one.outcomes == {"malformed": 1}, "it counted as what it is")
         client.got.clear()
         client.ask(2)
         await client.drain()
@@ -284,8 +285,9 @@ async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkey
         await eventually(lambda: one.asked == 6, "the others")
         assert one.outcomes == {"refused": 2}
         await first.drain()
-        await eventually(lambda: sum([client.read() for client in others]) == 3, "the ENDs of those who waited")
+        await eventually(lambda: sum([client.read() for client in others]) == 5, "everybody's END")
         assert one.outcomes == {"refused": 2, "complete": 4}
+        assert sorted(len(client.seqs()) for client in others) == [0, 0, 4000, 4000, 4000]
         for client in (first, *others):
             client.close()
 
@@ -301,7 +303,7 @@ class FailsOnce(Served):
 class Broken:
     def __init__(self, inner):
         self.identity = inner.identity
-        self.compacted = False
+        self.outcome = "complete"
         self._inner = inner
         self._left = 5
 
