@@ -13,7 +13,7 @@ from kvbus.cli.options import config_options, load_config
 @click.command("run")
 @config_options
 def command(**flags: Any) -> None:
-    r"""Run the bus until SIGTERM or Ctrl-C.
+    """Run the bus until SIGTERM or Ctrl-C.
 
     \b
     Examples:
@@ -21,7 +21,7 @@ def command(**flags: Any) -> None:
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
     A second signal ends it at once. Exit codes: 0 ended in order, 69 an endpoint is taken, 78 bad configuration.
-    """
+    """  # noqa: D301 - \b is click's: keep these lines as they are
     config = load_config(**flags)
 
     # a daemon's dependencies are imported only when a daemon is run: `kvbus --help` stays quick
