@@ -12,9 +12,9 @@ from kvbus.config.problems import shown
 from kvbus.errors import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from kvbus.config.models import Config
+    from kvbus.config.models import Config, OutputConfig, SourceConfig
 
 _ONE_OF_EACH: Final = {
     "sources": "sources: [{endpoint: tcp://127.0.0.1:5557, replay_endpoint: tcp://127.0.0.1:5558}]",
@@ -59,6 +59,8 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.ports()
     checks.topics()
     checks.snapshots()
+    checks.slots()
+    checks.curve()
     return checks.problems
 
 
@@ -101,6 +103,58 @@ class _Checks:
             if self.sound(*keys) and source.snapshot_endpoint is not None and source.replay_endpoint is None:
                 example = "replay_endpoint: tcp://127.0.0.1:5558"
                 self.report(keys[0], "needs replay_endpoint too", value=source.snapshot_endpoint, example=example)
+
+    def streams_sound(self) -> bool:
+        """Whether it is known which slots there are."""
+        several = range(len(self.config.sources))
+        return self.sound(
+            ("sources",), *(("sources", i, key) for i in several for key in ("data_parallel_size", "slot"))
+        )
+
+    def slots(self) -> None:
+        """Refuse two sources in one slot."""
+        if not self.streams_sound():
+            return
+        taken: dict[int, str] = {}
+        places = self.config.slots()
+        for i, _, slot in places:
+            source = self.config.sources[i]
+            if slot in taken:
+                example = f"slot: {max(place[2] for place in places) + 1}"
+                wrong = f"slot {slot} is taken by {taken[slot]}"
+                self.report(("sources", i, "slot"), wrong, value=source.slot, example=example)
+                return
+            taken[slot] = source.name
+
+    def curve(self) -> None:
+        """Refuse half a CURVE configuration: what is not complete would be open, or reach nobody."""
+        for i, source in enumerate(self.config.sources):
+            dials = not source.bind or source.replay_endpoint is not None or source.snapshot_endpoint is not None
+            self.curve_keys(("sources", i), source, dials=dials, binds=source.bind)
+        for i, output in enumerate(self.config.outputs):
+            binds = output.bind or output.replay_endpoint is not None or output.snapshot_endpoint is not None
+            self.curve_keys(("outputs", i), output, dials=not output.bind, binds=binds)
+
+    def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
+        """The three keys of one source or output; ``dials`` and ``binds`` say which of them are needed."""
+        own = (*section, "curve_secret_key_file")
+        if not self.sound(own, (*section, "curve_server_key_file"), (*section, "curve_client_keys")):
+            return
+        given = at.curve_secret_key_file is not None
+        for name, needed, why in (
+            ("curve_server_key_file", dials, "kvbus connects to"),
+            ("curve_client_keys", binds, "kvbus binds"),
+        ):
+            key = (*section, name)
+            value = getattr(at, name)
+            if value is not None and not given:
+                self.report(own, f"needed too, with {name}", example=f"{own[-1]}: /etc/kvbus/keys/kvbus.key_secret")
+                return
+            if value is not None and not needed:
+                self.report(key, f"there is nothing here that {why}", value=str(value))
+            if value is None and needed and given:
+                example = f"{name}: /etc/kvbus/keys/{'peer.key' if name.endswith('file') else 'clients'}"
+                self.report(key, f"needed with curve_secret_key_file, for what {why}", example=example)
 
     def wildcards(self) -> None:
         """Refuse ``*`` where kvbus connects: it names no peer."""
@@ -148,33 +202,33 @@ class _Checks:
             ranks = source.data_parallel_size
             if self.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
                 for name, ours in (("endpoint", source.bind), ("replay_endpoint", False), ("snapshot_endpoint", False)):
-                    yield from self.run(("sources", i, name), ranks, "rank", ours=ours)
-        streams = sum(source.data_parallel_size for source in config.sources)
-        counted = self.sound(("sources",), *(("sources", i, "data_parallel_size") for i in range(len(config.sources))))
+                    yield from self.run(("sources", i, name), range(ranks), "rank", ours=ours)
+        slots = [slot for _, _, slot in config.slots()] if self.streams_sound() else [0]
         for i, output in enumerate(config.outputs):
             if not self.sound(("outputs", i, "layout"), ("outputs", i, "bind")):
                 continue
-            several = output.layout == "per_source" and counted
+            several = output.layout == "per_source"
             for name in ("endpoint", "replay_endpoint", "snapshot_endpoint"):
                 if name != "endpoint" or output.bind:
-                    yield from self.run(("outputs", i, name), streams if several else 1, "stream", ours=True)
+                    yield from self.run(("outputs", i, name), slots if several else [0], "stream", ours=True)
         address = config.http_address
         if address is not None and address[1] != 0 and self.sound(("http",)):
             host = "127.0.0.1" if address[0] == "localhost" else address[0]
             yield _Claim(("http",), "HTTP", Address(host, address[1]), ours=True)
 
-    def run(self, key: Path, count: int, unit: str, *, ours: bool) -> Iterable[_Claim]:
+    def run(self, key: Path, places: Sequence[int], unit: str, *, ours: bool) -> Iterable[_Claim]:
         """The claims of one endpoint key: one for each rank or stream."""
         endpoint = self.value(key)
         if endpoint is None or not self.sound(key):
             return
         base = parse_endpoint(endpoint)
-        if not base.is_ipc and base.port + count - 1 > MAX_PORT:
-            wrong = f"{unit} {count - 1} would be at port {base.port + count - 1}, the last one is {MAX_PORT}"
+        last = max(places, default=0)
+        if not base.is_ipc and base.port + last > MAX_PORT:
+            wrong = f"{unit} {last} would be at port {base.port + last}, the last one is {MAX_PORT}"
             self.report(key, wrong, value=endpoint, example=f"{key[-1]}: {endpoint.rpartition(':')[0]}:5557")
             return
-        for n in range(count):
-            who = f"{unit} {n}" if count > 1 else str(key[0])[:-1]
+        for n in places:
+            who = f"{unit} {n}" if len(places) > 1 else str(key[0])[:-1]
             if base.is_ipc:
                 path = base.host.replace("{rank}", str(n)) if "{rank}" in base.host or n == 0 else f"{base.host}-{n}"
                 yield _Claim(key, who, Address(path, 0), ours)

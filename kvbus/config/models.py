@@ -80,6 +80,31 @@ class SourceConfig(_Section):
         le=4096,
     )
     topic: Text = _key("", "Subscription prefix; empty: everything.", example="kv@")
+    slot: Int | None = _key(
+        None,
+        "Place of rank 0 among the streams of a per_source output (port + slot); rank r is at slot + r. Set it to keep "
+        "a source's ports when one before it is removed.",
+        example=2,
+        default_text="behind the source before it",
+        ge=0,
+        le=4095,
+    )
+    curve_secret_key_file: Path | None = _key(
+        None,
+        "kvbus's own key pair (`kvbus keygen`) or secret key towards this engine; turns CURVE on for all of its "
+        "endpoints.",
+        example="/etc/kvbus/keys/kvbus.key_secret",
+    )
+    curve_server_key_file: Path | None = _key(
+        None,
+        "Public key of the engine, for the endpoints kvbus connects to.",
+        example="/etc/kvbus/keys/engine.key",
+    )
+    curve_client_keys: Path | None = _key(
+        None,
+        "With `bind`: the public keys that may dial in; a file with one key a line, or a directory of key files.",
+        example="/etc/kvbus/engines",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -119,7 +144,7 @@ class OutputConfig(_Section):
     bind: bool = _key(True, "false: dial out to a router that binds its SUB.", example=True)
     layout: Literal["per_source", "merged"] = _key(
         "per_source",
-        "per_source: the i-th source (all ranks counted, from 0) at port + i with a seq of its own, with "
+        "per_source: the i-th source (all ranks counted, from 0, or by `slot`) at port + i with a seq of its own, with "
         "`ipc://` at `PATH-i`; merged: one endpoint, one seq.",
         example="per_source",
     )
@@ -157,6 +182,22 @@ class OutputConfig(_Section):
         unit="batches",
         ge=1,
     )
+    curve_secret_key_file: Path | None = _key(
+        None,
+        "This output's own key pair (`kvbus keygen`) or secret key; turns CURVE on for all of its endpoints.",
+        example="/etc/kvbus/keys/kvbus.key_secret",
+    )
+    curve_client_keys: Path | None = _key(
+        None,
+        "The public keys of routers that may connect: a file with one key a line, or a directory of key files. An "
+        "empty one lets nobody in.",
+        example="/etc/kvbus/routers",
+    )
+    curve_server_key_file: Path | None = _key(
+        None,
+        "With `bind: false`: public key of the router that `endpoint` dials.",
+        example="/etc/kvbus/keys/router.key",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -188,7 +229,7 @@ class Limits(_Section):
 
     max_frame_bytes: Int = _key(
         67_108_864,
-        "Largest frame accepted from an engine.",
+        "Largest frame accepted from an engine; a larger one costs the connection, which is made again.",
         example=67_108_864,
         unit="bytes",
         ge=1024,
@@ -197,6 +238,15 @@ class Limits(_Section):
     max_frames: Int = _key(16, "Most frames in one message.", example=16, unit="frames", ge=5, le=1024)
     max_events: Int = _key(65_536, "Most events in one batch.", example=65_536, unit="events", ge=1)
     max_blocks: Int = _key(20_000_000, "Most live blocks of one source.", example=20_000_000, unit="blocks", ge=1)
+    max_request_bytes: Int = _key(
+        65_536,
+        "Largest frame accepted from a router (subscriptions, replay and snapshot requests); a larger one costs the "
+        "connection.",
+        example=65_536,
+        unit="bytes",
+        ge=1024,
+        le=2**31 - 1,
+    )
     max_replay_sessions: Int = _key(
         64, "Replay answers being sent at once, per output.", example=64, unit="sessions", ge=1
     )
@@ -215,7 +265,7 @@ class SourceStream:
         snapshot_endpoint: The rank's own snapshots, if the source offers them.
         bind: Whether kvbus binds ``endpoint``.
         topic: Subscription prefix.
-        index: Position among all streams; ``OutputConfig.stream_endpoints(index)`` is where it is served.
+        index: Its slot among all streams; ``OutputConfig.stream_endpoints(index)`` is where it is served.
     """
 
     label: str
@@ -292,6 +342,20 @@ class Config(_Section):
         "Directory that keeps seq and state over a restart of kvbus; null: none.",
         example="/var/lib/kvbus",
     )
+    shutdown_timeout: Seconds = _key(
+        5.0,
+        "Time that routers get, at the end, to take what is queued for them and the replay answers under way.",
+        example=5.0,
+        unit="s",
+        ge=0,
+    )
+    key_reload_interval: Seconds = _key(
+        10.0,
+        "How often key files and allow-lists are looked at for changes; 0: at SIGHUP only.",
+        example=10.0,
+        unit="s",
+        ge=0,
+    )
     log_level: LogLevel = _key("info", "Least severe log line written.", example="info")
     log_format: Literal["auto", "json", "text"] = _key(
         "auto", "auto: text on a terminal, else JSON lines.", example="json"
@@ -303,26 +367,36 @@ class Config(_Section):
         """Host and port of the HTTP server, or ``None`` if there is none."""
         return None if self.http is None else parse_address(self.http)
 
+    def slots(self) -> list[tuple[int, int, int]]:
+        """For each source and rank, in order: which of ``sources`` it is, the rank, and its slot."""
+        out: list[tuple[int, int, int]] = []
+        slot = 0
+        for source_index, source in enumerate(self.sources):
+            slot = slot if source.slot is None else source.slot
+            out += [(source_index, rank, slot + rank) for rank in range(source.data_parallel_size)]
+            slot += source.data_parallel_size
+        return out
+
     def streams(self) -> list[SourceStream]:
         """Every engine publisher: one for each source and rank, in order."""
         out: list[SourceStream] = []
-        for source_index, source in enumerate(self.sources):
-            for rank in range(source.data_parallel_size):
-                several = source.data_parallel_size > 1
-                replay, snapshot = source.replay_endpoint, source.snapshot_endpoint
-                out.append(
-                    SourceStream(
-                        label=f"{source.name}/{rank}" if several else source.name,
-                        source_index=source_index,
-                        rank=rank,
-                        endpoint=endpoint_offset(source.endpoint, rank),
-                        replay_endpoint=None if replay is None else endpoint_offset(replay, rank),
-                        snapshot_endpoint=None if snapshot is None else endpoint_offset(snapshot, rank),
-                        bind=source.bind,
-                        topic=source.topic.encode(),
-                        index=len(out),
-                    )
+        for source_index, rank, slot in self.slots():
+            source = self.sources[source_index]
+            several = source.data_parallel_size > 1
+            replay, snapshot = source.replay_endpoint, source.snapshot_endpoint
+            out.append(
+                SourceStream(
+                    label=f"{source.name}/{rank}" if several else source.name,
+                    source_index=source_index,
+                    rank=rank,
+                    endpoint=endpoint_offset(source.endpoint, rank),
+                    replay_endpoint=None if replay is None else endpoint_offset(replay, rank),
+                    snapshot_endpoint=None if snapshot is None else endpoint_offset(snapshot, rank),
+                    bind=source.bind,
+                    topic=source.topic.encode(),
+                    index=slot,
                 )
+            )
         return out
 
     def to_dict(self) -> dict[str, Any]:

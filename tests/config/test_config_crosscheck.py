@@ -179,3 +179,59 @@ def test_a_model_with_an_at_sign_breaks_an_llm_d_topic(problems, read):
 def test_a_bad_key_causes_no_second_problem(problems, text):
     found = problems(text)
     assert not [line for line in found.values() if "taken by" in line or "at least one" in line]
+
+
+def test_slots_keep_places_and_may_not_meet(read, problems):
+    three = "[{name: a, endpoint: 'ipc:///a'}, {name: c, endpoint: 'ipc:///c', slot: 2, data_parallel_size: 2}, "
+    config = read(_text(three + "{name: d, endpoint: 'ipc:///d'}]", "[{layout: merged}]"))
+    assert [(stream.label, stream.index) for stream in config.streams()] == [("a", 0), ("c/0", 2), ("c/1", 3), ("d", 4)]
+    found = problems(_text(three + "{name: d, endpoint: 'ipc:///d', slot: 3}]", "[{layout: merged}]"))
+    assert "= 3: slot 3 is taken by c; for example slot: 4" in found["sources[2].slot"]
+
+
+def test_a_slot_is_a_port(problems):
+    sources = "[{name: a, endpoint: 'ipc:///a'}, {name: c, endpoint: 'ipc:///c', slot: 5}]"
+    found = problems(_text(sources, "[{endpoint: 'tcp://*:7000', replay_endpoint: 'tcp://*:7005'}]"))
+    assert "port 7005 (stream 0) is taken by outputs[0].endpoint (stream 5)" in found["outputs[0].replay_endpoint"]
+
+
+SECRET, SERVER, CLIENTS = "curve_secret_key_file: /s", "curve_server_key_file: /p", "curve_client_keys: /c"
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "wrong"),
+    [
+        (SECRET, "curve_server_key_file", "needed with curve_secret_key_file, for what kvbus connects to"),
+        (SERVER, "curve_secret_key_file", "needed too, with curve_server_key_file"),
+        (f"{SECRET}, {SERVER}, {CLIENTS}", "curve_client_keys", "there is nothing here that kvbus binds"),
+        (f"bind: true, {SECRET}", "curve_client_keys", "needed with curve_secret_key_file, for what kvbus binds"),
+        (f"bind: true, {SECRET}, {CLIENTS}, {SERVER}", "curve_server_key_file", "nothing here that kvbus connects to"),
+        (f"bind: true, replay_endpoint: 'ipc:///r', {SECRET}, {CLIENTS}", "curve_server_key_file", "needed with"),
+    ],
+)
+def test_half_a_curve_of_a_source(problems, source, key, wrong):
+    found = problems(_text(f"[{{endpoint: 'ipc:///a', {source}}}]", "[{}]"))
+    assert wrong in found[f"sources[0].{key}"]
+
+
+@pytest.mark.parametrize(
+    ("output", "key", "wrong"),
+    [
+        (SECRET, "curve_client_keys", "needed with curve_secret_key_file, for what kvbus binds"),
+        (CLIENTS, "curve_secret_key_file", "needed too, with curve_client_keys"),
+        (f"{SECRET}, {CLIENTS}, {SERVER}", "curve_server_key_file", "there is nothing here that kvbus connects to"),
+        (f"bind: false, {SECRET}, {SERVER}, {CLIENTS}", "curve_client_keys", "there is nothing here that kvbus binds"),
+        (f"bind: false, {SECRET}", "curve_server_key_file", "needed with"),
+        (f"bind: false, replay_endpoint: 'ipc:///r', {SECRET}, {SERVER}", "curve_client_keys", "needed with"),
+    ],
+)
+def test_half_a_curve_of_an_output(problems, output, key, wrong):
+    found = problems(_text("[{}]", f"[{{endpoint: 'ipc:///o', {output}}}]"))
+    assert wrong in found[f"outputs[0].{key}"]
+
+
+def test_a_whole_curve(read):
+    source = f"{{endpoint: 'ipc:///a', {SECRET}, {SERVER}}}"
+    output = f"{{endpoint: 'ipc:///o', replay_endpoint: 'ipc:///r', bind: false, {SECRET}, {SERVER}, {CLIENTS}}}"
+    config = read(_text(f"[{source}]", f"[{output}]"))
+    assert str(config.outputs[0].curve_client_keys) == "/c"

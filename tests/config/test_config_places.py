@@ -33,6 +33,10 @@ def test_defaults_are_the_documented_ones(read):
                 "bind": False,
                 "data_parallel_size": 1,
                 "topic": "",
+                "slot": None,
+                "curve_secret_key_file": None,
+                "curve_server_key_file": None,
+                "curve_client_keys": None,
             }
         ],
         "outputs": [
@@ -51,10 +55,15 @@ def test_defaults_are_the_documented_ones(read):
                 "journal_bytes": 268_435_456,
                 "queue_batches": 10_000,
                 "send_hwm": 10_000,
+                "curve_secret_key_file": None,
+                "curve_client_keys": None,
+                "curve_server_key_file": None,
             }
         ],
         "http": "127.0.0.1:9477",
         "state_dir": None,
+        "shutdown_timeout": 5.0,
+        "key_reload_interval": 10.0,
         "log_level": "info",
         "log_format": "auto",
         "limits": {
@@ -62,6 +71,7 @@ def test_defaults_are_the_documented_ones(read):
             "max_frames": 16,
             "max_events": 65_536,
             "max_blocks": 20_000_000,
+            "max_request_bytes": 65_536,
             "max_replay_sessions": 64,
         },
     }
