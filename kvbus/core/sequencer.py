@@ -1,15 +1,11 @@
 """One publisher's batches, put in order: gaps, duplicates, replays, restarts.
 
 A publisher numbers its batches from 0 in each of its lives (epochs) and keeps the newest ones for replay; nothing on
-the wire says which life a number belongs to. What is known is kept as three marks::
-
-    next      the batch to be delivered next; everything before it was delivered, or lost
-    horizon   one past the highest batch known to exist; what is missing lies in [next, horizon)
-    live_top  one past the highest batch the live stream has shown
-
-Batches between are held back in ``held``. At most one replay request is open at a time, each under an id of its own,
-so that answers to an old one cannot mix in. Whether low numbers are late copies or a new life is decided by content: a
-fingerprint of the last batches is kept, and where it does not reach, the publisher is asked for the last batch again.
+the wire says which life a number belongs to. The numbers of the current life are in :mod:`kvbus.core.numbering`; here
+is which life it is, and what to ask the publisher. At most one replay request is open at a time, each under an id of
+its own, so that answers to an old one cannot mix in. Whether low numbers are late copies or a new life is decided by
+content: a fingerprint of the last batches is kept, and where it does not reach, the publisher is asked for the last
+batch again.
 """
 
 from __future__ import annotations
@@ -20,8 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbus.core.actions import Action, Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
-from kvbus.core.fingerprints import Fingerprints
+from kvbus.core.actions import Action, Ask, AskSnapshot, Lost, NewEpoch, Stop, Synced
+from kvbus.core.held import Held
+from kvbus.core.numbering import Numbering
 from kvbus.core.stats import SourceStats
 
 ATTEMPTS: Final = 2
@@ -60,6 +57,7 @@ class Settings(msgspec.Struct, frozen=True):
     replay_total_timeout: float = 120.0
     probe_interval: float = 1.0
     reorder_batches: int = 20_000
+    reorder_bytes: int = 256 * 1024 * 1024
     trust_unverified: bool = False
     """Whether a publisher that cannot be asked after a reconnection is believed to be in the same life."""
     reorder_grace: float = 0.2
@@ -89,20 +87,14 @@ class Sequencer:
         self.epoch = 0
         self.partial = False
         self.connected = False
-        self.next = 0
         self.actions: deque[Action] = deque()
         self._request: Request | None = None
         self._last_id = 0
         self._begin_life()
 
     def _begin_life(self) -> None:
-        self.next = 0
-        self.live_top = 0
-        self.horizon = 0
-        self.synced = False
-        self.held: dict[int, bytes] = {}
+        self._forget_numbers()
         self._suspects: dict[int, bytes] = {}
-        self._delivered = Fingerprints()
         self._gap_start = -1
         self._attempts = 0
         self._idle_since = 0.0
@@ -113,6 +105,26 @@ class Sequencer:
         self._resyncing = False
         self._unverified = False
         """The connection was away, and the publisher has not shown since that it is in the same life."""
+
+    @property
+    def next(self) -> int:
+        """The number of the batch to be delivered next."""
+        return self.numbers.next
+
+    @property
+    def held(self) -> Held:
+        """The batches that wait for their turn."""
+        return self.numbers.held
+
+    @property
+    def synced(self) -> bool:
+        """Whether holes count as missing."""
+        return self.numbers.synced
+
+    @property
+    def horizon(self) -> int:
+        """One past the highest batch known to exist."""
+        return self.numbers.horizon
 
     # -- what the shell tells ----------------------------------------------------------------------------------------
 
@@ -147,10 +159,8 @@ class Sequencer:
         self._suspects.clear()
         if self.next == 0:
             # nothing was delivered that a new life could be told by: what is held may be of a life that is over
-            self.stats.lost += self.stats.pending
-            self.held.clear()
-            self.horizon = self.live_top = 0
-            self.synced = False
+            self.numbers.write_off()
+            self._forget_numbers()
         if self.state is not State.LOST:
             self.state = State.CONNECTING
 
@@ -160,24 +170,19 @@ class Sequencer:
             self.up(now)
         self._idle_since = now
         self._probe_factor = 1
-        if seq == self.next and self.synced and not self.held and not self._unverified:
-            if seq >= self.horizon:
-                self.horizon = seq + 1
-            else:
-                self.stats.recovered += 1
-            self.live_top = max(self.live_top, seq + 1)
-            self._deliver(seq, payload)
+        numbers = self.numbers
+        if seq == numbers.next and numbers.synced and not numbers.held and not self._unverified:
+            numbers.live_in_order(seq, payload)
             if self._request is not None:
                 self._check_done(now)
             return
-        if seq < self.next:
+        if seq < numbers.next:
             self._low(seq, payload, now)
             return
-        if seq in self.held:
+        if seq in numbers.held:
             self.stats.duplicates += 1
             return
-        self._hold(seq, payload)
-        self.live_top = max(self.live_top, seq + 1)
+        numbers.live_later(seq, payload)
         self._advance(now)
         self._check_done(now)
 
@@ -193,20 +198,13 @@ class Sequencer:
             return
         if asked.purpose is Purpose.VERIFY and self._unverified:
             self._unverified = False
-            self._drain()
+            self.numbers.drain()
         if seq < self.next or seq in self.held:
             return
         if asked.items == 1 and not self.synced and self.next == 0 and asked.purpose is Purpose.SYNC:
-            self._baseline(min(seq, min(self.held, default=seq)))
+            self._baseline(min(seq, self.held.first) if self.held else seq)
         asked.deadline = now + self.settings.replay_timeout
-        if seq == self.next and not self.held:
-            if self.synced:
-                self._count_found(seq)
-            self.horizon = max(self.horizon, seq + 1)
-            self._deliver(seq, payload)
-        else:
-            self._hold(seq, payload, found=True)
-            self._drain()
+        self.numbers.replayed(seq, payload)
         self._check_done(now)
 
     def replay_ended(self, request: int, now: float) -> None:
@@ -232,9 +230,7 @@ class Sequencer:
             return False
         self._stop()
         self.partial = False
-        self.next = self.horizon = seq + 1
-        for old in [number for number in self.held if number <= seq]:
-            del self.held[old]
+        self.numbers.jump(seq + 1)
         return True
 
     def snapshot_applied(self, now: float) -> None:
@@ -271,30 +267,29 @@ class Sequencer:
             "partial": self.partial,
             "synced": self.synced,
             "no_buffer": self._no_buffer,
-            "delivered": self._delivered.dump(),
+            "delivered": self.numbers.marks.dump(),
         }
 
     def load(self, data: dict[str, Any]) -> None:
         """Go on where a former process was; the connection is away until :meth:`up`."""
-        self.epoch, self.next, self.partial = data["epoch"], data["next"], data["partial"]
-        self.synced, self._no_buffer = data["synced"], data["no_buffer"]
-        self.horizon = self.next
-        self._delivered.load(data["delivered"])
+        self.epoch, self.partial = data["epoch"], data["partial"]
+        self._no_buffer = data["no_buffer"]
+        numbers = self.numbers
+        numbers.next = numbers.horizon = data["next"]
+        numbers.synced = data["synced"]
+        numbers.marks.load(data["delivered"])
 
     def again(self, seq: int, payload: bytes) -> None:
         """A batch of the log: it was delivered before the restart."""
         if self.next == 0:
             self.partial = seq > 0
-        self.synced = True
-        self._delivered.skip(self.next, seq)
-        self._delivered.add(seq, payload)
-        self.next = self.horizon = seq + 1
+        self.numbers.again(seq, payload)
 
     def again_snapshot(self, seq: int) -> None:
         """A snapshot of the log."""
         self.partial = False
-        self.synced = True
-        self.next = self.horizon = seq + 1
+        self.numbers.synced = True
+        self.numbers.jump(seq + 1)
 
     def again_another_life(self, *, partial: bool) -> None:
         """An epoch of the log."""
@@ -314,7 +309,7 @@ class Sequencer:
             start,
             now + settings.replay_timeout,
             now + settings.replay_total_timeout,
-            start < max(self.next, self.live_top),
+            start < max(self.next, self.numbers.live_top),
         )
         self.stats.replays += 1
         asks_snapshot = purpose is Purpose.SNAPSHOT
@@ -344,7 +339,7 @@ class Sequencer:
         asked = self._request
         if asked is None or asked.purpose in (Purpose.VERIFY, Purpose.PROBE):
             return
-        if self.live_top and self.next >= self.live_top and not self.held:
+        if self.numbers.caught_up:
             self._stop()
             self._settled(now)
 
@@ -363,8 +358,8 @@ class Sequencer:
                 self._ask(Purpose.SYNC, self.next, now)
                 return
             if asked.items == 0 and self.held and self.next == 0:
-                self._baseline(min(self.held))
-            self._drain()
+                self._baseline(self.held.first)
+            self.numbers.drain()
         elif answered and asked.expects and not asked.items:
             self._no_buffer = True
         self._settled(now)
@@ -372,9 +367,8 @@ class Sequencer:
     def _settled(self, now: float) -> None:
         """Between requests: either everything known is delivered, or there is a gap to ask for."""
         if not self.synced:
-            self.synced = True
+            self.numbers.open()
             self._attempts = 0
-            self._open_horizon()
             self._resyncing = True
         if self._resyncing:
             self._resyncing = False
@@ -392,15 +386,15 @@ class Sequencer:
             if self.held and (not self.settings.replay or (self.next == 0 and 0 in self.held)):
                 # nothing to wait for: no history can be had, or the live stream itself begins at the beginning
                 self._stop()
-                self._baseline(min(self.held))
+                self._baseline(self.held.first)
                 self._settled(now)
             return
         if self._unverified:
             if self._request is None:
                 self._ask(Purpose.VERIFY, self.next - 1, now)
             return
-        self._drain()
-        if not self.held and self.next >= self.horizon:
+        self.numbers.drain()
+        if self.numbers.complete:
             self._grace = None
             if self._request is None and self.state is State.GAP:
                 self.state = State.LIVE
@@ -431,84 +425,36 @@ class Sequencer:
         self._ask(Purpose.GAP, self.next, now)
 
     def _settle_without_replay(self) -> None:
-        while self.next < self.horizon:
+        while not self.numbers.complete:
             self._give_up()
-            self._drain()
         self.state = State.LIVE
 
     def _give_up(self) -> None:
-        """The batches before the first one held are lost (all that are known of, if none is)."""
-        first = min(self.held, default=self.horizon)
-        count = first - self.next
-        self.stats.lost += count
         self.partial = True
-        self._delivered.skip(self.next, first)
-        self.next = first
-        self.actions.append(Lost(count))
-        self._drain()
+        self.numbers.give_up()
 
     def _begin_anew(self, now: float) -> None:
         """Batches are lost for good, but the publisher can say what it holds now."""
-        count = self.stats.pending
-        self.stats.lost += count
-        self.actions.append(Lost(count))
-        self.synced = False
-        self.next = self.horizon = 0
-        self._delivered = Fingerprints()
+        self.actions.append(Lost(self.numbers.write_off()))
+        live_top, held = self.numbers.live_top, self.numbers.held
+        self._forget_numbers()
+        self.numbers.live_top, self.numbers.held = live_top, held
         self._sync(now)
 
-    def _hold(self, seq: int, payload: bytes, *, found: bool = False) -> None:
-        """Keep a batch until its turn. Over the limit the newest is let go: it is missing, and will be asked for."""
-        if self.synced:
-            if found:
-                self._count_found(seq)
-            elif seq >= self.horizon:
-                self.stats.missing += seq - self.horizon
-            else:
-                self.stats.recovered += 1
-        self.horizon = max(self.horizon, seq + 1)
-        if len(self.held) >= self.settings.reorder_batches and seq != self.next:
-            worst = max(self.held)
-            self.stats.held_overflow += 1
-            self.stats.missing += self.synced  # one that had arrived is missing again
-            if worst <= seq:
-                return
-            del self.held[worst]
-        self.held[seq] = payload
-
-    def _count_found(self, seq: int) -> None:
-        """A replayed batch was missing: known to be (a gap), or only now (the tail of an idle stream)."""
-        if seq >= self.horizon:
-            self.stats.missing += seq + 1 - self.horizon
-        self.stats.recovered += 1
-
-    def _drain(self) -> None:
-        held = self.held
-        while held and (payload := held.pop(self.next, None)) is not None:
-            self._deliver(self.next, payload)
-
-    def _deliver(self, seq: int, payload: bytes) -> None:
-        self._delivered.add(seq, payload)
-        self.next = seq + 1
-        self.actions.append(Deliver(seq, payload))
+    def _forget_numbers(self) -> None:
+        settings = self.settings
+        self.numbers = Numbering(Held(settings.reorder_batches, settings.reorder_bytes), self.stats, self.actions)
 
     def _baseline(self, seq: int) -> None:
         """The first batch of this life that can still be had. What came before it is history kvbus never saw."""
         self.partial = seq > 0
-        self.next = seq
-        self.horizon = max(self.horizon, seq)
-
-    def _open_horizon(self) -> None:
-        """From here on every hole counts as missing, those the first replay left among them."""
-        self.horizon = max(self.held, default=self.next - 1) + 1
-        holes = self.horizon - self.next - len(self.held)
-        self.stats.missing += holes
+        self.numbers.begin_at(seq)
 
     # -- lives -------------------------------------------------------------------------------------------------------
 
     def _low(self, seq: int, payload: bytes, now: float) -> None:
         """A live batch from before ``next``: a late copy, or the publisher's new life."""
-        same = self._delivered.matches(seq, payload, self.next)
+        same = self.numbers.marks.matches(seq, payload, self.next)
         if same:
             self.stats.duplicates += 1
             return
@@ -532,7 +478,7 @@ class Sequencer:
         if asked.start != self.next - 1 or asked.purpose not in (Purpose.VERIFY, Purpose.PROBE):
             return True
         # the batch asked for is the last one delivered. Trimmed beyond it: what lies between is lost in any case
-        return seq <= asked.start and bool(self._delivered.matches(seq, payload, self.next))
+        return seq <= asked.start and bool(self.numbers.marks.matches(seq, payload, self.next))
 
     def _verified(self, asked: Request, now: float, *, answered: bool) -> bool:
         """A verifying answer is over; False if it opened a new epoch or another question."""
@@ -558,7 +504,7 @@ class Sequencer:
     def _new_epoch(self, now: float) -> None:
         """Start over: the suspects are the new life's first live batches, everything held was the old one's."""
         self.stats.restarts += 1
-        self.stats.lost += self.stats.pending
+        self.numbers.write_off()
         suspects = self._suspects
         self._stop()
         self.epoch += 1
@@ -568,8 +514,7 @@ class Sequencer:
         self.actions.append(NewEpoch())
         for seq, payload in suspects.items():
             self.stats.duplicates -= 1
-            self._hold(seq, payload)
-            self.live_top = max(self.live_top, seq + 1)
+            self.numbers.live_later(seq, payload)
         if self.settings.replay:
             self._sync(now)
         else:
