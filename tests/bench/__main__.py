@@ -1,0 +1,86 @@
+"""``python -m tests.bench``: measure kvbus on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import core
+from .processes import pin
+from .report import Section, plain
+
+SECTIONS = {
+    "core": core.run,
+}
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(pages / 2**30),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _save(path: Path, section: Section, settings: dict[str, Any]) -> None:
+    """Put one section's results into the file; those of other sections stay."""
+    data = json.loads(path.read_text()) if path.exists() else {"sections": {}}
+    data["sections"][section.name] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        **settings,
+        **section.to_json(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--only", multiple=True, type=click.Choice(list(SECTIONS)), help="These parts; all of them if left out.")
+@click.option("--quick", is_flag=True, help="Small and short: does it work, and roughly.")
+@click.option(
+    "--runs", type=click.IntRange(1), default=5, show_default=True, help="Alternating runs of each measurement."
+)
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Put the results into this file, part by part.")
+def main(only: tuple[str, ...], out: Path | None, runs: int, *, quick: bool) -> None:
+    """Measure kvbus beside what it is compared with, on this machine, now.
+
+    \b
+    Examples:
+      python -m tests.bench --quick
+      python -m tests.bench --only core --runs 3
+      python -m tests.bench --json docs/bench/results.json
+    """
+    pin()
+    for name in only or SECTIONS:
+        began = time.monotonic()
+        section = SECTIONS[name](quick=quick, runs=runs)
+        took = time.monotonic() - began
+        click.echo(plain(section))
+        click.echo(f"{name}: {took:.0f} s\n", err=True)
+        if out is not None:
+            _save(out, section, {"quick": quick, "runs": runs, "seconds": round(took)})
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

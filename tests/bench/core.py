@@ -1,0 +1,239 @@
+"""The core without sockets: time and memory a block, and what a large index does to the time.
+
+Each measurement is a fresh process that drives one :class:`~kvbus.core.relay.Relay` (validation, index, journal, one
+output) with encoded batches. The clock runs in :meth:`Relay.handle` alone; it counts CPU time, so that another process
+on the same core costs the measurement little. Beside it runs a fixed loop of plain Python, the yardstick: the ratio
+to it compares machines.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+from kvbus.core.commands import Publish
+from kvbus.core.encoding import PROFILES
+from kvbus.core.events import BatchReceived
+from kvbus.core.normalize import Rules
+from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencer import Settings
+
+from .loads import load_named, mixed, stores
+from .processes import MEASURED_CORE, rss_bytes, run_child
+from .report import Section, Series, Table, Target
+
+SLICE: Final = 128
+"""Batches made, then handled, at a time: only the handling is measured."""
+
+STEPS: Final = 200_000
+
+
+def yardstick() -> float:
+    """Nanoseconds for one turn of a fixed loop of plain Python: the best of five."""
+    best = float("inf")
+    for _ in range(5):
+        table: dict[int, int] = {}
+        total = 0
+        begin = time.thread_time_ns()
+        for i in range(STEPS):
+            table[i & 1023] = total
+            total = (total * 31 + i) & 0xFFFFFFFF
+        best = min(best, (time.thread_time_ns() - begin) / STEPS)
+    return best
+
+
+class Driver:
+    """One relay with one source and one output, fed with a stream of batches."""
+
+    def __init__(self, batches: Iterator[bytes], *, journal_batches: int = 10_000) -> None:
+        source = SourceSpec("engine", 0, Settings(replay=False), Rules())
+        output = OutputSpec("routers", PROFILES["vllm"], [None], heartbeat=0, journal_batches=journal_batches)
+        self.relay = Relay([source], [output])
+        self._batches = batches
+        self._seq = 0
+        self.published = 0
+        self.slowest_ns = 0
+
+    @property
+    def live(self) -> int:
+        """Blocks in the index."""
+        return len(self.relay.sources[0].normalizer.index)
+
+    def feed(self, batches: int) -> int:
+        """Handle so many batches; the CPU time that took, in nanoseconds."""
+        spent = 0
+        while batches > 0:
+            payloads = list(islice(self._batches, min(SLICE, batches)))
+            batches -= len(payloads)
+            frames = [[b"", (self._seq + i).to_bytes(8, "big"), payload] for i, payload in enumerate(payloads)]
+            del payloads
+            self._seq += len(frames)
+            spent += self._handle(frames)
+        return spent
+
+    def _handle(self, batches: list[list[bytes]]) -> int:
+        handle, published = self.relay.handle, 0
+        begin = time.thread_time_ns()
+        for frames in batches:
+            for command in handle(BatchReceived(0, frames), 1.0):
+                published += isinstance(command, Publish)
+        spent = time.thread_time_ns() - begin
+        self.published += published
+        self.slowest_ns = max(self.slowest_ns, spent)
+        return spent
+
+    def check(self, live: int | None) -> None:
+        """Nothing was refused, left out or lost, and what should be live is."""
+        stats = self.relay.sources[0].stats
+        assert not +stats.rejected, stats.rejected
+        assert not +stats.filtered, stats.filtered
+        assert self.published == self._seq, (self.published, self._seq)
+        assert live is None or self.live == live, (self.live, live)
+
+
+def measure_cost(load: str, blocks: int) -> dict[str, float]:
+    """Microseconds a block, stores alone."""
+    named = load_named(load)
+    driver = Driver(named.make(0))
+    warm = max(blocks // 20 // named.blocks, 1)
+    driver.feed(warm)
+    before = yardstick()
+    batches = blocks // named.blocks
+    spent = driver.feed(batches)
+    driver.check((warm + batches) * named.blocks)
+    turn = min(before, yardstick())
+    each = spent / (batches * named.blocks)
+    return {"us_per_block": each / 1000, "yardstick_ns": turn, "turns_per_block": each / turn}
+
+
+def measure_memory(load: str, blocks: int, *, wide: bool) -> dict[str, float]:
+    """Bytes a live block: how much the process grows. Of the journal one batch is kept, it has limits of its own."""
+    events, per_event = map(int, load.split("x"))
+    driver = Driver(stores(events, per_event, wide=wide), journal_batches=1)
+    warm = 20
+    driver.feed(warm)
+    gc.collect()
+    before = rss_bytes()
+    batches = blocks // (events * per_event)
+    driver.feed(batches)
+    grown = rss_bytes() - before
+    driver.check((warm + batches) * events * per_event)
+    return {"bytes_per_block": grown / (batches * events * per_event)}
+
+
+def measure_scale(live: int, operations: int) -> dict[str, float]:
+    """Microseconds for one block stored or removed while the index stays at ``live`` blocks."""
+    driver = Driver(mixed(8, 8, live))
+    filling = driver.feed(live // 64)
+    reached = driver.live
+    driver.slowest_ns = 0
+    batches = operations // 64
+    spent = driver.feed(batches)
+    driver.check(None)
+    assert abs(driver.live - reached) <= 4096, (reached, driver.live)
+    return {
+        "live": driver.live,
+        "us_per_operation": spent / (batches * 64) / 1000,
+        "us_per_block_filling": filling / reached / 1000,
+        "slowest_slice_ms": driver.slowest_ns / 1e6,
+    }
+
+
+def run(*, quick: bool, runs: int) -> Section:
+    """Time, memory, scale."""
+    section = Section("core", "The core, without sockets")
+    _cost(section, 100_000 if quick else 500_000, runs)
+    _memory(section, 200_000 if quick else 1_000_000, runs)
+    _scale(section, 1_000_000 if quick else 10_000_000, 500_000 if quick else 4_000_000, 1 if quick else min(runs, 3))
+    return section
+
+
+def _child(*arguments: object) -> Any:
+    return run_child("tests.bench.core", *arguments, cores=(MEASURED_CORE,))
+
+
+def _cost(section: Section, blocks: int, runs: int) -> None:
+    found: dict[str, list[dict[str, float]]] = {"8x8": [], "1x64": [], "1x8": [], "1x1": []}
+    for i in range(runs):
+        for load in found if i % 2 == 0 else reversed(found):
+            found[load].append(_child("cost", load, blocks))
+    table = Table("CPU time a block", ["load (events x blocks)", "us a block", "spread", "yardstick turns a block"])
+    for load, results in found.items():
+        each = Series([result["us_per_block"] for result in results], "us")
+        table.add(load, each.median, each.spread, Series([result["turns_per_block"] for result in results]).median)
+        if load in ("8x8", "1x1"):
+            kind, limit = ("multi-block", 0.8) if load == "8x8" else ("single-block", 2.0)
+            section.targets.append(Target(f"core-{load}", f"core, {kind} events ({load}), a block", each, limit))
+    turns = Series([result["yardstick_ns"] for results in found.values() for result in results], "ns")
+    section.tables.append(table)
+    section.notes.append(
+        f"The yardstick's turn (one dictionary store, one multiplication, in plain Python) took {turns} ns here "
+        f"({turns.spread})."
+    )
+
+
+def _memory(section: Section, blocks: int, runs: int) -> None:
+    table = Table(
+        f"Memory a live block of 16 tokens, tokens included, at {blocks:,} blocks",
+        ["load", "token ids", "bytes a block", "spread", "of which tokens as msgpack"],
+    )
+    for load, wide in (("8x8", False), ("8x8", True), ("1x1", False), ("1x1", True)):
+        each = Series(
+            [_child("memory", load, blocks, int(wide))["bytes_per_block"] for _ in range(min(runs, 3))], "bytes"
+        )
+        table.add(load, "above 65,535" if wide else "below 65,536", each.median, each.spread, 80 if wide else 48)
+        if not wide:
+            kind, limit = ("multi-block", 200) if load == "8x8" else ("single-block", 350)
+            what = f"memory a live block, {kind} events ({load}), {blocks:,} blocks"
+            section.targets.append(Target(f"memory-{load}", what, each, limit))
+    section.tables.append(table)
+
+
+def _scale(section: Section, large: int, operations: int, runs: int) -> None:
+    small = 10_000
+    found: dict[int, list[dict[str, float]]] = {small: [], large: []}
+    for i in range(runs):
+        for live in (small, large) if i % 2 == 0 else (large, small):
+            found[live].append(_child("scale", live, operations))
+    ratio = Series(
+        [b["us_per_operation"] / a["us_per_operation"] for a, b in zip(found[small], found[large], strict=True)], "x"
+    )
+    section.targets.append(Target("scale", f"cost a block at {large:,} live blocks, against {small:,}", ratio, 1.15))
+    table = Table(
+        "A full cache (4 stores and 4 removals of 8 blocks a batch)",
+        [
+            "live blocks",
+            "us a block stored or removed",
+            "spread",
+            f"slowest {SLICE} batches, ms",
+            "us a block while filling",
+        ],
+    )
+    for live, results in found.items():
+        each = Series([result["us_per_operation"] for result in results])
+        slowest = Series([result["slowest_slice_ms"] for result in results])
+        filling = Series([result["us_per_block_filling"] for result in results])
+        table.add(f"{live:,}", each.median, each.spread, slowest.median, filling.median)
+    section.tables.append(table)
+
+
+def main(arguments: list[str]) -> None:
+    """One measurement in this process: ``cost LOAD BLOCKS``, ``memory LOAD BLOCKS WIDE`` or ``scale LIVE OPERATIONS``."""
+    what, *rest = arguments
+    if what == "cost":
+        result = measure_cost(rest[0], int(rest[1]))
+    elif what == "memory":
+        result = measure_memory(rest[0], int(rest[1]), wide=rest[2] == "1")
+    else:
+        result = measure_scale(int(rest[0]), int(rest[1]))
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,290 @@
+"""Engine traffic, encoded beforehand, so that whoever sends it does nothing but send.
+
+Every load is a stream of msgpack batches ``[ts, events, rank]`` as an engine publishes them: maps, integer hashes, blocks
+of 16 tokens. Sequences are 256 blocks long; parents are always known, hashes never come twice, and the same load is the
+same bytes in every process. ``ts`` is left open (:func:`stamp`): it carries a message's number or the time it was sent.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvbus.sim.dialects import DIALECTS
+from kvbus.sim.engine import EngineOptions, SimEngine
+from kvbus.sim.workload import Job, read_trace, synthetic
+
+BLOCK_SIZE: Final = 16
+SEQUENCE: Final = 256
+"""Blocks in one sequence: a conversation of 4,096 tokens."""
+
+LANES: Final = 8
+"""Requests that run side by side; each event goes on with the next one's sequence."""
+
+PROBE: Final = -1.0
+"""``ts`` of what is sent until every router is known to listen."""
+
+END: Final = -2.0
+"""``ts`` of the last message of a run."""
+
+_NO_ZERO: Final = bytes([1, *range(1, 256)])
+"""Leading bytes are never zero, so that each number has the one msgpack form an encoder gives it."""
+
+
+def stamp(payload: bytes, ts: float) -> bytes:
+    """The same batch with another ``ts``."""
+    return payload[:2] + struct.pack(">d", ts) + payload[10:]
+
+
+def stamped(payload: bytes) -> float:
+    """The ``ts`` of a batch whose first element is a float64, as every engine's and kvbus's is."""
+    return struct.unpack_from(">d", payload, 2)[0]
+
+
+def is_empty(payload: bytes) -> bool:
+    """Whether a batch has no events (a heartbeat)."""
+    return payload[10] == 0x90
+
+
+def _text(word: str) -> bytes:
+    return msgspec.msgpack.encode(word)
+
+
+def _array(length: int) -> bytes:
+    return bytes([0x90 | length]) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
+
+
+_STORED: Final = b"\x88" + _text("type") + _text("BlockStored") + _text("block_hashes")
+_PARENT: Final = _text("parent_block_hash")
+_TOKENS: Final = _text("token_ids")
+_STORED_TAIL: Final = (
+    _text("block_size")
+    + bytes([BLOCK_SIZE])
+    + _text("lora_id")
+    + b"\xc0"
+    + _text("medium")
+    + _text("GPU")
+    + _text("lora_name")
+    + b"\xc0"
+)
+_REMOVED: Final = b"\x83" + _text("type") + _text("BlockRemoved") + _text("block_hashes")
+_REMOVED_TAIL: Final = _text("medium") + _text("GPU")
+_HASH_BYTES: Final = 9
+
+
+class Sequence:
+    """One sequence, ready to be cut into events.
+
+    Args:
+        number: which one; the same number is the same sequence.
+        wide: token ids above 65,535 (5 bytes each on the wire) instead of below (3 bytes).
+    """
+
+    __slots__ = ("hashes", "number", "tokens", "wide")
+
+    def __init__(self, number: int, *, wide: bool = False) -> None:
+        self.number = number
+        self.wide = wide
+        rng = random.Random(number)
+        raw = rng.randbytes(8 * SEQUENCE)
+        hashes = bytearray(b"\xcf") * (_HASH_BYTES * SEQUENCE)
+        hashes[1::_HASH_BYTES] = raw[0::8].translate(_NO_ZERO)
+        for i in range(1, 8):
+            hashes[1 + i :: _HASH_BYTES] = raw[i::8]
+        self.hashes = bytes(hashes)
+        items = SEQUENCE * BLOCK_SIZE
+        raw = rng.randbytes(2 * items)
+        if wide:
+            tokens = bytearray(b"\xce\x00\x01\x00\x00") * items
+            tokens[3::5], tokens[4::5] = raw[0::2], raw[1::2]
+        else:
+            tokens = bytearray(b"\xcd\x00\x00") * items
+            tokens[1::3], tokens[2::3] = raw[0::2].translate(_NO_ZERO), raw[1::2]
+        self.tokens = bytes(tokens)
+
+    def stored(self, a: int, b: int) -> bytes:
+        """BlockStored of blocks ``[a, b)``."""
+        width = BLOCK_SIZE * (5 if self.wide else 3)
+        parent = self.hashes[(a - 1) * _HASH_BYTES : a * _HASH_BYTES] if a else b"\xc0"
+        return b"".join(
+            (
+                _STORED,
+                _array(b - a),
+                self.hashes[a * _HASH_BYTES : b * _HASH_BYTES],
+                _PARENT,
+                parent,
+                _TOKENS,
+                b"\xdc",
+                ((b - a) * BLOCK_SIZE).to_bytes(2, "big"),
+                self.tokens[a * width : b * width],
+                _STORED_TAIL,
+            )
+        )
+
+    def removed(self, a: int, b: int) -> bytes:
+        """BlockRemoved of blocks ``[a, b)``, the leaf first."""
+        leaf_first = (self.hashes[i * _HASH_BYTES : (i + 1) * _HASH_BYTES] for i in range(b - 1, a - 1, -1))
+        return b"".join((_REMOVED, _array(b - a), *leaf_first, _REMOVED_TAIL))
+
+
+def batch(events: list[bytes], rank: int = 0) -> bytes:
+    """Encoded events as one batch with an open ``ts``."""
+    return b"\x93\xcb" + bytes(8) + _array(len(events)) + b"".join(events) + bytes([rank])
+
+
+_PROBES: Final = 1 << 60
+"""Sequences from here on are those of probes; no load gets that far."""
+
+
+def probe(number: int, rank: int = 0) -> bytes:
+    """A batch of one root block that belongs to no load; numbered from 1."""
+    return stamp(batch([Sequence(_PROBES + number).stored(0, 1)], rank), PROBE)
+
+
+def end(rank: int = 0) -> bytes:
+    """The last message of a run: a root block that belongs to no load, so no relay leaves it out as a copy."""
+    return stamp(batch([Sequence(_PROBES).stored(0, 1)], rank), END)
+
+
+class _Lanes:
+    """Sequences that grow side by side."""
+
+    def __init__(self, first: int, *, wide: bool) -> None:
+        self._numbers = count(first)
+        self._wide = wide
+        self._lanes: deque[tuple[Sequence, int]] = deque()
+        self.finished: deque[int] = deque()
+
+    def grow(self, blocks: int) -> bytes:
+        """The next lane's next event."""
+        if len(self._lanes) < LANES:
+            sequence, at = Sequence(next(self._numbers), wide=self._wide), 0
+        else:
+            sequence, at = self._lanes.popleft()
+        event = sequence.stored(at, at + blocks)
+        at += blocks
+        if at == SEQUENCE:
+            self.finished.append(sequence.number)
+            sequence, at = Sequence(next(self._numbers), wide=self._wide), 0
+        self._lanes.append((sequence, at))
+        return event
+
+
+def stores(events: int, blocks: int, *, rank: int = 0, wide: bool = False) -> Iterator[bytes]:
+    """Endless batches of ``events`` stores of ``blocks`` blocks each (a divisor of 256)."""
+    lanes = _Lanes(rank << 32, wide=wide)
+    while True:
+        yield batch([lanes.grow(blocks) for _ in range(events)], rank)
+
+
+def mixed(events: int, blocks: int, live: int, *, rank: int = 0) -> Iterator[bytes]:
+    """Endless batches of a full cache: half of the events store, half remove what is oldest.
+
+    Until ``live`` blocks are there, the batches only store.
+    """
+    lanes = _Lanes(rank << 32, wide=False)
+    per_batch = events * blocks
+    held = 0
+    while held + per_batch <= live:
+        yield batch([lanes.grow(blocks) for _ in range(events)], rank)
+        held += per_batch
+    half = max(events // 2, 1)
+    oldest, left = None, 0
+    while True:
+        told = []
+        for _ in range(half):
+            if not left:
+                while not lanes.finished:  # a cache smaller than the requests that run: let one of them end
+                    yield batch([lanes.grow(blocks)], rank)
+                oldest, left = Sequence(lanes.finished.popleft()), SEQUENCE
+            told.append(lanes.grow(blocks))
+            assert oldest is not None
+            told.append(oldest.removed(left - blocks, left))
+            left -= blocks
+        yield batch(told, rank)
+
+
+def simulated(trace: Path | None, *, rank: int = 0) -> Iterator[bytes]:
+    """Batches of a simulated vLLM 0.33 engine with a cache of 20,000 blocks, by a request trace or a seeded load."""
+    jobs: Iterator[Job] = synthetic(0, rank) if trace is None else read_trace(trace)
+    engine = SimEngine(DIALECTS["vllm-0.33"], jobs, rank=rank, options=EngineOptions(blocks=20_000, max_running=32))
+    while (payload := engine.step(0.0)) is not None:
+        yield payload
+
+
+@dataclass(frozen=True)
+class Load:
+    """A named load. ``blocks`` is how many blocks a batch stores; 0 where that differs from batch to batch."""
+
+    name: str
+    about: str
+    blocks: int
+    make: Callable[[int], Iterator[bytes]]
+    """Rank to endless (or, with a trace, long) batches."""
+
+    def take(self, batches: int, rank: int = 0) -> list[bytes]:
+        """The first batches."""
+        return list(islice(self.make(rank), batches))
+
+
+LOADS: Final[dict[str, Load]] = {
+    load.name: load
+    for load in (
+        Load("1x1", "1 event of 1 block", 1, lambda rank: stores(1, 1, rank=rank)),
+        Load("8x8", "8 events of 8 blocks", 64, lambda rank: stores(8, 8, rank=rank)),
+        Load("1x8", "1 event of 8 blocks", 8, lambda rank: stores(1, 8, rank=rank)),
+        Load("1x64", "1 event of 64 blocks", 64, lambda rank: stores(1, 64, rank=rank)),
+        Load("mix", "4 stores and 4 removals of 8 blocks, 65,536 live", 0, lambda rank: mixed(8, 8, 65_536, rank=rank)),
+        Load("sim", "a simulated vLLM 0.33 engine, seeded requests", 0, lambda rank: simulated(None, rank=rank)),
+    )
+}
+
+
+def load_named(name: str) -> Load:
+    """A load by its name, or ``trace:FILE``."""
+    if name.startswith("trace:"):
+        path = Path(name.removeprefix("trace:"))
+        return Load(name, f"a simulated vLLM 0.33 engine, requests of {path.name}", 0, lambda rank: simulated(path))
+    return LOADS[name]
+
+
+def count_blocks(payloads: list[bytes]) -> tuple[int, int]:
+    """Blocks stored and blocks removed in these batches, by decoding them whole."""
+    stored = removed = 0
+    decode = msgspec.msgpack.Decoder(list[Any]).decode
+    for payload in payloads:
+        for event in decode(payload)[1]:
+            if event["type"] == "BlockStored":
+                stored += len(event["block_hashes"])
+            elif event["type"] == "BlockRemoved":
+                removed += len(event["block_hashes"])
+    return stored, removed
+
+
+def live_hashes(payloads: list[bytes]) -> set[int]:
+    """What a router with a plain set holds after these batches."""
+    live: set[int] = set()
+    decode = msgspec.msgpack.Decoder(list[Any]).decode
+    for payload in payloads:
+        for event in decode(payload)[1]:
+            if event["type"] == "BlockStored":
+                live.update(event["block_hashes"])
+            elif event["type"] == "BlockRemoved":
+                live.difference_update(event["block_hashes"])
+            else:
+                live.clear()
+    return live
+
+
+def monotonic() -> float:
+    """The clock of timestamps in payloads: one for all processes of a machine."""
+    return time.monotonic()
