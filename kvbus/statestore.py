@@ -25,7 +25,7 @@ from kvbus.core.relay import Relay
 
 log = logging.getLogger("kvbus.state")
 
-MAGIC: Final = b"kvbus-state-001\n"
+MAGIC: Final = b"kvbus-state-002\n"
 _FRAME: Final = struct.Struct("=II")
 MIN_ROTATE: Final = 32 * 1024 * 1024
 """A log is rotated when it is larger than this and than the dump before it."""

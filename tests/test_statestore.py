@@ -9,8 +9,9 @@ import pytest
 
 from kvbus import statestore
 from kvbus.core.codec import encode_batch, encode_value
+from kvbus.core.commands import AnswerReplay
 from kvbus.core.encoding import Profile
-from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp
 from kvbus.core.frames import END_SEQ
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
@@ -19,6 +20,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.schema import BlockRemoved, BlockStored
 from kvbus.core.sequencer import Settings
 from kvbus.statestore import StateStore
+from tests.wire.captures import PlainSetRouter
 
 NAMES = ["engine", "routers"]
 
@@ -206,3 +208,27 @@ def test_a_disk_that_is_full_costs_the_state_and_nothing_else(
     process.kill()
     # what is on disk is older than what was sent: it must not be taken for the truth
     assert not Process(tmp_path).resumed
+
+
+def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_restart_either(tmp_path: Path) -> None:
+    """Whoever was being told when the process was killed asks on from where it is."""
+    process = started(tmp_path)
+    process.publish(20)
+    journal = process.relay.outputs[0].streams[0].journal
+    journal.forget_before(5)  # as if it were a short one
+    (command,) = process.relay.handle(ReplayAsked(0, 0, [b"id", b"", (3).to_bytes(8, "big")]), 1.0)
+    assert isinstance(command, AnswerReplay)
+    assert command.answer.next_message() is not None
+    process.publish(2)
+    process.kill()
+    again = Process(tmp_path)
+    assert again.next_seq == 22
+    assert again.relay.outputs[0].streams[0].journal.first_seq == journal.first_seq == 20
+    (command,) = again.relay.handle(ReplayAsked(0, 0, [b"id", b"", (4).to_bytes(8, "big")]), 1.0)
+    assert isinstance(command, AnswerReplay)
+    router = PlainSetRouter()
+    while (message := command.answer.next_message()) is not None and message[-2] != END_SEQ:
+        router.apply(int.from_bytes(message[-2], "big"), message[-1])
+    assert command.answer.outcome == "compacted"
+    assert {block for _, _, block in router.blocks} == again.blocks
+    assert router.violations == []

@@ -49,7 +49,8 @@ class Cut:
             per_batch *= 2
         telling = self._tellings.get(per_batch)
         if telling is None:
-            telling = self._tellings[per_batch] = Telling(self._payloads(per_batch))
+            most = self.blocks // per_batch + 2 * len(self._parts)
+            telling = self._tellings[per_batch] = Telling(self._payloads(per_batch), most)
         return telling
 
     def _payloads(self, per_batch: int) -> Iterator[bytes]:
@@ -76,7 +77,9 @@ def _blocks(event: OutEvent) -> int:
 class Telling:
     """Batches of a cut, made when they are first wanted and kept for the next one who wants them."""
 
-    def __init__(self, source: Iterator[bytes]) -> None:
+    def __init__(self, source: Iterator[bytes], most: int) -> None:
+        self.most = most
+        """As many batches as it is at most."""
         self._source = source
         self._made: list[bytes] = []
 

@@ -28,6 +28,7 @@ RESTORED: Final = 4
 HEARTBEAT: Final = 5
 BEGUN: Final = 6
 SNAPSHOT: Final = 7
+TOLD: Final = 8
 
 CHUNKS_PER_RECORD: Final = 256
 

@@ -111,7 +111,7 @@ class Relay:
         """
         try:
             kind, i, *rest = record
-            source = self.sources[i] if kind != persist.HEARTBEAT else self.sources[0]
+            source = self.sources[0 if kind in (persist.HEARTBEAT, persist.TOLD) else i]
             if kind == persist.DELIVERED:
                 seq, payload, source.topic = rest
                 source.sequencer.again(seq, payload)
@@ -129,6 +129,8 @@ class Relay:
                 self._restore(i, source, now)
             elif kind == persist.HEARTBEAT:
                 self._heartbeat(i, rest[0], now)
+            elif kind == persist.TOLD:
+                self.outputs[i].streams[rest[0]].journal.forget_before(rest[1])
             elif kind == persist.SNAPSHOT:
                 source.sequencer.again_snapshot(rest[0])
                 self._take_snapshot(i, source, rest[1], now)
@@ -367,7 +369,9 @@ class Relay:
         """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it.
 
         ``newest`` for snapshots, which have no journal behind them. It is told in the numbers from ``start`` on, one
-        batch for each source at least: where there are fewer, empty batches make room.
+        batch for each source at least: where there are fewer, empty batches make room. Up to the cut these numbers are
+        never answered from the journal again: whoever is cut off in the middle of being told, and asks on from where it
+        is, would be given changes to a state it does not have.
         """
         output = self.outputs[number]
         stream = output.streams[at]
@@ -392,4 +396,6 @@ class Relay:
                 for i, source in told
             ]
             cut = output.cuts[at] = Cut(stream.next_seq - 1, parts, stream.profile.wire)
+        if not newest and stream.journal.forget_before(cut.seq + 1):
+            self._record(persist.TOLD, number, at, cut.seq + 1)
         return cut

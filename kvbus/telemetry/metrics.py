@@ -20,7 +20,7 @@ from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
-REPLAY_OUTCOMES: Final = ("complete", "compacted", "gone", "stalled", "refused", "malformed")
+REPLAY_OUTCOMES: Final = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed")
 EVENT_TYPES: Final = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]

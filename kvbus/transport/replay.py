@@ -135,8 +135,6 @@ class ReplayServer:
 
     def _turn(self) -> None:
         self._handle = None
-        if self._before_send is not None:
-            self._before_send()
         moved = False
         until = self._loop.time() + SLICE
         try:
@@ -171,6 +169,8 @@ class ReplayServer:
                 if self._loop.time() >= until:
                     break
                 continue
+            if self._before_send is not None:
+                self._before_send()  # making an answer may itself change the state
             try:
                 self._socket.send_multipart(message, zmq.NOBLOCK)
             except zmq.Again:

@@ -385,7 +385,7 @@ async def test_label_children_exist_at_zero_before_anything_happened():
         assert children("kvbus_source_events_total", "type") == dict.fromkeys(kinds, 0)
         assert children("kvbus_output_dropped_batches_total", "reason") == {"slow_router": 0, "queue_full": 0}
         assert children("kvbus_output_dropped_events_total", "reason") == {"slow_router": 0, "queue_full": 0}
-        outcomes = ("complete", "compacted", "gone", "stalled", "refused", "malformed")
+        outcomes = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed")
         assert children("kvbus_replay_requests_total", "outcome") == dict.fromkeys(outcomes, 0)
         states = children("kvbus_source_state", "state")
         assert states == {"connecting": 1, "syncing": 0, "live": 0, "gap": 0, "lost": 0}

@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import pytest
 
 from kvbus.core import answer as answer_module
@@ -187,7 +190,33 @@ class TestBehindTheJournal:
         made.next_seq = 10**12
         made.append(b"newest", 0.0)
         cut, _ = cutter(made, 1)
-        messages = messages_of(ask(made, 0, cut))
+        answer = ask(made, 0, cut)
+        messages = messages_of(answer)
         assert len(messages) < 10
         assert decode_batch(messages[0][-1]).events
-        assert messages[-2][-2:] == [(10**12).to_bytes(8, "big"), messages[-2][-1]]
+        seqs = [int.from_bytes(message[-2], "big") for message in messages[:-1]]
+        assert seqs == list(range(seqs[0], 10**12 + 1)), "it begins late, as a trimmed buffer does, and has no hole"
+        assert answer.outcome == "late"
+
+    @pytest.mark.parametrize(("newest", "first", "outcome"), [(1001, 0, "compacted"), (1002, 1001, "late")])
+    def test_filler_goes_as_far_as_it_may(self, monkeypatch, newest, first, outcome):
+        monkeypatch.setattr(answer_module, "MAX_FILLER", 1000)
+        made = stream()
+        made.next_seq = newest
+        made.append(b"newest", 0.0)
+        cut, _ = cutter(made, 1)
+        answer = ask(made, 0, cut)
+        assert seqs_of(answer) == [*range(first, newest + 1), "END"]
+        assert answer.outcome == outcome
+
+    def test_whoever_asks_while_the_journal_part_is_read_is_told_the_same_cut(self):
+        made = filled(150)
+        cut, cuts = cutter(made, 1)
+        shared = weakref.ref(cut())
+        answer = ask(made, 0, lambda start: cuts.pop())
+        answer.next_message()
+        made.append(b"later", 0.0)
+        assert shared() is not None
+        assert seqs_of(answer)[-2:] == [149, "END"]
+        gc.collect()
+        assert shared() is None

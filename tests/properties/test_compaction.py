@@ -239,6 +239,40 @@ def test_live_traffic_between_any_two_messages_of_an_answer(before, during, sour
     stage.there.holds(stage.live)
 
 
+@given(SCRIPTS, SCRIPTS, SOURCES, JOURNALS, KINDS, st.data())
+def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, sources, journal, kind, data):
+    """As llm-d does: what it has of an answer it keeps, and asks for the rest, with traffic and others in between."""
+    stage = Stage(sources, journal, kind)
+    for source, wanted in before:
+        stage.say(source, wanted)
+    readers = [Reader(stage, stale(stage, data.draw(st.integers(0, len(stage.published))))) for _ in range(2)]
+    for source, wanted in during:
+        at = data.draw(st.integers(0, 1))
+        readers[at].pull(data.draw(st.integers(0, 4)))
+        if data.draw(st.booleans()):
+            stage.say(source, wanted)
+        if data.draw(st.booleans()):
+            readers[at] = Reader(stage, readers[at].router)
+    for reader in readers:
+        if reader.router.next <= len(stage.published):
+            Reader(stage, reader.router).finish().holds(stage.live)
+
+
+@pytest.mark.parametrize("blocks", [1, 512])
+@pytest.mark.parametrize("journal", [1, 3, 6])
+def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
+    """A state in many batches, asked for from just behind the journal: the next question is about numbers it has."""
+    monkeypatch.setattr("kvbus.core.compaction.BLOCKS_PER_BATCH", blocks)
+    for start in range(12):
+        for messages in range(1, 13 - start):
+            stage = Stage(1, journal, "unsigned")
+            for node in range(12):
+                stage.say(0, [("store", None, "GPU", [node])])
+            reader = Reader(stage, stale(stage, start))
+            reader.pull(messages)
+            Reader(stage, reader.router).finish().holds(stage.live)
+
+
 @given(SCRIPTS, SCRIPTS, SOURCES, KINDS, st.data())
 def test_answers_share_a_cut_byte_for_byte(before, during, sources, kind, data):
     stage = Stage(sources, 2, kind)
