@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types walls lock clean
+.PHONY: help demo test bench profile lint format types walls lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -25,6 +25,12 @@ demo: $(STAMP) ## engines, bus and routers on this machine, live (SECONDS=20)
 
 test: $(STAMP) ## the whole test suite
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+bench: $(STAMP) ## the benchmarks, an hour on a quiet machine (ARGS="--quick", ARGS="--only core")
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+profile: $(STAMP) ## where the core's time goes (ARGS="1x1")
+	@PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.hotspots $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy strict, import walls
 	@$(BIN)/ruff check .

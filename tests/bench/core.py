@@ -55,6 +55,7 @@ class Driver:
         source = SourceSpec("engine", 0, Settings(replay=False), Rules())
         output = OutputSpec("routers", PROFILES["vllm"], [None], heartbeat=0, journal_batches=journal_batches)
         self.relay = Relay([source], [output])
+        self.handle = self.relay.handle
         self._batches = batches
         self._seq = 0
         self.published = 0
@@ -78,7 +79,7 @@ class Driver:
         return spent
 
     def _handle(self, batches: list[list[bytes]]) -> int:
-        handle, published = self.relay.handle, 0
+        handle, published = self.handle, 0
         begin = time.thread_time_ns()
         for frames in batches:
             for command in handle(BatchReceived(0, frames), 1.0):
