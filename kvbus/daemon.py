@@ -48,7 +48,7 @@ from kvbus.statestore import StateStore
 from kvbus.transport.egress import LiveOutput
 from kvbus.transport.ingress import LiveStream, Question
 from kvbus.transport.pump import Handler
-from kvbus.transport.replay import ReplayServer
+from kvbus.transport.replay import Budget, ReplayServer
 from kvbus.transport.sockets import Context
 
 log = logging.getLogger("kvbus.daemon")
@@ -80,6 +80,7 @@ class Daemon:
         self.started = False
         self._loop = asyncio.get_running_loop()
         self._context = Context()
+        self._budgets = [Budget(config.limits.max_replay_sessions, output.stats) for output in self.relay.outputs]
         self._live: list[LiveStream] = []
         self._questions: dict[tuple[int, int], Question] = {}
         self._outputs: dict[tuple[int, int], LiveOutput] = {}
@@ -170,7 +171,7 @@ class Daemon:
                 endpoints.replay_endpoint,
                 on_request=self._asker(number, at),
                 stats=stats,
-                max_sessions=self.config.limits.max_replay_sessions,
+                budget=self._budgets[number],
                 before_send=before_send,
             )
             log.info("output %s: replay at %s", output.name, endpoints.replay_endpoint)
@@ -180,7 +181,7 @@ class Daemon:
                 endpoints.snapshot_endpoint,
                 on_request=self._snapshot_asker(number, at),
                 stats=stats,
-                max_sessions=self.config.limits.max_replay_sessions,
+                budget=self._budgets[number],
                 before_send=before_send,
             )
             log.info("output %s: snapshots at %s", output.name, endpoints.snapshot_endpoint)
@@ -370,6 +371,7 @@ def _source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         replay_timeout=config.replay_timeout,
         probe_interval=config.probe_interval,
         reorder_batches=config.reorder_batches,
+        reorder_bytes=config.limits.max_held_bytes,
         trust_unverified=config.on_lost == "keep",
     )
     rules = Rules(

@@ -237,7 +237,20 @@ class Limits(_Section):
     )
     max_frames: Int = _key(16, "Most frames in one message.", example=16, unit="frames", ge=5, le=1024)
     max_events: Int = _key(65_536, "Most events in one batch.", example=65_536, unit="events", ge=1)
-    max_blocks: Int = _key(20_000_000, "Most live blocks of one source.", example=20_000_000, unit="blocks", ge=1)
+    max_blocks: Int = _key(
+        20_000_000,
+        "Most live blocks of one source, coarse ones that are left out among them; at the limit stores are refused.",
+        example=20_000_000,
+        unit="blocks",
+        ge=1,
+    )
+    max_held_bytes: Int = _key(
+        268_435_456,
+        "Payload held back per source while a gap is filled; the newest batches are let go, and asked for again.",
+        example=268_435_456,
+        unit="bytes",
+        ge=1,
+    )
     max_request_bytes: Int = _key(
         65_536,
         "Largest frame accepted from a router (subscriptions, replay and snapshot requests); a larger one costs the "

@@ -128,6 +128,11 @@ class Normalizer:
         self._clears_all_tiers = data["clears_all_tiers"]
         self.full = data["full"]
 
+    @property
+    def entries(self) -> int:
+        """Blocks remembered: live ones, and coarse ones that are left out; ``max_blocks`` bounds the sum."""
+        return len(self.index) + len(self._coarse)
+
     def announce(self) -> Iterable[OutEvent]:
         """The live set, said from nothing; see :func:`kvbus.core.emit.announce`."""
         return announce(self.index)
@@ -221,6 +226,9 @@ class Normalizer:
         table = self.index.table(store.group, store.medium)
         hashes = event.block_hashes
         if treatment is Treatment.COARSE:
+            if len(self.index) + len(self._coarse) + len(hashes) > self.rules.max_blocks:
+                self.stats.rejected[Reason.INDEX_FULL] += 1
+                return
             self.stats.filtered[Filtered.COARSE] += 1
             for block in hashes:
                 key = (store.group, store.medium, block)
@@ -231,7 +239,7 @@ class Normalizer:
         if parent is not None and not self._parent_ok(store, parent, table):
             return
         new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
-        if new and len(self.index) + new > self.rules.max_blocks:
+        if new and len(self.index) + len(self._coarse) + new > self.rules.max_blocks:
             self.stats.rejected[Reason.INDEX_FULL] += 1
             self.full = True
             return

@@ -47,11 +47,15 @@ class OutputStats(msgspec.Struct):
     heartbeats: int = 0
     subscribers: int = 0
     queue_depth: int = 0
+    queue_limit: int = 0
     dropped_batches: Counter[str] = msgspec.field(default_factory=Counter)
     dropped_events: Counter[str] = msgspec.field(default_factory=Counter)
     replay_requests: Counter[str] = msgspec.field(default_factory=Counter)
     replay_batches: int = 0
     replay_sessions: int = 0
+    replay_sessions_limit: int = 0
+    replay_waiting: int = 0
+    replay_waiting_limit: int = 0
 
 
 class Histogram:

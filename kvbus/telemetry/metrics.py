@@ -127,6 +127,36 @@ class RelayCollector(Collector):
             ["source"],
             (([s.spec.label], len(s.sequencer.held) + len(s.sequencer.actions)) for s in sources),
         )
+        yield _gauge(
+            "source_queue_limit",
+            "Most batches held back for order.",
+            ["source"],
+            (([s.spec.label], s.spec.settings.reorder_batches) for s in sources),
+        )
+        yield _gauge(
+            "source_queue_bytes",
+            "Payload bytes held back for order.",
+            ["source"],
+            (([s.spec.label], s.sequencer.held.bytes) for s in sources),
+        )
+        yield _gauge(
+            "source_queue_bytes_limit",
+            "Most payload bytes held back for order.",
+            ["source"],
+            (([s.spec.label], s.spec.settings.reorder_bytes) for s in sources),
+        )
+        yield _gauge(
+            "source_index_entries",
+            "Blocks remembered: the live ones, and coarse ones that are left out.",
+            ["source"],
+            (([s.spec.label], s.normalizer.entries) for s in sources),
+        )
+        yield _gauge(
+            "source_index_limit",
+            "Most blocks remembered.",
+            ["source"],
+            (([s.spec.label], s.spec.rules.max_blocks) for s in sources),
+        )
 
     def _events(self) -> Iterator[Metric]:
         sources = self._observed.relay.sources
@@ -176,8 +206,12 @@ class RelayCollector(Collector):
             yield _counter(name, text, ["output"], (([o.spec.name], getattr(o.stats, field)) for o in outputs))
         for name, field, text in (
             ("output_queue_depth", "queue_depth", "Batches waiting for the transport."),
+            ("output_queue_limit", "queue_limit", "Most batches waiting for the transport, all streams together."),
             ("output_subscribers", "subscribers", "Subscriptions of routers."),
             ("replay_sessions", "replay_sessions", "Replay answers being sent."),
+            ("replay_sessions_limit", "replay_sessions_limit", "Most replay answers being sent."),
+            ("replay_waiting", "replay_waiting", "Replay requests that wait for their turn."),
+            ("replay_waiting_limit", "replay_waiting_limit", "Most replay requests that wait; more are refused."),
         ):
             yield _gauge(name, text, ["output"], (([o.spec.name], getattr(o.stats, field)) for o in outputs))
         yield _gauge(
@@ -197,6 +231,18 @@ class RelayCollector(Collector):
             "Payload bytes kept for replay.",
             ["output"],
             (([o.spec.name], sum(stream.journal.bytes for stream in o.streams)) for o in outputs),
+        )
+        yield _gauge(
+            "output_journal_batches_limit",
+            "Most batches kept for replay, all streams together.",
+            ["output"],
+            (([o.spec.name], o.spec.journal_batches * len(o.streams)) for o in outputs),
+        )
+        yield _gauge(
+            "output_journal_bytes_limit",
+            "Most payload bytes kept for replay, all streams together.",
+            ["output"],
+            (([o.spec.name], o.spec.journal_bytes * len(o.streams)) for o in outputs),
         )
         for name, field, text in (
             (

@@ -51,6 +51,7 @@ class LiveOutput:
         self._stats = stats
         self._queue: deque[Message] = deque()
         self._queue_limit = queue_limit
+        stats.queue_limit += queue_limit
         self._before_send = before_send
         self._soon: asyncio.Handle | None = None
         self._subscribers = 0

@@ -35,6 +35,36 @@ MAX_WAITING: Final = 10_000
 """Requests that may wait for their turn; more are refused and counted."""
 
 
+class Budget:
+    """How many answers an output may send at once, over all its servers; who finds it used up is called in turn."""
+
+    def __init__(self, limit: int, stats: OutputStats) -> None:
+        self.limit = limit
+        self.stats = stats
+        self._waiting: deque[Callable[[], None]] = deque()
+        stats.replay_sessions_limit = limit
+
+    def take(self, when_free: Callable[[], None]) -> bool:
+        """One answer more; False if there are as many as may be, and ``when_free`` is called once that changes."""
+        if self.stats.replay_sessions < self.limit:
+            self.stats.replay_sessions += 1
+            return True
+        if when_free not in self._waiting:
+            self._waiting.append(when_free)
+        return False
+
+    def give_back(self, count: int) -> None:
+        """So many answers are over."""
+        self.stats.replay_sessions -= count
+        for _ in range(min(count, len(self._waiting))):
+            self._waiting.popleft()()
+
+    def leave(self, when_free: Callable[[], None]) -> None:
+        """Want nothing any more."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(when_free)
+
+
 class Session(msgspec.Struct):
     """One answer being sent. ``message`` is the one that was refused, to be offered again."""
 
@@ -51,7 +81,7 @@ class ReplayServer:
         endpoint: to bind.
         on_request: called with each request's frames, identity first; the answer comes back through :meth:`send`.
         stats: of the output.
-        max_sessions: answers being sent at once; further requests wait.
+        budget: answers being sent at once, shared by the servers of an output; further requests wait.
         stall_timeout: seconds without progress before a requester is forgotten.
         before_send: called before any of an answer leaves (the state it follows from is written first).
 
@@ -66,7 +96,7 @@ class ReplayServer:
         *,
         on_request: Handler,
         stats: OutputStats,
-        max_sessions: int = 64,
+        budget: Budget | None = None,
         stall_timeout: float = 30.0,
         before_send: Callable[[], None] | None = None,
     ) -> None:
@@ -77,7 +107,8 @@ class ReplayServer:
             self._socket.close()
             raise
         self._stats = stats
-        self._max_sessions = max_sessions
+        self._budget = budget or Budget(64, stats)
+        stats.replay_waiting_limit += MAX_WAITING
         self._stall_timeout = stall_timeout
         self._before_send = before_send
         self._counted = 0
@@ -102,23 +133,34 @@ class ReplayServer:
         behind = self._behind.get(answer.identity)
         if behind is not None:
             behind.append(session)
-            self._queued += 1
+            self._wait(1)
             return
         self._behind[answer.identity] = deque()
         self._waiting.append(session)
-        self._queued += 1
+        self._wait(1)
         self._admit()
         if self._handle is None:
             self._handle = self._loop.call_soon(self._turn)
 
+    def _wait(self, count: int) -> None:
+        self._queued += count
+        self._stats.replay_waiting += count
+
     def _admit(self) -> None:
-        while self._waiting and len(self._active) < self._max_sessions:
+        """Give back what ended sessions took, begin as many as the budget has room for."""
+        self._budget.give_back(self._counted - len(self._active))
+        self._counted = len(self._active)
+        while self._waiting and self._budget.take(self._free):
+            self._counted += 1
             session = self._waiting.popleft()
             session.progress = self._loop.time()
             self._active.append(session)
-            self._queued -= 1
-        self._stats.replay_sessions += len(self._active) - self._counted
-        self._counted = len(self._active)
+            self._wait(-1)
+
+    def _free(self) -> None:
+        """Another server of this output has ended an answer."""
+        if self._handle is None:
+            self._handle = self._loop.call_soon(self._turn)
 
     def _over(self, session: Session, outcome: str) -> None:
         """Count what became of an answer; the next request of the same peer takes its turn behind the others."""
@@ -131,7 +173,7 @@ class ReplayServer:
             return
         del self._behind[identity]
         outcomes[outcome] += len(behind)  # whoever is gone, or takes nothing, wants none of these either
-        self._queued -= len(behind)
+        self._wait(-len(behind))
 
     def _turn(self) -> None:
         self._handle = None
@@ -155,6 +197,8 @@ class ReplayServer:
         finally:
             self._admit()
             if self._active:
+                if self._handle is not None:
+                    self._handle.cancel()
                 self._handle = self._loop.call_soon(self._turn) if moved else self._loop.call_later(RETRY, self._turn)
             self._pump.kick()
 
@@ -198,8 +242,10 @@ class ReplayServer:
         """Close; unfinished answers stay unfinished."""
         if self._handle is not None:
             self._handle.cancel()
-        self._stats.replay_sessions -= self._counted
+        self._budget.leave(self._free)
+        self._budget.give_back(self._counted)
         self._counted = 0
+        self._wait(-self._queued)
         for queue in (self._active, self._waiting, self._behind):
             queue.clear()
         self._pump.close()

@@ -15,7 +15,7 @@ from kvbus.core.stream import OutputStream
 from kvbus.errors import BindError
 from kvbus.transport import replay as replay_module
 from kvbus.transport.publisher import EnginePublisher
-from kvbus.transport.replay import ReplayServer
+from kvbus.transport.replay import MAX_WAITING, Budget, ReplayServer
 from tests.core.dsl import payload as batch
 from tests.core.dsl import removed, store
 from tests.system.bus import free_ports, running_bus
@@ -30,14 +30,17 @@ def no_cut():
 class Served:
     """A stream with `count` batches and the server of its replay."""
 
-    def __init__(self, context, count, *, profile="vllm", payload=b"payload", **options):
+    def __init__(self, context, count, *, profile="vllm", payload=b"payload", sessions=64, budget=None, **options):
         self.stream = OutputStream(b"kv@a@m", PROFILES[profile], Journal(10**6, 2**40), heartbeat=0, rank=0)
         for _ in range(count):
             self.stream.append(payload, 0.0)
         self.endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
-        self.stats = OutputStats()
+        self.stats = OutputStats() if budget is None else budget.stats
         self.asked = 0
-        self.server = ReplayServer(context, self.endpoint, on_request=self.on_request, stats=self.stats, **options)
+        budget = budget or Budget(sessions, self.stats)
+        self.server = ReplayServer(
+            context, self.endpoint, on_request=self.on_request, stats=self.stats, budget=budget, **options
+        )
 
     def on_request(self, frames):
         self.asked += 1
@@ -137,7 +140,7 @@ async def test_nothing_is_lost_at_a_requesters_high_water_mark(context):
 @both_loops
 async def test_a_requester_that_stops_reading_delays_nobody(context):
     """A handful of them, as many as there may be sessions but one."""
-    async with served(context, 4000, payload=b"p" * 4000, max_sessions=5) as one:
+    async with served(context, 4000, payload=b"p" * 4000, sessions=5) as one:
         stalled = [requester(context, one, hwm=1, small=True) for _ in range(4)]
         await eventually(lambda: one.asked == 4, "their requests")
         for _ in range(3):
@@ -157,7 +160,7 @@ async def test_a_requester_that_stops_reading_delays_nobody(context):
 
 @both_loops
 async def test_whoever_takes_nothing_for_too_long_is_forgotten(context):
-    async with served(context, 4000, payload=b"p" * 4000, max_sessions=1, stall_timeout=0.05) as one:
+    async with served(context, 4000, payload=b"p" * 4000, sessions=1, stall_timeout=0.05) as one:
         stalled = requester(context, one, hwm=1, small=True)
         await eventually(lambda: one.asked == 1, "its request")
         stalled.ask()
@@ -185,7 +188,7 @@ async def test_a_requester_that_vanishes_is_forgotten(context):
 
 @both_loops
 async def test_two_hundred_at_once(context):
-    async with served(context, 100, max_sessions=16) as one:
+    async with served(context, 100, sessions=16) as one:
         clients = [requester(context, one) for _ in range(200)]
         await eventually(lambda: min([client.read() for client in clients]), "everybody's END")
         assert all(client.seqs() == list(range(100)) for client in clients)
@@ -194,6 +197,48 @@ async def test_two_hundred_at_once(context):
         assert one.stats.replay_sessions == 0
         for client in clients:
             client.close()
+
+
+@both_loops
+async def test_the_servers_of_an_output_share_its_sessions(context):
+    """One stream's slow requesters use the budget up; the other stream's requests wait, and have their turn."""
+    budget = Budget(2, OutputStats())
+    async with (
+        served(context, 4000, payload=b"p" * 4000, budget=budget) as one,
+        served(context, 50, budget=budget) as two,
+    ):
+        slow = [requester(context, one, hwm=1, small=True) for _ in range(2)]
+        await eventually(lambda: one.asked == 2, "their requests")
+        waiting = [requester(context, two) for _ in range(3)]
+        await eventually(lambda: two.asked == 3, "the others' requests")
+        assert (budget.stats.replay_sessions, budget.stats.replay_sessions_limit) == (2, 2)
+        assert (budget.stats.replay_waiting, budget.stats.replay_waiting_limit) == (3, 2 * MAX_WAITING)
+        assert not any(client.read() for client in waiting)
+        await slow[0].drain()
+        await eventually(lambda: min([client.read() for client in waiting]), "everybody's END")
+        assert budget.stats.replay_sessions == 1
+        await slow[1].drain()
+        await eventually(lambda: budget.stats.replay_sessions == 0, "no session left")
+        assert budget.stats.replay_waiting == 0
+        assert one.outcomes == {"complete": 5}
+        for client in (*slow, *waiting):
+            client.close()
+
+
+@both_loops
+async def test_a_server_that_closes_gives_its_sessions_back(context):
+    budget = Budget(1, OutputStats())
+    async with served(context, 50, budget=budget) as two:
+        async with served(context, 4000, payload=b"p" * 4000, budget=budget) as one:
+            slow = requester(context, one, hwm=1, small=True)
+            await eventually(lambda: one.stats.replay_sessions == 1, "the slow one's session")
+            client = requester(context, two)
+            await eventually(lambda: budget.stats.replay_waiting == 1, "the other one waiting")
+        await client.drain()
+        assert client.seqs() == list(range(50))
+        assert budget.stats.replay_sessions == 0
+        slow.close()
+        client.close()
 
 
 @both_loops
@@ -278,7 +323,7 @@ async def test_a_dealer_without_the_delimiter_gets_an_answer_without_it(context)
 @both_loops
 async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkeypatch):
     monkeypatch.setattr(replay_module, "MAX_WAITING", 3)
-    async with served(context, 4000, payload=b"p" * 4000, max_sessions=1) as one:
+    async with served(context, 4000, payload=b"p" * 4000, sessions=1) as one:
         first = requester(context, one, hwm=1, small=True)
         await eventually(lambda: one.asked == 1, "the one that holds the session")
         others = [requester(context, one) for _ in range(5)]
@@ -341,7 +386,7 @@ async def test_a_taken_endpoint_is_named(context):
 
 @both_loops
 async def test_closed_in_the_middle_of_answers(context):
-    async with served(context, 4000, payload=b"p" * 4000, max_sessions=2) as one:
+    async with served(context, 4000, payload=b"p" * 4000, sessions=2) as one:
         clients = [requester(context, one, hwm=1, small=True) for _ in range(4)]
         await eventually(lambda: one.asked == 4, "the requests")
         one.server.close()
