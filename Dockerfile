@@ -1,8 +1,8 @@
-# kvbus in a container: no compiler, no pip, no cache, a fixed unprivileged user, happy with a read-only root.
+# kvbus in a container: no compiler, no cache, a fixed unprivileged user, happy with a read-only root.
 #
 #   docker build -t kvbus .
-#   docker run --rm --network host -v $PWD/kvbus.yaml:/etc/kvbus/kvbus.yaml:ro kvbus
-ARG PYTHON_IMAGE=python:3.13-slim-trixie
+#   docker run --rm --network host --read-only --cap-drop ALL -v $PWD/kvbus.yaml:/etc/kvbus/kvbus.yaml:ro kvbus
+ARG PYTHON_IMAGE=python:3.13.15-slim-trixie@sha256:8d9d0b8bcf6506481eae4907c18f5e3e7902e629f5f6d684f9e7c32e85e3ddf0
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
@@ -12,7 +12,7 @@ RUN python3 -m venv /opt/build \
  && /opt/build/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r requirements-build.lock \
  && python3 -m venv --without-pip /opt/kvbus \
  && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --only-binary :all: --require-hashes -r requirements-runtime.lock
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY kvbus ./kvbus
 RUN /opt/build/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /tmp/wheel . \
  && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --no-deps --no-index /tmp/wheel/*.whl \

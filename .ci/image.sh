@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Build the Dockerfile with buildah and leave behind a podman that runs it: no Docker engine, no registry of images.
+#
+#   .ci/image.sh DIR       needs root and apt; DIR holds the base, the image and the containers' storage
+#
+# The Dockerfile's base is not pulled. A Debian of the same release with its python3 stands in for it, so what is proven is
+# kvbus's own part: that it builds from wheels by hash, and how it runs. Sizes are those of the stand-in plus kvbus.
+#
+# Afterwards DIR/podman is podman on that storage, and DIR/facts has the image's name, size and build time.
+set -Eeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+mkdir -p "$1"
+home=$(cd "$1" && pwd)
+image=localhost/kvbus:ci
+
+if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
+    echo "building the image takes root and apt" >&2
+    exit 1
+fi
+packages=()
+for tool in buildah podman runc catatonit debootstrap; do
+    command -v "$tool" >/dev/null || packages+=("$tool")
+done
+if ((${#packages[@]})); then
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+fi
+
+# python:3.13.1-slim-trixie@sha256:… -> name and tag, and the release of Debian
+pinned=$(sed -n 's/^ARG PYTHON_IMAGE=//p' Dockerfile)
+base=docker.io/library/${pinned%@*}
+release=${base##*-}
+
+mkdir -p "$home/storage" "$home/run" "$home/tmp"
+cat >"$home/containers.conf" <<CONF
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+init = false
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+CONF
+storage=(--storage-driver overlay --root "$home/storage" --runroot "$home/run")
+cat >"$home/podman" <<WRAPPER
+#!/bin/sh
+CONTAINERS_CONF='$home/containers.conf' exec podman ${storage[*]@Q} --tmpdir '$home/tmp' "\$@"
+WRAPPER
+chmod +x "$home/podman"
+
+if ! buildah "${storage[@]}" inspect --type image "$base" >/dev/null 2>&1; then
+    rm -rf "$home/rootfs"
+    debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,ca-certificates "$release" "$home/rootfs" >"$home/debootstrap.log" 2>&1 ||
+        { tail -5 "$home/debootstrap.log" >&2 && exit 1; }
+    rm -rf "$home/rootfs/var/cache/apt" "$home/rootfs/var/lib/apt/lists" "$home"/rootfs/var/log/*
+    container=$(buildah "${storage[@]}" from scratch)
+    buildah "${storage[@]}" add --quiet "$container" "$home/rootfs" / >/dev/null
+    buildah "${storage[@]}" commit --quiet --rm "$container" "$base" >/dev/null
+    rm -rf "$home/rootfs"
+fi
+
+# pip in the build trusts whom this machine trusts
+printf '[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n' >"$home/pip.conf"
+began=$SECONDS
+buildah "${storage[@]}" bud --isolation chroot --pull-never --layers --format oci \
+    --volume /etc/ssl/certs:/etc/ssl/certs:ro --volume "$home/pip.conf:/etc/pip.conf:ro" \
+    --build-arg "PYTHON_IMAGE=$base" --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
+    --tag "$image" . >"$home/build.log" 2>&1 || { tail -20 "$home/build.log" >&2 && exit 1; }
+
+size() { "$home/podman" image inspect --format '{{.Size}}' "$1"; }
+{
+    echo "image=$image"
+    echo "seconds=$((SECONDS - began))"
+    echo "bytes=$(size "$image")"
+    echo "base_bytes=$(size "$base")"
+} | tee "$home/facts"

@@ -1,0 +1,194 @@
+"""The container image: what is in it, what it needs, how it ends, and a capture through it that comes out exact."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import uvloop
+
+from kvbus.play import Faults, play
+from kvbus.transport.publisher import EnginePublisher
+from tests.image.conftest import IMAGE, SECURE, Podman
+from tests.system.bus import RouterOnASet, eventually
+from tests.system.test_run import Place
+from tests.wire.captures import load, matches_truth
+
+pytestmark = pytest.mark.xdist_group("image")
+
+ROOT: Final = Path(__file__).parents[2]
+USER: Final = "65532"
+VERSION: Final = version("kvbus")
+KVBUS_BYTES: Final = 80_000_000
+"""What kvbus and everything it needs may add to its base."""
+START_SECONDS: Final = 10.0
+"""From `podman run` to ready, on a machine that does other things, too. OPERATIONS.md says what was measured."""
+
+
+@pytest.fixture(scope="session")
+def config(podman: Podman) -> dict[str, Any]:
+    return dict(json.loads(podman("image", "inspect", "--format", "{{json .Config}}", IMAGE).stdout))
+
+
+def test_the_base_is_pinned_to_its_bytes_and_used_by_both_stages() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG PYTHON_IMAGE=python:\d+\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}$", dockerfile, re.MULTILINE)
+    assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == ["${PYTHON_IMAGE}"] * 2
+
+
+def test_it_runs_kvbus_as_a_fixed_unprivileged_user(podman: Podman, config: dict[str, Any]) -> None:
+    assert config["Entrypoint"] == ["kvbus"]
+    assert config["User"] == f"{USER}:{USER}"
+    assert config["StopSignal"] == "SIGTERM"
+    assert set(config["ExposedPorts"]) == {"5657/tcp", "5658/tcp", "9477/tcp"}
+    assert podman.shell("id -u; id -g").split() == [USER, USER]
+    told = podman("run", "--rm", *SECURE, "--network", "none", IMAGE, "--version")
+    assert told.stdout.strip() == f"kvbus {VERSION}"
+
+
+def test_its_labels(config: dict[str, Any]) -> None:
+    prefix = "org.opencontainers.image."
+    labels = {key.removeprefix(prefix): value for key, value in config["Labels"].items() if key.startswith(prefix)}
+    assert labels.keys() == {"title", "description", "licenses", "version", "revision"}
+    assert labels["title"] == "kvbus"
+    assert labels["licenses"] == "Apache-2.0"
+    assert labels["version"] == VERSION
+    assert re.fullmatch(r"[0-9a-f]{40}|unknown", labels["revision"])
+
+
+def test_it_has_no_compiler_no_cache_and_nothing_of_the_build(podman: Podman) -> None:
+    """Not what the base has of its own, but what is there of kvbus and of what built it."""
+    assert podman.shell("for tool in gcc cc g++ clang ld make; do command -v $tool; done; true") == ""
+    names = r"-name .cache -o -name 'hatchling*' -o -path '/src/*' -o -path '/opt/build*'"
+    found = podman.shell(rf"find / -xdev -path /proc -prune -o \( {names} \) -print", "--user", "0")
+    assert found == ""
+    assert "pip" not in podman.shell("ls /opt/kvbus/lib/python3*/site-packages").split()
+
+
+def test_nothing_of_kvbus_can_be_written_by_its_user(podman: Podman) -> None:
+    assert podman.shell("find /opt/kvbus /etc/kvbus -writable ! -type l").split() == []
+    assert podman.shell("touch /var/lib/kvbus/x 2>/dev/null && echo written; true") == "", "the root is read-only"
+
+
+def test_byte_code_is_there(podman: Podman) -> None:
+    """A read-only root cannot keep it later: without it each start compiles everything."""
+    code = "import kvbus.daemon as d; print(d.__cached__)"
+    (cached,) = podman.shell(f'python -c "{code}" | xargs ls').split()
+    assert cached.endswith(".pyc")
+
+
+def test_what_it_adds_to_its_base(podman: Podman) -> None:
+    facts = dict(line.split("=", 1) for line in (Path(podman.wrapper).parent / "facts").read_text().splitlines())
+    added = int(facts["bytes"]) - int(facts["base_bytes"])
+    assert 0 < added < KVBUS_BYTES
+
+
+class Contained(Place):
+    """A bus in a container on the host's network, with every protection the docs name."""
+
+    def run(self, podman: Podman, name: str, *more: str) -> None:
+        file = self.directory / "kvbus.yaml"
+        file.write_text(json.dumps(self.config))
+        mount = f"{file}:/etc/kvbus/kvbus.yaml:ro"
+        podman(
+            *("run", "--detach", "--name", name, *SECURE, "--network", "host"),
+            *("--memory", "256m", "--volume", mount, *more, IMAGE),
+        )
+
+    async def up(self, podman: Podman, name: str) -> None:
+        def there() -> bool:
+            if self.get("/readyz")[0] == 200:
+                return True
+            running = podman("inspect", "--format", "{{.State.Running}}", name).stdout.strip()
+            assert running == "true", podman("logs", name).stderr
+            return False
+
+        await eventually(there, "a container that is ready")
+
+
+@pytest.mark.parametrize("capture", ["vllm033_map_int", "vllm033_restart", "sglang0523_hicache"])
+def test_a_capture_through_the_container_comes_out_exact(
+    podman: Podman, name: str, tmp_path: Path, capture: str
+) -> None:
+    async def through() -> None:
+        place = Contained(tmp_path)
+        began = time.monotonic()
+        place.run(podman, name)
+        await place.up(podman, name)
+        assert time.monotonic() - began < START_SECONDS
+        router = RouterOnASet(place.out, place.out_replay)
+        try:
+            router.subscribe()
+            await place.subscribed()
+            messages = load(capture)
+            async with EnginePublisher(place.engine, place.engine_replay, bind=True) as engine:
+                await eventually(lambda: place.sources()[0]["state"] == "live", "the bus in sync")
+                faults = Faults(drop=0.03, duplicate=0.03, swap=0.03, seed=1)
+                await play(engine, lambda: messages, rate=2000, subscribers=1, faults=faults)
+
+                def relayed() -> bool:
+                    (source,) = place.sources()
+                    return source["last_seq"] == messages[-1].seq and source["state"] == "live"
+
+                await eventually(relayed, "every batch relayed")
+                last = sent(place)
+                while router.next <= last:
+                    await router.follow()
+                    await asyncio.sleep(0.005)
+            assert matches_truth(capture, router.view) is None
+            assert router.view.violations == []
+        finally:
+            router.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(through())
+
+
+def sent(place: Place) -> int:
+    """The newest seq of the output."""
+    (value,) = re.findall(
+        r'^kvbus_output_sequence\{output="routers",stream="0"\} (\S+)', place.get("/metrics")[1], re.MULTILINE
+    )
+    return int(float(value))
+
+
+def test_it_ends_in_order_at_once(podman: Podman, name: str, tmp_path: Path) -> None:
+    place = Contained(tmp_path)
+    place.run(podman, name)
+    with asyncio.Runner() as runner:
+        runner.run(place.up(podman, name))
+    began = time.monotonic()
+    podman("stop", "--time", "30", name)
+    assert time.monotonic() - began < 20
+    assert podman("inspect", "--format", "{{.State.ExitCode}}", name).stdout.strip() == "0"
+    assert "SIGTERM: ending" in podman("logs", name).stderr
+
+
+def test_a_wrong_configuration_ends_it_with_78(podman: Podman, name: str, tmp_path: Path) -> None:
+    place = Contained(tmp_path, block_size="many")
+    place.run(podman, name)
+    assert podman("wait", name).stdout.strip() == "78"
+    assert "block_size" in podman("logs", name).stderr
+
+
+def test_the_state_outlives_the_container(podman: Podman, name: str, tmp_path: Path) -> None:
+    """`state_dir` on a volume: the second container goes on where the first was."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    place = Contained(tmp_path, state_dir="/var/lib/kvbus")
+    volume = ("--volume", f"{state}:/var/lib/kvbus:U")
+    with asyncio.Runner() as runner:
+        place.run(podman, name, *volume)
+        runner.run(place.up(podman, name))
+        podman("rm", "--force", "--time", "10", name)
+        place.run(podman, name, *volume)
+        runner.run(place.up(podman, name))
+    assert {path.suffix for path in state.iterdir()} >= {".dump", ".log"}
+    assert "kvbus_state_refused_total 0.0" in place.get("/metrics")[1]
+    assert "kvbus_state_writing 1.0" in place.get("/metrics")[1]
