@@ -7,17 +7,25 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from . import core
+from . import core, fanout, ingest, late, latency, state, workloads
 from .processes import pin
 from .report import Section, plain
 
-SECTIONS = {
+SECTIONS: Final[dict[str, Callable[..., Section]]] = {
     "core": core.run,
+    "ingest": ingest.run,
+    "latency": latency.run,
+    "late": late.run,
+    "ranks": fanout.run_ranks,
+    "engine": fanout.run_engine,
+    "state": state.run,
+    "workloads": workloads.run,
 }
 
 
@@ -60,8 +68,13 @@ def _save(path: Path, section: Section, settings: dict[str, Any]) -> None:
 @click.option(
     "--runs", type=click.IntRange(1), default=5, show_default=True, help="Alternating runs of each measurement."
 )
+@click.option(
+    "--traces",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Directory of request traces (*.jsonl in Mooncake's format) that drive simulated engines in `workloads`.",
+)
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Put the results into this file, part by part.")
-def main(only: tuple[str, ...], out: Path | None, runs: int, *, quick: bool) -> None:
+def main(only: tuple[str, ...], out: Path | None, traces: Path | None, runs: int, *, quick: bool) -> None:
     """Measure kvbus beside what it is compared with, on this machine, now.
 
     \b
@@ -73,7 +86,8 @@ def main(only: tuple[str, ...], out: Path | None, runs: int, *, quick: bool) -> 
     pin()
     for name in only or SECTIONS:
         began = time.monotonic()
-        section = SECTIONS[name](quick=quick, runs=runs)
+        more = {"traces": traces} if name == "workloads" else {}
+        section = SECTIONS[name](quick=quick, runs=runs, **more)
         took = time.monotonic() - began
         click.echo(plain(section))
         click.echo(f"{name}: {took:.0f} s\n", err=True)

@@ -155,7 +155,7 @@ def run(*, quick: bool, runs: int) -> Section:
     return section
 
 
-def _child(*arguments: object) -> Any:
+def child(*arguments: object) -> Any:
     return run_child("tests.bench.core", *arguments, cores=(MEASURED_CORE,))
 
 
@@ -163,7 +163,7 @@ def _cost(section: Section, blocks: int, runs: int) -> None:
     found: dict[str, list[dict[str, float]]] = {"8x8": [], "1x64": [], "1x8": [], "1x1": []}
     for i in range(runs):
         for load in found if i % 2 == 0 else reversed(found):
-            found[load].append(_child("cost", load, blocks))
+            found[load].append(child("cost", load, blocks))
     table = Table("CPU time a block", ["load (events x blocks)", "us a block", "spread", "yardstick turns a block"])
     for load, results in found.items():
         each = Series([result["us_per_block"] for result in results], "us")
@@ -186,7 +186,7 @@ def _memory(section: Section, blocks: int, runs: int) -> None:
     )
     for load, wide in (("8x8", False), ("8x8", True), ("1x1", False), ("1x1", True)):
         each = Series(
-            [_child("memory", load, blocks, int(wide))["bytes_per_block"] for _ in range(min(runs, 3))], "bytes"
+            [child("memory", load, blocks, int(wide))["bytes_per_block"] for _ in range(min(runs, 3))], "bytes"
         )
         table.add(load, "above 65,535" if wide else "below 65,536", each.median, each.spread, 80 if wide else 48)
         if not wide:
@@ -201,7 +201,7 @@ def _scale(section: Section, large: int, operations: int, runs: int) -> None:
     found: dict[int, list[dict[str, float]]] = {small: [], large: []}
     for i in range(runs):
         for live in (small, large) if i % 2 == 0 else (large, small):
-            found[live].append(_child("scale", live, operations))
+            found[live].append(child("scale", live, operations))
     ratio = Series(
         [b["us_per_operation"] / a["us_per_operation"] for a, b in zip(found[small], found[large], strict=True)], "x"
     )

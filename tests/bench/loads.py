@@ -36,6 +36,9 @@ PROBE: Final = -1.0
 END: Final = -2.0
 """``ts`` of the last message of a run."""
 
+NUMBERED: Final = 1e9
+"""A ``ts`` from here on is a message's number; below it is the monotonic clock."""
+
 _NO_ZERO: Final = bytes([1, *range(1, 256)])
 """Leading bytes are never zero, so that each number has the one msgpack form an encoder gives it."""
 
@@ -244,6 +247,7 @@ LOADS: Final[dict[str, Load]] = {
         Load("1x8", "1 event of 8 blocks", 8, lambda rank: stores(1, 8, rank=rank)),
         Load("1x64", "1 event of 64 blocks", 64, lambda rank: stores(1, 64, rank=rank)),
         Load("mix", "4 stores and 4 removals of 8 blocks, 65,536 live", 0, lambda rank: mixed(8, 8, 65_536, rank=rank)),
+        Load("full", "1 store and 1 removal of 8 blocks, 4,096 live", 0, lambda rank: mixed(2, 8, 4096, rank=rank)),
         Load("sim", "a simulated vLLM 0.33 engine, seeded requests", 0, lambda rank: simulated(None, rank=rank)),
     )
 }
@@ -257,32 +261,24 @@ def load_named(name: str) -> Load:
     return LOADS[name]
 
 
-def count_blocks(payloads: list[bytes]) -> tuple[int, int]:
-    """Blocks stored and blocks removed in these batches, by decoding them whole."""
+def tally(payloads: list[bytes]) -> tuple[int, int, set[int]]:
+    """Blocks stored, blocks removed, and what is live in the end, copies counted; by decoding everything whole."""
     stored = removed = 0
+    copies: dict[int, int] = {}
     decode = msgspec.msgpack.Decoder(list[Any]).decode
     for payload in payloads:
         for event in decode(payload)[1]:
             if event["type"] == "BlockStored":
                 stored += len(event["block_hashes"])
+                for block in event["block_hashes"]:
+                    copies[block] = copies.get(block, 0) + 1
             elif event["type"] == "BlockRemoved":
                 removed += len(event["block_hashes"])
-    return stored, removed
-
-
-def live_hashes(payloads: list[bytes]) -> set[int]:
-    """What a router with a plain set holds after these batches."""
-    live: set[int] = set()
-    decode = msgspec.msgpack.Decoder(list[Any]).decode
-    for payload in payloads:
-        for event in decode(payload)[1]:
-            if event["type"] == "BlockStored":
-                live.update(event["block_hashes"])
-            elif event["type"] == "BlockRemoved":
-                live.difference_update(event["block_hashes"])
+                for block in event["block_hashes"]:
+                    copies[block] = copies.get(block, 0) - 1
             else:
-                live.clear()
-    return live
+                copies.clear()
+    return stored, removed, {block for block, count in copies.items() if count > 0}
 
 
 def monotonic() -> float:

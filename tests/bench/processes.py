@@ -117,10 +117,11 @@ def started(
     with contextlib.ExitStack() as stack:
         if log is not None:
             options["stdout"] = options["stderr"] = stack.enter_context(log.open("ab"))
+        environ = options.pop("env", environment())
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=options.pop("env", environment()),
+            env=environ,
             preexec_fn=(lambda: pin(*cores)) if cores else None,  # noqa: PLW1509 - there are no threads here
             **{"stdin": subprocess.DEVNULL, **options},
         )

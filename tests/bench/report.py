@@ -82,6 +82,11 @@ class Section:
         self.plots.append({"title": title, "unit": unit, "bars": told})
 
 
+def ratios(over: list[float], under: list[float], unit: str = "x") -> Series:
+    """One run's value by the other's of the same turn."""
+    return Series([a / b for a, b in zip(over, under, strict=True)], unit)
+
+
 def from_json(data: dict[str, Any]) -> Section:
     """The reverse of :meth:`Section.to_json`."""
     targets = [Target(**{**target, "measured": Series(**target["measured"])}) for target in data["targets"]]

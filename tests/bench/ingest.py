@@ -1,0 +1,172 @@
+"""Blocks a second: through kvbus and into a router, beside the rate at which the real Dynamo indexer takes them in.
+
+The load is 8x8, as fast as it is taken. kvbus's clock runs from the first batch that leaves the engine to the end's
+arrival at the router, the indexer's until its metrics say that every event is applied. Both are measured on one core of
+their own, and with both cores free for everyone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.interop.dynamo import PYTHON_ENV, DynamoIndexer
+from tests.system.bus import ports_in_a_row
+
+from . import engine
+from .counters import Counters
+from .processes import LOAD_CORE, MEASURED_CORE, ROOT, fine_cpu_seconds, pin, started, wait_until
+from .report import Section, Series, Table, Target, ratios
+from .setups import BETWEEN, Between, Child, Setup
+from .setups import run as run_setup
+from .turns import alternate
+
+EVENTS: Final = 8
+BLOCKS: Final = 64
+_APPLIED: Final = re.compile(
+    r'^dynamo_kvrouter_kv_cache_events_applied\{event_type="(\w+)",status="(\w+)"\} (\d+)', re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of one run."""
+
+    blocks_per_second: float
+    cpu_us_per_block: float
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """Who takes the load in, on one core or on all."""
+
+    who: Between | str
+    pinned: bool
+
+    def __str__(self) -> str:
+        return self.who if self.pinned else f"{self.who}, all cores"
+
+
+def run(*, quick: bool, runs: int) -> Section:
+    """Rates, and kvbus's against the indexer's."""
+    batches = 4000 if quick else 30_000
+    section = Section("ingest", "Blocks a second through kvbus, and into the Dynamo indexer")
+    python = dynamo_python()
+    competitors = [Competitor(between, pinned=True) for between in BETWEEN] + [Competitor("kvbus", pinned=False)]
+    if python is None:
+        section.notes.append("The Dynamo indexer was not installed: nothing was compared with it.")
+    else:
+        os.environ[PYTHON_ENV] = python
+        competitors += [Competitor("dynamo", pinned=pinned) for pinned in (True, False)]
+    found = alternate("ingest", runs, competitors, lambda competitor: _measure(competitor, batches))
+    table = Table(
+        f"{batches * BLOCKS:,} blocks in batches of 8 events of 8 blocks, as fast as they are taken",
+        ["", "blocks/s", "spread", "CPU us a block"],
+    )
+    bars = {}
+    for competitor, rates in found.items():
+        rate = Series([each.blocks_per_second for each in rates], "blocks/s")
+        bars[str(competitor)] = rate
+        table.add(competitor, rate.median, rate.spread, Series([each.cpu_us_per_block for each in rates]).median)
+    section.tables.append(table)
+    section.plot("Blocks a second, 8 events of 8 blocks", "blocks/s", bars)
+    if python is not None:
+        for pinned, cores in ((True, "one core each"), (False, "all cores")):
+            ours, theirs = (
+                [each.blocks_per_second for each in found[Competitor(who, pinned)]] for who in ("kvbus", "dynamo")
+            )
+            section.targets.append(
+                Target(
+                    f"ingest-{'one-core' if pinned else 'all-cores'}",
+                    f"blocks/s through kvbus against the Dynamo indexer's ingest, {cores}",
+                    ratios(ours, theirs),
+                    1.0,
+                    ">=",
+                )
+            )
+    return section
+
+
+def _measure(competitor: Competitor, batches: int) -> Rate:
+    if competitor.who == "dynamo":
+        return ingest_dynamo(batches, pinned=competitor.pinned)
+    verify = competitor.who == "kvbus"
+    result = run_setup(Setup(competitor.who, "8x8", batches, verify=verify, pinned=competitor.pinned))  # type: ignore[arg-type]
+    (heard,) = result.heard
+    blocks = batches * BLOCKS
+    if heard.batches != batches or (verify and (heard.stored, heard.live) != (blocks, blocks)):
+        raise RuntimeError(f"{competitor}: of {batches} batches and {blocks} blocks there came {heard}")
+    return Rate(blocks / result.seconds, result.cpu.get("relay", 0.0) / blocks * 1e6)
+
+
+def dynamo_python() -> str | None:
+    """The interpreter of the environment that has the indexer, if there is one."""
+    default = ROOT / ".venv" / "dynamo" / "bin" / "python"
+    return os.environ.get(PYTHON_ENV) or (str(default) if default.exists() else None)
+
+
+def ingest_dynamo(batches: int, *, pinned: bool) -> Rate:
+    """Send the load to the indexer, and wait until it says that all of it is applied."""
+    port = ports_in_a_row(1)
+    endpoint = f"tcp://127.0.0.1:{port}"
+    events = batches * EVENTS + 1  # and the end
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvbus-bench-")))
+        with _confined(*((MEASURED_CORE,) if pinned else ())):
+            indexer = stack.enter_context(DynamoIndexer(directory / "dynamo.log"))
+        Counters(directory / "counters", 1)
+        spec = engine.Spec([(endpoint, None)], "8x8", batches, str(directory / "counters"), [])
+        sender = Child(
+            stack.enter_context(
+                started(
+                    [sys.executable, "-m", "tests.bench.engine", msgspec.json.encode(spec).decode()],
+                    cores=(LOAD_CORE,) if pinned else (),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            ),
+            directory / "dynamo.log",
+        )
+        sender.expect("ready")
+        indexer.register("bench", endpoint, None, 16)
+        sender.ask("subscribed")
+        pid = indexer._process.pid
+        before = fine_cpu_seconds(pid)
+        sender.tell("run")
+        wait_until(lambda: _applied(indexer)["stored", "ok"] >= events, "the indexer has applied all", 300, every=0.02)
+        done, cpu = time.monotonic(), fine_cpu_seconds(pid) - before
+        ran = msgspec.convert(sender.answer(), engine.Ran)
+        refused = {key: count for key, count in _applied(indexer).items() if count and key != ("stored", "ok")}
+        if refused:
+            raise RuntimeError(f"the indexer did not take everything: {refused}")
+        if batches <= 4000 and (held := len(indexer.blocks("bench"))) != batches * BLOCKS + 1:
+            raise RuntimeError(f"the indexer holds {held} blocks of {batches * BLOCKS + 1}")
+        blocks = batches * BLOCKS
+        return Rate(blocks / (done - ran.first), cpu / blocks * 1e6)
+
+
+def _applied(indexer: DynamoIndexer) -> dict[tuple[str, str], int]:
+    """Events by type and status."""
+    _, text = indexer._call("GET", "/metrics")
+    return {(kind, status): int(count) for kind, status, count in _APPLIED.findall(text)}
+
+
+@contextlib.contextmanager
+def _confined(*cores: int) -> Iterator[None]:
+    """What is started within inherits these cores."""
+    pin(*cores)
+    try:
+        yield
+    finally:
+        pin()

@@ -1,0 +1,121 @@
+"""Late routers: how fast they get everything, and what the live stream notices of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+
+from .processes import peak_rss_bytes, reset_peak, rss_bytes
+from .reader import Answered, Spec
+from .report import Section, Series, Table, Target
+from .setups import Running, Setup, percentile, running
+
+LIVE_RATE: Final = 200
+"""Batches of 64 blocks a second: twelve times what an engine of eight ranks sends."""
+
+REQUESTERS: Final = 4
+
+
+def run(*, quick: bool, runs: int) -> Section:
+    """One late router alone; then several at once beside a live stream."""
+    blocks = 200_000 if quick else 1_000_000
+    section = Section("late", f"Late routers at {blocks:,} live blocks")
+    _alone(section, blocks, runs)
+    _beside_live(section, blocks, seconds=12 if quick else 40, runs=1 if quick else runs)
+    return section
+
+
+def _alone(section: Section, blocks: int, runs: int) -> None:
+    found: dict[str, list[float]] = {"dealer": [], "client": []}
+    size = []
+    with running(_filled(blocks, 0)) as processes:
+        for turn in range(runs):
+            for kind in found if turn % 2 == 0 else reversed(found):
+                answered = _answered(processes, [processes.reader(_spec(processes, kind))])[0]
+                _check(answered, blocks)
+                found[kind].append(answered.ended - answered.asked)
+                if kind == "dealer":
+                    size.append(answered.bytes / 1e6)
+    dealer, client = Series(found["dealer"], "s"), Series(found["client"], "s")
+    section.targets.append(Target("late", f"{blocks:,} live blocks to a late router", dealer, 2.0))
+    table = Table("A replay from 0, from the request to its end", ["", "seconds", "spread"])
+    table.add(f"received ({Series(size)} MB)", dealer.median, dealer.spread)
+    table.add("received and built into a `BlockView` by `kvbus.client`", client.median, client.spread)
+    section.tables.append(table)
+
+
+def _beside_live(section: Section, blocks: int, *, seconds: int, runs: int) -> None:
+    before: dict[str, list[float]] = {"p50": [], "p99": [], "max": []}
+    during: dict[str, list[float]] = {"p50": [], "p99": [], "max": []}
+    took, grown = [], []
+    for _ in range(runs):
+        with running(_filled(blocks, seconds)) as processes:
+            assert processes.relay is not None
+            # readers are polite: what is to be seen is kvbus, not who of the routers' processes has the core
+            readers = [processes.reader(_spec(processes, "dealer", nice=19)) for _ in range(REQUESTERS)]
+            processes.begin()
+            time.sleep(seconds / 4)
+            base = rss_bytes(processes.relay.pid)
+            reset_peak(processes.relay.pid)
+            answers = _answered(processes, readers)
+            peak = peak_rss_bytes(processes.relay.pid)
+            result = processes.end()
+            processes.check_kvbus()
+        for answered in answers:
+            _check(answered, blocks)
+        asked, ended = min(each.asked for each in answers), max(each.ended for each in answers)
+        arrivals = list(zip(result.times[0::2], result.times[1::2], strict=True))
+        if arrivals[-1][0] < ended:
+            raise RuntimeError(f"the live stream ended {ended - arrivals[-1][0]:.1f} s before the answers did")
+        for values, latencies in (
+            (before, sorted(latency for at, latency in arrivals if at < asked)),
+            (during, sorted(latency for at, latency in arrivals if asked <= at <= ended)),
+        ):
+            values["p50"].append(percentile(latencies, 0.5) * 1000)
+            values["p99"].append(percentile(latencies, 0.99) * 1000)
+            values["max"].append(latencies[-1] * 1000)
+        took.append(ended - asked)
+        grown.append((peak - base) / 2**20)
+    section.targets.append(
+        Target(
+            "late-live",
+            f"p99 of live latency while {REQUESTERS} late routers get {blocks:,} blocks each",
+            Series(during["p99"], "ms"),
+            20.0,
+        )
+    )
+    table = Table(
+        f"Live latency at {LIVE_RATE} batches/s of 64 blocks, ms", ["", *(name for name in before for _ in (0, 1))]
+    )
+    table.columns = ["", "p50", "spread", "p99", "spread", "max", "spread"]
+    for title, values in (("before", before), (f"while {REQUESTERS} late routers are answered", during)):
+        cells = [cell for name in values for cell in (Series(values[name]).median, Series(values[name]).spread)]
+        table.add(title, *cells)
+    section.tables.append(table)
+    section.notes.append(
+        f"The answers to all {REQUESTERS} took {Series(took)} s ({Series(took).spread}) and {Series(grown)} MiB "
+        f"({Series(grown).spread}) at most beside what was there."
+    )
+
+
+def _filled(blocks: int, seconds: int) -> Setup:
+    batches = blocks // 64
+    return Setup("kvbus", "8x8", batches + LIVE_RATE * seconds, prefill=batches, rate=LIVE_RATE if seconds else 0)
+
+
+def _spec(processes: Running, kind: str, nice: int = 0) -> Spec:
+    return Spec(processes.out[0], processes.out_replay[0], kind, nice)  # type: ignore[arg-type]
+
+
+def _answered(processes: Running, readers: list) -> list[Answered]:
+    for reader in readers:
+        reader.tell("ask")
+    return [msgspec.convert(reader.answer(), Answered) for reader in readers]
+
+
+def _check(answered: Answered, blocks: int) -> None:
+    """At least what was there before; with a live stream beside it more."""
+    if answered.blocks < blocks // 64 * 64:
+        raise RuntimeError(f"of {blocks} blocks there came {answered}")

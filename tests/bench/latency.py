@@ -1,0 +1,120 @@
+"""What a relay adds to the way from engine to router, and the CPU time it spends on a small message.
+
+At 2,000 batches a second each batch carries the time it left; routers and engine read one clock. What is added is a
+percentile with a relay between, less the same percentile of the direct connection. CPU time is that of all threads of
+the relay's process.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .report import Section, Series, Table, Target, ratios
+from .setups import BETWEEN, Result, Setup, percentile
+from .setups import run as run_setup
+from .turns import alternate
+
+RATE: Final = 2000
+SHARES: Final = {"p50": 0.5, "p99": 0.99}
+
+
+def run(*, quick: bool, runs: int) -> Section:
+    """Paced, then at saturation."""
+    section = Section("latency", "Added latency, and CPU time a message")
+    seconds = 2 if quick else 10
+    for load, size in (("1x1", "200-byte batches of one block"), ("8x8", "4.5 kB batches of 64 blocks")):
+        paced = alternate(
+            f"latency {load}", runs, BETWEEN, lambda between, load=load: _paced(between, load, RATE * seconds)
+        )
+        _added(section, paced, load, size)
+    saturated = alternate(
+        "cpu",
+        runs,
+        [between for between in BETWEEN if between != "direct"],
+        lambda between: run_setup(Setup(between, "1x1", 20_000 if quick else 200_000)),
+    )
+    _saturated(section, saturated)
+    return section
+
+
+def _paced(between, load, batches) -> Result:
+    result = run_setup(Setup(between, load, batches, rate=RATE))
+    if result.heard[0].batches != batches:
+        raise RuntimeError(f"{between}: of {batches} batches there came {result.heard[0].batches}")
+    return result
+
+
+def _added(section: Section, found: dict[str, list[Result]], load: str, size: str) -> None:
+    direct = {name: [percentile(each.latencies, at) * 1e6 for each in found["direct"]] for name, at in SHARES.items()}
+    table = Table(
+        f"At {RATE:,} batches/s, {size}: latency through a relay, less that of the direct connection",
+        ["", "added p50, us", "spread", "added p99, us", "spread", "CPU us a batch", "spread"],
+    )
+    table.add("direct (not less itself)", *_told(direct["p50"]), *_told(direct["p99"]), "", "")
+    added: dict[str, dict[str, list[float]]] = {}
+    cpu: dict[str, list[float]] = {}
+    for between, results in found.items():
+        if between == "direct":
+            continue
+        added[between] = {
+            name: [
+                percentile(each.latencies, at) * 1e6 - less for each, less in zip(results, direct[name], strict=True)
+            ]
+            for name, at in SHARES.items()
+        }
+        cpu[between] = [each.cpu["relay"] / each.batches * 1e6 for each in results]
+        table.add(between, *_told(added[between]["p50"]), *_told(added[between]["p99"]), *_told(cpu[between]))
+    section.tables.append(table)
+    if load != "1x1":
+        return
+    for name, limit in (("p50", 2.0), ("p99", 3.0)):
+        section.targets.append(
+            Target(
+                f"latency-{name}",
+                f"added latency at {RATE:,} batches/s, {name}, against zmq.proxy's",
+                ratios(added["kvbus"][name], added["proxy"][name]),
+                limit,
+            )
+        )
+        bars = {between: Series(values[name]) for between, values in added.items()}
+        section.plot(f"Added latency at {RATE:,} batches/s, {name}", "us", bars)
+    section.targets.append(
+        Target(
+            "cpu-paced",
+            f"CPU a 200-byte message at {RATE:,}/s, against zmq.proxy's",
+            ratios(cpu["kvbus"], cpu["proxy"]),
+            3.0,
+        )
+    )
+
+
+def _saturated(section: Section, found: dict[str, list[Result]]) -> None:
+    table = Table(
+        "200-byte batches of one block, as fast as they are taken",
+        ["", "CPU us a message", "spread", "messages/s", "relay's core busy", "engine and router's core busy"],
+    )
+    cpu = {}
+    for between, results in found.items():
+        cpu[between] = [each.cpu["relay"] / each.batches * 1e6 for each in results]
+        table.add(
+            between,
+            *_told(cpu[between]),
+            Series([each.batches / each.seconds for each in results]).median,
+            f"{Series([each.cpu['relay'] / each.seconds for each in results]).median:.0%}",
+            f"{Series([(each.cpu['engine'] + each.cpu['routers']) / each.seconds for each in results]).median:.0%}",
+        )
+    section.tables.append(table)
+    section.plot("CPU time a 200-byte message, as fast as they are taken", "us", {k: Series(v) for k, v in cpu.items()})
+    section.targets.append(
+        Target(
+            "cpu-saturated",
+            "CPU a 200-byte message at saturation, against zmq.proxy's",
+            ratios(cpu["kvbus"], cpu["proxy"]),
+            3.0,
+        )
+    )
+
+
+def _told(values: list[float]) -> tuple[float, str]:
+    series = Series(values)
+    return series.median, series.spread
