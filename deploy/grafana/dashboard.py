@@ -1,0 +1,463 @@
+"""The Grafana dashboard, as a table of panels.
+
+    python deploy/grafana/dashboard.py > deploy/grafana/kvbus.json
+
+``kvbus.json`` is what Grafana imports; it is kept because nobody should need Python for that. The two series named
+``kvbus:…`` come from the recording rules in ``deploy/prometheus/kvbus.rules.yml``.
+"""  # noqa: INP001 - a script beside its output, not a package
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+TARGET: Final = 'namespace=~"$namespace",job=~"$job",instance=~"$instance"'
+SOURCE: Final = f'{TARGET},source=~"$source"'
+OUTPUT: Final = f'{TARGET},output=~"$output"'
+OURS: Final = f"and on (job, instance) kvbus_build_info{{{TARGET}}}"
+"""Keeps what every process has (`process_*`) to kvbus's own."""
+
+PER_SOURCE: Final = "instance, source"
+PER_OUTPUT: Final = "instance, output"
+OF_SOURCE: Final = "{{instance}} {{source}}"
+OF_OUTPUT: Final = "{{instance}} {{output}}"
+
+WIDTH: Final = 24
+
+LEGEND: Final = {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
+DRAWN: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "timeseries": (
+        {"fillOpacity": 10, "showPoints": "never"},
+        {"legend": LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}},
+    ),
+    "state-timeline": (
+        {"lineWidth": 0, "fillOpacity": 70},
+        {
+            "showValue": "never",
+            "rowHeight": 0.9,
+            "alignValue": "left",
+            "mergeValues": True,
+            "legend": LEGEND | {"showLegend": False},
+            "tooltip": {"mode": "single", "sort": "asc"},
+        },
+    ),
+    "stat": (
+        {},
+        {
+            "colorMode": "value",
+            "graphMode": "none",
+            "textMode": "auto",
+            "orientation": "auto",
+            "justifyMode": "auto",
+            "reduceOptions": {"values": False, "calcs": ["lastNotNull"]},
+        },
+    ),
+    "table": (
+        {},
+        {
+            "frameIndex": 0,
+            "showHeader": True,
+            "showTypeIcons": False,
+            "cellHeight": "sm",
+            "footer": {"show": False, "reducer": [], "countRows": False},
+        },
+    ),
+}
+"""How each kind of panel is drawn, defaults and all: as Grafana itself writes them."""
+
+Query = tuple[str, str]
+"""Expression and legend."""
+
+
+def panel(kind: str, title: str, unit: str, about: str, *queries: Query, width: int = 8) -> dict[str, Any]:
+    """One panel without its place."""
+    instant = kind in {"stat", "table"}
+    custom, options = DRAWN[kind]
+    return {
+        "type": kind,
+        "title": title,
+        "description": about,
+        "datasource": DATASOURCE,
+        "gridPos": {"w": width, "h": 4 if kind == "stat" else 8},
+        "fieldConfig": {"defaults": {"unit": unit, "custom": custom}, "overrides": []},
+        "options": options,
+        "targets": [
+            {
+                "refId": chr(ord("A") + number),
+                "expr": expr,
+                "legendFormat": legend,
+                "instant": instant,
+                "range": not instant,
+                "format": "table" if kind == "table" else "time_series",
+            }
+            for number, (expr, legend) in enumerate(queries)
+        ],
+    }
+
+
+def rate(metric: str, labels: str, by: str) -> str:
+    """Per second, over what one pixel of the panel needs."""
+    return f"sum by ({by}) (rate({metric}{{{labels}}}[$__rate_interval]))"
+
+
+def moved(metric: str) -> str:
+    """The reasons that occur, per second, and all together."""
+    reasons, total = rate(metric, SOURCE, f"{PER_SOURCE}, reason"), rate(metric, SOURCE, PER_SOURCE)
+    return f"{reasons} > 0 or {total}"
+
+
+def quantile(q: float, metric: str) -> str:
+    """Of a histogram."""
+    return f"histogram_quantile({q}, sum by (instance, le) (rate({metric}_bucket{{{TARGET}}}[$__rate_interval])))"
+
+
+def stat(title: str, unit: str, about: str, expr: str) -> dict[str, Any]:
+    """One number."""
+    return panel("stat", title, unit, about, (expr, ""), width=4)
+
+
+def graph(title: str, unit: str, about: str, *queries: Query, width: int = 8) -> dict[str, Any]:
+    """Series over time."""
+    return panel("timeseries", title, unit, about, *queries, width=width)
+
+
+ROWS: Final[dict[str, list[dict[str, Any]]]] = {
+    "Overview": [
+        stat("kvbus running", "short", "Processes that answer.", f"count(kvbus_build_info{{{TARGET}}})"),
+        stat(
+            "Sources not live",
+            "short",
+            "Engine ranks that are connecting, syncing, in a gap or lost.",
+            f'sum(kvbus_source_state{{{SOURCE},state!="live"}})',
+        ),
+        stat("Live blocks", "short", "As routers were told of them.", f"sum(kvbus_blocks{{{SOURCE}}})"),
+        stat("Routers", "short", "Subscriptions.", f"sum(kvbus_output_subscribers{{{OUTPUT}}})"),
+        stat(
+            "Batches lost",
+            "short",
+            "In the time shown: no replay brought them.",
+            f"sum(increase(kvbus_source_lost_batches_total{{{SOURCE}}}[$__range]))",
+        ),
+        stat(
+            "Router holes",
+            "short",
+            "In the time shown: times a batch did not reach every router live.",
+            f"sum(increase(kvbus_output_dropped_batches_total{{{OUTPUT}}}[$__range]))",
+        ),
+        graph(
+            "Batches in and out",
+            "cps",
+            "Live batches received, and batches sent to each output, heartbeats among them.",
+            (rate("kvbus_source_batches_total", SOURCE, "instance"), "{{instance}} in"),
+            (rate("kvbus_output_batches_total", OUTPUT, "instance"), "{{instance}} out"),
+            width=12,
+        ),
+        panel(
+            "table",
+            "Alerts",
+            "short",
+            "What fires now; runbooks are in docs/OPERATIONS.md.",
+            (f'ALERTS{{alertname=~"Kvbus.*",alertstate="firing",{TARGET}}}', ""),
+            width=12,
+        ),
+    ],
+    "Sources": [
+        panel(
+            "state-timeline",
+            "State",
+            "short",
+            "connecting, syncing, live, gap or lost.",
+            (f"kvbus_source_state{{{SOURCE}}} == 1", f"{OF_SOURCE} {{{{state}}}}"),
+        ),
+        graph(
+            "Batches received",
+            "cps",
+            "Live messages.",
+            (rate("kvbus_source_batches_total", SOURCE, PER_SOURCE), OF_SOURCE),
+        ),
+        graph(
+            "Events received",
+            "cps",
+            "By type.",
+            (rate("kvbus_source_events_total", SOURCE, f"{PER_SOURCE}, type"), f"{OF_SOURCE} {{{{type}}}}"),
+        ),
+        graph(
+            "Since the last batch",
+            "s",
+            "By the engine's own clock; an engine without requests is silent, too.",
+            (f"time() - (kvbus_source_last_batch_timestamp_seconds{{{SOURCE}}} > 0)", OF_SOURCE),
+        ),
+        graph(
+            "Missing batches",
+            "cps",
+            "Every missing batch is recovered, lost or pending.",
+            (rate("kvbus_source_recovered_batches_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} recovered"),
+            (rate("kvbus_source_lost_batches_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} lost"),
+        ),
+        graph(
+            "Pending and held",
+            "short",
+            "Missing batches whose fate is open, and those that wait behind them.",
+            (f"kvbus_source_pending_batches{{{SOURCE}}}", f"{OF_SOURCE} pending"),
+            (f"kvbus_source_queue_depth{{{SOURCE}}}", f"{OF_SOURCE} held"),
+        ),
+        graph(
+            "Gaps, copies, restarts",
+            "cps",
+            "Gaps in the numbering, batches that came again, new lives of the engine.",
+            (rate("kvbus_source_gaps_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} gaps"),
+            (rate("kvbus_source_duplicate_batches_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} copies"),
+            (rate("kvbus_source_restarts_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} restarts"),
+        ),
+        graph(
+            "Rejected",
+            "cps",
+            "Malformed batches and events, by reason.",
+            (moved("kvbus_events_rejected_total"), f"{OF_SOURCE} {{{{reason}}}}"),
+        ),
+        graph(
+            "Filtered",
+            "cps",
+            "Valid events and blocks that do not leave as they came, by reason.",
+            (moved("kvbus_events_filtered_total"), f"{OF_SOURCE} {{{{reason}}}}"),
+        ),
+        graph(
+            "Live blocks",
+            "short",
+            "By medium.",
+            (f"sum by ({PER_SOURCE}, medium) (kvbus_blocks{{{SOURCE}}})", f"{OF_SOURCE} {{{{medium}}}}"),
+        ),
+        graph(
+            "Replay asked of the engine",
+            "cps",
+            "Requests, probes of an idle engine among them, and answers given up.",
+            (rate("kvbus_source_replays_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} asked"),
+            (rate("kvbus_source_replay_timeouts_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} given up"),
+        ),
+        graph(
+            "Partial",
+            "short",
+            "1: the engine may hold blocks that kvbus cannot know of.",
+            (f"kvbus_source_partial{{{SOURCE}}}", OF_SOURCE),
+        ),
+    ],
+    "Outputs": [
+        graph(
+            "Batches sent",
+            "cps",
+            "Heartbeats told apart.",
+            (rate("kvbus_output_batches_total", OUTPUT, PER_OUTPUT), OF_OUTPUT),
+            (rate("kvbus_output_heartbeats_total", OUTPUT, PER_OUTPUT), f"{OF_OUTPUT} heartbeats"),
+        ),
+        graph(
+            "Events sent", "cps", "To each router.", (rate("kvbus_output_events_total", OUTPUT, PER_OUTPUT), OF_OUTPUT)
+        ),
+        graph(
+            "Bytes sent",
+            "Bps",
+            "Payload, to each router.",
+            (rate("kvbus_output_bytes_total", OUTPUT, PER_OUTPUT), OF_OUTPUT),
+        ),
+        graph("Routers", "short", "Subscriptions.", (f"kvbus_output_subscribers{{{OUTPUT}}}", OF_OUTPUT)),
+        graph(
+            "Not delivered live",
+            "cps",
+            "slow_router: times a router was found full. queue_full: batches that no router got.",
+            (
+                rate("kvbus_output_dropped_batches_total", OUTPUT, f"{PER_OUTPUT}, reason"),
+                f"{OF_OUTPUT} {{{{reason}}}}",
+            ),
+        ),
+        graph(
+            "Journal",
+            "percentunit",
+            "How full it is, in batches and in bytes. A full one is a ring: replays reach as far back as it does.",
+            (
+                f"kvbus_output_journal_batches{{{OUTPUT}}} / kvbus_output_journal_batches_limit{{{OUTPUT}}}",
+                f"{OF_OUTPUT} batches",
+            ),
+            (
+                f"kvbus_output_journal_bytes{{{OUTPUT}}} / kvbus_output_journal_bytes_limit{{{OUTPUT}}}",
+                f"{OF_OUTPUT} bytes",
+            ),
+        ),
+    ],
+    "Replay": [
+        graph(
+            "Requests of routers",
+            "cps",
+            "By what became of them.",
+            (rate("kvbus_replay_requests_total", OUTPUT, f"{PER_OUTPUT}, outcome"), f"{OF_OUTPUT} {{{{outcome}}}}"),
+        ),
+        graph(
+            "Messages sent", "cps", "Of answers.", (rate("kvbus_replay_batches_total", OUTPUT, PER_OUTPUT), OF_OUTPUT)
+        ),
+        graph(
+            "Answers being sent",
+            "short",
+            "And requests that wait for their turn.",
+            (f"kvbus_replay_sessions{{{OUTPUT}}}", f"{OF_OUTPUT} being sent"),
+            (f"kvbus_replay_waiting{{{OUTPUT}}}", f"{OF_OUTPUT} waiting"),
+        ),
+    ],
+    "Process": [
+        graph(
+            "Relay latency",
+            "s",
+            "From a batch received to handed to the transport.",
+            (quantile(0.5, "kvbus_relay_latency_seconds"), "{{instance}} p50"),
+            (f"kvbus:relay_latency_seconds:p99_5m{{{TARGET}}}", "{{instance}} p99"),
+        ),
+        graph(
+            "Event loop lag",
+            "s",
+            "How late the loop was for its timer: it grows when kvbus gets too little CPU.",
+            (f"kvbus:event_loop_lag_seconds:p99_5m{{{TARGET}}}", "{{instance}} p99"),
+        ),
+        graph(
+            "How full",
+            "percentunit",
+            "Each thing with a limit; what is beyond it is let go and counted.",
+            (f"max by (instance, queue) (kvbus:queue_fill:ratio{{{TARGET}}})", "{{instance}} {{queue}}"),
+        ),
+        graph(
+            "CPU",
+            "percentunit",
+            "1 is one core; kvbus relays on one.",
+            (f"rate(process_cpu_seconds_total{{{TARGET}}}[$__rate_interval]) {OURS}", "{{instance}}"),
+        ),
+        graph("Memory", "bytes", "Resident.", (f"process_resident_memory_bytes{{{TARGET}}} {OURS}", "{{instance}}")),
+        graph(
+            "Open files",
+            "percentunit",
+            "Of what the process may open.",
+            (
+                f"(process_open_fds{{{TARGET}}} / process_max_fds{{{TARGET}}}) {OURS}",
+                "{{instance}}",
+            ),
+        ),
+        graph(
+            "Running for",
+            "s",
+            "Since the process started.",
+            (f"(time() - process_start_time_seconds{{{TARGET}}}) {OURS}", "{{instance}}"),
+        ),
+        graph(
+            "State on disk",
+            "short",
+            "1 while the state is written to state_dir, and saved states that could not be used.",
+            (f"kvbus_state_writing{{{TARGET}}}", "{{instance}} writing"),
+            (f"kvbus_state_refused_total{{{TARGET}}}", "{{instance}} refused"),
+        ),
+        panel("table", "Versions", "short", "", (f"kvbus_build_info{{{TARGET}}}", "")),
+    ],
+}
+
+
+def placed() -> Iterator[dict[str, Any]]:
+    """The rows and their panels from left to right, each with a number and a place."""
+    numbers = itertools.count(1)
+    top = 0
+    for title, panels in ROWS.items():
+        yield {
+            "type": "row",
+            "title": title,
+            "id": next(numbers),
+            "collapsed": False,
+            "panels": [],
+            "gridPos": {"h": 1, "w": WIDTH, "x": 0, "y": top},
+        }
+        top += 1
+        left = height = 0
+        for each in panels:
+            size = each["gridPos"]
+            if left + size["w"] > WIDTH:
+                top, left = top + height, 0
+            yield each | {
+                "id": next(numbers),
+                "gridPos": {**size, "x": left, "y": top},
+                "transparent": False,
+                "repeatDirection": "h",
+                "transformations": [],
+            }
+            left, height = left + size["w"], size["h"]
+        top += height
+
+
+EVERY_VARIABLE: Final = {
+    "id": "00000000-0000-0000-0000-000000000000",
+    "hide": 0,
+    "skipUrlSync": False,
+    "options": [],
+    "auto": False,
+    "auto_min": "10s",
+    "auto_count": 30,
+}
+"""As Grafana itself writes them."""
+
+
+def variable(name: str, label: str, query: str) -> dict[str, Any]:
+    """Values of a label, all of them by default; one that no target has matches everything."""
+    return {
+        "type": "query",
+        "name": name,
+        "label": label,
+        "datasource": DATASOURCE,
+        "query": query,
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"selected": True, "text": "All", "value": "$__all"},
+    } | EVERY_VARIABLE
+
+
+def dashboard() -> dict[str, Any]:
+    """All of it."""
+    among = 'namespace=~"$namespace",job=~"$job"'
+    return {
+        "uid": "kvbus",
+        "title": "kvbus",
+        "description": "KV-cache events from LLM engines to KV-aware routers",
+        "tags": ["kvbus", "kv-cache"],
+        "style": "dark",
+        "timezone": "browser",
+        "editable": True,
+        "graphTooltip": 1,
+        "fiscalYearStartMonth": 0,
+        "schemaVersion": 38,
+        "time": {"from": "now-1h", "to": "now"},
+        "refresh": "10s",
+        "annotations": {},
+        "templating": {
+            "list": [
+                {
+                    "type": "datasource",
+                    "name": "datasource",
+                    "label": "Data source",
+                    "query": "prometheus",
+                    "current": {"text": "", "value": ""},
+                    "includeAll": False,
+                    "multi": False,
+                    "refresh": 1,
+                }
+                | EVERY_VARIABLE,
+                variable("namespace", "Namespace", "label_values(kvbus_build_info, namespace)"),
+                variable("job", "Job", 'label_values(kvbus_build_info{namespace=~"$namespace"}, job)'),
+                variable("instance", "Instance", f"label_values(kvbus_build_info{{{among}}}, instance)"),
+                variable("source", "Source", f"label_values(kvbus_source_epoch{{{TARGET}}}, source)"),
+                variable("output", "Output", f"label_values(kvbus_output_subscribers{{{TARGET}}}, output)"),
+            ]
+        },
+        "panels": list(placed()),
+    }
+
+
+if __name__ == "__main__":
+    json.dump(dashboard(), sys.stdout, indent=1)
+    sys.stdout.write("\n")
