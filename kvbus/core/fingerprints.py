@@ -47,6 +47,20 @@ class Fingerprints:
         mark = self._first if seq == 0 else self._ring[seq % RING] if recent else None
         return None if mark is None else mark == fingerprint(payload)
 
+    def newest(self, following: int) -> int:
+        """The highest number below ``following`` whose batch is known by its mark, -1 if none is."""
+        return next((seq for seq in range(following - 1, max(following - RING, 0) - 1, -1) if self._knows(seq)), -1)
+
+    def run_to(self, tip: int, most: int) -> int:
+        """Where the run of batches that ends at ``tip`` begins, each known by its mark; ``most`` of them at most."""
+        start = tip
+        while start > 0 and tip - start + 1 < min(most, RING) and self._knows(start - 1):
+            start -= 1
+        return start
+
+    def _knows(self, seq: int) -> bool:
+        return self._ring[seq % RING] is not None
+
     def dump(self) -> list[Any]:
         """Plain data for a restart."""
         return [self._first, self._ring]

@@ -60,6 +60,15 @@ class Held:
         self._payloads[seq] = payload
         self.bytes += len(payload)
 
+    def get(self, seq: int) -> bytes:
+        """The batch ``seq``, which must be kept."""
+        return self._payloads[seq]
+
+    def replace(self, seq: int, payload: bytes) -> None:
+        """Keep another payload under a number that is kept."""
+        self.bytes += len(payload) - len(self._payloads[seq])
+        self._payloads[seq] = payload
+
     def take(self, seq: int) -> bytes | None:
         """Take out the batch ``seq`` if it is the lowest, None if it is not kept."""
         payload = self._payloads.pop(seq, None)

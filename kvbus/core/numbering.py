@@ -52,6 +52,11 @@ class Numbering:
         """Everything the live stream has shown is delivered, and it has shown something."""
         return 0 < self.live_top <= self.next and not self.held
 
+    def passed(self, seq: int, payload: bytes) -> None:
+        """The next batch, by the live stream, with nothing known to be missing; whoever calls delivers it."""
+        self.next = self.horizon = self.live_top = seq + 1
+        self.marks.add(seq, payload)
+
     def live_in_order(self, seq: int, payload: bytes) -> None:
         """The next batch, by the live stream, with nothing held."""
         end = seq + 1
@@ -114,6 +119,17 @@ class Numbering:
             self._stats.missing += seq + 1 - self.horizon
         self._stats.recovered += 1
 
+    def drop_far(self, reach: int) -> int:
+        """Let go of what waits behind a hole of ``reach`` numbers or more, and forget that it was there."""
+        before = self.next
+        for seq in self.held:
+            if seq - before >= reach:
+                count = self.held.drop_from(seq)
+                self.live_top = self.horizon = before
+                return count
+            before = seq + 1
+        return 0
+
     def begin_at(self, seq: int) -> None:
         """The first batch of this life that can still be had."""
         self.next = seq
@@ -135,6 +151,17 @@ class Numbering:
         self._actions.append(Lost(count))
         self.drain()
 
+    def lose_next(self) -> None:
+        """The next batch exists and cannot be had."""
+        if self.synced:
+            self._stats.missing += max(self.next + 1 - self.horizon, 0)
+            self._stats.lost += 1
+        self.marks.skip(self.next, self.next + 1)
+        self.next += 1
+        self.horizon = max(self.horizon, self.next)
+        self._actions.append(Lost(1))
+        self.drain()
+
     def write_off(self) -> int:
         """All that is pending is lost; how much that was. Not yet a new beginning."""
         count = self._stats.pending
@@ -142,9 +169,13 @@ class Numbering:
         return count
 
     def jump(self, seq: int) -> None:
-        """A snapshot said all there is to say before ``seq``."""
-        self.held.drop_before(seq)
-        self.next = self.horizon = seq
+        """A snapshot said all there is to say before ``seq``: what was missing there will not come."""
+        known = self.held.drop_before(seq)
+        if self.synced:
+            self._stats.lost += max(min(seq, self.horizon) - self.next - known, 0)
+        self.marks.skip(self.next, seq)
+        self.next = seq
+        self.horizon = max(self.horizon, seq)
 
     def again(self, seq: int, payload: bytes) -> None:
         """A batch that was delivered before a restart of this process."""

@@ -3,9 +3,9 @@
 A publisher numbers its batches from 0 in each of its lives (epochs) and keeps the newest ones for replay; nothing on
 the wire says which life a number belongs to. The numbers of the current life are in :mod:`kvbus.core.numbering`; here
 is which life it is, and what to ask the publisher. At most one replay request is open at a time, each under an id of
-its own, so that answers to an old one cannot mix in. Whether low numbers are late copies or a new life is decided by
-content: a fingerprint of the last batches is kept, and where it does not reach, the publisher is asked for the last
-batch again.
+its own, so that answers to an old one cannot mix in. Whether numbers belong to this life or to another is decided by
+content: a mark of the last batches is kept, every question reaches back over some of them, and where the marks do not
+reach, the publisher is asked for the last batches again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,24 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbus.core.actions import Action, Ask, AskSnapshot, Lost, NewEpoch, Stop, Synced
+from kvbus.core.actions import Action, Ask, AskSnapshot, NewEpoch, Stop, Synced
+from kvbus.core.conflict import Conflict
 from kvbus.core.held import Held
 from kvbus.core.numbering import Numbering
+from kvbus.core.questions import ATTEMPTS, Purpose, Request, start_of
 from kvbus.core.stats import SourceStats
-
-ATTEMPTS: Final = 2
-"""Replay requests made for one gap before it is lost: the first, and one retry."""
+from kvbus.core.types import Reason
 
 MAX_PROBE_BACKOFF: Final = 32
+
+FAR: Final = 2**32
+"""Numbers ahead beyond which a batch is not taken for one behind a gap: no publisher loses as many."""
+
+SUSPECTS: Final = 1024
+"""Batches of doubtful life that are kept until the publisher has said which life it is in."""
+
+VERIFY_PAUSE: Final = 1.0
+"""Seconds before suspects are a reason to ask again, once the publisher has shown that they are not its own."""
 
 
 class State(StrEnum):
@@ -35,16 +44,7 @@ class State(StrEnum):
     LIVE = "live"
     GAP = "gap"
     LOST = "lost"
-
-
-class Purpose(StrEnum):
-    """Why a replay was asked for."""
-
-    SYNC = "sync"
-    SNAPSHOT = "snapshot"
-    GAP = "gap"
-    PROBE = "probe"
-    VERIFY = "verify"
+    CONFLICT = "conflict"
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -64,19 +64,6 @@ class Settings(msgspec.Struct, frozen=True):
     """How long a batch that overtook another is waited for where there is no replay to ask."""
 
 
-class Request(msgspec.Struct):
-    """The open replay request."""
-
-    id: int
-    purpose: Purpose
-    start: int
-    deadline: float
-    hard_deadline: float
-    expects: bool
-    """A batch from ``start`` on was known to exist when it was asked: an empty answer says something."""
-    items: int = 0
-
-
 class Sequencer:
     """Pure: batches and replay answers in, actions out; time is an argument in seconds on any monotonic clock."""
 
@@ -90,18 +77,27 @@ class Sequencer:
         self.actions: deque[Action] = deque()
         self._request: Request | None = None
         self._last_id = 0
+        self._conflict = Conflict()
         self._begin_life()
 
     def _begin_life(self) -> None:
         self._forget_numbers()
-        self._suspects: dict[int, bytes] = {}
+        self._suspects = Held(SUSPECTS, self.settings.reorder_bytes)
+        """Live batches from before ``next`` that nothing tells: very late copies, or a new life's."""
+        self._ahead: list[tuple[int, bytes]] = []
+        """The newest live batches from further ahead than any gap, while they are consecutive."""
+        self._verify_after = float("-inf")
         self._gap_start = -1
+        self._cut_at = -1
+        """Where the question went on after a batch that was too large."""
         self._attempts = 0
         self._idle_since = 0.0
         self._probe_factor = 1
         self._grace: float | None = None
         self._no_buffer = False
-        """The publisher answered a replay with nothing although it had just published: its answers prove nothing."""
+        """The publisher answers with nothing again and again while it publishes: its empty answers prove nothing."""
+        self._empty_at = -1
+        """``live_top`` when an answer was empty that should not have been, on this connection; -1: there was none."""
         self._resyncing = False
         self._unverified = False
         """The connection was away, and the publisher has not shown since that it is in the same life."""
@@ -149,20 +145,38 @@ class Sequencer:
             self._sync(now)
         else:
             self._unverified = True
-            self._ask(Purpose.VERIFY, self.next - 1, now)
+            self._ask(Purpose.VERIFY, now)
 
     def down(self, now: float) -> None:
         """The connection is gone; what is held back may still be completed once it is back."""
         del now
         self.connected = False
+        self._conflict.reconnected()
         self._stop()
         self._suspects.clear()
+        self._ahead.clear()
+        self._empty_at = -1
         if self.next == 0:
             # nothing was delivered that a new life could be told by: what is held may be of a life that is over
             self.numbers.write_off()
             self._forget_numbers()
         if self.state is not State.LOST:
             self.state = State.CONNECTING
+
+    def passes(self, seq: int, payload: bytes, now: float) -> bool:
+        """The commonest case of :meth:`live`: the next batch, with nothing missing and nothing open.
+
+        True: it is taken, and to be delivered at once, without an action. False: nothing has changed.
+        """
+        numbers = self.numbers
+        if not (seq == numbers.next == numbers.horizon and numbers.synced and self.connected):
+            return False
+        if self._request is not None or self._unverified or self.actions:
+            return False
+        self._idle_since = now
+        self._probe_factor = 1
+        numbers.passed(seq, payload)
+        return True
 
     def live(self, seq: int, payload: bytes, now: float) -> None:
         """One batch of the live stream."""
@@ -176,8 +190,14 @@ class Sequencer:
             if self._request is not None:
                 self._check_done(now)
             return
+        if self._conflict.until is not None:
+            self.stats.rejected[Reason.CONFLICT] += 1
+            return
         if seq < numbers.next:
             self._low(seq, payload, now)
+            return
+        if self._is_far(seq):
+            self._far(seq, payload, now)
             return
         if seq in numbers.held:
             self.stats.duplicates += 1
@@ -192,19 +212,30 @@ class Sequencer:
         if asked is None or asked.id != request:
             self.stats.stale_replies += 1
             return
-        asked.items += 1
-        if asked.items == 1 and not self._same_life(asked, seq, payload):
+        numbers = self.numbers
+        if asked.contradicts(seq, payload, numbers):
             self._new_epoch(now)
             return
-        if asked.purpose is Purpose.VERIFY and self._unverified:
+        if asked.take(seq):
+            asked.deadline = now + self.settings.replay_timeout
+        self._no_buffer = False
+        self._empty_at = -1
+        if asked.seen_tip and self._unverified:
             self._unverified = False
-            self.numbers.drain()
-        if seq < self.next or seq in self.held:
+            numbers.drain()
+        if seq < numbers.next:
             return
-        if asked.items == 1 and not self.synced and self.next == 0 and asked.purpose is Purpose.SYNC:
-            self._baseline(min(seq, self.held.first) if self.held else seq)
-        asked.deadline = now + self.settings.replay_timeout
-        self.numbers.replayed(seq, payload)
+        if self._is_far(seq):
+            self.stats.rejected[Reason.SEQ_RANGE] += 1
+            return
+        if asked.items == 1 and not numbers.synced and numbers.next == 0 and asked.purpose is Purpose.SYNC:
+            self._baseline(min(seq, numbers.held.first) if numbers.held else seq)
+        if seq in numbers.held:
+            numbers.held.replace(seq, payload)  # what the publisher answers is its own
+            if not self._unverified:
+                numbers.drain()
+        else:
+            numbers.replayed(seq, payload)
         self._check_done(now)
 
     def replay_ended(self, request: int, now: float) -> None:
@@ -216,6 +247,31 @@ class Sequencer:
         self._request = None
         self._finish(asked, now, answered=True)
 
+    def replay_cut(self, request: int, now: float) -> None:
+        """The answer broke off at a batch that is too large to be taken: it is lost, and what follows is asked for.
+
+        Which one it was is known where the answer was in order so far. Otherwise the answer ends as one that timed out.
+        """
+        asked = self._request
+        if asked is None or asked.id != request:
+            self.stats.stale_replies += 1
+            return
+        self._stop()
+        again = asked.items == 0 and self._cut_at == asked.start
+        if again or max(asked.start, asked.last + 1) != self.next:
+            self._finish(asked, now, answered=False)
+            return
+        self.partial = True
+        self.numbers.lose_next()
+        self._cut_at = self.next
+        if not self.synced:
+            self._ask(Purpose.SYNC, now)
+            return
+        if asked.purpose is Purpose.VERIFY:
+            self._suspects.clear()
+        self.state = State.GAP
+        self._ask(Purpose.GAP, now)
+
     def snapshot(self, request: int, seq: int, now: float) -> bool:
         """A snapshot as of batch ``seq`` (-1: nothing was published yet, below: there is none); True: apply it now.
 
@@ -226,7 +282,11 @@ class Sequencer:
             self.stats.stale_replies += 1
             return False
         if seq < -1:
-            self._ask(Purpose.SYNC, self.next, now)
+            self._request = None
+            self._no_snapshot(now)
+            return False
+        if seq + 1 < self.next:
+            self._new_epoch(now)  # it has not come as far as what it has sent: it is in another life
             return False
         self._stop()
         self.partial = False
@@ -247,11 +307,19 @@ class Sequencer:
         if self._grace is not None and now >= self._grace:
             self._grace = None
             self._settle_without_replay()
+        if self._conflict.over(now):
+            self._begin_life()
+            self.partial = False
+            if self.settings.replay:
+                self._sync(now)
+            else:
+                self.state = State.LIVE
         self._probe(now)
 
     def another_life(self, now: float) -> None:
         """The publisher says itself that it is in a new life (another publisher id, snapshot protocol)."""
-        self._new_epoch(now)
+        if self._conflict.until is None:
+            self._new_epoch(now)
 
     def lose(self) -> None:
         """The engine has been gone for too long: from now on it counts as lost, whatever it still held."""
@@ -299,17 +367,19 @@ class Sequencer:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, purpose: Purpose, start: int, now: float) -> None:
+    def _ask(self, purpose: Purpose, now: float) -> None:
         self._stop()
         self._last_id += 1
         settings = self.settings
+        start, tip = start_of(purpose, self.numbers)
         self._request = Request(
             self._last_id,
             purpose,
             start,
+            tip,
+            start < max(self.next, self.numbers.live_top),
             now + settings.replay_timeout,
             now + settings.replay_total_timeout,
-            start < max(self.next, self.numbers.live_top),
         )
         self.stats.replays += 1
         asks_snapshot = purpose is Purpose.SNAPSHOT
@@ -318,7 +388,7 @@ class Sequencer:
     def _sync(self, now: float) -> None:
         """Learn what a life has been so far."""
         self.state = State.SYNCING
-        self._ask(Purpose.SNAPSHOT if self.settings.snapshot else Purpose.SYNC, 0, now)
+        self._ask(Purpose.SNAPSHOT if self.settings.snapshot else Purpose.SYNC, now)
 
     def _stop(self) -> None:
         if self._request is not None:
@@ -332,7 +402,7 @@ class Sequencer:
         if self._request is None and now - self._idle_since >= interval * self._probe_factor:
             self._idle_since = now
             self._probe_factor = min(self._probe_factor * 2, MAX_PROBE_BACKOFF)
-            self._ask(Purpose.PROBE, max(self.next - 1, 0), now)
+            self._ask(Purpose.PROBE, now)
 
     def _check_done(self, now: float) -> None:
         """An answer that has caught up with the live stream has done its work, whether or not it ever ENDs."""
@@ -346,27 +416,43 @@ class Sequencer:
     def _finish(self, asked: Request, now: float, *, answered: bool) -> None:
         """An answer is over. What it did not bring is asked for once more, then given up."""
         purpose = asked.purpose
+        if answered and asked.lacks_tip:
+            self._new_epoch(now)
+            return
         if purpose is Purpose.VERIFY:
             if not self._verified(asked, now, answered=answered):
                 return
         elif purpose is Purpose.SNAPSHOT:
-            self._ask(Purpose.SYNC, self.next, now)  # it did not come: what the replay still has is better than nothing
+            self._no_snapshot(now)
             return
         elif purpose is Purpose.SYNC and not self.synced:
             if not answered and not asked.items and self._attempts < ATTEMPTS - 1:
                 self._attempts += 1
-                self._ask(Purpose.SYNC, self.next, now)
+                self._ask(Purpose.SYNC, now)
                 return
             if asked.items == 0 and self.held and self.next == 0:
                 self._baseline(self.held.first)
             self.numbers.drain()
         elif answered and asked.expects and not asked.items:
-            self._no_buffer = True
+            if self._empty_at < 0:
+                self._empty_at = self.numbers.live_top
+            elif self._empty_at < self.numbers.live_top:
+                self._no_buffer = True
         self._settled(now)
+
+    def _no_snapshot(self, now: float) -> None:
+        """It did not come, or there is none: what the replay still has is better than nothing."""
+        if self.synced:
+            self._give_up()
+            self._settled(now)
+        else:
+            self._ask(Purpose.SYNC, now)
 
     def _settled(self, now: float) -> None:
         """Between requests: either everything known is delivered, or there is a gap to ask for."""
         if not self.synced:
+            if far := self.numbers.drop_far(FAR):
+                self.stats.rejected[Reason.SEQ_RANGE] += far
             self.numbers.open()
             self._attempts = 0
             self._resyncing = True
@@ -374,8 +460,8 @@ class Sequencer:
             self._resyncing = False
             self.actions.append(Synced())
         self.state = State.LIVE if self.connected else State.CONNECTING
-        if self._suspects and self.settings.replay:
-            self._ask(Purpose.VERIFY, self.next - 1, now)
+        if self._suspects and self.settings.replay and now >= self._verify_after:
+            self._ask(Purpose.VERIFY, now)
         self._advance(now)
 
     # -- order -------------------------------------------------------------------------------------------------------
@@ -391,7 +477,7 @@ class Sequencer:
             return
         if self._unverified:
             if self._request is None:
-                self._ask(Purpose.VERIFY, self.next - 1, now)
+                self._ask(Purpose.VERIFY, now)
             return
         self.numbers.drain()
         if self.numbers.complete:
@@ -416,13 +502,13 @@ class Sequencer:
             self.stats.gaps += 1
         if self._attempts >= ATTEMPTS:
             if self.settings.snapshot:
-                self._begin_anew(now)
+                self._ask(Purpose.SNAPSHOT, now)  # what is lost for good, the publisher can still tell the sum of
                 return
             self._give_up()
             self._advance(now)
             return
         self._attempts += 1
-        self._ask(Purpose.GAP, self.next, now)
+        self._ask(Purpose.GAP, now)
 
     def _settle_without_replay(self) -> None:
         while not self.numbers.complete:
@@ -432,14 +518,6 @@ class Sequencer:
     def _give_up(self) -> None:
         self.partial = True
         self.numbers.give_up()
-
-    def _begin_anew(self, now: float) -> None:
-        """Batches are lost for good, but the publisher can say what it holds now."""
-        self.actions.append(Lost(self.numbers.write_off()))
-        live_top, held = self.numbers.live_top, self.numbers.held
-        self._forget_numbers()
-        self.numbers.live_top, self.numbers.held = live_top, held
-        self._sync(now)
 
     def _forget_numbers(self) -> None:
         settings = self.settings
@@ -463,38 +541,52 @@ class Sequencer:
             self.live(seq, payload, now)
             return
         self.stats.duplicates += 1
-        self._suspects[seq] = payload
-        if len(self._suspects) > self.settings.reorder_batches:
-            del self._suspects[min(self._suspects)]
+        suspects = self._suspects
+        if seq not in suspects:
+            while not suspects.fits(payload):
+                suspects.drop_before(suspects.first + 1)
+            suspects.add(seq, payload)
         if not self.settings.replay:
-            if _run_of_three(self._suspects):
+            if _run_of_three(suspects):
                 self._new_epoch(now)
             return
-        if self._request is None or self._request.purpose is Purpose.PROBE:
-            self._ask(Purpose.VERIFY, self.next - 1, now)
+        if now >= self._verify_after and (self._request is None or self._request.purpose is Purpose.PROBE):
+            self._ask(Purpose.VERIFY, now)
 
-    def _same_life(self, asked: Request, seq: int, payload: bytes) -> bool:
-        """Whether the first batch of an answer can belong to the life known so far."""
-        if asked.start != self.next - 1 or asked.purpose not in (Purpose.VERIFY, Purpose.PROBE):
-            return True
-        # the batch asked for is the last one delivered. Trimmed beyond it: what lies between is lost in any case
-        return seq <= asked.start and bool(self.numbers.marks.matches(seq, payload, self.next))
+    def _is_far(self, seq: int) -> bool:
+        """Whether a number is too far ahead of what is known to be behind a gap."""
+        numbers = self.numbers
+        return seq - numbers.horizon >= FAR and (numbers.synced or numbers.next > 0)
+
+    def _far(self, seq: int, payload: bytes, now: float) -> None:
+        """A live batch from further ahead than any gap: an odd one, or, if it goes on, another numbering."""
+        self.stats.rejected[Reason.SEQ_RANGE] += 1
+        if self._ahead and self._ahead[-1][0] + 1 != seq:
+            self._ahead.clear()
+        self._ahead.append((seq, payload))
+        if len(self._ahead) == 3:
+            ahead = self._ahead
+            self._new_epoch(now)
+            for number, batch in ahead:
+                self.live(number, batch, now)
 
     def _verified(self, asked: Request, now: float, *, answered: bool) -> bool:
         """A verifying answer is over; False if it opened a new epoch or another question."""
-        if asked.items:
-            self._suspects.clear()
+        if asked.seen_tip:
+            if self._suspects:
+                self._suspects.clear()
+                self._verify_after = now + VERIFY_PAUSE
             return True
         if not answered:
             self._attempts += 1
             if self._attempts < ATTEMPTS:
-                self._ask(Purpose.VERIFY, self.next - 1, now)
+                self._ask(Purpose.VERIFY, now)
                 return False
             if self.settings.trust_unverified and not _run_of_three(self._suspects):
                 self._unverified = False
                 self._suspects.clear()
                 return True
-        elif self._no_buffer and not self._suspects:
+        elif self._no_buffer and not self._suspects and not asked.items:
             self._unverified = False
             return True
         self._new_epoch(now)
@@ -512,9 +604,13 @@ class Sequencer:
         self._begin_life()
         self._idle_since = now
         self.actions.append(NewEpoch())
-        for seq, payload in suspects.items():
+        if self._conflict.another_life(now):
+            self.partial = True
+            self.state = State.CONFLICT
+            return
+        for seq in suspects:
             self.stats.duplicates -= 1
-            self.numbers.live_later(seq, payload)
+            self.numbers.live_later(seq, suspects.get(seq))
         if self.settings.replay:
             self._sync(now)
         else:
@@ -522,6 +618,6 @@ class Sequencer:
         self._advance(now)
 
 
-def _run_of_three(suspects: dict[int, bytes]) -> bool:
-    last = max(suspects, default=0)
+def _run_of_three(suspects: Held) -> bool:
+    last = suspects.last if suspects else 0
     return all(last - back in suspects for back in range(3))

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     SELF_PARENT = "self_parent"
     UNKNOWN_MEDIUM = "unknown_medium"
     INDEX_FULL = "index_full"
+    CONFLICT = "conflict"
 
 
 class Filtered(StrEnum):
@@ -48,6 +49,19 @@ class Filtered(StrEnum):
     UNKNOWN_BLOCK = "unknown_block"
     ORPHAN_PASSED = "orphan_passed"
     ORPHAN_DROPPED = "orphan_dropped"
+
+
+class Refused(StrEnum):
+    """Why a connection came to nothing: its handshake failed. Bounded, as :class:`Reason`."""
+
+    KEY = "unknown_key"
+    """CURVE, and the public key is not allowed."""
+    MECHANISM = "mechanism"
+    """One side wants CURVE and the other does not."""
+    PROTOCOL = "protocol"
+    """Not ZMTP, or a CURVE peer that has the wrong public key of the server."""
+    CLOSED = "closed"
+    """The peer went away in the middle: a probe of the port, or a peer that found one of the above first."""
 
 
 class Tier(StrEnum):

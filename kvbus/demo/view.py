@@ -19,7 +19,14 @@ from kvbus.demo.verdict import Verdict
 _WIDE: Final = 110
 _MIN_STORY: Final = 3
 
-_STATES: Final = {"live": "green", "gap": "yellow", "syncing": "cyan", "connecting": "magenta", "lost": "red bold"}
+_STATES: Final = {
+    "live": "green",
+    "gap": "yellow",
+    "syncing": "cyan",
+    "connecting": "magenta",
+    "lost": "red bold",
+    "conflict": "red bold",
+}
 _TONES: Final = {Tone.SCENE: "dim", Tone.FAULT: "yellow", Tone.BUS: "green", Tone.WRONG: "red bold"}
 
 

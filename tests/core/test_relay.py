@@ -225,7 +225,7 @@ class TestGaps:
 
     def test_recovered(self):
         script = self.settled()
-        assert script >> live(2, C) << ask(1) >> replayed(1, B) << publish(1, B) << publish(2, C) << cancel()
+        assert script >> live(2, C) << ask(0) >> replayed(1, B) << publish(1, B) << publish(2, C) << cancel()
         assert script.stats.recovered == 1
 
     def test_lost_is_told_as_a_clear_before_what_follows(self):
@@ -233,9 +233,9 @@ class TestGaps:
         assert (
             script
             >> live(2, C)
-            << ask(1)
+            << ask(0)
             >> replay_end()
-            << ask(1)
+            << ask(0)
             >> replay_end()
             << publish(1, cleared())
             << publish(2, C)
@@ -246,7 +246,7 @@ class TestGaps:
 
     def test_lost_and_kept(self):
         script = self.settled(on_lost="keep")
-        assert script >> live(2, C) << ask(1) >> replay_end() << ask(1) >> replay_end() << publish(1, C)
+        assert script >> live(2, C) << ask(0) >> replay_end() << ask(0) >> replay_end() << publish(1, C)
         assert blocks(script) == {1, 3}
 
     def test_lost_by_one_that_was_never_told_of_is_not_told(self):
@@ -325,7 +325,7 @@ class TestAnEngineThatIsGone:
 
     def test_is_told_again_when_it_is_back_in_the_same_life(self):
         script = self.gone()
-        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(1) >> replayed(1, B)
+        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(0) >> replayed(1, B)
         script >> replay_end()
         script.whatever()
         assert blocks(script) == {1, 2}
@@ -334,7 +334,7 @@ class TestAnEngineThatIsGone:
 
     def test_what_it_did_meanwhile_is_in_what_is_told(self):
         script = self.gone()
-        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(1) >> replayed(1, B)
+        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(0) >> replayed(1, B)
         assert script >> replayed(2, removed([2])) >> replayed(3, store([7], 1))
         script >> replay_end()
         script.whatever()
@@ -343,7 +343,7 @@ class TestAnEngineThatIsGone:
 
     def test_is_cleared_when_it_dies_after_it_was_told_again(self):
         script = self.gone()
-        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(1) >> replayed(1, B)
+        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(0) >> replayed(1, B)
         script >> replay_end()
         script.whatever()
         script >> live(0, store([9]))
@@ -353,7 +353,7 @@ class TestAnEngineThatIsGone:
 
     def test_is_not_told_again_in_another_life(self):
         script = self.gone()
-        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(1)
+        assert script >> tick(1.0) << publish(2, cleared()) >> up() << ask(0)
         assert script >> replayed(1, store([9])) << cancel() << ask(0)
         script >> replayed(0, store([8]))
         script >> replayed(1, store([9]))
@@ -363,7 +363,7 @@ class TestAnEngineThatIsGone:
 
     def test_is_not_cleared_when_it_is_back_in_time(self):
         script = self.gone()
-        assert script >> up() << ask(1) >> tick(0.5) >> replayed(1, B) >> replay_end() >> tick(100.0)
+        assert script >> up() << ask(0) >> tick(0.5) >> replayed(1, B) >> replay_end() >> tick(100.0)
         assert blocks(script) == {1, 2}
 
     def test_a_cache_of_any_size_is_told_in_batches(self):

@@ -4,7 +4,8 @@ import pytest
 
 from kvbus.core.actions import Ask, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.fingerprints import RING
-from kvbus.core.sequencer import ATTEMPTS, Sequencer, Settings, State
+from kvbus.core.questions import ATTEMPTS, OVERLAP
+from kvbus.core.sequencer import Sequencer, Settings, State
 from kvbus.core.stats import SourceStats
 from tests.core.dsl import open_holes
 
@@ -155,8 +156,8 @@ class TestStart:
         line = Line()
         line.up()
         assert line.replayed(0, 2) == [0]
-        assert line.end() == ["synced", "ask 1"]
-        assert line.end() == ["ask 1"]
+        assert line.end() == ["synced", "ask 0"]
+        assert line.end() == ["ask 0"]
         assert line.end() == ["lost 1", 2]
         assert line.missing == (1, 0, 1, 0)
 
@@ -172,7 +173,7 @@ class TestStart:
 class TestGaps:
     def test_a_gap_is_asked_for_and_recovered(self):
         line = synced(3)
-        assert line.live(5) == ["ask 3"]
+        assert line.live(5) == ["ask 0"]
         assert line.state is State.GAP
         assert line.missing == (2, 0, 0, 2)
         assert line.replayed(3) == [3]
@@ -191,16 +192,16 @@ class TestGaps:
 
     def test_a_late_batch_fills_the_gap_itself(self):
         line = synced(3)
-        assert line.live(4) == ["ask 3"]
+        assert line.live(4) == ["ask 0"]
         assert line.live(3)[:2] == [3, 4]
         assert line.missing == (1, 1, 0, 0)
         assert 5 in line.live(5)
 
     def test_what_no_replay_brings_is_lost_after_the_last_attempt(self):
         line = synced(3)
-        assert line.live(5) == ["ask 3"]
+        assert line.live(5) == ["ask 0"]
         for _ in range(ATTEMPTS - 1):
-            assert line.end() == ["ask 3"]
+            assert line.end() == ["ask 0"]
         assert line.end() == ["lost 2", 5]
         assert line.missing == (2, 0, 2, 0)
         assert line.sequencer.partial
@@ -209,7 +210,7 @@ class TestGaps:
         line = synced(3)
         line.live(6)
         said = line.replayed(3, 5)
-        while "ask 4" in said or 3 in said:  # once again, in case it was the answer that was cut short
+        while "ask 0" in said or 3 in said:  # once again, in case it was the answer that was cut short
             said = line.replayed(5) + line.end()
         assert said == ["lost 1", 5, 6]
         assert line.missing == (3, 2, 1, 0)
@@ -227,7 +228,7 @@ class TestGaps:
         line = synced(3, replay_timeout=2.0, probe_interval=0.0)
         line.live(5)
         assert line.later(1.9) == []
-        assert line.later(0.2) == ["stop", "ask 3"]
+        assert line.later(0.2) == ["stop", "ask 0"]
         assert line.replayed(3) == [3]
         assert line.later(1.9) == []
         assert line.stats.replay_timeouts == 1
@@ -261,11 +262,41 @@ class TestGaps:
         assert line.stats.lost == 0
 
     def test_a_seq_from_nowhere_does_not_take_for_ever(self):
+        """One number from further ahead than any gap costs its batch; an engine that goes on from there is another."""
         line = synced(3, probe_interval=0.0)
-        line.live(2**63 - 2)
+        assert line.live(2**63 - 4) == []
+        assert line.stats.rejected == {"seq_range": 1}
+        assert line.missing == (0, 0, 0, 0)
+        assert line.live(3) == [3]
+        assert line.live(2**62, 2**62 + 1) == []
+        assert line.live(2**62 + 2)[:2] == ["new epoch", "ask 0"]
+        assert line.replayed(2**62, 2**62 + 1) == [2**62, 2**62 + 1, 2**62 + 2, "stop", "synced"]
+        assert line.missing == (0, 0, 0, 0)
+
+    def test_a_gap_as_wide_as_any_is_a_gap(self):
+        line = synced(3, probe_interval=0.0)
+        line.live(2**32 + 2)
+        assert line.missing == (2**32 - 1, 0, 0, 2**32 - 1)
         while line.state is State.GAP:
             line.end()
-        assert line.missing == (2**63 - 5, 0, 2**63 - 5, 0)
+        assert line.missing == (2**32 - 1, 0, 2**32 - 1, 0)
+
+    def test_a_seq_from_nowhere_before_the_history(self):
+        line = Line()
+        line.up()
+        line.live(2**62)
+        assert line.replayed(0, 1) == [0, 1]
+        assert line.end() == ["synced"]
+        assert line.stats.rejected == {"seq_range": 1}
+        assert line.missing == (0, 0, 0, 0)
+        assert line.live(2) == [2]
+
+    def test_a_seq_from_nowhere_in_an_answer(self):
+        line = synced(3)
+        line.live(4)
+        assert line.replayed(2**62) == []
+        assert line.replayed(3) == [3, 4, "stop"]
+        assert line.stats.rejected == {"seq_range": 1}
 
 
 class TestGapsWithoutReplay:
@@ -289,8 +320,8 @@ class TestLostTails:
         line = synced(3, probe_interval=1.0)
         assert line.later(0.5) == []
         (asked,) = line.later(0.6)
-        assert asked in ("ask 2", "ask 3")
-        line.replayed(*([2] if asked == "ask 2" else []), 3, 4)
+        assert asked in ("ask 2", "ask 0")
+        line.replayed(*([2] if asked == "ask 0" else []), 3, 4)
         line.end()
         assert line.delivered[-1] == line.batch(4)
         assert line.missing == (2, 2, 0, 0)
@@ -329,7 +360,7 @@ class TestLives:
 
     def test_beyond_the_fingerprints_the_publisher_is_asked(self):
         line = synced(RING + 100, probe_interval=0.0)
-        assert line.live(50) == [f"ask {RING + 99}"]
+        assert line.live(50) == [f"ask {RING + 100 - OVERLAP}"]
         line.replayed(RING + 99)
         line.end()
         assert line.stats.restarts == 0
@@ -357,7 +388,7 @@ class TestLives:
         line = synced(5)
         line.down()
         assert line.state is State.CONNECTING
-        assert line.up() == ["ask 4"]
+        assert line.up() == ["ask 0"]
         assert [seq for seq in line.replayed(4, 5, 6) + line.end() if isinstance(seq, int)] == [5, 6]
         assert line.stats.restarts == 0
         assert line.state is State.LIVE

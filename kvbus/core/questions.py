@@ -1,0 +1,92 @@
+"""What a publisher is asked, and what its answer says about the life it is in.
+
+A request that continues a life reaches back over the last batches delivered (:data:`OVERLAP`), so that its answer can
+be told from one of another life by content. The newest of them is the *tip*: a publisher in the same life has it,
+unless its buffer was trimmed beyond.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from kvbus.core.numbering import Numbering
+
+ATTEMPTS: Final = 2
+"""Replay requests made for one gap before it is lost: the first, and one retry."""
+
+OVERLAP: Final = 8
+"""Batches delivered that a request asks for again: one alone may be the new life's, delivered before anyone knew."""
+
+
+class Purpose(StrEnum):
+    """Why a publisher was asked."""
+
+    SYNC = "sync"
+    SNAPSHOT = "snapshot"
+    GAP = "gap"
+    PROBE = "probe"
+    VERIFY = "verify"
+
+
+class Request(msgspec.Struct):
+    """The open request."""
+
+    id: int
+    purpose: Purpose
+    start: int
+    tip: int
+    """The newest batch delivered whose content is known, -1 if none is or if it does not matter."""
+    expects: bool
+    """A batch from ``start`` on was known to exist when it was asked: an empty answer says something."""
+    deadline: float
+    hard_deadline: float
+    items: int = 0
+    first: int = -1
+    last: int = -1
+    seen_tip: bool = False
+
+    def take(self, seq: int) -> bool:
+        """Count one batch of the answer; whether it is progress."""
+        if not self.items:
+            self.first = seq
+        self.items += 1
+        if seq == self.tip:
+            self.seen_tip = True
+        if seq <= self.last:
+            return False
+        self.last = seq
+        return True
+
+    def contradicts(self, seq: int, payload: bytes, numbers: Numbering) -> bool:
+        """Whether this batch of the answer cannot belong to the life known so far. To be asked before :meth:`take`."""
+        if numbers.marks.matches(seq, payload, numbers.next) is False:
+            return True
+        if self.purpose is Purpose.SYNC:
+            return False
+        if self.tip < 0:
+            return self.purpose is Purpose.VERIFY  # there is nothing left to know it by
+        if seq <= self.tip or self.seen_tip:
+            return False
+        if self.items:
+            return self.first <= self.tip  # it has what came before the tip, and not the tip
+        # trimmed beyond the tip: what lies between is lost in any case, and for a gap it is known to be
+        return self.purpose is not Purpose.GAP
+
+    @property
+    def lacks_tip(self) -> bool:
+        """The answer, over now, had batches from before the tip and not the tip."""
+        return self.tip >= 0 and self.items > 0 and not self.seen_tip and self.first <= self.tip
+
+
+def start_of(purpose: Purpose, numbers: Numbering) -> tuple[int, int]:
+    """Where a question begins, and its tip."""
+    if purpose in (Purpose.SYNC, Purpose.SNAPSHOT):
+        return numbers.next, -1
+    tip = numbers.marks.newest(numbers.next)
+    if tip < 0 or (purpose is Purpose.GAP and tip != numbers.next - 1):
+        return (numbers.next if purpose is Purpose.GAP else max(numbers.next - 1, 0)), -1
+    # not back over a batch that was lost: an answer may break off at it, for it may be too large to be taken
+    return numbers.marks.run_to(tip, OVERLAP), tip
