@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw, structs
@@ -23,18 +23,25 @@ from kvbus.core.schema import (
     ClearedArray,
     Event,
     MapBatch,
+    PlainBatch,
+    PlainRemoved,
+    PlainStored,
     RawBatch,
     RawMapBatch,
     RemovedArray,
     StoredArray,
 )
-from kvbus.core.types import MAX_TOKEN_ID, Reason
+from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Reason
 
 MAX_EVENTS: Final = 65_536
 """Events one batch may hold unless told otherwise; real batches hold a few hundred."""
 
 _decode_maps: Final = msgspec.msgpack.Decoder(MapBatch).decode
 _decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
+_decode_plain_ints: Final = msgspec.msgpack.Decoder(PlainBatch[int]).decode
+_decode_plain_bytes: Final = msgspec.msgpack.Decoder(
+    PlainBatch[Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)]]
+).decode
 _decode_envelope: Final = msgspec.msgpack.Decoder(RawBatch).decode
 _decode_map_envelope: Final = msgspec.msgpack.Decoder(RawMapBatch).decode
 _decode_any: Final = msgspec.msgpack.Decoder(Any).decode
@@ -56,6 +63,9 @@ _EVENT_STRUCTS: Final[dict[str, Any]] = {
 _STORED_FIELDS: Final = frozenset(BlockStored.__struct_fields__)
 _STORED_ARRAY_FIELDS: Final = StoredArray.__struct_fields__
 _REMOVED_FIELDS: Final = frozenset(BlockRemoved.__struct_fields__)
+
+AnyEvent = Event | PlainStored[Any] | PlainRemoved[Any] | dict[str, Any]
+"""An event ready to be encoded; a plain map where it carries fields no struct knows."""
 
 Extras = dict[str, Raw]
 """Fields no struct knows, as raw msgpack, to be sent on where the output's encoding has a place for them (maps)."""
@@ -93,6 +103,33 @@ def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> B
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         pass
     return _decode_each(payload, max_events)
+
+
+_PLAIN_HEAD: Final = b"\x93\xcb"
+"""An array of three that begins with a float64, as every engine sends it."""
+
+
+def decode_plain(payload: bytes, *, bytes_first: bool) -> PlainBatch[Any] | None:
+    """Decode a batch of the commonest kind: maps of the common fields, hashes of one kind; None for any other.
+
+    ``bytes_first`` says which kind of hash to expect; it changes nothing but the time this takes.
+    """
+    if payload[:2] != _PLAIN_HEAD:
+        return None
+    first, second = (
+        (_decode_plain_bytes, _decode_plain_ints) if bytes_first else (_decode_plain_ints, _decode_plain_bytes)
+    )
+    try:
+        return first(payload)
+    except msgspec.ValidationError as error:
+        if "block_hash" not in str(error):  # `$.events[…].block_hashes[…]` or `….parent_block_hash`
+            return None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    try:
+        return second(payload)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
 
 
 _EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
@@ -302,12 +339,12 @@ def decode_value(raw: Raw | bytes) -> Any:
     return _decode_any(raw)
 
 
-def encode_batch(events: Sequence[Event | dict[str, Any]], ts: float, rank: int | None) -> bytes:
+def encode_batch(events: Sequence[AnyEvent], ts: float, rank: int | None) -> bytes:
     """``[ts, events, rank]`` with map events, as vLLM 0.24 and later send them."""
     return _encode((ts, events, rank))
 
 
-def encode_positional_batch(events: Sequence[Event | dict[str, Any]], ts: float, rank: int | None) -> bytes:
+def encode_positional_batch(events: Sequence[AnyEvent], ts: float, rank: int | None) -> bytes:
     """``[ts, events, rank]`` with positional events, all that an array-only router reads.
 
     vLLM 0.10.2's length (through ``medium``); vLLM 0.20's (through ``group_idx``) where there are groups, because the
@@ -316,10 +353,10 @@ def encode_positional_batch(events: Sequence[Event | dict[str, Any]], ts: float,
     return _encode((ts, [_to_array(e) for e in events], rank))
 
 
-def _to_array(event: Event | dict[str, Any]) -> tuple[Any, ...]:
+def _to_array(event: AnyEvent) -> tuple[Any, ...]:
     if isinstance(event, AllBlocksCleared):
         return ("AllBlocksCleared",)
-    if isinstance(event, BlockRemoved):
+    if isinstance(event, BlockRemoved | PlainRemoved):
         head: tuple[Any, ...] = ("BlockRemoved", event.block_hashes, event.medium)
         return head if event.group_idx is UNSET else (*head, event.group_idx)
     fields = event if isinstance(event, dict) else structs.asdict(event)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Raw, UnsetType
 
-from kvbus.core.codec import with_extras
+from kvbus.core.codec import AnyEvent, with_extras
 from kvbus.core.index import Chunk, Index, TableKey, raw_or_unset, slice_array
-from kvbus.core.schema import BlockStored, Event
+from kvbus.core.schema import BlockStored
 from kvbus.core.types import Hash
 
-OutEvent = Event | dict[str, Any]
-"""An event ready to be encoded; a plain map where it carries fields no struct knows."""
+OutEvent = AnyEvent
 
 
 def announce(index: Index) -> Iterator[OutEvent]:
@@ -75,11 +73,11 @@ def out_parent(index: Index, group: int | None, parent: Hash | None) -> Hash | N
 
 
 def _as_event(
-    chunk: Chunk, hashes: list[Hash], parent: Hash | None, tokens: Raw, block_size: int, keys: bytes | None
+    chunk: Chunk, hashes: Sequence[Hash], parent: Hash | None, tokens: Raw, block_size: int, keys: bytes | None
 ) -> OutEvent:
     meta = chunk.meta
     event = BlockStored(
-        hashes,
+        list(hashes),
         parent,
         tokens,
         block_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Final, Literal
 
 import msgspec
@@ -26,6 +26,12 @@ class Wire(msgspec.Struct, frozen=True):
     media: tuple[tuple[str, str], ...] = ()
     """Names of media that this family does not know, and the ones it has for their tier."""
 
+    def passes(self, *, bytes_hashes: bool, media: Set[str]) -> bool:
+        """Whether canonical map events with such hashes, from a source with such media, are in these words already."""
+        if self.encoding != "map" or (bytes_hashes and self.fold_hashes):
+            return False
+        return not self.media or all(known not in media for known, _ in self.media)
+
 
 class Profile(msgspec.Struct, frozen=True):
     """A wire, and how a replay is framed."""
@@ -34,14 +40,17 @@ class Profile(msgspec.Struct, frozen=True):
     framing: Framing = "4"
 
 
+CANONICAL: Final = Wire()
+"""Maps, with hashes and media as the engine named them."""
+
 _DYNAMO: Final = Wire("map", fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
 
 PROFILES: Final[dict[str, Profile]] = {
-    "vllm": Profile(Wire("map"), "4"),
+    "vllm": Profile(CANONICAL, "4"),
     "dynamo": Profile(_DYNAMO, "4"),
-    "llm-d": Profile(Wire("map"), "4"),
+    "llm-d": Profile(CANONICAL, "4"),
     "aibrix": Profile(Wire("array"), "4"),
-    "sglang": Profile(Wire("map"), "3"),
+    "sglang": Profile(CANONICAL, "3"),
 }
 """By the name of ``outputs[].profile``. Sources: Dynamo 1.6.1 (measured, docs/INTEROP.md) takes both framings, decodes
 no byte hash and drops ``FS`` and ``OBJ``; llm-d reads framing 4; AIBrix arrays only; sgl-router's client framing 3."""

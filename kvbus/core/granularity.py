@@ -81,7 +81,7 @@ class Granularity(msgspec.Struct):
 
     def _challenge(self, size: int, blocks: int) -> bool:
         if size == self.proven:
-            self.support += 1
+            self.support += self.support <= YOUNG  # more than that makes no difference
             self.larger.clear()
             return False
         if self.proven == self.pinned or (blocks == 1 and size != self.pinned):
@@ -95,6 +95,13 @@ class Granularity(msgspec.Struct):
         self.finer.clear()
         self.larger.clear()
         return True
+
+    @property
+    def settled(self) -> bool:
+        """Whether one more store in :attr:`size` has nothing left to teach: of one block, or of several once proven."""
+        if self.proven:
+            return self.support > YOUNG and not self.larger
+        return self.seen >= SETTLE_EVENTS
 
     @property
     def size(self) -> int:

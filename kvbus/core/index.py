@@ -44,7 +44,7 @@ class Chunk(msgspec.Struct, gc=False):
     they leave as they came.
     """
 
-    hashes: list[Hash]
+    hashes: tuple[Hash, ...]
     parent: Hash | None
     tokens: bytes
     block_size: int
@@ -107,7 +107,9 @@ class Index:
 
     def __init__(self) -> None:
         self.tables: dict[TableKey, Table] = {}
-        self._metas: dict[tuple[Any, ...], Meta] = {}
+        self.media_names: set[str] = set()
+        """Media any table is of."""
+        self._metas: dict[Meta, Meta] = {}
 
     def __len__(self) -> int:
         return sum(len(table.blocks) for table in self.tables.values())
@@ -118,6 +120,7 @@ class Index:
         table = self.tables.get(key)
         if table is None:
             table = self.tables[key] = Table()
+            self.media_names.add(medium)
         return table
 
     def media(self) -> dict[str, int]:
@@ -138,12 +141,10 @@ class Index:
         """Every group's table that holds this block on this medium."""
         return [(key, table) for key, table in self.tables.items() if key[1] == medium and block in table.blocks]
 
-    def clear(self, *, device_only: bool = False) -> None:
-        """Forget all blocks, or those of the device tier."""
-        if device_only:
-            self.tables = {key: table for key, table in self.tables.items() if key[1] != DEVICE_MEDIUM}
-        else:
-            self.tables = {}
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self.tables = {}
+        self.media_names.clear()
         self._metas.clear()
 
     def meta(self, event: BlockStored) -> Meta:
@@ -161,12 +162,13 @@ class Index:
             carried_bytes(event.cache_salt),
             carried_bytes(event.lookahead_token_ids),
         )
-        meta = self._metas.get(key)
-        if meta is None:
-            if len(self._metas) >= _MAX_METAS:
-                self._metas.clear()
-            meta = self._metas[key] = Meta(*key)
-        return meta
+        return self.shared_meta(Meta(*key))
+
+    def shared_meta(self, meta: Meta) -> Meta:
+        """The one object for this value."""
+        if len(self._metas) >= _MAX_METAS:
+            self._metas.clear()
+        return self._metas.setdefault(meta, meta)
 
     def copy(self) -> Index:
         """A cut: the same live blocks, whatever becomes of this index. Copies dictionaries, shares chunks."""

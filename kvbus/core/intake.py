@@ -78,6 +78,16 @@ class Intake:
             return None
         return store
 
+    def plain(self, kind: type, stores: int, removals: int) -> bool:
+        """Count the events of a batch that keep every rule; False if its kind of hash is not what the stream speaks."""
+        kinds = self._kinds
+        if stores and kinds[kind] + 1 < kinds[bytes if kind is int else int]:
+            return False
+        kinds[kind] += stores
+        self._stats.stored += stores
+        self._stats.removed += removals
+        return True
+
     def dump(self) -> list[Any]:
         """Plain data for a restart."""
         return [[self._kinds[int], self._kinds[bytes]], list(self.no_prefix)]

@@ -17,6 +17,7 @@ from msgspec import UNSET, structs
 from kvbus.core.codec import Batch, with_extras
 from kvbus.core.derive import derive_chunk
 from kvbus.core.emit import OutEvent, announce, out_parent, recut_stores, stores_of
+from kvbus.core.express import Express, Taken
 from kvbus.core.granularity import Granularity, Treatment
 from kvbus.core.index import Chunk, Index, Table, TableKey, carried_bytes
 from kvbus.core.intake import Intake, Step, complete
@@ -58,6 +59,16 @@ class Normalizer:
         self._ghosts: dict[tuple[int | None, Hash], Chunk] = {}
         """Blocks this batch removed: an offload in the same batch may still speak of them."""
         self._recut_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
+        self._begin_express()
+
+    def _begin_express(self) -> None:
+        self._express = Express(
+            self.index,
+            self._granularity,
+            self._intake,
+            max_blocks=self.rules.max_blocks,
+            prefix_only=self.rules.groups == "prefix",
+        )
 
     def reset(self, *, same_life: bool = False) -> None:
         """Nothing is known of the cache any more; in the same life, what was learned of the stream stays."""
@@ -67,6 +78,12 @@ class Normalizer:
         self._begin()
         if same_life:
             self._granularity, self._intake, self._clears_all_tiers = learned
+            self._begin_express()
+
+    @property
+    def bytes_hashes(self) -> bool:
+        """Whether the last plain batch named its blocks by byte strings."""
+        return self._express.bytes_hashes
 
     @property
     def block_size(self) -> int | None:
@@ -75,6 +92,10 @@ class Normalizer:
             if granularity.base:
                 return granularity.base
         return self.rules.block_size
+
+    def express(self, payload: bytes) -> Taken | None:
+        """Take in a batch that needs no change; None, with nothing changed, if it is for :meth:`apply`."""
+        return None if self._coarse else self._express.take(payload)
 
     def apply(self, batch: Batch, *, first_of_life: bool = False) -> list[OutEvent]:
         """Take in one batch; the events that leave.
@@ -86,6 +107,7 @@ class Normalizer:
         """
         if first_of_life and batch.events and isinstance(batch.events[0], AllBlocksCleared):
             self._clears_all_tiers = True
+        self._express.forget()
         steps = self._intake.steps(batch)
         if self._observe(steps):
             self._rebuild()
@@ -122,7 +144,7 @@ class Normalizer:
 
     def load(self, data: dict[str, Any]) -> None:
         """The reverse of :meth:`dump`; the index is filled separately."""
-        self._granularity = {group: Granularity(**known) for group, known in data["granularity"]}
+        self._granularity.update((group, Granularity(**known)) for group, known in data["granularity"])
         self._coarse = {(group, medium, block): count for group, medium, block, count in data["coarse"]}
         self._intake.load(data["intake"])
         self._clears_all_tiers = data["clears_all_tiers"]
@@ -246,7 +268,7 @@ class Normalizer:
         if event.medium is not None:
             event.medium = event.medium.upper()
         chunk = Chunk(
-            hashes,
+            tuple(hashes),
             parent,
             bytes(event.token_ids),
             event.block_size,

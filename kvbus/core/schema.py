@@ -7,12 +7,12 @@ Unknown fields make these structs refuse the event on purpose: the codec then ta
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from kvbus.core.types import Hash
+from kvbus.core.types import MAX_HASH_BYTES, Hash
 
 
 class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
@@ -123,3 +123,45 @@ class RawMapBatch(msgspec.Struct):
     events: list[Raw]
     data_parallel_rank: int | None = None
     attn_dp_rank: int | None = None
+
+
+HashT = TypeVar("HashT", int, Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)], Hash)
+"""The hashes of one stream: all integers, or all byte strings."""
+
+
+class PlainStored(
+    msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockStored", forbid_unknown_fields=True, gc=False
+):
+    """:class:`BlockStored` without the fields few engines send, hashes of one kind: what the short way takes.
+
+    ``UNSET`` here says that a field which every kvbus event has was not sent.
+    """
+
+    block_hashes: tuple[HashT, ...]
+    parent_block_hash: HashT | None
+    token_ids: Raw
+    block_size: int
+    lora_id: int | UnsetType | None = UNSET
+    medium: str | UnsetType | None = UNSET
+    lora_name: str | UnsetType | None = UNSET
+    group_idx: int | UnsetType | None = UNSET
+    kv_cache_spec_kind: str | UnsetType | None = UNSET
+    extra_keys: Raw = UNSET  # type: ignore[assignment]
+
+
+class PlainRemoved(
+    msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False
+):
+    """:class:`BlockRemoved` of the short way."""
+
+    block_hashes: tuple[HashT, ...]
+    medium: str | UnsetType | None = UNSET
+    group_idx: int | UnsetType | None = UNSET
+
+
+class PlainBatch(msgspec.Struct, Generic[HashT], array_like=True, forbid_unknown_fields=True, gc=False):
+    """``[ts, events, rank]``, exactly, of map events with known fields and hashes of one kind."""
+
+    ts: float
+    events: list[PlainStored[HashT] | PlainRemoved[HashT] | AllBlocksCleared]
+    rank: int

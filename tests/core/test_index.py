@@ -85,16 +85,6 @@ class TestTables:
         assert index.find(1, 1) is None
         assert index.find(None, 1) is None
 
-    def test_clearing_the_device_leaves_the_rest(self):
-        index = Index()
-        put(index, [1])
-        put(index, [2], medium="DISK")
-        index.clear(device_only=True)
-        assert index.media() == {"DISK": 1}
-        index.clear()
-        assert len(index) == 0
-
-
 class TestMeta:
     def test_equal_metas_are_kept_once(self):
         index = Index()

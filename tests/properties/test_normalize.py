@@ -169,6 +169,37 @@ def test_an_engine_whose_clear_is_of_every_tier(history):
     assert bench.router.violations == []
 
 
+def cache_of(bench):
+    """What the index holds, block by block."""
+    return {
+        (key, block): (chunk.parent_of(at), chunk.block_tokens(at), chunk.meta)
+        for key, table in bench.normalizer.index.tables.items()
+        for block, chunk in table.blocks.items()
+        for at in [chunk.hashes.index(block)]
+    }
+
+
+@given(HISTORIES, KINDS, st.booleans())
+def test_the_short_way_leads_where_the_long_way_does(history, kind, terse):
+    """One stream through both; its block size is proven first, because the short way takes nothing before that."""
+    benches, name = [Bench(), Bench(short=False)], Naming(kind)
+    proof = [[(what, group, "GPU", n)] for group in (None, 0, 1) for what, n in [("store", [0, 1]), ("evict", 2)] * 7]
+    for events in play(Model(), name, proof + history):
+        sent = [
+            {k: v for k, v in event.items() if not (terse and k in ("lora_id", "lora_name") and v is None)}
+            for event in events
+        ]
+        for bench in benches:
+            bench.feed(*sent)
+        short, long = benches
+        assert cache_of(short) == cache_of(long)
+        assert short.router.blocks == long.router.blocks
+        assert short.router.violations == []
+        assert short.stats == long.stats
+        assert short.normalizer.dump() == long.normalizer.dump()
+    assert benches[0].taken
+
+
 def positional(event):
     if event["type"] == "AllBlocksCleared":
         return ["AllBlocksCleared"]

@@ -1,0 +1,288 @@
+"""The short way through normalization, for batches that already are what a router may rely on.
+
+Nearly all traffic is of this kind: stores of new blocks behind known parents, in the one block size of their group, and
+removals of known blocks, leaf first. Such a batch is applied to the index event by event, without a word of it being
+changed, and its payload can be sent on as it came. Every rule of :mod:`kvbus.core.intake`, :mod:`kvbus.core.validate`
+and :mod:`kvbus.core.normalize` is checked here too, in the cheapest form it has; whatever is not plainly in order is
+undone and left to them, so that this module has no rule of its own.
+
+Whether a batch goes this way follows from the batch and the state alone, never from what is cached here: a restart that
+handles the log again comes to the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from math import isfinite
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from kvbus.core.codec import decode_plain, decode_value
+from kvbus.core.granularity import Granularity, Treatment
+from kvbus.core.index import Chunk, Index, Meta, Table
+from kvbus.core.intake import Intake
+from kvbus.core.schema import PlainBatch, PlainRemoved, PlainStored
+from kvbus.core.types import PREFIX_KINDS, Hash, medium_key
+
+_TOKEN: Final = rb"(?:\xcd..|\xce....|[\x00-\x7f]|\xcc.)"
+_tokens: Final = re.compile(rb"(?:" + _TOKEN * 4 + rb")*+" + _TOKEN + rb"*+", re.DOTALL).fullmatch
+"""Unsigned 32-bit integers in their shortest form, one behind the other: three times as fast as decoding them."""
+
+Taken = tuple[PlainBatch[Any], bool]
+"""A batch that was applied, and whether its payload may be sent on as it is: no field is missing that kvbus sends."""
+
+Undo = tuple[dict[Hash, Chunk], Hash, Chunk]
+"""Where a block was removed from, its hash, and what is to be put back."""
+
+_MAX_SHAPES: Final = 4096
+_MAX_SHARED_KEYS: Final = 4096
+_SHARED_KEYS_BYTES: Final = 256
+
+
+class _Shape:
+    """Where stores of one spelling go: everything about them that does not change from one to the next."""
+
+    __slots__ = ("blocks", "group", "heads", "meta", "several", "size", "whole")
+
+    def __init__(self, table: Table, group: int | None, size: int, meta: Meta) -> None:
+        self.blocks = table.blocks
+        self.group = group
+        self.size = size
+        self.meta = meta
+        self.several = False
+        """Whether events of several blocks may pass; the first one of a stream has something to teach."""
+        self.whole = False
+        """Every field that kvbus always sends is there."""
+        self.heads: dict[int, bytes] = {}
+        """How the token array of so many blocks begins."""
+
+    def head(self, blocks: int) -> bytes:
+        """The msgpack array header of the tokens of so many blocks."""
+        count = blocks * self.size
+        if count < 16:
+            head = bytes([0x90 | count])
+        elif count < 1 << 16:
+            head = b"\xdc" + count.to_bytes(2, "big")
+        else:
+            head = b"\xdd" + count.to_bytes(4, "big")
+        if len(self.heads) < _MAX_SHAPES:
+            self.heads[blocks] = head
+        return head
+
+
+class Express:
+    """Applies plain batches to the index of one source.
+
+    Args:
+        index: the live blocks.
+        granularity: block sizes, by group.
+        intake: which hashes the stream speaks in, and which groups it leaves out.
+        max_blocks: limit of the index.
+        prefix_only: groups whose kind carries no prefixes are left out.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        granularity: dict[int | None, Granularity],
+        intake: Intake,
+        *,
+        max_blocks: int,
+        prefix_only: bool,
+    ) -> None:
+        self._index = index
+        self._granularity = granularity
+        self._intake = intake
+        self._max_blocks = max_blocks
+        self._prefix_only = prefix_only
+        self.bytes_hashes = False
+        """The kind of hash in the last batch taken."""
+        self._whole = True
+        self._shapes: dict[tuple[Any, ...], _Shape] = {}
+        self._room = 0
+        self._extra_keys: dict[bytes, bytes] = {}
+
+    def forget(self) -> None:
+        """What tables there are, or what is known of block sizes, has changed."""
+        self._shapes.clear()
+
+    def take(self, payload: bytes) -> Taken | None:
+        """Apply a batch; None, and nothing has changed, if it has to go the long way."""
+        batch = decode_plain(payload, bytes_first=self.bytes_hashes)
+        if batch is None or not batch.events or not isfinite(batch.ts):
+            return None
+        self._whole = True
+        undo: list[Undo] = []
+        gone: set[Hash] = set()
+        stores = done = 0
+        for event in batch.events:
+            if type(event) is PlainStored:
+                if gone:
+                    gone = set()
+                if not self._store(event):
+                    break
+                stores += 1
+            elif type(event) is not PlainRemoved or not self._remove(event, gone, undo):
+                break
+            done += 1
+        if done == len(batch.events):
+            self.bytes_hashes = isinstance(batch.events[0].block_hashes[0], bytes)  # type: ignore[union-attr]
+            if self._intake.plain(bytes if self.bytes_hashes else int, stores, done - stores):
+                return batch, self._whole
+        self._undo(batch, done, undo)
+        return None
+
+    def _store(self, event: PlainStored[Any]) -> bool:
+        key = (
+            event.block_size,
+            event.medium,
+            event.group_idx,
+            event.lora_id,
+            event.lora_name,
+            event.kv_cache_spec_kind,
+        )
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shape(key, event)
+            if shape is None:
+                return False
+        hashes = event.block_hashes
+        count = len(hashes)
+        if count != 1 and (not count or not shape.several):
+            return False
+        tokens = bytes(event.token_ids)
+        head = shape.heads.get(count) or shape.head(count)
+        if not tokens.startswith(head) or _tokens(tokens, len(head)) is None:
+            return False
+        keys = event.extra_keys
+        carried = None
+        if keys is not UNSET:  # type: ignore[comparison-overlap]
+            carried = bytes(keys)
+            carried = self._extra_keys.get(carried) or self._checked_keys(carried)
+            if carried is None:
+                return False
+        blocks = shape.blocks
+        parent = event.parent_block_hash
+        if parent is not None:
+            holder = blocks.get(parent)
+            if holder is None:
+                if self._index.find(shape.group, parent) is None:
+                    return False
+            elif holder.hashes[-1] == parent:
+                parent = holder.hashes[-1]  # one object for one hash
+        chunk = Chunk(hashes, parent, tokens, shape.size, shape.meta, carried)
+        if count == 1:
+            block = hashes[0]
+            if block in blocks:
+                return False
+            blocks[block] = chunk
+        else:
+            fresh = dict.fromkeys(hashes, chunk)
+            if len(fresh) != count or not blocks.keys().isdisjoint(fresh):
+                return False
+            blocks.update(fresh)
+        self._room -= count
+        if self._room < 0:
+            self._room = self._max_blocks - len(self._index)
+            if self._room < 0:
+                for block in hashes:
+                    del blocks[block]
+                return False
+        if not shape.whole:
+            self._whole = False
+            _complete(event)
+        return True
+
+    def _remove(self, event: PlainRemoved[Any], gone: set[Hash], undo: list[Undo]) -> bool:
+        """``gone`` are the blocks removed since the last store: no parent of a block may be among them."""
+        medium = event.medium
+        if isinstance(medium, UnsetType) or (medium is not None and medium != "GPU" and medium != medium.upper()):
+            return False
+        name = medium_key(medium)
+        group = event.group_idx
+        table = self._index.tables.get((None if isinstance(group, UnsetType) else group, name))  # type: ignore[arg-type]
+        hashes = event.block_hashes
+        if table is None or not hashes or not table.copies.keys().isdisjoint(hashes):
+            return False
+        blocks = table.blocks
+        for block in hashes:
+            chunk = blocks.get(block)
+            if chunk is None or chunk.out is not None:
+                return False
+            if gone:
+                at = chunk.hashes.index(block)
+                if (chunk.hashes[at - 1] if at else chunk.parent) in gone:
+                    return False
+            meta = chunk.meta
+            if meta.medium != medium or meta.group_idx != group:
+                return False  # spelled otherwise than when it was stored
+            gone.add(block)
+            del blocks[block]
+            undo.append((blocks, block, chunk))
+        return True
+
+    def _undo(self, batch: PlainBatch[Any], done: int, undo: list[Undo]) -> None:
+        removed = sum(len(event.block_hashes) for event in batch.events[:done] if type(event) is PlainRemoved)
+        while len(undo) > removed:  # of the event that was broken off
+            blocks, block, chunk = undo.pop()
+            blocks[block] = chunk
+        for event in reversed(batch.events[:done]):
+            if type(event) is PlainRemoved:
+                for _ in event.block_hashes:
+                    blocks, block, chunk = undo.pop()
+                    blocks[block] = chunk
+            elif type(event) is PlainStored:
+                table = self._index.tables[_group(event.group_idx), medium_key(_or_none(event.medium))]  # type: ignore[index]
+                for block in event.block_hashes:
+                    del table.blocks[block]
+
+    def _checked_keys(self, carried: bytes) -> bytes | None:
+        """``extra_keys`` are null or a list; the many equal ones (nothing but nulls) are kept once."""
+        try:
+            value = decode_value(carried)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return None
+        if value is not None and not isinstance(value, list):
+            return None
+        if len(carried) <= _SHARED_KEYS_BYTES and len(self._extra_keys) < _MAX_SHARED_KEYS and not any(value or ()):
+            self._extra_keys[carried] = carried
+        return carried
+
+    def _shape(self, key: tuple[Any, ...], event: PlainStored[Any]) -> _Shape | None:
+        """The shape of an event whose spelling was not seen before; None if it has to go the long way."""
+        group, kind, size = _group(event.group_idx), event.kv_cache_spec_kind, event.block_size
+        if self._prefix_only and isinstance(kind, str) and kind not in PREFIX_KINDS:
+            return None
+        medium = _or_none(event.medium)
+        name = medium_key(medium)
+        if name is None or (medium is not None and medium != medium.upper()):
+            return None
+        granularity = self._granularity.get(group)
+        if granularity is None or not granularity.settled or granularity.treatment(size) is not Treatment.NATIVE:
+            return None
+        table = self._index.table(group, name)
+        lora = _or_none(event.lora_id), _or_none(event.lora_name)
+        meta = self._index.shared_meta(Meta(*lora, medium, event.group_idx, kind, UNSET))
+        if len(self._shapes) >= _MAX_SHAPES:
+            self._shapes.clear()
+        shape = self._shapes[key] = _Shape(table, group, size, meta)
+        shape.several = granularity.proven == size
+        shape.whole = UNSET not in (event.lora_id, event.medium, event.lora_name)
+        return shape
+
+
+def _group(group: int | UnsetType | None) -> int | None:
+    return None if isinstance(group, UnsetType) else group
+
+
+def _or_none(value: Any) -> Any:
+    return None if value is UNSET else value
+
+
+def _complete(event: PlainStored[Any]) -> None:
+    """Fields that were not sent, as kvbus sends them."""
+    event.lora_id = _or_none(event.lora_id)
+    event.medium = _or_none(event.medium)
+    event.lora_name = _or_none(event.lora_name)
