@@ -1,113 +1,227 @@
-"""kvbus is killed again and again under traffic: no seq goes back, and the router ends with the truth."""
+"""kvbus is killed at random instants under traffic: every router ends with the engine's truth, and no seq goes back.
+
+Two hundred kills with `state_dir`, where the engine's buffer has long forgotten the beginning, and two hundred without,
+where it has not; and all at once: kvbus is killed, the engine restarts, routers restart, batches are lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 import uvloop
 
-from kvbus.play import Faults, Publish, Stats, schedule
+from kvbus.client import BlockView, Subscriber, Timing
 from kvbus.transport.publisher import EnginePublisher
-from tests.system.bus import RouterOnASet, eventually, free_ports
-from tests.wire.captures import load, matches_truth
+from tests.system.actors import Engine, StrictRouter
+from tests.system.bus import PATIENCE
+from tests.system.processes import Process, QuickProcess, killed_at_the_end
+from tests.wire.captures import Key
 
-NAME = "vllm033_map_int"
-KILLS = 12
+KILLS: Final = 25
+"""In one test: eight of them are two hundred."""
+
+AT_MOST: Final = 160
+"""Batches between two kills; a start takes about as long as eighty of them."""
+
+EVERY: Final = 5
+"""Kills after which every router is compared with the engine."""
 
 
-class Process:
-    """One `kvbus run` after the other, on the same endpoints."""
+class Follower:
+    """A strict router that follows the stream all the time, and asks on where an answer breaks off."""
 
-    def __init__(self, directory: Path, *, keeps_state: bool) -> None:
-        ports = free_ports(4)
-        self.engine, self.engine_replay, self.out, self.out_replay = (f"tcp://127.0.0.1:{port}" for port in ports)
-        self._config = directory / "kvbus.yaml"
-        self._config.write_text(
-            f"sources: [{{endpoint: '{self.engine}', replay_endpoint: '{self.engine_replay}'}}]\n"
-            f"outputs: [{{endpoint: '{self.out}', replay_endpoint: '{self.out_replay}', heartbeat: 0.2}}]\n"
-            f"http: null\nstate_dir: {directory / 'state' if keeps_state else 'null'}\nprobe_interval: 0.2\n"
-        )
-        self._env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
-        self._env["XDG_RUNTIME_DIR"] = str(directory)
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, process: Process) -> None:
+        self.router = StrictRouter(process.out, process.out_replay, idle=0.5, resumes=True)
+        self.restarts = 0
+        self._wanted = False
 
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvbus", "run", "-c", str(self._config)], env=self._env, stderr=subprocess.DEVNULL
-        )
+    @property
+    def blocks(self) -> set[Key]:
+        return self.router.blocks
+
+    def restart(self) -> None:
+        self._wanted = True
+
+    async def run(self) -> None:
+        while True:
+            if self._wanted:
+                self._wanted = False
+                self.restarts += 1
+                self.router.restart()
+            await self.router.follow()
+            await asyncio.sleep(0.001)
+
+    def close(self) -> None:
+        self.router.close()
+
+
+class Client:
+    """A router that is written with `kvbus.client`."""
+
+    def __init__(self, process: Process) -> None:
+        self._view = BlockView()
+        self._subscriber = Subscriber(process.out, process.out_replay, timing=Timing(idle_s=0.5))
+
+    @property
+    def blocks(self) -> set[Key]:
+        return {key[1:] for key in self._view.keys()}  # noqa: SIM118 - iterating a view gives blocks
+
+    async def run(self) -> None:
+        async for update in self._subscriber:
+            self._view.update(update)
+
+    def close(self) -> None:
+        """`run` has closed it."""
+
+
+class Storm:
+    """An engine, the process that is killed, and routers that follow it."""
+
+    def __init__(self, process: Process, engine: Engine, seed: int) -> None:
+        self.process = process
+        self.engine = engine
+        self.rng = random.Random(seed)
+        self.followers = [Follower(process), Follower(process)]
+        self.routers: list[Follower | Client] = [*self.followers, Client(process)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Storm]:
+        self._tasks = [asyncio.create_task(router.run()) for router in self.routers]
+        try:
+            yield self
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            results = await asyncio.gather(*self._tasks, return_exceptions=True)
+            for router in self.routers:
+                router.close()
+        assert [result for result in results if not isinstance(result, asyncio.CancelledError)] == []
+
+    async def traffic(self, batches: int, *, ahead: int) -> None:
+        """Publish at a pace, and never further ahead of the routers than the engine's buffer reaches."""
+        for _ in range(batches):
+            await self.engine.publish(1)
+            await asyncio.sleep(0.0005)
+            await self.until(lambda: self.behind() < ahead, "the bus is back")
+
+    def behind(self) -> float:
+        return self.engine.published - max(follower.router.newest_ts for follower in self.followers)
 
     def kill(self) -> None:
-        assert self._process is not None
-        assert self._process.poll() is None, "kvbus ended by itself"
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait(10)
+        self.process.kill()
+        self.process.start()
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + PATIENCE
+        while not condition():
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            assert loop.time() < end, f"not within {PATIENCE:g} s: {what}"
+            await asyncio.sleep(0.002)
+
+    async def compare(self) -> None:
+        """Whoever was there all the time, and whoever comes now, holds what the engine holds."""
+        truth = self.engine.settle()
+        for number, router in enumerate(self.routers):
+            await self.until(
+                lambda router=router: router.blocks == truth, f"router {number} holds exactly what the engine holds"
+            )
+        assert [follower.router.went_back for follower in self.followers] == [0, 0]
+        assert [follower.router.view.violations for follower in self.followers] == [[], []]
+
+    async def late(self) -> None:
+        """One that knows nothing asks from 0."""
+        truth = self.engine.settle()
+        router = StrictRouter(self.process.out, self.process.out_replay)
+        try:
+            await router.rebuild()
+            assert router.blocks == truth
+            assert router.view.violations == []
+        finally:
+            router.close()
 
 
-@contextlib.contextmanager
-def killed_at_the_end(process: Process) -> Iterator[Process]:
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
+@contextlib.asynccontextmanager
+async def storm(process: Process, seed: int, *, buffer: int, drop: float = 0.0) -> AsyncIterator[Storm]:
+    async with EnginePublisher(process.engine, process.engine_replay, bind=True, buffer_steps=buffer) as publisher:
+        await publisher.wait_for_subscriber(PATIENCE)
+        made = Storm(process, Engine(publisher, blocks=300, drop=drop, seed=seed), seed)
+        async with made.running():
+            yield made
 
 
-@pytest.mark.parametrize("keeps_state", [True, False])
-def test_killed_at_random_instants(tmp_path: Path, keeps_state: bool) -> None:
+async def killed(process: Process, seed: int, *, keeps_state: bool) -> None:
+    """An engine that forgets can be told exactly only by a bus that remembers; one that does not, by any."""
+    buffer = 1000 if keeps_state else 10_000
+    async with storm(process, seed, buffer=buffer) as it:
+        ahead = buffer // 2
+        await it.compare()
+        while keeps_state and it.engine.published < 2 * buffer:
+            await it.engine.publish(ahead)
+            await it.compare()
+        for number in range(1, KILLS + 1):
+            await it.traffic(it.rng.randint(0, AT_MOST), ahead=ahead)
+            it.kill()
+            if number % EVERY == 0:
+                await it.compare()
+        await it.late()
+        if keeps_state:
+            assert it.engine.published - it.engine.publisher.buffered > 0, "the engine has forgotten the beginning"
+
+
+async def everything_at_once(process: Process, seed: int) -> None:
+    buffer = 1000
+    async with storm(process, seed, buffer=buffer, drop=0.02) as it:
+        rng = it.rng
+        lives = 0
+        for number in range(1, KILLS + 1):
+            await it.traffic(rng.randint(0, AT_MOST), ahead=buffer // 2)
+            if rng.random() < 0.7:
+                it.kill()
+            if rng.random() < 0.4:
+                it.engine.restart()
+                lives += 1
+                await it.engine.publish(rng.randint(0, buffer // 4))
+            for follower in it.followers:
+                if rng.random() < 0.3:
+                    follower.restart()
+            if number % EVERY == 0:
+                await it.compare()
+        await it.late()
+        assert lives > 3
+        assert it.engine.dropped > 3
+        assert all(follower.restarts > 2 for follower in it.followers)
+
+
+def run(directory: Path, keeps_state: bool, test: Callable[[Process], Awaitable[None]]) -> None:
+    async def main(process: Process) -> None:
+        await test(process)
+
+    process = QuickProcess(directory, keeps_state=keeps_state)
     with (
+        contextlib.closing(process),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        killed_at_the_end(Process(tmp_path, keeps_state=keeps_state)) as process,
+        killed_at_the_end(process),
     ):
-        runner.run(under_traffic(process, buffer_steps=100 if keeps_state else 10_000))
+        runner.run(main(process))
 
 
-async def under_traffic(process: Process, buffer_steps: int) -> None:
-    """An engine that forgets quickly can be told exactly only by a bus that remembers; one that does not, by any."""
-    rng = random.Random(20)
-    messages = load(NAME)
-    kill_before = set(rng.sample(range(len(messages)), KILLS))
-    router = RouterOnASet(process.out, process.out_replay)
-    router.subscribe()
-    try:
-        async with EnginePublisher(
-            process.engine, process.engine_replay, bind=True, buffer_steps=buffer_steps
-        ) as engine:
-            await engine.wait_for_subscriber(30)
-            starts = 1
-            for at, step in enumerate(schedule(messages, Faults(), Stats())):
-                assert isinstance(step, Publish)
-                engine.publish(step.message.payload, seq=step.message.seq)
-                if at in kill_before:
-                    process.kill()
-                    process.start()
-                    starts += 1
-                    if buffer_steps < len(messages):
-                        # traffic goes on while the bus is away only where the engine will remember it
-                        await engine.wait_for_subscriber(30, count=starts)
-                await asyncio.sleep(0.001)  # a pace: what is under way at a kill fits the buffer of the engine
-                await router.follow()
-            seen = router.next
+@pytest.mark.parametrize("seed", range(200 // KILLS))
+@pytest.mark.parametrize("keeps_state", [True, False], ids=["state_dir", "without"])
+def test_killed_at_random_instants(tmp_path: Path, keeps_state: bool, seed: int) -> None:
+    run(tmp_path, keeps_state, lambda process: killed(process, seed, keeps_state=keeps_state))
 
-            async def up_to_date() -> bool:
-                await router.follow()
-                return matches_truth(NAME, router.view) is None
 
-            loop = asyncio.get_running_loop()
-            end = loop.time() + 30
-            while not await up_to_date():
-                assert loop.time() < end, matches_truth(NAME, router.view)
-                await asyncio.sleep(0.01)
-            await eventually(lambda: router.read() > seen, "the stream goes on")
-    finally:
-        router.close()
-    assert router.went_back == 0
-    assert router.view.violations == []
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("keeps_state", [True, False], ids=["state_dir", "without"])
+def test_everything_fails_at_once(tmp_path: Path, keeps_state: bool, seed: int) -> None:
+    run(tmp_path, keeps_state, lambda process: everything_at_once(process, seed))

@@ -9,172 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import uvloop
-import zmq
 
 from kvbus.core.compaction import Cut
-from kvbus.core.types import medium_key
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import synthetic
 from kvbus.transport.publisher import EnginePublisher
+from tests.system.actors import Engine, StrictRouter, soon
 from tests.system.bus import PATIENCE, Bus, eventually, running_bus
-from tests.system.test_kill import Process, killed_at_the_end
-from tests.wire.captures import Key, PlainSetRouter
+from tests.system.processes import Process, killed_at_the_end
 
 JOURNAL: Final = 100
 """Batches in the output's journal: whatever a router asks for from 0, it is behind it."""
 
 BUFFER: Final = 50
 """Batches the engine keeps for replay."""
-
-END: Final = b"\xff" * 8
-
-
-class Engine:
-    """A simulated engine rank on a real publisher; its blocks are small, so that a few hundred tokens make many events."""
-
-    def __init__(self, publisher: EnginePublisher, *, blocks: int = 600, drop: float = 0.0) -> None:
-        jobs = synthetic(1, turn_tokens=24, output_tokens=24, system_tokens=32, max_tokens=256)
-        self.sim = SimEngine("vllm-0.33", jobs, options=EngineOptions(blocks=blocks, block_size=4, max_running=2))
-        self.publisher = publisher
-        self.dropped = 0
-        self._drop = drop
-        self._rng = random.Random(7)
-
-    async def publish(self, count: int) -> None:
-        """Publish batches; each is lost on its way with the probability `drop`."""
-        for at in range(count):
-            payload = self.sim.step(1.0)
-            assert payload is not None
-            self._send(payload)
-            if at % 10 == 0:
-                await asyncio.sleep(0)
-
-    def settle(self) -> set[Key]:
-        """Publish what is left of the last step; what is cached now is what was published."""
-        for payload in self.sim.flush(1.0):
-            self._send(payload)
-        return {(block["group_idx"], str(medium_key(block["medium"])), block["hash"]) for block in self.sim.truth()}
-
-    def restart(self) -> None:
-        """Die and come back with nothing."""
-        self.publisher.restart()
-        self.sim.restart()
-
-    def _send(self, payload: bytes) -> None:
-        lost = self._rng.random() < self._drop
-        self.dropped += lost
-        self.publisher.publish(payload, live=not lost)
-
-
-class StrictRouter:
-    """Buffers live while it rebuilds; takes no answer that is not contiguous, whole, of four frames and in time."""
-
-    IDLE: Final = 2.0
-    TOTAL: Final = 120.0
-
-    def __init__(self, endpoint: str, replay_endpoint: str, *, hwm: int = 0) -> None:
-        self.view = PlainSetRouter()
-        self.next = 0
-        self.holes = 0
-        """Live batches that did not follow what was known."""
-        self.went_back = 0
-        """Live batches numbered no higher than one before."""
-        self._newest = -1
-        self._held: deque[tuple[int, bytes]] = deque()
-        self._replay_endpoint = replay_endpoint
-        self._hwm = hwm
-        self._context = zmq.Context()
-        self._dealer: zmq.Socket[bytes] | None = None
-        self._asked_at = 0.0
-        self._live = self._context.socket(zmq.SUB)
-        self._live.setsockopt(zmq.RCVHWM, 0)
-        self._live.setsockopt(zmq.SUBSCRIBE, b"")
-        self._live.connect(endpoint)
-
-    @property
-    def blocks(self) -> set[Key]:
-        return set(self.view.blocks)
-
-    def ask(self) -> None:
-        """Send the standard request for everything from the next seq on."""
-        assert self._dealer is None
-        self._dealer = self._context.socket(zmq.DEALER)
-        self._dealer.setsockopt(zmq.RCVHWM, self._hwm)
-        self._dealer.connect(self._replay_endpoint)
-        self._dealer.send_multipart([b"", self.next.to_bytes(8, "big")])
-        self._asked_at = asyncio.get_running_loop().time()
-
-    async def read(self, count: int = -1) -> None:
-        """Read so many messages of the answer (all of it by default)."""
-        while self._dealer is not None and count:
-            await self._there_is_a_message(self._dealer)
-            count -= 1
-            empty, topic, seq, payload = self._dealer.recv_multipart()
-            assert empty == b""
-            if seq == END:
-                assert (topic, payload) == (b"", b"")
-                self._dealer.close(0)
-                self._dealer = None
-                return
-            assert int.from_bytes(seq, "big") == self.next, "an answer is contiguous from the seq asked for"
-            self._take(payload)
-
-    async def _there_is_a_message(self, dealer: zmq.Socket[bytes]) -> None:
-        loop = asyncio.get_running_loop()
-        waiting_since = loop.time()
-        await asyncio.sleep(0)
-        while not dealer.poll(0):
-            now = loop.time()
-            assert now < waiting_since + self.IDLE, f"no message for {self.IDLE} s: given up at {self.next}"
-            assert now < self._asked_at + self.TOTAL, f"not whole after {self.TOTAL} s: given up at {self.next}"
-            self._hold()
-            await asyncio.sleep(0.001)
-
-    async def rebuild(self) -> None:
-        """Ask and read the whole answer, however the live stream goes on meanwhile."""
-        self.ask()
-        await self.read()
-
-    async def follow(self) -> int:
-        """Take in the live stream as far as it is there; the next seq."""
-        self._hold()
-        while self._held:
-            seq, payload = self._held.popleft()
-            if seq <= self._newest:
-                self.went_back += 1
-                self.view, self.next = PlainSetRouter(), 0
-                await self.rebuild()
-            self._newest = seq
-            if seq > self.next:
-                self.holes += 1
-                await self.rebuild()
-                assert seq <= self.next, "what was sent live can be replayed"
-            if seq == self.next:
-                self._take(payload)
-        return self.next
-
-    def _hold(self) -> None:
-        while self._live.poll(0):
-            _, seq, payload = self._live.recv_multipart()
-            assert len(seq) == 8
-            self._held.append((int.from_bytes(seq, "big"), payload))
-
-    def _take(self, payload: bytes) -> None:
-        self.view.apply(self.next, payload)
-        self.next += 1
-
-    def close(self) -> None:
-        if self._dealer is not None:
-            self._dealer.close(0)
-        self._live.close(0)
-        self._context.term()
 
 
 @contextlib.asynccontextmanager
@@ -218,17 +70,6 @@ async def in_step(bus: Bus, engine: Engine, *followers: StrictRouter) -> None:
         await soon(router, lambda router=router: router.next == stream.next_seq, "the router up to date")
         assert router.blocks == truth
         assert router.view.violations == []
-
-
-async def soon(router: StrictRouter, condition: Callable[[], bool], what: str) -> None:
-    """Follow the live stream until the condition holds."""
-    end = asyncio.get_running_loop().time() + PATIENCE
-    while True:
-        await router.follow()
-        if condition():
-            return
-        assert asyncio.get_running_loop().time() < end, f"not within {PATIENCE:g} s: {what}"
-        await asyncio.sleep(0.002)
 
 
 def run(test: Awaitable[None]) -> None:
