@@ -244,7 +244,7 @@ class Sequencer:
         if asked is None or asked.id != request:
             self.stats.stale_replies += 1
             return
-        self._request = None
+        self._stop()  # nothing more will come, and its socket is only closed by this
         self._finish(asked, now, answered=True)
 
     def replay_cut(self, request: int, now: float) -> None:
@@ -282,7 +282,7 @@ class Sequencer:
             self.stats.stale_replies += 1
             return False
         if seq < -1:
-            self._request = None
+            self._stop()
             self._no_snapshot(now)
             return False
         if seq + 1 < self.next:

@@ -106,7 +106,7 @@ class TestStart:
         assert line.up() == ["ask 0"]
         assert line.state is State.SYNCING
         assert line.replayed(0, 1, 2) == [0, 1, 2]
-        assert line.end() == ["synced"]
+        assert line.end() == ["stop", "synced"]
         assert line.state is State.LIVE
         assert line.live(3) == [3]
         assert line.missing == (0, 0, 0, 0)
@@ -135,7 +135,7 @@ class TestStart:
     def test_an_engine_that_has_said_nothing_yet(self):
         line = Line()
         line.up()
-        assert line.end() == ["synced"]
+        assert line.end() == ["stop", "synced"]
         assert line.live(0, 1) == [0, 1]
 
     def test_a_trimmed_history_is_partial_and_not_missing(self):
@@ -156,9 +156,9 @@ class TestStart:
         line = Line()
         line.up()
         assert line.replayed(0, 2) == [0]
-        assert line.end() == ["synced", "ask 0"]
-        assert line.end() == ["ask 0"]
-        assert line.end() == ["lost 1", 2]
+        assert line.end() == ["stop", "synced", "ask 0"]
+        assert line.end() == ["stop", "ask 0"]
+        assert line.end() == ["stop", "lost 1", 2]
         assert line.missing == (1, 0, 1, 0)
 
     def test_a_dead_replay_endpoint_delays_and_does_not_stop(self):
@@ -201,8 +201,8 @@ class TestGaps:
         line = synced(3)
         assert line.live(5) == ["ask 0"]
         for _ in range(ATTEMPTS - 1):
-            assert line.end() == ["ask 0"]
-        assert line.end() == ["lost 2", 5]
+            assert line.end() == ["stop", "ask 0"]
+        assert line.end() == ["stop", "lost 2", 5]
         assert line.missing == (2, 0, 2, 0)
         assert line.sequencer.partial
 
@@ -212,7 +212,7 @@ class TestGaps:
         said = line.replayed(3, 5)
         while "ask 0" in said or 3 in said:  # once again, in case it was the answer that was cut short
             said = line.replayed(5) + line.end()
-        assert said == ["lost 1", 5, 6]
+        assert said == ["stop", "lost 1", 5, 6]
         assert line.missing == (3, 2, 1, 0)
 
     def test_answers_to_an_old_request_do_not_mix_in(self):
@@ -286,7 +286,7 @@ class TestGaps:
         line.up()
         line.live(2**62)
         assert line.replayed(0, 1) == [0, 1]
-        assert line.end() == ["synced"]
+        assert line.end() == ["stop", "synced"]
         assert line.stats.rejected == {"seq_range": 1}
         assert line.missing == (0, 0, 0, 0)
         assert line.live(2) == [2]

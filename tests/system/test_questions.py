@@ -1,0 +1,38 @@
+"""Each question to an engine has a socket of its own, and that is gone once it is answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from kvbus.transport.publisher import EnginePublisher
+from tests.system.bus import eventually, running_bus
+
+ANSWERS = 40
+SLACK = 8
+"""Sockets of a question or two that is open at the moment, at both ends."""
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def test_answered_questions_leave_no_descriptors() -> None:
+    empty = msgspec.msgpack.encode([1.0, [], 0])
+    async with (
+        running_bus(probe_interval=0.02) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await eventually(lambda: bus.source.state == "live", "the bus in sync")
+        engine.publish(empty)
+        await eventually(lambda: bus.caught_up(0), "the first batch relayed")
+        before = descriptors()
+        for _ in range(ANSWERS):
+            # the last batch is lost, and found by asking the silent engine: one whole answer each
+            seq = engine.publish(empty, live=False)
+            await eventually(lambda seq=seq: bus.caught_up(seq), "the lost tail found")
+            engine.publish(empty)
+            await eventually(lambda seq=seq: bus.caught_up(seq + 1), "the next batch relayed")
+        assert engine.replay_requests > ANSWERS
+        await eventually(lambda: descriptors() <= before + SLACK, "the sockets of answered questions closed")
