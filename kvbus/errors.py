@@ -90,6 +90,12 @@ class BindError(KvbusError):
         super().__init__(endpoint if reason is None else f"cannot listen on {endpoint}: {reason}")
 
 
+class UnsupportedError(KvbusError):
+    """Something kvbus runs on is too old; trying again does not help, so it ends as a bad configuration does."""
+
+    exit_code = ExitCode.CONFIG
+
+
 class StateDirError(KvbusError):
     """``state_dir`` cannot be used; a misconfiguration, as a file where a directory is wanted."""
 

@@ -43,17 +43,25 @@ class SeqMarks:
     """
 
     def __init__(self, directory: Path | None, names: Sequence[str]) -> None:
-        self._limits = [0] * len(names)
+        self._limits: list[int] = []
         self._maps: list[mmap.mmap] = []
-        if directory is None:
-            return
-        try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for name in names:
+        self._directory = directory
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> int:
+        """One more stream; its place."""
+        directory = self._directory
+        self._limits.append(0)
+        if directory is not None:
+            try:
+                directory.mkdir(parents=True, exist_ok=True, mode=0o700)
                 self._maps.append(_open(directory / f"kvbus-{_digest(name)}.seq"))
-        except OSError as error:
-            log.warning("seq marks cannot be kept in %s: %s; a restart begins at 0", directory, error.strerror)
-            self._release()
+            except OSError as error:
+                log.warning("seq marks cannot be kept in %s: %s; a restart begins at 0", directory, error.strerror)
+                self._directory = None
+                self._release()
+        return len(self._limits) - 1
 
     @property
     def kept(self) -> bool:

@@ -41,7 +41,7 @@ class StateStore:
 
     def __init__(self, directory: Path, identity: Sequence[str]) -> None:
         self._directory = directory
-        self._header = MAGIC + hashlib.sha256("\n".join(identity).encode()).digest()[:16]
+        self._header = _header(identity)
         self._generation = 0
         self._log: int | None = None
         self._log_bytes = 0
@@ -205,6 +205,18 @@ class StateStore:
             self._relay.records = None
         self._move_aside("it is no longer being written")
 
+    def rename(self, identity: Sequence[str]) -> None:
+        """The sources have changed: from now on it is the state of another configuration.
+
+        A process that is killed before the new generation's dump is whole leaves a state that is refused.
+        """
+        self._header = _header(identity)
+        if not self.failed:
+            try:
+                self._begin_generation()
+            except OSError as error:
+                self._fail(error)
+
     def close(self) -> None:
         """An orderly end: everything is on disk."""
         self.flush()
@@ -214,6 +226,10 @@ class StateStore:
         self._log = self._dump_file = self._dumping = None
         if self._relay is not None:
             self._relay.records = None
+
+
+def _header(identity: Sequence[str]) -> bytes:
+    return MAGIC + hashlib.sha256("\n".join(identity).encode()).digest()[:16]
 
 
 def _write(fd: int, body: bytes) -> int:

@@ -28,7 +28,7 @@ class Observed(Protocol):
     """What the server shows."""
 
     config: Config
-    streams: list[SourceStream]
+    streams: dict[int, SourceStream]
     relay: Relay
     process: ProcessStats
     started: bool
@@ -93,14 +93,13 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _sources(self, _request: web.Request) -> web.Response:
-        endpoints = [(stream.endpoint, stream.replay_endpoint) for stream in self._observed.streams]
-        return web.json_response(views.sources_json(self._observed.relay, endpoints))
+        return web.json_response(views.sources_json(self._observed.relay, self._observed.streams))
 
     async def _blocks(self, request: web.Request) -> web.StreamResponse:
         name = request.query.get("source")
-        sources = [s for s in self._observed.relay.sources if name in (None, s.spec.label)]
+        sources = [s for s in self._observed.relay.present if name in (None, s.spec.label)]
         if not sources:
-            known = ", ".join(s.spec.label for s in self._observed.relay.sources)
+            known = ", ".join(s.spec.label for s in self._observed.relay.present)
             return _problem(404, f"no source {name!r}; there are: {known}")
         if self._dumps >= MAX_DUMPS:
             return _problem(503, f"{MAX_DUMPS} dumps are under way; try again")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvbus.config import SourceStream
 from kvbus.core.emit import group_of, out_parent
 from kvbus.core.index import Chunk, Index, TableKey
 from kvbus.core.parts import Source
@@ -53,9 +54,12 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
     }
 
 
-def sources_json(relay: Relay, endpoints: list[tuple[str, str | None]]) -> list[dict[str, Any]]:
-    """The body of ``/sources``."""
-    return [source_json(source, *where) for source, where in zip(relay.sources, endpoints, strict=True)]
+def sources_json(relay: Relay, streams: Mapping[int, SourceStream]) -> list[dict[str, Any]]:
+    """The body of ``/sources``, by slot."""
+    return [
+        source_json(relay.sources[slot], stream.endpoint, stream.replay_endpoint)
+        for slot, stream in sorted(streams.items())
+    ]
 
 
 class Cut:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import click
@@ -20,16 +21,17 @@ def command(**flags: Any) -> None:
       kvbus run -c kvbus.yaml
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
-    A second signal ends it at once. Exit codes: 0 ended in order, 69 an endpoint is taken, 78 bad configuration.
+    A second signal ends it at once. SIGHUP loads the configuration and the keys again: sources and keys may change.
+    Exit codes: 0 ended in order, 69 an endpoint is taken, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     config = load_config(**flags)
 
     # a daemon's dependencies are imported only when a daemon is run: `kvbus --help` stays quick
     import uvloop  # noqa: PLC0415
 
-    from kvbus.daemon import serve  # noqa: PLC0415
+    from kvbus.serve import serve  # noqa: PLC0415
     from kvbus.telemetry import logs  # noqa: PLC0415
 
     logs.setup(level=config.log_level, log_format=config.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(config))
+        runner.run(serve(config, partial(load_config, **flags)))

@@ -40,6 +40,19 @@ class SnapshotReceived(msgspec.Struct, gc=False):
     frames: list[bytes]
 
 
+class Oversize(msgspec.Struct, frozen=True):
+    """A frame of the live stream was too large to be taken, and cost the connection."""
+
+    source: int
+
+
+class ReplayCut(msgspec.Struct, frozen=True):
+    """The answer to replay request ``request`` broke off at a frame that is too large to be taken."""
+
+    source: int
+    request: int
+
+
 class ReplayAsked(msgspec.Struct, gc=False):
     """A router asks stream ``stream`` of output ``output`` for a replay; frames as a ROUTER received them."""
 
@@ -66,5 +79,14 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 RelayEvent = (
-    SourceUp | SourceDown | BatchReceived | ReplayReceived | SnapshotReceived | ReplayAsked | SnapshotAsked | Tick
+    SourceUp
+    | SourceDown
+    | BatchReceived
+    | Oversize
+    | ReplayReceived
+    | ReplayCut
+    | SnapshotReceived
+    | ReplayAsked
+    | SnapshotAsked
+    | Tick
 )

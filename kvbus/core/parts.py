@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -31,6 +31,10 @@ class SourceSpec(msgspec.Struct, frozen=True):
     """What is subscribed to: the topic of batches that came by a replay which does not say it."""
 
 
+NOBODY: Final = SourceSpec("", 0, Settings(), Rules())
+"""The source of a place that is free."""
+
+
 class OutputSpec(msgspec.Struct, frozen=True):
     """One output. ``topics`` has one entry per stream: as many as sources, or one where the layout is merged.
 
@@ -49,11 +53,21 @@ class OutputSpec(msgspec.Struct, frozen=True):
     publisher_ids: Sequence[bytes] = ()
 
 
+class NewStream(msgspec.Struct, frozen=True):
+    """How one output's stream of a source that is added shall be; fields as in :class:`OutputSpec`."""
+
+    topic: bytes | None = None
+    first_seq: int = 0
+    publisher_id: bytes = b""
+
+
 class Source:
     """What the relay knows of one publisher."""
 
     def __init__(self, spec: SourceSpec) -> None:
         self.spec = spec
+        self.gone = spec is NOBODY
+        """Nobody is in this place: it was removed, or the configuration left the slot free."""
         self.stats = SourceStats()
         self.sequencer = Sequencer(spec.settings, self.stats)
         self.normalizer = Normalizer(spec.rules, self.stats)
@@ -85,21 +99,34 @@ class Output:
     def __init__(self, spec: OutputSpec, ranks: Sequence[int]) -> None:
         self.spec = spec
         self.stats = OutputStats()
-        self.streams = [
-            OutputStream(
-                topic,
-                spec.profile,
-                Journal(spec.journal_batches, spec.journal_bytes),
-                heartbeat=spec.heartbeat,
-                rank=0 if spec.merged else ranks[i],
-                publisher_id=spec.publisher_ids[i] if spec.publisher_ids else b"",
-                first_seq=spec.first_seqs[i] if spec.first_seqs else 0,
-            )
-            for i, topic in enumerate(spec.topics)
-        ]
-
+        self.streams: list[OutputStream] = []
+        for i, topic in enumerate(spec.topics):
+            rank = 0 if spec.merged else ranks[i]
+            first = spec.first_seqs[i] if spec.first_seqs else 0
+            self.add_stream(topic, rank, first, spec.publisher_ids[i] if spec.publisher_ids else b"")
         self.cuts: WeakValueDictionary[int, Cut] = WeakValueDictionary()
         """The newest cut of each stream, for as long as an answer holds it."""
+
+    def add_stream(self, topic: bytes | None, rank: int, first_seq: int, publisher_id: bytes) -> OutputStream:
+        """One more stream, behind the others."""
+        spec = self.spec
+        journal = Journal(spec.journal_batches, spec.journal_bytes)
+        stream = OutputStream(
+            topic,
+            spec.profile,
+            journal,
+            heartbeat=spec.heartbeat,
+            rank=rank,
+            publisher_id=publisher_id,
+            first_seq=first_seq,
+        )
+        self.streams.append(stream)
+        return stream
+
+    @property
+    def open_streams(self) -> dict[int, OutputStream]:
+        """The streams that are served, by their place."""
+        return {at: stream for at, stream in enumerate(self.streams) if not stream.closed}
 
     def stream_of(self, source: int) -> int:
         """Which stream a source's batches go to."""

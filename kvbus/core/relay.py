@@ -30,8 +30,10 @@ from kvbus.core.emit import OutEvent
 from kvbus.core.encoding import Wire, encode
 from kvbus.core.events import (
     BatchReceived,
+    Oversize,
     RelayEvent,
     ReplayAsked,
+    ReplayCut,
     ReplayReceived,
     SnapshotAsked,
     SnapshotReceived,
@@ -41,7 +43,7 @@ from kvbus.core.events import (
 )
 from kvbus.core.frames import Limits, ReplayEnd, parse_live, parse_replay, parse_replay_request
 from kvbus.core.index import Index
-from kvbus.core.parts import Output, OutputSpec, Source, SourceSpec
+from kvbus.core.parts import NOBODY, NewStream, Output, OutputSpec, Source, SourceSpec
 from kvbus.core.persist import Record
 from kvbus.core.schema import AllBlocksCleared
 from kvbus.core.snapshot import SnapshotAnswer, parse_snapshot, parse_snapshot_request
@@ -64,6 +66,8 @@ class Relay:
         self.sources = [Source(spec) for spec in sources]
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
+        for i, source in enumerate(self.sources):
+            self._close_streams(i, closed=source.gone)
         self.backlog = False
         """Work was put off to keep the loop alive: send a :class:`~kvbus.core.events.Tick` soon."""
         self._wall = 0.0
@@ -72,7 +76,9 @@ class Relay:
         self._commands: list[Command] = []
         self._handlers: dict[type, Callable[..., None]] = {
             BatchReceived: self._batch,
+            Oversize: self._oversize,
             ReplayReceived: self._replayed,
+            ReplayCut: self._replay_cut,
             SnapshotReceived: self._snapshot_received,
             SourceUp: self._up,
             SourceDown: self._down,
@@ -87,16 +93,75 @@ class Relay:
         commands, self._commands = self._commands, []
         return commands
 
+    @property
+    def present(self) -> list[Source]:
+        """The sources there are; a place of :attr:`sources` may be free."""
+        return [source for source in self.sources if not source.gone]
+
+    def place(self, i: int, spec: SourceSpec, streams: Sequence[NewStream], now: float) -> list[Command]:
+        """Put a source into place ``i``; one that was there is gone. All others go on as if nothing had happened.
+
+        ``streams`` says for each output how the place's own stream is to be; a merged output has none. The numbering
+        of a place goes on, whoever is in it.
+        """
+        if i < len(self.sources):
+            self._remove(i, now)
+        while len(self.sources) <= i:
+            self.sources.append(Source(NOBODY))
+        self.sources[i] = Source(spec)
+        for number, (output, new) in enumerate(zip(self.outputs, streams, strict=True)):
+            if output.spec.merged:
+                continue
+            while len(output.streams) < i:
+                output.add_stream(None, 0, 0, b"").closed = True
+            if len(output.streams) == i:
+                output.add_stream(new.topic, spec.rank, new.first_seq, new.publisher_id)
+            stream = output.streams[i]
+            stream.closed = False
+            stream.rank, stream.topic, stream.keeps_topic = spec.rank, new.topic or b"", new.topic is None
+            stream.publisher_id = stream.publisher_id or new.publisher_id
+            if not stream.next_seq:  # nobody has been here in this process
+                stream.next_seq = stream.first_seq = new.first_seq
+            if stream.next_seq:
+                payload = encode(stream.profile.wire, [AllBlocksCleared()], self._wall, spec.rank)
+                seq = stream.append(payload, now)
+                self._commands.append(Publish(number, i, stream.topic, seq, payload, 1, stream.publisher_id))
+        return self._told()
+
+    def remove(self, i: int, now: float) -> list[Command]:
+        """Take a source away: routers are told that its blocks are gone, and its place is free."""
+        self._remove(i, now)
+        return self._told()
+
+    def _remove(self, i: int, now: float) -> None:
+        source = self.sources[i]
+        if not source.gone:
+            self._clear(i, source, now)
+        self.sources[i] = Source(NOBODY)
+        self._close_streams(i, closed=True)
+
+    def _close_streams(self, i: int, *, closed: bool) -> None:
+        for output in self.outputs:
+            if not output.spec.merged:
+                output.streams[i].closed = closed
+                output.cuts.pop(i, None)
+
+    def _told(self) -> list[Command]:
+        commands, self._commands = self._commands, []
+        return commands
+
     def begin(self, now: float, wall: float = 0.0) -> list[Command]:
         """Before anything else: routers of a numbering that goes on from a former process are told to clear."""
         self._record(persist.BEGUN, 0, wall)
         self._wall = wall
         for number, output in enumerate(self.outputs):
-            for at, stream in enumerate(output.streams):
+            for at, stream in output.open_streams.items():
                 if not stream.first_seq:
                     continue
                 told = enumerate(self.sources) if output.spec.merged else [(at, self.sources[at])]
                 for i, source in told:
+                    if source.gone:
+                        continue
                     payload = encode(stream.profile.wire, [AllBlocksCleared()], self._wall, output.rank_of(i, source))
                     seq = stream.append(payload, now)
                     self._commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
@@ -182,6 +247,18 @@ class Relay:
             source.sequencer.replayed(event.request, message.seq, message.payload, now)
         self._run(event.source, source, now)
 
+    def _oversize(self, event: Oversize, now: float) -> None:
+        del now
+        stats = self.sources[event.source].stats
+        stats.batches += 1
+        stats.rejected[Reason.FRAME_SIZE] += 1
+
+    def _replay_cut(self, event: ReplayCut, now: float) -> None:
+        source = self.sources[event.source]
+        source.stats.rejected[Reason.FRAME_SIZE] += 1
+        source.sequencer.replay_cut(event.request, now)
+        self._run(event.source, source, now)
+
     def _snapshot_received(self, event: SnapshotReceived, now: float) -> None:
         source = self.sources[event.source]
         snapshot = parse_snapshot(event.frames)
@@ -217,6 +294,8 @@ class Relay:
         self.backlog = False
         self._wall = max(self._wall, event.wall)
         for i, source in enumerate(self.sources):
+            if source.gone:
+                continue
             source.sequencer.tick(now)
             self._run(i, source, now)
             if source.down_since is not None and now - source.down_since >= source.spec.timeout:

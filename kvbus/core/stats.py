@@ -31,6 +31,7 @@ class SourceStats(msgspec.Struct):
     last_batch: float = 0.0
     rejected: Counter[str] = msgspec.field(default_factory=Counter)
     filtered: Counter[str] = msgspec.field(default_factory=Counter)
+    refused: Counter[str] = msgspec.field(default_factory=Counter)
 
     @property
     def pending(self) -> int:
@@ -51,6 +52,7 @@ class OutputStats(msgspec.Struct):
     dropped_batches: Counter[str] = msgspec.field(default_factory=Counter)
     dropped_events: Counter[str] = msgspec.field(default_factory=Counter)
     replay_requests: Counter[str] = msgspec.field(default_factory=Counter)
+    refused: Counter[str] = msgspec.field(default_factory=Counter)
     replay_batches: int = 0
     replay_sessions: int = 0
     replay_sessions_limit: int = 0
@@ -82,5 +84,9 @@ class ProcessStats:
         """The state is being written to ``state_dir``; False without one, and after writing failed."""
         self.state_refused = 0
         """Files of a saved state that could not be used and were moved aside."""
+        self.config_reloads: Counter[str] = Counter()
+        """By outcome: applied, refused."""
+        self.key_reloads: Counter[str] = Counter()
+        """Key files that changed beside the configuration, by outcome."""
         self.relay_latency = Histogram((2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.25, 1.0))
         self.loop_lag = Histogram((1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 2.0))

@@ -31,6 +31,8 @@ class OutputStream:
         self.first_seq = first_seq
         """What the numbering of this process began with."""
         self.next_seq = first_seq
+        self.closed = False
+        """Its source is gone; the numbering is kept for the next one in its place."""
         self.idle_since: float | None = None
 
     def append(self, payload: bytes, now: float, *, empty: bool = False) -> int:
@@ -43,7 +45,7 @@ class OutputStream:
 
     def heartbeat_due(self, now: float) -> bool:
         """Whether the stream has been silent for ``heartbeat`` seconds (0: never)."""
-        if not self.heartbeat:
+        if not self.heartbeat or self.closed:
             return False
         if self.idle_since is None:
             self.idle_since = now

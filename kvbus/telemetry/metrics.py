@@ -82,7 +82,7 @@ class RelayCollector(Collector):
         yield _histogram("kvbus_event_loop_lag_seconds", "How late the event loop was for its timer.", process.loop_lag)
 
     def _sources(self) -> Iterator[Metric]:
-        sources = self._observed.relay.sources
+        sources = self._observed.relay.present
         for name, field, text in _SOURCE_COUNTERS:
             yield _counter(name, text, ["source"], (([s.spec.label], getattr(s.stats, field)) for s in sources))
         yield _gauge(
@@ -159,7 +159,7 @@ class RelayCollector(Collector):
         )
 
     def _events(self) -> Iterator[Metric]:
-        sources = self._observed.relay.sources
+        sources = self._observed.relay.present
         fields = ("stored", "removed", "cleared")
         yield _counter(
             "source_events_total",
@@ -218,7 +218,7 @@ class RelayCollector(Collector):
             "output_sequence",
             "Newest seq of each stream, -1 for none.",
             ["output", "stream"],
-            (([o.spec.name, str(i)], stream.next_seq - 1) for o in outputs for i, stream in enumerate(o.streams)),
+            (([o.spec.name, str(i)], stream.next_seq - 1) for o in outputs for i, stream in o.open_streams.items()),
         )
         yield _gauge(
             "output_journal_batches",
@@ -236,13 +236,13 @@ class RelayCollector(Collector):
             "output_journal_batches_limit",
             "Most batches kept for replay, all streams together.",
             ["output"],
-            (([o.spec.name], o.spec.journal_batches * len(o.streams)) for o in outputs),
+            (([o.spec.name], o.spec.journal_batches * len(o.open_streams)) for o in outputs),
         )
         yield _gauge(
             "output_journal_bytes_limit",
             "Most payload bytes kept for replay, all streams together.",
             ["output"],
-            (([o.spec.name], o.spec.journal_bytes * len(o.streams)) for o in outputs),
+            (([o.spec.name], o.spec.journal_bytes * len(o.open_streams)) for o in outputs),
         )
         for name, field, text in (
             (

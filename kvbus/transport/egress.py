@@ -15,11 +15,17 @@ from typing import Final
 import zmq
 
 from kvbus.core.stats import OutputStats
+from kvbus.core.types import Refused
+from kvbus.errors import BindError
+from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import Pump
-from kvbus.transport.sockets import Context, attach, make_socket
+from kvbus.transport.sockets import PLAIN, Context, Guard, attach, attach_again, make_socket
 
 BURST: Final = 512
 """Batches handed over in one go before the loop's other work gets its turn."""
+
+REOPEN: Final = 0.01
+"""Seconds until an address that is not free yet is tried again."""
 
 Message = tuple[bytes, bytes, bytes, int]
 """Topic, seq frame, payload, number of events."""
@@ -28,7 +34,8 @@ Message = tuple[bytes, bytes, bytes, int]
 class LiveOutput:
     """Publish numbered batches on one endpoint, bound, or dialled out to a router that binds its SUB.
 
-    ``before_send`` is called before any batch leaves (the state it follows from is written first).
+    ``before_send`` is called before any batch leaves (the state it follows from is written first). ``guard`` says who
+    may connect.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -44,10 +51,12 @@ class LiveOutput:
         queue_limit: int,
         stats: OutputStats,
         before_send: Callable[[], None] | None = None,
+        guard: Guard = PLAIN,
     ) -> None:
-        # IMMEDIATE: a router dialled out to that goes away is forgotten, its subscription and its queue with it, as
-        # it would be if it had connected; else each time it came back it would count as one more
-        self._socket = make_socket(context, zmq.XPUB, SNDHWM=send_hwm, IMMEDIATE=int(not bind))
+        self._context = context
+        self._endpoint = endpoint
+        self._bind = bind
+        self._send_hwm = send_hwm
         self._stats = stats
         self._queue: deque[Message] = deque()
         self._queue_limit = queue_limit
@@ -55,13 +64,57 @@ class LiveOutput:
         self._before_send = before_send
         self._soon: asyncio.Handle | None = None
         self._subscribers = 0
-        try:
-            attach(self._socket, endpoint, bind=bind)
-        except BaseException:
-            self._socket.close()
-            raise
+        self._again: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._pump = Pump(self._socket, self._subscription)
+        self._open(guard)
+
+    def _open(self, guard: Guard) -> None:
+        # IMMEDIATE: a router dialled out to that goes away is forgotten, its subscription and its queue with it, as
+        # it would be if it had connected; else each time it came back it would count as one more
+        bind = self._bind
+        socket = make_socket(self._context, zmq.XPUB, SNDHWM=self._send_hwm, IMMEDIATE=int(not bind))
+        monitor = ConnectionMonitor(
+            socket, lambda _: None, refused=self._refused, abandoned=None if bind else self._revive
+        )
+        try:
+            guard.put_on(socket, bind=bind)
+            attach(socket, self._endpoint, bind=bind)
+        except BaseException:
+            monitor.close()
+            socket.close()
+            raise
+        self._socket, self._monitor = socket, monitor
+        self._pump = Pump(socket, self._subscription)
+
+    def _refused(self, reason: Refused) -> None:
+        self._stats.refused[reason] += 1
+
+    def _revive(self, _stood: bool) -> None:
+        attach_again(self._socket, self._endpoint)
+        self._pump.kick()
+
+    def reopen(self, guard: Guard) -> None:
+        """Cut every router off and listen anew with other keys; those that may, come back by themselves.
+
+        Batches wait in the queue meanwhile. What was on its way to a router is a gap to it, for the replay to fill.
+        """
+        self._shut()
+        try:
+            self._open(guard)
+        except BindError:  # libzmq gives an address back a moment after its socket was closed
+            self._again = self._loop.call_later(REOPEN, self.reopen, guard)
+        else:
+            self._soon = self._soon or self._loop.call_soon(self._flush)
+
+    def _shut(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if not self._pump.closed:
+            self._stats.subscribers -= self._subscribers
+            self._subscribers = 0
+            self._monitor.close()
+            self._pump.close()
 
     def publish(self, topic: bytes, seq: bytes, payload: bytes, events: int) -> None:
         """Send one batch, or queue it behind those that wait; over the limit it is dropped and counted."""
@@ -77,6 +130,8 @@ class LiveOutput:
 
     def _flush(self) -> None:
         self._soon = None
+        if self._pump.closed:
+            return  # being reopened: that sends what waits
         if self._before_send is not None:
             self._before_send()
         queue = self._queue
@@ -138,11 +193,9 @@ class LiveOutput:
 
     def close(self, linger: float = 0.0) -> None:
         """Close; libzmq goes on sending for up to ``linger`` seconds."""
-        if self._pump.closed:
-            return
         if self._soon is not None:
             self._soon.cancel()
-        self.flush()
-        self._socket.setsockopt(zmq.LINGER, int(linger * 1000))
-        self._stats.subscribers -= self._subscribers
-        self._pump.close()
+        if not self._pump.closed:
+            self.flush()
+            self._socket.setsockopt(zmq.LINGER, int(linger * 1000))
+        self._shut()

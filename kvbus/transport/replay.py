@@ -19,8 +19,11 @@ import zmq
 from kvbus.core.answer import ReplayAnswer
 from kvbus.core.snapshot import SnapshotAnswer
 from kvbus.core.stats import OutputStats
+from kvbus.core.types import Refused
+from kvbus.errors import BindError
+from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import Handler, Pump
-from kvbus.transport.sockets import Context, attach, make_socket
+from kvbus.transport.sockets import PLAIN, Context, Guard, attach, make_socket
 
 BURST: Final = 64
 """Messages one requester gets before the next one has its turn."""
@@ -30,6 +33,9 @@ SLICE: Final = 0.003
 
 RETRY: Final = 0.005
 """Seconds before requesters that are all full are tried again."""
+
+REOPEN: Final = 0.01
+"""Seconds until an address that is not free yet is tried again."""
 
 MAX_WAITING: Final = 10_000
 """Requests that may wait for their turn; more are refused and counted."""
@@ -84,6 +90,7 @@ class ReplayServer:
         budget: answers being sent at once, shared by the servers of an output; further requests wait.
         stall_timeout: seconds without progress before a requester is forgotten.
         before_send: called before any of an answer leaves (the state it follows from is written first).
+        guard: who may ask, and how much they may send.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -99,14 +106,14 @@ class ReplayServer:
         budget: Budget | None = None,
         stall_timeout: float = 30.0,
         before_send: Callable[[], None] | None = None,
+        guard: Guard = PLAIN,
     ) -> None:
-        self._socket = make_socket(context, zmq.ROUTER)
-        try:
-            attach(self._socket, endpoint, bind=True)
-        except BaseException:
-            self._socket.close()
-            raise
+        self._context = context
+        self._endpoint = endpoint
+        self._on_request = on_request
         self._stats = stats
+        self._again: asyncio.TimerHandle | None = None
+        self._open(guard)
         self._budget = budget or Budget(64, stats)
         stats.replay_waiting_limit += MAX_WAITING
         self._stall_timeout = stall_timeout
@@ -119,7 +126,67 @@ class ReplayServer:
         self._queued = 0
         self._handle: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
-        self._pump = Pump(self._socket, on_request)
+
+    def _open(self, guard: Guard) -> None:
+        socket = make_socket(self._context, zmq.ROUTER)
+        monitor = ConnectionMonitor(socket, lambda _: None, refused=self._refused)
+        try:
+            guard.put_on(socket, bind=True)
+            attach(socket, self._endpoint, bind=True)
+        except BaseException:
+            monitor.close()
+            socket.close()
+            raise
+        self._socket, self._monitor = socket, monitor
+        self._pump = Pump(socket, self._on_request)
+
+    def _refused(self, reason: Refused) -> None:
+        self._stats.refused[reason] += 1
+
+    def reopen(self, guard: Guard) -> None:
+        """Cut every requester off, their answers with them, and listen anew with other keys."""
+        self._drop_all("gone")
+        self._shut()
+        try:
+            self._open(guard)
+        except BindError:  # libzmq gives an address back a moment after its socket was closed
+            self._again = self._loop.call_later(REOPEN, self.reopen, guard)
+
+    @property
+    def busy(self) -> int:
+        """Answers that are not sent whole."""
+        return len(self._active) + self._queued
+
+    def end(self) -> int:
+        """Send END to everyone who is still being answered, and count them; how many they were."""
+        count = self.busy
+        if count and not self._pump.closed:
+            for session in (*self._active, *self._waiting):
+                with contextlib.suppress(zmq.ZMQError):  # full or gone: there is nobody to tell
+                    self._socket.send_multipart(session.answer.refusal(), zmq.NOBLOCK)
+        self._drop_all("cut_off")
+        return count
+
+    def _drop_all(self, outcome: str) -> None:
+        """Answer nobody any more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self._stats.replay_requests[outcome] += self.busy
+        self._budget.leave(self._free)
+        self._budget.give_back(self._counted)
+        self._counted = 0
+        self._wait(-self._queued)
+        for queue in (self._active, self._waiting, self._behind):
+            queue.clear()
+
+    def _shut(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if not self._pump.closed:
+            self._monitor.close()
+            self._pump.close()
 
     def send(self, answer: ReplayAnswer | SnapshotAnswer) -> None:
         """Begin an answer, or let it wait for its turn: that of others, or of an earlier request of the same peer."""
@@ -238,14 +305,9 @@ class ReplayServer:
         session.progress = self._loop.time()
         return sent + 1
 
-    def close(self) -> None:
-        """Close; unfinished answers stay unfinished."""
-        if self._handle is not None:
-            self._handle.cancel()
-        self._budget.leave(self._free)
-        self._budget.give_back(self._counted)
-        self._counted = 0
-        self._wait(-self._queued)
-        for queue in (self._active, self._waiting, self._behind):
-            queue.clear()
-        self._pump.close()
+    def close(self, linger: float = 0.0) -> None:
+        """Close; unfinished answers stay unfinished. libzmq goes on sending for up to ``linger`` seconds."""
+        self._drop_all("cut_off")
+        if not self._pump.closed:
+            self._socket.setsockopt(zmq.LINGER, int(linger * 1000))
+        self._shut()

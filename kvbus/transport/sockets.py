@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
 from typing import Final
 
 import zmq
 
-from kvbus.errors import BindError
+from kvbus.errors import BindError, UnsupportedError
+from kvbus.transport.curve import Curve
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -37,6 +40,50 @@ OPTIONS: Final[dict[int, dict[int, int]]] = {
 }
 
 
+OLDEST: Final = (4, 3, 5)
+"""libzmq before it has known holes in what peers can reach before they have shown a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What is taken from peers, and from whom.
+
+    Attributes:
+        max_frame_bytes: a larger frame costs the connection; -1 for no limit.
+        curve: keys; None for a plain socket.
+        domain: under which the ZAP handler knows who may dial in.
+    """
+
+    max_frame_bytes: int = -1
+    curve: Curve | None = None
+    domain: str = ""
+
+    def put_on(self, socket: Socket, *, bind: bool) -> None:
+        """Set the options; before any bind or connect."""
+        socket.setsockopt(zmq.MAXMSGSIZE, self.max_frame_bytes)
+        if self.curve is not None:
+            if bind:
+                self.curve.as_server(socket, self.domain)
+            else:
+                self.curve.as_client(socket)
+
+
+PLAIN: Final = Guard()
+
+
+def check_library() -> None:
+    """Look at the libzmq this process runs on.
+
+    Raises:
+        UnsupportedError: it is too old to be exposed to peers.
+    """
+    if zmq.zmq_version_info() < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise UnsupportedError(
+            f"libzmq {zmq.zmq_version()} is too old: {oldest} or newer is needed (pyzmq 26 brings it)"
+        )
+
+
 def make_socket(context: Context, kind: int, **more: int) -> Socket:
     """A socket with its table's options; ``more`` overrides by option name, such as ``SNDHWM=10``."""
     socket = context.socket(kind)
@@ -61,3 +108,10 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
     except zmq.ZMQError as error:
         verb = "bind" if bind else "connect to"
         raise BindError(f"cannot {verb} {endpoint}: {error.strerror or error}") from error
+
+
+def attach_again(socket: Socket, endpoint: str) -> None:
+    """Connect anew where libzmq has given an endpoint up."""
+    with contextlib.suppress(zmq.ZMQError):  # it may have forgotten the endpoint already
+        socket.disconnect(endpoint)
+    socket.connect(endpoint)

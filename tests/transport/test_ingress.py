@@ -7,7 +7,7 @@ import zmq
 
 from kvbus.core.frames import replay_request
 from kvbus.errors import BindError
-from kvbus.transport.ingress import LiveStream, Question
+from kvbus.transport.ingress import Events, LiveStream, Question
 from kvbus.transport.publisher import EnginePublisher
 from tests.system.bus import free_ports
 from tests.transport.loops import END, both_loops, eventually, turns, u64
@@ -20,7 +20,7 @@ def endpoint():
 @contextlib.asynccontextmanager
 async def live_stream(context, where, *, bind=False, topic=b""):
     got, said = [], []
-    stream = LiveStream(context, where, bind=bind, topic=topic, on_message=got.append, on_connection=said.append)
+    stream = LiveStream(context, where, bind=bind, topic=topic, events=Events(got.append, said.append))
     try:
         yield got, said
     finally:
@@ -94,7 +94,7 @@ async def test_a_taken_endpoint_is_named(context):
     where = endpoint()
     async with live_stream(context, where, bind=True):
         with pytest.raises(BindError, match=where):
-            LiveStream(context, where, bind=True, topic=b"", on_message=print, on_connection=print)
+            LiveStream(context, where, bind=True, topic=b"", events=Events(print, print))
         await turns()
 
 

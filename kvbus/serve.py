@@ -1,0 +1,66 @@
+"""Run the daemon as a supervisor wants it: SIGTERM and SIGINT end it in order, SIGHUP loads the configuration again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+
+from kvbus.config import Config
+from kvbus.daemon import Daemon
+from kvbus.reload import Reloader
+
+log = logging.getLogger("kvbus.daemon")
+
+
+async def serve(config: Config, load: Callable[[], Config]) -> None:
+    """Run the daemon until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    Args:
+        config: what to run.
+        load: reads the configuration again, at SIGHUP.
+
+    Raises:
+        BindError: an endpoint is taken.
+        ConfigError: a key file cannot be used.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def asked(signum: int) -> None:
+        if stop.is_set():
+            # the default action: whoever waits for this process sees that it was killed
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+        log.info("%s: ending; once more to end at once", signal.Signals(signum).name)
+        stop.set()
+
+    daemon = Daemon(config)
+    reloader = Reloader(daemon, load)
+
+    hung_up = asyncio.Event()
+
+    def again() -> None:
+        hung_up.set()
+        if daemon.started and not stop.is_set():
+            hung_up.clear()
+            reloader.reload()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, asked, signum)
+    loop.add_signal_handler(signal.SIGHUP, again)
+    try:
+        await daemon.start()
+        reloader.watch()
+        if hung_up.is_set():
+            again()
+        await stop.wait()
+    finally:
+        reloader.close()
+        if daemon.started:
+            await daemon.close()
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            with contextlib.suppress(ValueError):
+                loop.remove_signal_handler(signum)
