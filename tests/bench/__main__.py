@@ -15,6 +15,7 @@ import click
 
 from . import core, fanout, ingest, late, latency, state, workloads
 from .processes import pin
+from .render import render
 from .report import Section, plain
 
 SECTIONS: Final[dict[str, Callable[..., Section]]] = {
@@ -58,6 +59,7 @@ def _save(path: Path, section: Section, settings: dict[str, Any]) -> None:
         **settings,
         **section.to_json(),
     }
+    data["sections"] = {name: data["sections"][name] for name in SECTIONS if name in data["sections"]}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1) + "\n")
 
@@ -73,16 +75,24 @@ def _save(path: Path, section: Section, settings: dict[str, Any]) -> None:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Directory of request traces (*.jsonl in Mooncake's format) that drive simulated engines in `workloads`.",
 )
+@click.option(
+    "--render", "rendering", is_flag=True, help="Measure nothing: write docs/bench/results.json into the docs."
+)
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Put the results into this file, part by part.")
-def main(only: tuple[str, ...], out: Path | None, traces: Path | None, runs: int, *, quick: bool) -> None:
+def main(
+    only: tuple[str, ...], out: Path | None, traces: Path | None, runs: int, *, quick: bool, rendering: bool
+) -> None:
     """Measure kvbus beside what it is compared with, on this machine, now.
 
     \b
     Examples:
       python -m tests.bench --quick
       python -m tests.bench --only core --runs 3
-      python -m tests.bench --json docs/bench/results.json
+      python -m tests.bench --json docs/bench/results.json && python -m tests.bench --render
     """
+    if rendering:
+        render()
+        return
     pin()
     for name in only or SECTIONS:
         began = time.monotonic()

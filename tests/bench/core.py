@@ -173,6 +173,8 @@ def _cost(section: Section, blocks: int, runs: int) -> None:
             section.targets.append(Target(f"core-{load}", f"core, {kind} events ({load}), a block", each, limit))
     turns = Series([result["yardstick_ns"] for results in found.values() for result in results], "ns")
     section.tables.append(table)
+    bars = {f"kvbus, {load}": Series([one["us_per_block"] for one in results]) for load, results in found.items()}
+    section.plot("CPU time a block in the core", "us", bars)
     section.notes.append(
         f"The yardstick's turn (one dictionary store, one multiplication, in plain Python) took {turns} ns here "
         f"({turns.spread})."
@@ -190,6 +192,7 @@ def _memory(section: Section, blocks: int, runs: int) -> None:
         )
         table.add(load, "above 65,535" if wide else "below 65,536", each.median, each.spread, 80 if wide else 48)
         if not wide:
+            section.facts[f"bytes {load}"] = each.median
             kind, limit = ("multi-block", 200) if load == "8x8" else ("single-block", 350)
             what = f"memory a live block, {kind} events ({load}), {blocks:,} blocks"
             section.targets.append(Target(f"memory-{load}", what, each, limit))

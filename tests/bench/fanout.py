@@ -80,6 +80,7 @@ def run_ranks(*, quick: bool, runs: int) -> Section:
         Target("ranks-cpu", f"{RANKS} ranks x {RATE} batches/s x 8 blocks: share of a core", Series(cores, "%"), 5.0),
         Target("ranks-memory", "the same: memory besides the blocks, journals full", Series(besides, "MiB"), 80.0),
     ]
+    section.facts |= {"base MiB": Series(base).median, "rank %": Series(cores).median / RANKS}
     kept = min(prefill + RATE * seconds, 10_000)
     table = Table("Memory of the process", ["", "MiB"])
     table.add("started, nothing received", Series(base).median)

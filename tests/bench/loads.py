@@ -97,7 +97,8 @@ class Sequence:
     def __init__(self, number: int, *, wide: bool = False) -> None:
         self.number = number
         self.wide = wide
-        rng = random.Random(number)
+        # a text as seed: integers that differ by a multiple of 2**32 can give the same numbers
+        rng = random.Random(f"kvbus/bench/{number}")
         raw = rng.randbytes(8 * SEQUENCE)
         hashes = bytearray(b"\xcf") * (_HASH_BYTES * SEQUENCE)
         hashes[1::_HASH_BYTES] = raw[0::8].translate(_NO_ZERO)

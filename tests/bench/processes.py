@@ -95,18 +95,18 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_child(module: str, *arguments: object, cores: tuple[int, ...] = (), patience: float = 900.0) -> Any:
-    """Run ``python -m module`` in a fresh process and return the JSON it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        timeout=patience,
-        check=True,
-        preexec_fn=(lambda: pin(*cores)) if cores else None,
-    )
-    return json.loads(done.stdout)
+    """Run ``python -m module`` in a fresh process and return the JSON it prints.
+
+    Raises:
+        CalledProcessError: it failed; what it said is on stderr.
+        TimeoutExpired: it did not end.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    with started(command, cores=cores, stdout=subprocess.PIPE) as process:
+        output, _ = process.communicate(timeout=patience)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+    return json.loads(output)
 
 
 @contextlib.contextmanager
@@ -117,15 +117,12 @@ def started(
     with contextlib.ExitStack() as stack:
         if log is not None:
             options["stdout"] = options["stderr"] = stack.enter_context(log.open("ab"))
-        environ = options.pop("env", environment())
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environ,
-            preexec_fn=(lambda: pin(*cores)) if cores else None,  # noqa: PLW1509 - there are no threads here
-            **{"stdin": subprocess.DEVNULL, **options},
-        )
+        settings = {"cwd": ROOT, "env": environment(), "stdin": subprocess.DEVNULL, **options}
+        process = stack.enter_context(subprocess.Popen(command, **settings))
         try:
+            if cores:
+                # it has one thread yet; those it starts later inherit this
+                os.sched_setaffinity(process.pid, cores)
             yield process
         finally:
             stop(process)

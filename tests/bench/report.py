@@ -71,6 +71,8 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     plots: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    facts: dict[str, float] = field(default_factory=dict)
+    """Single numbers that the document's text needs."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; :func:`from_json` reads it back."""
@@ -82,9 +84,9 @@ class Section:
         self.plots.append({"title": title, "unit": unit, "bars": told})
 
 
-def ratios(over: list[float], under: list[float], unit: str = "x") -> Series:
-    """One run's value by the other's of the same turn."""
-    return Series([a / b for a, b in zip(over, under, strict=True)], unit)
+def ratios(over: list[float], under: list[float], unit: str = "x", *, floor: float = 0.0) -> Series:
+    """One run's value by the other's of the same turn; ``floor`` is the least that the second can really be."""
+    return Series([a / max(b, floor) for a, b in zip(over, under, strict=True)], unit)
 
 
 def from_json(data: dict[str, Any]) -> Section:
@@ -131,10 +133,10 @@ def target_rows(targets: list[Target]) -> list[list[str]]:
 TARGET_COLUMNS = ["target", "bound", "measured", "spread", ""]
 
 
-def markdown(section: Section) -> str:
+def markdown(section: Section, *, with_targets: bool = True) -> str:
     """One section of the document."""
     lines = [f"### {section.title}", ""]
-    if section.targets:
+    if with_targets and section.targets:
         lines += [*markdown_table(TARGET_COLUMNS, target_rows(section.targets)), ""]
     for table in section.tables:
         lines += [f"{table.title}:", "", *markdown_table(table.columns, table.rows), ""]

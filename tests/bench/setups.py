@@ -188,7 +188,8 @@ class Running:
         )
         for child in (self.engine, self.routers):
             child.expect("ready")
-        self.engine.ask("probe")
+        self.probes = setup.ranks * self.engine.ask("probe")
+        """Blocks that were sent before the load."""
         if setup.prefill:
             self.engine.ask("fill")
         return self

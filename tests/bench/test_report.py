@@ -1,0 +1,76 @@
+"""Results are told as they are, and the document is what was rendered from the committed ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .render import BEGIN, DOCUMENT, END, RESULTS, into_document, load, svg, tables
+from .report import Section, Series, Table, Target, from_json, markdown, number, plain, ratios
+
+
+def a_section() -> Section:
+    section = Section("core", "The core")
+    section.targets.append(Target("cost", "cost a block", Series([3.0, 1.0, 2.0], "us"), 2.0))
+    section.targets.append(Target("rate", "rate", Series([0.5, 0.9, 0.7], "x"), 1.0, ">="))
+    table = Table("Rates", ["", "blocks/s"])
+    table.add("kvbus", 1234567.8)
+    section.tables.append(table)
+    section.plot("Rates", "blocks/s", {"kvbus": Series([1.0, 4.0, 2.0])})
+    section.notes.append("A note.")
+    return section
+
+
+def test_the_median_is_reported_with_the_extremes():
+    series = Series([3.0, 1.0, 2.0], "us")
+    assert (series.median, series.spread) == (2.0, "1.00 to 3.00")
+    assert Series([3.0]).spread == "one run"
+
+
+def test_a_target_is_met_by_the_median_on_its_side_of_the_bound():
+    cost, rate = a_section().targets
+    assert cost.met
+    assert not rate.met
+    assert Target("cost", "cost", Series([2.01]), 2.0).met is False
+
+
+def test_ratios_are_of_the_same_turn():
+    assert ratios([2.0, 9.0], [1.0, 3.0]).values == [2.0, 3.0]
+    assert ratios([2.0], [-5.0], floor=1.0).values == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0, "0"), (0.1234, "0.123"), (1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234"), (-150.2, "-150")],
+)
+def test_numbers_have_three_digits(value, told):
+    assert number(value) == told
+
+
+def test_results_survive_the_file():
+    section = a_section()
+    assert from_json(json.loads(json.dumps(section.to_json()))) == section
+
+
+def test_both_forms_say_what_is_not_met():
+    section = a_section()
+    assert "| rate | ≥ 1.00 x | 0.7 x | 0.5 to 0.9 | **not met** |" in markdown(section)
+    assert "not met" in plain(section)
+    assert "1,234,568" in plain(section)
+
+
+def test_a_document_without_marks_is_refused():
+    assert into_document(f"a {BEGIN} old {END} b", "new") == f"a {BEGIN}\n\nnew\n\n{END} b"
+    with pytest.raises(ValueError, match="has no part"):
+        into_document("no marks", "new")
+
+
+def test_the_document_is_rendered_from_the_committed_results():
+    if not RESULTS.exists():
+        pytest.skip("no results are committed")
+    parts = load(RESULTS)
+    document = DOCUMENT.read_text()
+    again = "python -m tests.bench --render"
+    assert into_document(document, tables(parts)) == document, again
+    assert RESULTS.with_suffix(".svg").read_text() == svg(parts), again
