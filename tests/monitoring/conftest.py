@@ -1,0 +1,75 @@
+"""What a real Prometheus saw of real faults, once for all tests that ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.monitoring.faults import Scene, scene, scrape_config
+from tests.monitoring.prometheus import Prometheus, rules_in_a_hurry, running_prometheus
+
+
+@dataclass
+class Observed:
+    """A Prometheus that is still there, and the moment at which everything was wrong."""
+
+    server: Prometheus
+    at: float = 0.0
+    lag: float = 0.0
+    """The latest a timer of the test itself was, in seconds."""
+    alerts: list[dict[str, Any]] = field(default_factory=list)
+    """As a receiver is told of them."""
+    metrics: dict[str, str] = field(default_factory=dict)
+    """The text of /metrics of each kvbus that ran."""
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("no promtool (.ci/run installs it with Prometheus)")
+    return found
+
+
+@pytest.fixture(scope="session")
+def prometheus_is_there() -> None:
+    if shutil.which("prometheus") is None:
+        pytest.skip("no prometheus (.ci/run installs it)")
+
+
+@pytest.fixture(scope="session")
+def observed(prometheus_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    directory = tmp_path_factory.mktemp("prometheus")
+    rules = directory / "rules.json"
+    rules.write_text(rules_in_a_hurry())
+    (directory / "scene").mkdir()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        player = scene(directory / "scene")
+        played: Scene = runner.run(player.__aenter__())
+        try:
+            config = scrape_config(rules, list(played.buses.values()))
+            with running_prometheus(directory, config) as server:
+                seen = Observed(server)
+
+                async def play() -> None:
+                    await played.until_watched(server)
+                    played.go_wrong(server)
+                    await played.until_all_fire(server)
+
+                runner.run(play())
+                seen.at, seen.lag = time.time(), played.lag
+                seen.alerts = server.get("/api/v1/alerts")["alerts"]
+                for name in ("healthy", "faulty"):
+                    with urllib.request.urlopen(f"http://{played.buses[name].http}/metrics", timeout=30) as answer:
+                        seen.metrics[name] = answer.read().decode()
+                yield seen
+        finally:
+            runner.run(player.__aexit__(None, None, None))

@@ -1,0 +1,408 @@
+"""Six kvbus with one fault each, or several, and one without: what a Prometheus that watches them has to say.
+
+Each source of the faulty kvbus has an engine of its own that does one thing wrong for as long as the scene lasts. So
+each alert has one cause, and an alert nobody expects has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import resource
+import signal
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from kvbus.transport.publisher import EnginePublisher, ReplayFault
+from tests.core.dsl import payload, removed, store
+from tests.monitoring.prometheus import Prometheus
+from tests.system.bus import eventually, free_ports
+from tests.system.test_run import Command
+
+SCRAPE: Final = 0.5
+WRONG: Final = ("flaky", "lossy", "restarting", "garbled", "mute", "silent")
+"""Sources of the faulty kvbus that do something wrong; ``steady`` does not, ``absent`` is not there."""
+KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful")
+
+Alert = tuple[str, ...]
+"""Name, kvbus, and the source, output or queue it is about."""
+
+EXPECTED: Final[frozenset[Alert]] = frozenset(
+    {
+        ("KvbusGaps", "faulty", "flaky"),
+        ("KvbusBatchesLost", "faulty", "lossy"),
+        ("KvbusPartial", "faulty", "lossy"),
+        ("KvbusEngineRestarts", "faulty", "restarting"),
+        ("KvbusEventsRejected", "faulty", "garbled"),
+        ("KvbusReplayFailing", "faulty", "mute"),
+        ("KvbusSourceSilent", "faulty", "silent"),
+        ("KvbusSourceDown", "faulty", "absent"),
+        ("KvbusSlowRouter", "faulty", "slow"),
+        ("KvbusOutputOverflow", "faulty", "narrow"),
+        ("KvbusNoRouter", "faulty", "narrow"),
+        ("KvbusReplayRefused", "faulty", "routers"),
+        ("KvbusGapOpen", "stuck", "engine"),
+        ("KvbusNearLimit", "stuck", "engine"),
+        ("KvbusLoopLag", "starved"),
+        ("KvbusRestarts", "restarted"),
+        ("KvbusDown", "restarted"),
+        ("KvbusStateRefused", "stateful"),
+        ("KvbusStateNotWritten", "stateful"),
+    }
+)
+
+_counter: Final = itertools.count(1)
+
+
+def batch(blocks: int = 1) -> bytes:
+    """A batch like no other."""
+    first = next(_counter) * 1000
+    return payload(store(list(range(first, first + blocks))), ts=time.time())
+
+
+class Kvbus:
+    """One of them: its ports, its configuration, its process."""
+
+    def __init__(
+        self, directory: Path, name: str, outputs: list[dict[str, Any]] | None = None, **settings: Any
+    ) -> None:
+        self.name = name
+        self.directory = directory / name
+        self.directory.mkdir()
+        http, self.out, self.out_replay = (f"127.0.0.1:{port}" for port in free_ports(3))
+        self.http = http
+        routers = {"name": "routers", "endpoint": f"tcp://{self.out}", "replay_endpoint": f"tcp://{self.out_replay}"}
+        merged = [output | {"layout": "merged"} for output in (routers, *(outputs or ()))]
+        self.config: dict[str, Any] = {"outputs": merged, "http": http, "probe_interval": 0.3, **settings}
+        self.command: Command | None = None
+
+    def follow(self, *engines: tuple[str, str, str]) -> None:
+        """Name, live endpoint and replay endpoint of each engine."""
+        self.config["sources"] = [
+            {"name": name, "endpoint": endpoint, "replay_endpoint": replay} for name, endpoint, replay in engines
+        ]
+
+    def start(self) -> None:
+        file = self.directory / "kvbus.yaml"
+        file.write_text(json.dumps(self.config))
+        self.command = Command(self.directory, "run", "-c", str(file))
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.command is not None
+        assert self.command.process.poll() is None, self.command.said
+        self.command.process.send_signal(number)
+
+    def ready(self) -> bool:
+        assert self.command is not None
+        assert self.command.process.poll() is None, self.command.said
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.http}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    async def stop(self) -> None:
+        self.signal(signal.SIGTERM)
+        assert self.command is not None
+        assert await self.command.ends() == 0, self.command.said
+
+    def close(self) -> None:
+        if self.command is not None:
+            with self.command:  # killed if it is still there
+                pass
+
+
+def scrape_config(rules: Path, buses: list[Kvbus]) -> str:
+    """Each kvbus under its name as `instance`."""
+    return json.dumps(
+        {
+            "global": {
+                "scrape_interval": f"{SCRAPE * 1000:.0f}ms",
+                "scrape_timeout": f"{SCRAPE * 1000:.0f}ms",
+                "evaluation_interval": "500ms",
+            },
+            "rule_files": [str(rules)],
+            "scrape_configs": [
+                {
+                    "job_name": "kvbus",
+                    "static_configs": [{"targets": [bus.http], "labels": {"instance": bus.name}} for bus in buses],
+                }
+            ],
+        }
+    )
+
+
+def damage(state: Path) -> list[Path]:
+    """Make every saved state unusable; which ones."""
+    dumps = list(state.glob("state-*.dump"))
+    for dump in dumps:
+        dump.write_bytes(b"damaged" + dump.read_bytes())
+    return dumps
+
+
+class Engines:
+    """Engines of this process; each publishes at its own pace until the scene is over."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        self._stack = stack
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, **options: Any) -> EnginePublisher:
+        live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
+        return await self._stack.enter_async_context(EnginePublisher(live, replay, bind=True, **options))
+
+    def keep(self, doing: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.ensure_future(doing))
+
+    def check(self) -> None:
+        for task in self.tasks:
+            if task.done():
+                task.result()
+
+
+async def every(seconds: float, act: Callable[[], object]) -> None:
+    """The pace of an engine, not a wait for something."""
+    while True:
+        act()
+        await asyncio.sleep(seconds)
+
+
+def endpoints(engine: EnginePublisher) -> tuple[str, str]:
+    assert engine.replay_endpoint is not None
+    return engine.endpoint, engine.replay_endpoint
+
+
+class Scene:
+    """Everything that runs, and what is done to it."""
+
+    def __init__(self, directory: Path, stack: contextlib.AsyncExitStack) -> None:
+        self.directory = directory
+        self.engines = Engines(stack)
+        self._context = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self.slow = f"ipc://{directory}/slow"
+        faulty_outputs = [
+            {"name": "slow", "endpoint": self.slow, "send_hwm": 5},
+            {"name": "narrow", "endpoint": f"ipc://{directory}/narrow", "queue_batches": 1},
+        ]
+        special: dict[str, dict[str, Any]] = {
+            "faulty": {"outputs": faulty_outputs},
+            "stuck": {"replay_timeout": 60, "reorder_batches": 50},
+            "stateful": {"state_dir": str(directory / "stateful" / "state")},
+        }
+        self.buses = {name: Kvbus(directory, name, **special.get(name, {})) for name in KVBUS}
+        self.lag = 0.0
+        """The latest this process's own timer was, in seconds: how much the machine itself starves everybody."""
+
+    async def start(self) -> None:
+        """Engines first, then the buses, then routers; nothing goes wrong yet but for a state that is damaged."""
+        self.steady = await self.engines.start()
+        self.engines.keep(every(0.02, lambda: self.steady.publish(batch(16))))
+        self.wrong = {name: await self.engines.start() for name in WRONG}
+        self.stuck = await self.engines.start()
+        (nobody,) = free_ports(1)
+        absent = ("absent", f"tcp://127.0.0.1:{nobody}", f"tcp://127.0.0.1:{nobody + 1}")
+        for name, bus in self.buses.items():
+            bus.follow(("engine", *endpoints(self.stuck if name == "stuck" else self.steady)))
+        wrong = [(name, *endpoints(engine)) for name, engine in self.wrong.items()]
+        self.buses["faulty"].follow(("steady", *endpoints(self.steady)), *wrong, absent)
+        await self._damage_state(self.buses["stateful"])
+        for bus in self.buses.values():
+            bus.start()
+        for bus in self.buses.values():
+            self._router(f"tcp://{bus.out}", reads=True)
+        for engine in (*self.wrong.values(), self.stuck):
+            await engine.wait_for_subscriber(30)
+        self.engines.keep(self._watch_the_clock())
+
+    async def _damage_state(self, bus: Kvbus) -> None:
+        bus.start()
+        await eventually(bus.ready, "a kvbus that keeps its state")
+        await bus.stop()
+        assert damage(Path(bus.config["state_dir"]))
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        self._sockets.append(self._context.socket(kind))
+        return self._sockets[-1]
+
+    def _router(self, endpoint: str, *, reads: bool) -> None:
+        sub = self._socket(zmq.SUB)
+        sub.setsockopt(zmq.RCVHWM, 0 if reads else 1)
+        sub.setsockopt(zmq.SUBSCRIBE, b"")
+        sub.connect(endpoint)
+
+        def drain() -> None:
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    sub.recv(zmq.NOBLOCK)
+
+        if reads:
+            self.engines.keep(every(0.05, drain))
+
+    async def _watch_the_clock(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + 0.05
+            await asyncio.sleep(0.05)
+            self.lag = max(self.lag, loop.time() - due)
+
+    def go_wrong(self, server: Prometheus) -> None:
+        """Each engine begins to do what it is named after."""
+        keep, wrong = self.engines.keep, self.wrong
+        turn = itertools.count()
+
+        def flaky() -> None:
+            for _ in range(3):  # the first is lost on its way, and found missing when the second comes
+                wrong["flaky"].publish(batch(), live=next(turn) % 3 > 0)
+
+        def lossy() -> None:
+            wrong["lossy"].publish(batch())
+            if next(turn) % 4 == 0:
+                wrong["lossy"].skip()
+
+        def garbled() -> None:
+            wrong["garbled"].publish(payload(removed([-next(_counter)]), store([next(_counter) * 1000]), ts=time.time()))
+            wrong["garbled"].publish(b"\xc1")
+
+        keep(every(0.3, flaky))
+        keep(every(0.5, lossy))
+        keep(every(0.5, garbled))
+        wrong["mute"].replay_fault = ReplayFault.SILENT
+        keep(every(4.0, lambda: wrong["mute"].publish(batch())))
+        keep(self._restart_engine(wrong["restarting"]))
+        keep(self._fall_silent(wrong["silent"]))
+        keep(self._stay_stuck())
+        self._router(self.slow, reads=False)
+        keep(self._ask_malformed())
+        keep(self._starve(self.buses["starved"]))
+        keep(self._restart(self.buses["restarted"], server))
+        keep(self._fill_disk(self.buses["stateful"], server))
+
+    async def _restart_engine(self, engine: EnginePublisher) -> None:
+        for _ in range(5):
+            for _ in range(4):
+                engine.publish(batch())
+                await asyncio.sleep(0.3)
+            engine.restart(linger=0.1)
+            await engine.wait_for_subscriber(30)
+        await every(0.3, lambda: engine.publish(batch()))
+
+    async def _fall_silent(self, engine: EnginePublisher) -> None:
+        for _ in range(20):
+            engine.publish(batch())
+            await asyncio.sleep(0.1)
+
+    async def _stay_stuck(self) -> None:
+        engine = self.stuck
+        for _ in range(5):
+            engine.publish(batch())
+        engine.replay_fault = ReplayFault.SILENT
+        engine.publish(batch(), live=False)
+        await every(0.05, lambda: engine.publish(batch()))
+
+    async def _ask_malformed(self) -> None:
+        dealer = self._socket(zmq.DEALER)
+        dealer.connect(f"tcp://{self.buses['faulty'].out_replay}")
+        await every(1.0, lambda: dealer.send_multipart([b"", b"not eight bytes"]))
+
+    async def _starve(self, bus: Kvbus) -> None:
+        """Every other third of a second without any CPU."""
+        try:
+            while True:
+                bus.signal(signal.SIGSTOP)
+                await asyncio.sleep(0.3)
+                bus.signal(signal.SIGCONT)
+                await asyncio.sleep(0.3)
+        finally:
+            bus.signal(signal.SIGCONT)
+
+    async def _restart(self, bus: Kvbus, server: Prometheus) -> None:
+        """Three times, each life seen by Prometheus, and at the end for good."""
+        query = f'process_start_time_seconds{{instance="{bus.name}"}} and up == 1'
+        seen: set[float] = set()
+
+        def seen_again() -> bool:
+            starts = {value for _, value in server.query(query)} - seen
+            seen.update(starts)
+            return bool(starts)
+
+        for _ in range(3):
+            await self._until(seen_again, "a start seen by Prometheus")
+            await bus.stop()
+            bus.start()
+        await self._until(lambda: ("KvbusRestarts", bus.name) in firing(server), "KvbusRestarts")
+        await bus.stop()
+
+    async def _fill_disk(self, bus: Kvbus, server: Prometheus) -> None:
+        """No file may grow beyond a megabyte: to the process it is a full disk."""
+        writing = f'kvbus_state_writing{{instance="{bus.name}"}} == 1'
+        await self._until(lambda: server.query(writing), "a state that is written")
+        assert bus.command is not None
+        resource.prlimit(bus.command.process.pid, resource.RLIMIT_FSIZE, (2**20, 2**20))
+
+    async def _until(self, condition: Callable[[], object], what: str) -> None:
+        """Like `eventually`, without keeping the engines from publishing while Prometheus is asked."""
+        end = asyncio.get_running_loop().time() + 90
+        while not await asyncio.to_thread(condition):
+            assert asyncio.get_running_loop().time() < end, f"not within 90 s: {what}"
+            await asyncio.sleep(0.2)
+
+    async def until_watched(self, server: Prometheus) -> None:
+        """Prometheus has seen each of them: what a counter does before is no increase to it."""
+        await self._until(lambda: len(server.query("kvbus_build_info")) == len(self.buses), "every kvbus scraped")
+
+    async def until_all_fire(self, server: Prometheus) -> None:
+        """Every alert that is expected has fired."""
+
+        def missing() -> frozenset[Alert]:
+            return EXPECTED - fired(server)
+
+        end = asyncio.get_running_loop().time() + 90
+        while left := await asyncio.to_thread(missing):
+            self.engines.check()
+            assert asyncio.get_running_loop().time() < end, f"did not fire: {sorted(left)}"
+            await asyncio.sleep(0.5)
+        self.engines.check()
+
+    async def close(self) -> None:
+        for task in self.engines.tasks:
+            task.cancel()
+        await asyncio.gather(*self.engines.tasks, return_exceptions=True)
+        for bus in self.buses.values():
+            bus.close()
+        for socket in self._sockets:
+            socket.close(0)
+        self._context.term()
+
+
+def _about(labels: dict[str, str]) -> Alert:
+    about = (labels[key] for key in ("source", "output") if key in labels)
+    return (labels["alertname"], labels["instance"], *about)
+
+
+def firing(server: Prometheus) -> frozenset[Alert]:
+    """What fires now."""
+    return frozenset(_about(labels) for labels, _ in server.query('ALERTS{alertstate="firing"}'))
+
+
+def fired(server: Prometheus, at: float | None = None) -> frozenset[Alert]:
+    """What has fired since the beginning."""
+    return frozenset(
+        _about(labels) for labels, _ in server.query('max_over_time(ALERTS{alertstate="firing"}[10m])', at)
+    )
+
+
+@contextlib.asynccontextmanager
+async def scene(directory: Path) -> AsyncIterator[Scene]:
+    async with contextlib.AsyncExitStack() as stack:
+        played = Scene(directory, stack)
+        try:
+            await played.start()
+            yield played
+        finally:
+            await played.close()

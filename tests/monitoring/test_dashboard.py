@@ -1,0 +1,120 @@
+"""The dashboard: made by its script, unchanged by Grafana's own types, and without a panel that stays empty."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any, Final
+
+import pytest
+
+from tests.monitoring.conftest import Observed
+from tests.monitoring.prometheus import ROOT
+
+FILE: Final = ROOT / "deploy" / "grafana" / "kvbus.json"
+DASHBOARD: Final[dict[str, Any]] = json.loads(FILE.read_text())
+PANELS: Final[list[dict[str, Any]]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+VARIABLES: Final[dict[str, dict[str, Any]]] = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
+OF_GRAFANA: Final = {"$__rate_interval": "5s", "$__range": "60s"}
+"""What Grafana fills in."""
+
+
+def filled_in(expression: str, chosen: dict[str, str]) -> str:
+    """The query as Grafana sends it: a variable is replaced by what is chosen, all being what matches everything."""
+    values = OF_GRAFANA | {f"${name}": chosen.get(name, each.get("allValue", "")) for name, each in VARIABLES.items()}
+    for name in sorted(values, key=len, reverse=True):
+        expression = expression.replace(name, values[name])
+    assert "$" not in expression, "a variable that the dashboard does not have"
+    return expression
+
+
+def test_it_is_what_its_script_makes() -> None:
+    done = subprocess.run([sys.executable, "deploy/grafana/dashboard.py"], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout.decode() == FILE.read_text(), "python deploy/grafana/dashboard.py > deploy/grafana/kvbus.json"
+
+
+def test_grafanas_own_types_give_it_back_unchanged() -> None:
+    """What they do not know they drop: a difference is a key that is misspelt or in the wrong place."""
+    reason = "grafana-foundation-sdk is not installed (.ci/run installs it from .ci/tools.lock)"
+    types = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason=reason)
+    plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins", reason=reason)
+    encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder", reason=reason)
+    plugins.register_default_plugins()
+    again = json.dumps(types.Dashboard.from_json(json.loads(FILE.read_text())), cls=encoder.JSONEncoder)
+    assert json.loads(again) == DASHBOARD
+
+
+def test_its_rows_and_variables() -> None:
+    rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+    assert rows == ["Overview", "Sources", "Outputs", "Replay", "Process"]
+    assert list(VARIABLES) == ["datasource", "namespace", "job", "instance", "source", "output"]
+    assert all(panel["datasource"]["uid"] == "${datasource}" for panel in PANELS)
+
+
+def test_no_panel_covers_another() -> None:
+    cells: dict[tuple[int, int], str] = {}
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert cells.setdefault((x, y), panel["title"]) == panel["title"]
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_metric_of_sources_outputs_and_replay_is_on_it() -> None:
+    """The dashboard is where somebody looks first: what it leaves out is left out on purpose, and named here."""
+    elsewhere = {
+        "kvbus_source_epoch",  # counted by restarts; the variable asks for it
+        "kvbus_source_last_sequence",  # a number to compare by hand, in /sources
+        "kvbus_output_sequence",
+        "kvbus_source_bytes_total",
+        "kvbus_source_missing_batches_total",  # the sum of three that are there
+        "kvbus_source_held_overflow_total",
+        "kvbus_source_timeouts_total",
+        "kvbus_source_stale_replies_total",
+        "kvbus_source_rebuilds_total",
+        "kvbus_output_dropped_events_total",
+    }
+    rules = (ROOT / "deploy" / "prometheus" / "kvbus.rules.yml").read_text()
+    shown = {name.removesuffix("_bucket") for name in re.findall(r"\bkvbus_\w+", json.dumps(PANELS) + rules)}
+    documented = set(re.findall(r"^\| `(kvbus_\w+)`", (ROOT / "docs" / "METRICS.md").read_text(), re.MULTILINE))
+    assert documented - shown <= elsewhere
+    assert not elsewhere & shown
+
+
+@pytest.mark.xdist_group("prometheus")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
+def test_every_query_of_every_panel_has_data(observed: Observed, panel: dict[str, Any]) -> None:
+    assert panel["targets"]
+    for target in panel["targets"]:
+        result = observed.server.query(filled_in(target["expr"], {}), observed.at)
+        assert result, f"{target['refId']} is empty"
+        names = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        assert names <= {label for labels, _ in result for label in labels}, "a legend without its label"
+
+
+@pytest.mark.xdist_group("prometheus")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name in VARIABLES if name not in {"datasource", "namespace"}])
+def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: Observed, name: str) -> None:
+    found = re.fullmatch(r"label_values\((.+), (\w+)\)", VARIABLES[name]["query"])
+    assert found is not None
+    offered = observed.server.labels(found[2], filled_in(found[1], {}))
+    expected = {
+        "job": {"kvbus"},
+        "instance": {"healthy", "faulty", "stuck", "starved", "restarted", "stateful"},
+        "source": {"engine", "steady", "flaky", "lossy", "restarting", "garbled", "mute", "silent", "absent"},
+        "output": {"routers", "slow", "narrow"},
+    }
+    assert set(offered) == expected[name]
+    chosen = {"job": "kvbus", "instance": "faulty", "source": "flaky", "output": "slow"}[name]
+    narrowed = [t["expr"] for panel in PANELS for t in panel["targets"] if f'{name}=~"${name}"' in t["expr"]]
+    assert narrowed
+    for expression in narrowed:
+        series = observed.server.query(filled_in(expression, {name: chosen}), observed.at)
+        assert {labels[name] for labels, _ in series if name in labels} <= {chosen}
