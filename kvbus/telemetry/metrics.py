@@ -15,12 +15,13 @@ from prometheus_client.registry import Collector
 from kvbus.core.relay import Relay
 from kvbus.core.sequencer import State
 from kvbus.core.stats import Histogram, ProcessStats
-from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason
+from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
-REPLAY_OUTCOMES: Final = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed")
+REPLAY_OUTCOMES: Final = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed", "cut_off")
+RELOAD_OUTCOMES: Final = ("applied", "refused")
 EVENT_TYPES: Final = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -76,6 +77,12 @@ class RelayCollector(Collector):
             [],
             [([], process.state_refused)],
         )
+        for name, field, text in (
+            ("config_reloads_total", "config_reloads", "Configurations read again at SIGHUP, by what became of them."),
+            ("key_reloads_total", "key_reloads", "CURVE keys that changed on disk, by what became of the change."),
+        ):
+            counts = getattr(process, field)
+            yield _counter(name, text, ["outcome"], (([outcome], counts[outcome]) for outcome in RELOAD_OUTCOMES))
         yield _histogram(
             "kvbus_relay_latency_seconds", "From received to handed to the transport.", process.relay_latency
         )
@@ -183,6 +190,12 @@ class RelayCollector(Collector):
             ["source", "reason"],
             (([s.spec.label, reason], s.stats.filtered[reason]) for s in sources for reason in Filtered),
         )
+        yield _counter(
+            "source_handshakes_failed_total",
+            "Connections with engines that came to nothing, by reason.",
+            ["source", "reason"],
+            (([s.spec.label, reason], s.stats.refused[reason]) for s in sources for reason in Refused),
+        )
         yield _gauge(
             "blocks",
             "Live blocks, as routers were told of them.",
@@ -258,6 +271,12 @@ class RelayCollector(Collector):
                 ["output", "reason"],
                 (([o.spec.name, reason], getattr(o.stats, field)[reason]) for o in outputs for reason in DROP_REASONS),
             )
+        yield _counter(
+            "output_handshakes_failed_total",
+            "Connections of routers that were refused or came to nothing, by reason.",
+            ["output", "reason"],
+            (([o.spec.name, reason], o.stats.refused[reason]) for o in outputs for reason in Refused),
+        )
         yield _counter(
             "replay_requests_total",
             "Replay requests of routers, by outcome.",

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvbus.admin import http as http_module
-from kvbus.core.types import Filtered, Reason
+from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
 from kvbus.transport.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import cleared, removed, store, tokens_of
@@ -385,10 +385,14 @@ async def test_label_children_exist_at_zero_before_anything_happened():
         assert children("kvbus_source_events_total", "type") == dict.fromkeys(kinds, 0)
         assert children("kvbus_output_dropped_batches_total", "reason") == {"slow_router": 0, "queue_full": 0}
         assert children("kvbus_output_dropped_events_total", "reason") == {"slow_router": 0, "queue_full": 0}
-        outcomes = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed")
+        outcomes = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed", "cut_off")
         assert children("kvbus_replay_requests_total", "outcome") == dict.fromkeys(outcomes, 0)
+        for name in ("kvbus_source_handshakes_failed_total", "kvbus_output_handshakes_failed_total"):
+            assert children(name, "reason") == dict.fromkeys(map(str, Refused), 0)
+        for name in ("kvbus_config_reloads_total", "kvbus_key_reloads_total"):
+            assert children(name, "outcome") == {"applied": 0, "refused": 0}
         states = children("kvbus_source_state", "state")
-        assert states == {"connecting": 1, "syncing": 0, "live": 0, "gap": 0, "lost": 0}
+        assert states == {"connecting": 1, "syncing": 0, "live": 0, "gap": 0, "lost": 0, "conflict": 0}
         assert children("kvbus_blocks", "medium") == {"GPU": 0}
         assert children("kvbus_output_sequence", "stream") == {"0": -1}
 
