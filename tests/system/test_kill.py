@@ -132,9 +132,11 @@ class Storm:
         """Whoever was there all the time, and whoever comes now, holds what the engine holds."""
         truth = self.engine.settle()
         for number, router in enumerate(self.routers):
-            await self.until(
-                lambda router=router: router.blocks == truth, f"router {number} holds exactly what the engine holds"
-            )
+            try:
+                await self.until(lambda router=router: router.blocks == truth, "the same blocks")
+            except AssertionError as late:
+                missing, dead = len(truth - router.blocks), len(router.blocks - truth)
+                raise AssertionError(f"router {number}: {missing} of {len(truth)} blocks missing, {dead} dead") from late
         assert [follower.router.went_back for follower in self.followers] == [0, 0]
         assert [follower.router.view.violations for follower in self.followers] == [[], []]
 

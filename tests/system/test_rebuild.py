@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 import uvloop
 
+from kvbus.client import BlockView, Lost, LostReason, Subscriber, Synced
 from kvbus.core.compaction import Cut
 from kvbus.transport.publisher import EnginePublisher
 from tests.system.actors import Engine, StrictRouter, soon
@@ -176,6 +177,96 @@ def test_a_requester_so_slow_that_the_journal_is_trimmed_past_it(cuts: list[int]
     run(test())
 
 
+def test_requesters_that_die_are_forgotten_and_the_others_served(tmp_path: Path) -> None:
+    replay = f"ipc://{tmp_path}/replay"
+
+    async def test() -> None:
+        async with (
+            circuit(batches=3000, blocks=10_000, replay_endpoint=replay) as (bus, engine),
+            routers(bus, 4, replay=replay, hwm=1) as (slow, *others),
+        ):
+            output = bus.daemon.relay.outputs[0]
+            async with routers(bus, 3, replay=replay, hwm=1) as doomed:
+                for router in (slow, *doomed):
+                    router.ask()
+                    await router.read(3)
+                assert output.stats.replay_sessions == 4
+            await asyncio.gather(*(router.rebuild() for router in others), engine.publish(JOURNAL // 2))
+            await eventually(lambda: output.stats.replay_sessions == 1, "only the slow one is still served")
+            assert output.stats.replay_requests["gone"] == 3
+            await slow.read()
+            await in_step(bus, engine, slow, *others)
+            assert output.stats.replay_sessions == 0
+
+    run(test())
+
+
+@pytest.mark.parametrize("behind", [1, 5, JOURNAL + 5, 1000])
+def test_an_answer_that_breaks_off_is_asked_on_from_where_it_is(behind: int) -> None:
+    """Near the journal and far from it, with another requester and traffic in between."""
+
+    async def test() -> None:
+        async with circuit(batches=500) as (bus, engine), routers(bus, 2) as (router, other):
+            await router.rebuild()
+            for messages in (1, 2, 3, 40):
+                await engine.publish(behind + JOURNAL)
+                await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
+                router.ask()
+                await router.read(messages)
+                router.hang_up()
+                other.restart()
+                await other.rebuild()
+                await engine.publish(10)
+                await router.rebuild()
+                await in_step(bus, engine, router, other)
+            assert router.late == 0
+
+    run(test())
+
+
+def test_a_strict_router_takes_a_hundred_thousand_numbers() -> None:
+    async def test() -> None:
+        async with circuit() as (bus, engine), routers(bus) as (router,):
+            stream = bus.daemon.relay.outputs[0].streams[0]
+            stream.next_seq = 100_000
+            await engine.publish(2 * JOURNAL)
+            await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
+            await router.rebuild()
+            await in_step(bus, engine, router)
+            assert router.late == 0
+            assert router.next > 100_000
+            assert bus.daemon.relay.outputs[0].stats.replay_batches > 100_000
+
+    run(test())
+
+
+def test_beyond_a_million_numbers_an_answer_begins_late_and_is_whole() -> None:
+    """As an engine's whose buffer was trimmed: llm-d forgets what it knew and takes what comes; so does the library."""
+
+    async def test() -> None:
+        async with circuit() as (bus, engine), routers(bus) as (router,):
+            output = bus.daemon.relay.outputs[0]
+            output.streams[0].next_seq = 3_000_000
+            await engine.publish(2 * JOURNAL)
+            await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
+            await router.rebuild()
+            await in_step(bus, engine, router)
+            assert (router.late, router.holes) == (1, 0)
+            assert output.stats.replay_requests["late"] == 1
+            assert output.stats.replay_batches < 10 * JOURNAL
+            view = BlockView()
+            async with Subscriber(bus.out, bus.out_replay) as subscriber:
+                updates = []
+                while not updates or not isinstance(updates[-1], Synced):
+                    updates.append(await subscriber.receive())
+                    view.update(updates[-1])
+            assert {key[1:] for key in view.keys()} == router.blocks  # noqa: SIM118
+            lost = [update for update in updates if isinstance(update, Lost)]
+            assert [(one.first, one.reason) for one in lost] == [(0, LostReason.TRIMMED)]
+
+    run(test())
+
+
 # -- restarts ----------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +316,7 @@ def test_everything_restarts_and_batches_are_lost() -> None:
                     await router.follow()
                     await faithful.follow()
             async with routers(bus) as (router,):
+                await router.rebuild()  # the stream may be silent from here on, and nothing would make it ask
                 truth = engine.settle()
                 for one in (faithful, router):
                     await soon(one, lambda one=one: one.blocks == truth, "exactly what the engine holds")

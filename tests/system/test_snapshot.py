@@ -11,7 +11,9 @@ import zmq
 
 from kvbus.play import play
 from kvbus.transport.publisher import EnginePublisher
-from tests.system.bus import Bus, eventually, free_ports, running_bus
+from tests.core.dsl import payload, removed, store, unpack
+from tests.system.bus import Bus, eventually, free_ports, ports_in_a_row, running_bus
+from tests.system.test_outputs import four_engines, replay, subscribed, tcp
 from tests.wire.captures import PlainSetRouter, load, matches_truth
 
 NAME = "vllm033_map_int"
@@ -83,3 +85,104 @@ async def the_protocol(kind: int) -> None:
 def test_a_snapshot_is_the_live_state(kind: int) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(the_protocol(kind))
+
+
+BLOCKS = 1_100_000
+
+
+async def a_million_blocks() -> None:
+    """Every block is there, in chunks that any reader can take."""
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    async with (
+        running_bus(output={"snapshot_endpoint": endpoint}, limits={"max_blocks": 2_000_000}) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await eventually(lambda: bus.source.state == "live", "the bus in sync")
+        for first in range(0, BLOCKS, 1000):
+            engine.publish(payload(store(list(range(first, first + 1000)), block_size=1, tokens=[7] * 1000)))
+            if first % 100_000 == 0:
+                await eventually(lambda: bus.caught_up(engine.next_seq - 1), "batches relayed")
+        await eventually(lambda: len(bus.source.normalizer.index) == BLOCKS, "every block known")
+        with zmq.Context() as context:
+            _, _, *chunks = await answered(ask(context, zmq.DEALER, endpoint, b"snapshot"))
+    assert len(chunks) > 1000
+    assert max(map(len, chunks)) < 1_000_000
+    told = [block for chunk in chunks for event in unpack(chunk)[1] for block in event.get("block_hashes", ())]
+    assert sorted(told) == list(range(BLOCKS))
+
+
+@pytest.mark.slow
+def test_more_than_a_million_blocks() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(a_million_blocks())
+
+
+class ByRank:
+    """What a router of a merged stream holds: AllBlocksCleared is about one rank."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, set[int]] = {}
+
+    def apply(self, chunk: bytes) -> None:
+        _, events, rank = unpack(chunk)
+        held = self.blocks.setdefault(rank, set())
+        for event in events:
+            if event["type"] == "AllBlocksCleared":
+                held.clear()
+            elif event["type"] == "BlockStored":
+                held.update(event["block_hashes"])
+            else:
+                held.difference_update(event["block_hashes"])
+
+
+def of_snapshot(frames: list[bytes]) -> dict[int, set[int]]:
+    router = ByRank()
+    for chunk in frames[2:]:
+        router.apply(chunk)
+    return router.blocks
+
+
+async def merged() -> None:
+    """All sources in one stream: told together, cleared apart."""
+    port = ports_in_a_row(1)
+    async with (
+        four_engines(layout="merged", snapshot_endpoint=tcp(port), journal_batches=4) as (bus, engines, first),
+        subscribed(bus, tcp(first)) as (live,),
+    ):
+        held = {i: {100 * i + n for n in range(1, 20)} for i in range(4)}
+        for n in range(20):
+            for i, engine in enumerate(engines):
+                engine.publish(payload(store([100 * i + n]), rank=i % 2))
+        for i, engine in enumerate(engines):
+            engine.publish(payload(removed([100 * i]), rank=i % 2))
+        sources = bus.daemon.relay.sources
+        await eventually(lambda: all(len(source.normalizer.index) == 19 for source in sources), "all relayed")
+
+        async def everyone_holds(expected: dict[int, set[int]]) -> None:
+            with zmq.Context() as context:
+                snapshot = await answered(ask(context, zmq.REQ, tcp(port), b"snapshot"))
+            assert of_snapshot(snapshot) == expected
+            answer = await replay(tcp(first + 4))
+            seqs = [int.from_bytes(frames[-2][:8], "big") for frames in answer[:-1]]
+            assert seqs == list(range(len(seqs)))
+            from_replay = ByRank()
+            for frames in answer[:-1]:
+                from_replay.apply(frames[-1])
+            assert from_replay.blocks == expected
+
+        await everyone_holds(held)
+        engines[2].restart()
+        await eventually(lambda: sources[2].state == "live" and sources[2].stats.restarts == 1, "the new life noticed")
+        await everyone_holds(held | {2: set()})
+        live.read()
+        clears = [rank for _, events, rank in live.batches() if {"type": "AllBlocksCleared"} in events]
+        assert clears == [2]
+        await engines[2].wait_for_subscriber(30)
+        engines[2].publish(payload(store([999]), rank=0))
+        await eventually(lambda: len(sources[2].normalizer.index) == 1, "the new life's block")
+        await everyone_holds(held | {2: {999}})
+
+
+def test_a_merged_stream_tells_every_source_and_clears_one() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(merged())
