@@ -10,6 +10,7 @@ empty. Nothing is synced to the platter: this outlives the process, not a power 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -27,6 +28,7 @@ log = logging.getLogger("kvbus.state")
 
 MAGIC: Final = b"kvbus-state-002\n"
 _FRAME: Final = struct.Struct("=II")
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MIN_ROTATE: Final = 32 * 1024 * 1024
 """A log is rotated when it is larger than this and than the dump before it."""
 
@@ -74,7 +76,12 @@ class StateStore:
                 self._generation = max([*dumps, *self._generations("log")])
         self._relay = relay
         relay.records = []
-        self._begin_generation()
+        try:
+            self._begin_generation()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._fail(error)
         while self._dumping is not None:
             self.work()
         return loaded
@@ -164,8 +171,7 @@ class StateStore:
             return
         self.flush()
         self._generation += 1
-        if self._log is not None:
-            os.close(self._log)
+        self._close_files()
         self._log = self._create(self._path(self._generation, "log"))
         self._log_bytes = 0
         self._dump_bytes = 0
@@ -203,7 +209,15 @@ class StateStore:
         log.error("the state cannot be written any more (%s): going on without", error.strerror or error)
         if self._relay is not None:
             self._relay.records = None
+        self._close_files()
         self._move_aside("it is no longer being written")
+
+    def _close_files(self) -> None:
+        """Write no more to this generation."""
+        for fd in (self._log, self._dump_file):
+            if fd is not None:
+                os.close(fd)
+        self._log = self._dump_file = self._dumping = None
 
     def rename(self, identity: Sequence[str]) -> None:
         """The sources have changed: from now on it is the state of another configuration.
@@ -220,10 +234,7 @@ class StateStore:
     def close(self) -> None:
         """An orderly end: everything is on disk."""
         self.flush()
-        for fd in (self._log, self._dump_file):
-            if fd is not None:
-                os.close(fd)
-        self._log = self._dump_file = self._dumping = None
+        self._close_files()
         if self._relay is not None:
             self._relay.records = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,27 @@ def test_a_disk_that_is_full_costs_the_state_and_nothing_else(
     assert process.store.failed
     assert "No space left on device" in caplog.text
     process.kill()
+    # what is on disk is older than what was sent: it must not be taken for the truth
+    assert not Process(tmp_path).resumed
+
+
+@pytest.mark.parametrize("room", [0, 40])
+def test_a_disk_that_is_full_at_the_start_costs_the_state_and_not_the_relay(tmp_path: Path, room: int) -> None:
+    """Not even the head of a file fits, or only that."""
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        again = Process(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert again.resumed
+    assert again.next_seq == 5
+    assert again.store.failed
+    assert again.relay.records is None
+    again.store.close()
     # what is on disk is older than what was sent: it must not be taken for the truth
     assert not Process(tmp_path).resumed
 
