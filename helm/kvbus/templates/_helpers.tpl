@@ -1,7 +1,8 @@
 {{- define "kvbus.name" -}}
-{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default .Release.Name | trunc 52 | trimSuffix "-" -}}
 {{- end -}}
 
+{{- /* Never changes over upgrades, not even with the mode. */ -}}
 {{- define "kvbus.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -14,62 +15,58 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
-{{- /* (dict "image" … "default" tag) */ -}}
-{{- define "kvbus.image" -}}
-{{- if .image.digest -}}
-{{ .image.repository }}@{{ .image.digest }}
-{{- else -}}
-{{ .image.repository }}:{{ .image.tag | default .default }}
-{{- end -}}
+{{- define "kvbus.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "kvbus.name" .) "default" .Values.serviceAccount.create) -}}
 {{- end -}}
 
-{{- /* Contradictions that a schema cannot see. */ -}}
-{{- define "kvbus.check" -}}
-{{- $taken := dict -}}
-{{- $ranks := int .Values.engine.dataParallelSize -}}
-{{- $spans := list
-  (list "kvbus.ports.events" .Values.kvbus.ports.events $ranks)
-  (list "kvbus.ports.replay" .Values.kvbus.ports.replay $ranks)
-  (list "kvbus.ports.http" .Values.kvbus.ports.http 1)
-  (list "engine.events.port" .Values.engine.events.port $ranks)
-  (list "engine.events.replayPort" .Values.engine.events.replayPort $ranks)
-  (list "engine.httpPort" .Values.engine.httpPort 1) -}}
-{{- range $span := $spans -}}
-{{- range $i := until (int (index $span 2)) -}}
-{{- $port := add (int (index $span 1)) $i | toString -}}
-{{- if hasKey $taken $port -}}
-{{- fail (printf "%s and %s both need port %s: rank r of %d is at port + r, leave that much room between them, for example kvbus.ports.replay=5757 and engine.events.replayPort=5587" (get $taken $port) (index $span 0) $port $ranks) -}}
-{{- end -}}
-{{- $_ := set $taken $port (index $span 0) -}}
-{{- end -}}
-{{- end -}}
-{{- range $key := list "sources" "outputs" "model" "http" -}}
-{{- if hasKey $.Values.kvbus.extraConfig $key -}}
-{{- fail (printf "kvbus.extraConfig.%s: this key follows from the chart's own values; set those" $key) -}}
-{{- end -}}
-{{- end -}}
+{{- /* "true" or nothing */ -}}
+{{- define "kvbus.headless" -}}
+{{- if kindIs "bool" .Values.service.headless -}}
+{{- if .Values.service.headless }}true{{ end -}}
+{{- else if ne .Values.mode "deployment" }}true{{ end -}}
 {{- end -}}
 
-{{- define "kvbus.config" -}}
-{{- $source := dict
-  "name" "engine"
-  "endpoint" (printf "tcp://127.0.0.1:%d" (int .Values.engine.events.port))
-  "replay_endpoint" (printf "tcp://127.0.0.1:%d" (int .Values.engine.events.replayPort))
-  "bind" true
-  "data_parallel_size" (int .Values.engine.dataParallelSize) -}}
-{{- $output := dict
-  "name" "routers"
-  "endpoint" (printf "tcp://*:%d" (int .Values.kvbus.ports.events))
-  "replay_endpoint" (printf "tcp://*:%d" (int .Values.kvbus.ports.replay))
-  "profile" .Values.kvbus.profile -}}
-{{- if eq .Values.kvbus.profile "llm-d" -}}
-{{- /* llm-d reads pod and model off the topic: exactly three parts */ -}}
-{{- $_ := set $output "topic" "kv@{worker}@{model}" -}}
+{{- /* What a schema cannot see, beyond the library's own check. */ -}}
+{{- define "kvbus.refuse" -}}
+{{- $v := .Values -}}
+{{- $worker := eq $v.mode "worker" -}}
+{{- if get $v "kvbus-lib" -}}
+{{- fail "kvbus-lib: these values are found under kvbus" -}}
 {{- end -}}
-{{- $config := dict
-  "model" .Values.model
-  "http" (printf "0.0.0.0:%d" (int .Values.kvbus.ports.http))
-  "sources" (list $source)
-  "outputs" (list $output) -}}
-{{- merge $config .Values.kvbus.extraConfig | toYaml -}}
+{{- if not $worker -}}
+{{- if not $v.kvbus.config.sources -}}
+{{- fail (printf "mode=%s needs kvbus.config.sources: the engines, for example [{name: a, endpoint: tcp://engine-a:5557, replay_endpoint: tcp://engine-a:5558}]" $v.mode) -}}
+{{- end -}}
+{{- if and (has $v.kvbus.router (list "llm-d" "aibrix")) (not $v.kvbus.config.outputs) -}}
+{{- fail (printf "kvbus.router=%s takes the address of the engine's pod from the stream's: it needs mode=worker" $v.kvbus.router) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $v.mode "deployment") (gt (int $v.replicas) 1) (not (include "kvbus.headless" .)) -}}
+{{- fail "mode=deployment with replicas > 1 needs service.headless=true: each pod numbers its own stream, and a router's subscription and replay must meet the same one" -}}
+{{- end -}}
+{{- if and $v.kvbus.state.existingClaim (or (eq $v.mode "daemonset") (gt (int $v.replicas) 1)) -}}
+{{- fail "kvbus.state.existingClaim: a state belongs to one kvbus; use it with replicas=1, and not with mode=daemonset" -}}
+{{- end -}}
+{{- if and $v.monitoring.podMonitor.enabled $v.monitoring.serviceMonitor.enabled -}}
+{{- fail "monitoring.podMonitor and monitoring.serviceMonitor would scrape every pod twice: enable one of them" -}}
+{{- end -}}
+{{- if and $v.podDisruptionBudget.enabled (eq $v.mode "daemonset") -}}
+{{- fail "podDisruptionBudget.enabled has no effect with mode=daemonset: a drain leaves its pods alone" -}}
+{{- end -}}
+{{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/instance" -}}
+{{- if hasKey $v.podLabels $key -}}
+{{- fail (printf "podLabels: %s is how the chart finds its pods" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if $worker -}}
+{{- if and (eq $v.engine.type "custom") (not (or $v.engine.image.digest $v.engine.image.tag)) -}}
+{{- fail "engine.type=custom needs engine.image.repository and engine.image.tag" -}}
+{{- end -}}
+{{- if and (eq $v.engine.type "sim") $v.engine.image.repository -}}
+{{- fail "engine.type=sim runs kvbus's own image: set kvbus.image, not engine.image" -}}
+{{- end -}}
+{{- if and (eq $v.engine.type "sglang") (ne (mod (int $v.engine.tensorParallelSize) (int $v.kvbus.dataParallelSize)) 0) -}}
+{{- fail (printf "engine.type=sglang: its ranks are those of DP attention, which share engine.tensorParallelSize GPUs; %d must be a multiple of kvbus.dataParallelSize=%d" (int $v.engine.tensorParallelSize) (int $v.kvbus.dataParallelSize)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

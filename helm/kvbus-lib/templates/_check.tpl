@@ -1,0 +1,46 @@
+{{- /* Contradictions a schema cannot see: each is refused with the value to change. */ -}}
+{{- define "kvbus.check" -}}
+{{- $v := .Values.kvbus -}}
+{{- if not (and (kindIs "map" $v) (hasKey $v "router")) -}}
+{{- fail "kvbus-lib: give the dependency an alias, so that its values are found under kvbus:\n  dependencies:\n    - {name: kvbus-lib, version: 0.1.0, repository: …, alias: kvbus}" -}}
+{{- end -}}
+{{- range $key, $instead := dict "http" "kvbus.ports.http" "model" "kvbus.model" "state_dir" "kvbus.state" -}}
+{{- if hasKey $v.config $key -}}
+{{- fail (printf "kvbus.config.%s: set %s, from which it follows" $key $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.config.sources (gt (int $v.dataParallelSize) 1) -}}
+{{- fail "kvbus.dataParallelSize has no effect with kvbus.config.sources: set data_parallel_size in the source" -}}
+{{- end -}}
+{{- if $v.config.outputs -}}
+{{- range $name := list "events" "replay" -}}
+{{- if get $v.ports $name -}}
+{{- fail (printf "kvbus.ports.%s has no effect with kvbus.config.outputs: set the endpoint in the output" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- else if eq $v.router "aibrix" -}}
+{{- if or (ne (int ($v.ports.events | default 5557)) 5557) (ne (int ($v.ports.replay | default 5558)) 5558) -}}
+{{- fail "kvbus.router=aibrix: AIBrix connects to 5557 and 5558 only; leave kvbus.ports.events and kvbus.ports.replay empty" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (has $v.router (list "llm-d" "aibrix")) (not (include "kvbus.modelName" .)) -}}
+{{- fail (printf "kvbus.router=%s needs kvbus.model: the router knows the pod's model by it" $v.router) -}}
+{{- end -}}
+{{- if and (eq $v.router "aibrix") (not (regexMatch "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$" (include "kvbus.modelName" .))) -}}
+{{- fail (printf "kvbus.router=aibrix: AIBrix finds a model by a pod label, and %q cannot be one; serve it under a plain name and set kvbus.model, for example qwen3-32b" (include "kvbus.modelName" .)) -}}
+{{- end -}}
+{{- if and $v.curve.existingSecret (or $v.curve.keyPair $v.curve.routers) -}}
+{{- fail "kvbus.curve: either existingSecret, or keyPair and routers for a Secret made here" -}}
+{{- end -}}
+{{- if ne (empty $v.curve.keyPair) (empty $v.curve.routers) -}}
+{{- fail "kvbus.curve: keyPair and routers go together; without routers nobody would be let in, and routers without kvbus's own keys encrypt nothing" -}}
+{{- end -}}
+{{- range $v.env -}}
+{{- if hasPrefix "KVBUS_" .name -}}
+{{- fail (printf "kvbus.env: %s is a key of kvbus.yaml: set it in kvbus.config" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.state.existingClaim (not $v.state.enabled) -}}
+{{- fail "kvbus.state.existingClaim has no effect with kvbus.state.enabled=false" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,100 @@
+{{- /*
+kvbus as one element of a pod's initContainers (native) or containers:
+
+  initContainers:
+    {{- include "kvbus.sidecar" . | nindent 4 }}
+  volumes:
+    {{- include "kvbus.volumes" . | nindent 4 }}
+*/ -}}
+{{- define "kvbus.sidecar" -}}
+{{- include "kvbus.container" (dict "root" . "native" .Values.kvbus.native) -}}
+{{- end -}}
+
+{{- /*
+All three probes ask kvbus about kvbus. A sidecar's readiness is the pod's readiness, and its startup gates the engine's start:
+none of them may depend on the engine or on the health of its stream.
+*/ -}}
+{{- define "kvbus.container" -}}
+{{- $root := .root -}}
+{{- $v := $root.Values.kvbus -}}
+- name: kvbus
+  image: {{ include "kvbus.image" $root }}
+  imagePullPolicy: {{ $v.image.pullPolicy }}
+  {{- if .native }}
+  restartPolicy: Always
+  {{- end }}
+  {{- if eq $v.configFrom "configMap" }}
+  args: [run, -c, /etc/kvbus/kvbus.yaml]
+  {{- else }}
+  args: [run]
+  {{- end }}
+  {{- with include "kvbus.env" $root }}
+  env:
+    {{- . | trim | nindent 4 }}
+  {{- end }}
+  ports:
+    {{- include "kvbus.ports" $root | trim | nindent 4 }}
+  # up to a minute: a large state is read before anything is bound
+  startupProbe:
+    httpGet: {path: /livez, port: kvbus-http}
+    periodSeconds: 1
+    failureThreshold: 60
+  livenessProbe:
+    httpGet: {path: /livez, port: kvbus-http}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 6
+  readinessProbe:
+    httpGet: {path: /readyz, port: kvbus-http}
+    periodSeconds: 5
+    timeoutSeconds: 5
+  securityContext:
+    {{- toYaml $v.securityContext | nindent 4 }}
+  {{- with $v.resources }}
+  resources:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with include "kvbus.volumeMounts" $root | trim }}
+  volumeMounts:
+    {{- . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "kvbus.image" -}}
+{{- $image := .Values.kvbus.image -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default "0.1.0" }}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvbus.env" -}}
+{{- $v := .Values.kvbus -}}
+{{- $variables := include "kvbus.config.variables" . | fromJson -}}
+{{- $text := toJson $variables -}}
+{{- $downward := dict "POD_NAME" "metadata.name" "POD_NAMESPACE" "metadata.namespace" "POD_IP" "status.podIP" "NODE_NAME" "spec.nodeName" "HOST_IP" "status.hostIP" -}}
+{{- $given := list -}}
+{{- range $v.env -}}
+{{- $given = append $given .name -}}
+{{- end -}}
+{{- range regexFindAll "\\$\\([^)]*\\)" $text -1 -}}
+{{- $name := trimSuffix ")" (trimPrefix "$(" .) -}}
+{{- if not (or (hasKey $downward $name) (has $name $given)) -}}
+{{- fail (printf "kvbus.config: nothing fills in %s; known are $(POD_NAME), $(POD_NAMESPACE), $(POD_IP), $(NODE_NAME), $(HOST_IP) and what kvbus.env defines" .) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $path := $downward -}}
+{{- if and (contains (printf "$(%s)" $name) $text) (not (has $name $given)) }}
+- name: {{ $name }}
+  valueFrom: {fieldRef: {fieldPath: {{ $path }}}}
+{{- end -}}
+{{- end -}}
+{{- with $v.env }}
+{{ toYaml . }}
+{{- end -}}
+{{- range $key, $value := $variables }}
+- name: KVBUS_{{ upper $key }}
+  value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,130 @@
+{{- /*
+What kvbus is told, from .Values.kvbus. Everything that shows the configuration somewhere else (ports, environment, ConfigMap)
+reads it from "kvbus.config", so they cannot disagree.
+*/ -}}
+
+{{- define "kvbus.presets" -}}
+generic:  {profile: vllm, events: 5657, layout: per_source}
+dynamo:   {profile: dynamo, events: 5657, layout: per_source}
+mooncake: {profile: vllm, events: 5657, layout: per_source}
+sglang:   {profile: sglang, events: 5657, layout: per_source}
+# reads pod and model off the topic: exactly three parts
+llm-d:    {profile: llm-d, events: 5557, layout: per_source, topic: "kv@{worker}@{model}"}
+# knows one pair of ports, so all ranks share it
+aibrix:   {profile: aibrix, events: 5557, layout: merged}
+{{- end -}}
+
+{{- define "kvbus.modelName" -}}
+{{- if .Values.kvbus.model -}}
+{{- .Values.kvbus.model -}}
+{{- else if kindIs "string" .Values.model -}}
+{{- .Values.model -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The whole configuration as JSON. */ -}}
+{{- define "kvbus.config" -}}
+{{- include "kvbus.check" . -}}
+{{- $v := .Values.kvbus -}}
+{{- $preset := get (include "kvbus.presets" . | fromYaml) $v.router -}}
+{{- $config := deepCopy $v.config -}}
+{{- $_ := set $config "http" (printf "0.0.0.0:%d" (int $v.ports.http)) -}}
+{{- with include "kvbus.modelName" . -}}
+{{- $_ := set $config "model" . -}}
+{{- end -}}
+{{- if $v.state.enabled -}}
+{{- $_ := set $config "state_dir" "/var/lib/kvbus" -}}
+{{- end -}}
+{{- if not $config.sources -}}
+{{- $port := int $v.engineEvents.port -}}
+{{- $source := dict
+  "name" "engine"
+  "endpoint" (printf "tcp://127.0.0.1:%d" $port)
+  "replay_endpoint" (printf "tcp://127.0.0.1:%d" (int ($v.engineEvents.replayPort | default (add $port (max 100 (int $v.dataParallelSize))))))
+  "bind" true
+  "data_parallel_size" (int $v.dataParallelSize) -}}
+{{- $_ := set $config "sources" (list $source) -}}
+{{- end -}}
+{{- if not $config.outputs -}}
+{{- $streams := ternary 1 (len (include "kvbus.slots" $config.sources | fromJsonArray)) (eq $preset.layout "merged") -}}
+{{- $port := int ($v.ports.events | default $preset.events) -}}
+{{- $output := dict
+  "name" "routers"
+  "endpoint" (printf "tcp://*:%d" $port)
+  "replay_endpoint" (printf "tcp://*:%d" (int ($v.ports.replay | default (add $port (ternary 1 (max 100 $streams) (eq $streams 1))))))
+  "layout" $preset.layout
+  "profile" $preset.profile -}}
+{{- with $preset.topic -}}
+{{- $_ := set $output "topic" . -}}
+{{- end -}}
+{{- $_ := set $config "outputs" (list $output) -}}
+{{- end -}}
+{{- if include "kvbus.curveSecretName" . -}}
+{{- range $config.outputs -}}
+{{- if not (or .curve_secret_key_file (and (hasKey . "bind") (not .bind))) -}}
+{{- $_ := set . "curve_secret_key_file" "/etc/kvbus-curve/kvbus.key_secret" -}}
+{{- $_ := set . "curve_client_keys" "/etc/kvbus-curve/routers.keys" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $v.router "llm-d") (not $config.worker) -}}
+{{- $_ := set $config "worker" (printf "$(POD_IP):%d" (int $v.servingPort)) -}}
+{{- end -}}
+{{- toJson $config -}}
+{{- end -}}
+
+{{- /* The slot of each stream of a list of sources, every rank counted: a stream is at port + slot. As JSON. */ -}}
+{{- define "kvbus.slots" -}}
+{{- $slots := list -}}
+{{- $next := 0 -}}
+{{- range . -}}
+{{- if hasKey . "slot" -}}
+{{- $next = int .slot -}}
+{{- end -}}
+{{- range until (int (.data_parallel_size | default 1)) -}}
+{{- $slots = append $slots $next -}}
+{{- $next = add1 $next -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $slots -}}
+{{- end -}}
+
+{{- /* The keys that are told by variable: all of them, or those that need the cluster to fill in $(NAME). As JSON. */ -}}
+{{- define "kvbus.config.variables" -}}
+{{- $all := eq .Values.kvbus.configFrom "environment" -}}
+{{- $found := dict -}}
+{{- range $key, $value := include "kvbus.config" . | fromJson -}}
+{{- if or $all (contains "$(" (toJson $value)) -}}
+{{- $_ := set $found $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}
+
+{{- /* kvbus.yaml, without the keys that are told by variable. */ -}}
+{{- define "kvbus.config.file" -}}
+{{- $config := include "kvbus.config" . | fromJson -}}
+{{- range $key, $_ := include "kvbus.config.variables" . | fromJson -}}
+{{- $_ := unset $config $key -}}
+{{- end -}}
+{{- toYaml $config -}}
+{{- end -}}
+
+{{- /*
+The value of an engine's --kv-events-config that matches the first source: (list . "vllm") or (list . "sglang").
+*/ -}}
+{{- define "kvbus.kvEventsConfig" -}}
+{{- $config := include "kvbus.config" (index . 0) | fromJson -}}
+{{- $source := index $config.sources 0 -}}
+{{- $events := dict "publisher" "zmq" "topic" "" -}}
+{{- if eq (index . 1) "vllm" -}}
+{{- /* SGLang has no such key and refuses it */ -}}
+{{- $_ := set $events "enable_kv_cache_events" true -}}
+{{- end -}}
+{{- /* engines dial a concrete host and bind a wildcard */ -}}
+{{- $_ := set $events "endpoint" (ternary $source.endpoint (regexReplaceAll "^tcp://.*:" $source.endpoint "tcp://*:") (default false $source.bind)) -}}
+{{- with $source.replay_endpoint -}}
+{{- $_ := set $events "replay_endpoint" . -}}
+{{- end -}}
+{{- toJson $events -}}
+{{- end -}}

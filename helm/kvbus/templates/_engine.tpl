@@ -1,0 +1,110 @@
+{{- /* The engine's container. Its event ports are on loopback and therefore not listed. */ -}}
+{{- define "kvbus.engine" -}}
+{{- $engine := .Values.engine -}}
+{{- $name := include "kvbus.modelName" . -}}
+- name: engine
+  image: {{ include "kvbus.engineImage" . }}
+  imagePullPolicy: {{ ternary .Values.kvbus.image.pullPolicy $engine.image.pullPolicy (eq $engine.type "sim") }}
+  {{- with include "kvbus.engineCommand" . }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  {{- if ne $engine.type "sim" }}
+  env:
+    # the user has no entry in the image: home and name for libraries that look for them
+    - {name: HOME, value: /home/engine}
+    - {name: USER, value: engine}
+    {{- with $engine.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $engine.envFrom }}
+  envFrom:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  ports:
+    - name: http
+      containerPort: {{ .Values.kvbus.servingPort }}
+  startupProbe:
+    httpGet: {path: /health, port: http}
+    periodSeconds: 10
+    failureThreshold: {{ max 1 (div (int $engine.startupTimeoutSeconds) 10) }}
+  livenessProbe:
+    httpGet: {path: /health, port: http}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 6
+  readinessProbe:
+    httpGet: {path: /health, port: http}
+    periodSeconds: 5
+    timeoutSeconds: 5
+  {{- end }}
+  securityContext:
+    {{- toYaml $engine.securityContext | nindent 4 }}
+  {{- with $engine.resources }}
+  resources:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if or (ne $engine.type "sim") $engine.volumeMounts }}
+  volumeMounts:
+    {{- if ne $engine.type "sim" }}
+    - {name: engine-home, mountPath: /home/engine}
+    - {name: engine-shm, mountPath: /dev/shm}
+    {{- end }}
+    {{- with $engine.volumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+{{- end -}}
+
+{{- define "kvbus.engineImage" -}}
+{{- $image := .Values.engine.image -}}
+{{- $default := get (dict "vllm" "vllm/vllm-openai" "sglang" "lmsysorg/sglang") .Values.engine.type -}}
+{{- $tag := get (dict "vllm" "v0.33.0" "sglang" "v0.5.23") .Values.engine.type -}}
+{{- if eq .Values.engine.type "sim" -}}
+{{ include "kvbus.image" . }}
+{{- else if $image.digest -}}
+{{ required "engine.image.repository is needed for engine.type=custom" ($image.repository | default $default) }}@{{ $image.digest }}
+{{- else -}}
+{{ required "engine.image.repository is needed for engine.type=custom" ($image.repository | default $default) }}:{{ $image.tag | default $tag }}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvbus.engineCommand" -}}
+{{- $engine := .Values.engine -}}
+{{- $name := include "kvbus.modelName" . -}}
+{{- $ranks := int .Values.kvbus.dataParallelSize -}}
+{{- $command := list -}}
+{{- $args := list -}}
+{{- if eq $engine.type "vllm" -}}
+{{- $command = list "vllm" "serve" -}}
+{{- $args = list .Values.model (printf "--served-model-name=%s" $name) (printf "--port=%d" (int .Values.kvbus.servingPort)) "--enable-prefix-caching" -}}
+{{- if gt (int $engine.tensorParallelSize) 1 -}}
+{{- $args = append $args (printf "--tensor-parallel-size=%d" (int $engine.tensorParallelSize)) -}}
+{{- end -}}
+{{- if gt $ranks 1 -}}
+{{- $args = append $args (printf "--data-parallel-size=%d" $ranks) -}}
+{{- end -}}
+{{- $args = concat $args (list "--kv-events-config" (include "kvbus.kvEventsConfig" (list . "vllm"))) -}}
+{{- else if eq $engine.type "sglang" -}}
+{{- $command = list "python3" "-m" "sglang.launch_server" -}}
+{{- $args = list (printf "--model-path=%s" .Values.model) (printf "--served-model-name=%s" $name) "--host=0.0.0.0" (printf "--port=%d" (int .Values.kvbus.servingPort)) -}}
+{{- if gt (int $engine.tensorParallelSize) 1 -}}
+{{- $args = append $args (printf "--tp-size=%d" (int $engine.tensorParallelSize)) -}}
+{{- end -}}
+{{- if gt $ranks 1 -}}
+{{- /* without DP attention every rank would publish on the first rank's port */ -}}
+{{- $args = concat $args (list (printf "--dp-size=%d" $ranks) "--enable-dp-attention") -}}
+{{- end -}}
+{{- $args = concat $args (list "--kv-events-config" (include "kvbus.kvEventsConfig" (list . "sglang"))) -}}
+{{- else if eq $engine.type "sim" -}}
+{{- $events := include "kvbus.kvEventsConfig" (list . "vllm") | fromJson -}}
+{{- $args = list "sim" (printf "--endpoint=%s" $events.endpoint) (printf "--replay-endpoint=%s" $events.replay_endpoint) (printf "--ranks=%d" $ranks) -}}
+{{- end -}}
+{{- with $engine.command | default $command -}}
+command:
+  {{- toYaml . | nindent 2 }}
+{{ end -}}
+{{- with concat ($engine.args | default $args) $engine.extraArgs -}}
+args:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,64 @@
+{{- /* The pod template of every mode, kvbus included. */ -}}
+{{- define "kvbus.podTemplate" -}}
+{{- include "kvbus.refuse" . -}}
+{{- if eq .Values.mode "worker" -}}
+{{- include "kvbus.pod" (list . (include "kvbus.bare" .)) -}}
+{{- else -}}
+{{- /* alone in its pod kvbus is an ordinary container */ -}}
+{{- $values := mergeOverwrite (deepCopy .Values) (dict "kvbus" (dict "native" false)) -}}
+{{- include "kvbus.pod" (list (dict "Values" $values "Release" .Release "Chart" .Chart) (include "kvbus.bare" .)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The same without kvbus. */ -}}
+{{- define "kvbus.bare" -}}
+{{- $engine := and (eq .Values.mode "worker") (ne .Values.engine.type "sim") -}}
+metadata:
+  labels:
+    {{- /* nothing that changes with a release of the chart: an engine is too dear to restart for a label */}}
+    {{- include "kvbus.selector" . | nindent 4 }}
+    {{- with .Values.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .Values.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "kvbus.serviceAccountName" . }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
+  securityContext:
+    {{- toYaml .Values.podSecurityContext | nindent 4 }}
+  {{- range $key := list "imagePullSecrets" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" }}
+  {{- with get $.Values $key }}
+  {{ $key }}:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+  {{- if eq .Values.mode "worker" }}
+  containers:
+    {{- include "kvbus.engine" . | nindent 4 }}
+  {{- else }}
+  containers: []
+  {{- end }}
+  {{- if or $engine .Values.volumes }}
+  volumes:
+    {{- if $engine }}
+    - name: engine-home
+      {{- if .Values.engine.home.existingClaim }}
+      persistentVolumeClaim: {claimName: {{ .Values.engine.home.existingClaim }}}
+      {{- else if .Values.engine.home.sizeLimit }}
+      emptyDir: {sizeLimit: {{ .Values.engine.home.sizeLimit }}}
+      {{- else }}
+      emptyDir: {}
+      {{- end }}
+    - name: engine-shm
+      emptyDir: {medium: Memory, sizeLimit: {{ .Values.engine.sharedMemory }}}
+    {{- end }}
+    {{- with .Values.volumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+{{- end -}}

@@ -1,0 +1,260 @@
+# ruff: noqa: INP001 - a script
+"""Bring everything in the charts that follows from something else in step with it: ``python helm/sync.py``.
+
+What follows from what:
+
+* the schema of ``kvbus.config`` from kvbus's own configuration model,
+* the ``kvbus:`` section of the application chart's values, and its copy of the library chart, from the library chart,
+* the tables in both READMEs from the values and their comments,
+* the chart's copies of the Prometheus rules and the Grafana dashboard from deploy/,
+* the manifests in deploy/kubernetes from the chart (this needs helm-python-sdk).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+
+from kvbus.config.models import Config
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LIBRARY: Final = ROOT / "helm" / "kvbus-lib"
+CHART: Final = ROOT / "helm" / "kvbus"
+MANIFESTS: Final = ROOT / "deploy" / "kubernetes"
+COPIES: Final = {
+    ROOT / "deploy" / "prometheus" / "kvbus.rules.yml": CHART / "files" / "kvbus.rules.yml",
+    ROOT / "deploy" / "grafana" / "kvbus.json": CHART / "files" / "kvbus.json",
+}
+RENDERED: Final = {
+    "worker.yaml": ("qwen", {}, "vLLM with kvbus as its native sidecar, for a router that is told where to connect."),
+    "simulation.yaml": (
+        "demo",
+        {"engine": {"type": "sim"}, "replicas": 2},
+        "Two simulated engines with kvbus: no GPU, no model.",
+    ),
+    "aggregator.yaml": (
+        "bus",
+        {
+            "mode": "deployment",
+            "kvbus": {
+                "config": {
+                    "sources": [
+                        {"name": name, "endpoint": f"tcp://{name}:5557", "replay_endpoint": f"tcp://{name}:5558"}
+                        for name in ("engine-a", "engine-b")
+                    ]
+                }
+            },
+        },
+        "kvbus alone, in front of engines elsewhere that bind: put their names in.",
+    ),
+}
+_BEGIN: Final = "<!-- values -->"
+_END: Final = "<!-- /values -->"
+
+
+def expected() -> dict[Path, str]:
+    """Path to text, of every file that can be made here."""
+    files = dict(library())
+    for source in sorted(LIBRARY.rglob("*")):
+        if source.is_file():
+            files[CHART / "charts" / LIBRARY.name / source.relative_to(LIBRARY)] = files.get(source, read(source))
+    files[CHART / "values.yaml"] = chart_values(files.get(LIBRARY / "values.yaml", read(LIBRARY / "values.yaml")))
+    files[CHART / "README.md"] = with_table(read(CHART / "README.md"), files[CHART / "values.yaml"])
+    files |= {target: read(source) for source, target in COPIES.items() if source.exists()}
+    return files
+
+
+def read(path: Path) -> str:
+    """The text of a file."""
+    return path.read_text(encoding="utf-8")
+
+
+def library() -> Iterator[tuple[Path, str]]:
+    """What is made in the library chart itself."""
+    schema = json.loads(read(LIBRARY / "values.schema.json"))
+    schema["definitions"] = {
+        **{name: value for name, value in schema["definitions"].items() if not name.startswith("config")},
+        **config_definitions(),
+    }
+    yield LIBRARY / "values.schema.json", json.dumps(schema, indent=2) + "\n"
+    yield LIBRARY / "README.md", with_table(read(LIBRARY / "README.md"), read(LIBRARY / "values.yaml"))
+
+
+def config_definitions() -> dict[str, Any]:
+    """JSON Schema of kvbus.yaml, as definitions of a draft-07 schema."""
+    schema = Config.model_json_schema()
+    named = {f"config{name}": value for name, value in schema.pop("$defs").items()}
+    return {name: _plain(value) for name, value in sorted({"config": schema, **named}.items())}
+
+
+_WITHOUT: Final = frozenset({"title", "unit", "default", "default_text", "examples"})
+_UNTYPED: Final = {
+    "block_size": {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}]},
+    "replay_framing": {"enum": ["auto", 3, 4]},
+}
+"""Keys whose type pydantic cannot tell."""
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    out: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "properties":
+            out[key] = {name: {**_plain(field), **_UNTYPED.get(name, {})} for name, field in value.items()}
+        elif key == "$ref":
+            out[key] = value.replace("#/$defs/", "#/definitions/config")
+        elif key not in _WITHOUT:
+            out[key] = _plain(value)
+    return out
+
+
+def chart_values(library_values: str) -> str:
+    """The application chart's values with the library's as their ``kvbus:`` section."""
+    section = library_values.replace("configFrom: environment\n", "configFrom: configMap\n")
+    lines = [f"  {line}" if line else "" for line in section.splitlines()]
+    made = "\n".join(["kvbus:", *lines, ""])
+    return _SECTION.sub(lambda _: made, read(CHART / "values.yaml"), count=1)
+
+
+_SECTION: Final = re.compile(r"^kvbus:\n(?:(?:  .*)?\n)*?(?=\n?^\S)", re.MULTILINE)
+
+
+def with_table(readme: str, values: str) -> str:
+    """A README with its table of values made anew."""
+    before, rest = readme.split(_BEGIN, 1)
+    after = rest.split(_END, 1)[1]
+    rows = ["| value | default | |", "|---|---|---|"]
+    rows += [f"| `{key}` | {default} | {about} |" for key, default, about in described(values)]
+    return before + "\n".join([_BEGIN, *rows, _END]) + after
+
+
+def described(values: str) -> Iterator[tuple[str, str, str]]:
+    """Key path, default and comment of every value with a ``# --`` comment.
+
+    Raises:
+        ValueError: A value has no comment, or a section has one and its keys, too.
+    """
+    defaults = YAML(typ="safe", pure=True).load(values)
+    path: list[tuple[int, str]] = []
+    about: list[str] = []
+    covered: int | None = None
+    for line in values.splitlines():
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if text.startswith("# -- "):
+            about = [text.removeprefix("# -- ")]
+        elif text.startswith("#"):
+            about += [text.removeprefix("#").strip()] if about else []
+        elif not text:
+            about = []
+        elif covered is None or indent <= covered:
+            covered = None
+            key = text.split(":", 1)[0]
+            path = [*(item for item in path if item[0] < indent), (indent, key)]
+            names = [name for _, name in path]
+            value = defaults
+            for name in names:
+                value = value[name]
+            if about:
+                yield ".".join(names), f"`{json.dumps(value)}`".replace("|", "\\|"), " ".join(about).replace("|", "\\|")
+                covered, about = indent, []
+            elif not text.endswith(":"):
+                raise ValueError(f"{'.'.join(names)} has no comment that begins with `# --`")
+
+
+def manifests() -> dict[Path, str]:
+    """Path to text, of every file in deploy/kubernetes that is rendered from the chart."""
+    files = {MANIFESTS / name: _rendered(*how) for name, how in RENDERED.items()}
+    files[MANIFESTS / "component" / "sidecar.yaml"] = _patch()
+    return files
+
+
+_NOTICE: Final = "# Rendered from helm/kvbus by `python helm/sync.py`; change it there.\n"
+_OF_HELM: Final = re.compile(
+    r"^ *(?:helm\.sh/chart: .*|app\.kubernetes\.io/managed-by: Helm)\n|^# Source: .*\n", re.MULTILINE
+)
+
+
+def _rendered(release: str, values: dict[str, Any], about: str) -> str:
+    texts = render({**values, "helmTest": {"enabled": False}}, release)
+    documents = [_OF_HELM.sub("", text).strip() for _, text in sorted(texts.items()) if not _.endswith("NOTES.txt")]
+    whole = "".join(f"---\n{text}\n" for text in documents if text)
+    return f"# {about}\n{_NOTICE}{whole}"
+
+
+def render(values: dict[str, Any], release: str = "demo", namespace: str = "default") -> dict[str, str]:
+    """Template name to text."""
+    import helm_python  # noqa: PLC0415 - everything else here works without it
+
+    with helm_python.Chart.load(str(CHART)) as chart:
+        chart.validate_schema(values)
+        return chart.render(values, name=release, namespace=namespace)
+
+
+def _patch() -> str:
+    """The sidecar as a strategic merge patch, told everything in its environment."""
+    text = render({"kvbus": {"configFrom": "environment"}})["kvbus/templates/workload.yaml"]
+    pod = YAML(typ="safe", pure=True).load(text)["spec"]["template"]["spec"]
+    for sidecar in pod["initContainers"]:  # the model is the chart's own
+        sidecar["env"] = [variable for variable in sidecar["env"] if variable["name"] != "KVBUS_MODEL"]
+    spec = {
+        "initContainers": pod["initContainers"],
+        "volumes": [volume for volume in pod["volumes"] if volume["name"].startswith("kvbus-")],
+    }
+    patch = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "any"},
+        "spec": {"template": {"metadata": {"labels": {"kvbus/sidecar": "true"}}, "spec": spec}},
+    }
+    return _NOTICE + dump(patch)
+
+
+def dump(document: Any) -> str:
+    """YAML in block style."""
+    import io  # noqa: PLC0415
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.width = 200
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    buffer = io.StringIO()
+    yaml.dump(document, buffer)
+    return buffer.getvalue()
+
+
+def main() -> int:
+    """Write what differs."""
+    for _ in range(2):  # the manifests are rendered from files that are written in the first round
+        files = expected()
+        for path in (CHART / "charts").rglob("*"):
+            if path.is_file() and path not in files:
+                path.unlink()
+        _write(files)
+    if importlib.util.find_spec("helm_python") is None:
+        sys.stderr.write("helm-python-sdk is not installed: deploy/kubernetes is left as it is\n")
+    else:
+        _write(manifests())
+    return 0
+
+
+def _write(files: dict[Path, str]) -> None:
+    for path, text in files.items():
+        if not path.exists() or read(path) != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The objects around the pods: identity, network, monitoring, keys, tests, and what an upgrade leaves alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.transport import curve
+from tests.chart.charts import CASES, CHART, ROOT, Values, container, load, render
+
+SELECTOR = {"app.kubernetes.io/name": "kvbus", "app.kubernetes.io/instance": "demo"}
+AGGREGATOR: Values = {
+    "mode": "deployment",
+    "kvbus": {"config": {"sources": [{"endpoint": "tcp://a:5557", "replay_endpoint": "tcp://a:5558"}]}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_everything_selects_the_pods_by_what_no_upgrade_changes(case: str) -> None:
+    release = render(CASES[case])
+    assert release.workload["spec"]["selector"]["matchLabels"] == SELECTOR
+    assert SELECTOR.items() <= release.pod["metadata"]["labels"].items()
+    assert release.one("Service")["spec"]["selector"] == SELECTOR
+    for kind in ("PodMonitor", "PodDisruptionBudget"):
+        for each in release.all(kind):
+            assert each["spec"]["selector"]["matchLabels"] == SELECTOR
+    for policy in release.all("NetworkPolicy"):
+        assert policy["spec"]["podSelector"]["matchLabels"] == SELECTOR
+    for pod in release.all("Pod"):
+        assert not SELECTOR.items() <= pod["metadata"]["labels"].items(), "a test is no worker"
+
+
+def test_a_release_of_the_chart_that_changes_no_pod_restarts_none(tmp_path: Path) -> None:
+    newer = tmp_path / "kvbus"
+    shutil.copytree(CHART, newer)
+    file = newer / "Chart.yaml"
+    file.write_text(file.read_text().replace("\nversion: 0.1.0\n", "\nversion: 9.9.9\n"))
+    before, after = render(), render(chart=newer)
+    assert after.workload["metadata"]["labels"]["helm.sh/chart"] == "kvbus-9.9.9"
+    assert after.pod == before.pod
+
+
+def test_a_changed_configuration_is_a_changed_pod() -> None:
+    for how in ("configMap", "environment"):
+        before = render({"kvbus": {"configFrom": how}})
+        after = render({"kvbus": {"configFrom": how, "config": {"on_lost": "keep"}}})
+        assert before.pod == render({"kvbus": {"configFrom": how}}).pod
+        assert before.pod != after.pod
+
+
+def test_kvbus_is_a_native_sidecar_before_everything_else() -> None:
+    spec = render().pod["spec"]
+    assert [each["name"] for each in spec["initContainers"]] == ["kvbus"]
+    assert spec["initContainers"][0]["restartPolicy"] == "Always"
+    assert [each["name"] for each in spec["containers"]] == ["engine"]
+
+
+def test_or_an_ordinary_container() -> None:
+    spec = render({"kvbus": {"native": False}}).pod["spec"]
+    assert "initContainers" not in spec
+    assert [each["name"] for each in spec["containers"]] == ["engine", "kvbus"]
+    assert "restartPolicy" not in container({"spec": spec}, "kvbus")
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("deployment", "Deployment"), ("daemonset", "DaemonSet")])
+def test_an_aggregator_is_kvbus_alone(mode: str, kind: str) -> None:
+    release = render({**AGGREGATOR, "mode": mode})
+    assert release.workload["kind"] == kind
+    assert [each["name"] for each in release.pod["spec"]["containers"]] == ["kvbus"]
+    assert "initContainers" not in release.pod["spec"]
+    headless = release.one("Service")["spec"].get("clusterIP") == "None"
+    assert headless == (mode == "daemonset")
+
+
+def test_two_aggregators_never_number_one_stream_at_the_same_time() -> None:
+    assert render(AGGREGATOR).workload["spec"]["strategy"] == {"type": "Recreate"}
+    assert render({**AGGREGATOR, "mode": "daemonset"}).workload["spec"]["updateStrategy"] == {"type": "RollingUpdate"}
+
+
+def test_the_service_account_has_no_token_and_a_name_of_its_own_or_none() -> None:
+    release = render()
+    assert release.one("ServiceAccount")["automountServiceAccountToken"] is False
+    assert release.pod["spec"]["serviceAccountName"] == release.one("ServiceAccount")["metadata"]["name"]
+    none = render({"serviceAccount": {"create": False}})
+    assert none.all("ServiceAccount") == []
+    assert none.pod["spec"]["serviceAccountName"] == "default"
+
+
+def test_the_network_policy_opens_what_the_configuration_opens_and_nothing_else() -> None:
+    release = render(CASES["everything"])
+    events, http, requests = release.one("NetworkPolicy")["spec"]["ingress"]
+    assert [rule["port"] for rule in events["ports"]] == [5657, 5658]
+    assert events["from"] == [
+        {"podSelector": {"matchLabels": {"app": "indexer"}}},
+        {"podSelector": {"matchLabels": {"kvbus/test": "qwen"}}},
+    ]
+    assert [rule["port"] for rule in http["ports"]] == [9477]
+    assert [rule["port"] for rule in requests["ports"]] == [8000]
+    assert requests["from"] == [{"podSelector": {"matchLabels": {"app": "gateway"}}}]
+
+
+def test_engines_that_dial_in_over_the_network_have_a_rule_of_their_own() -> None:
+    source = {"endpoint": "tcp://*:6000", "replay_endpoint": "tcp://engine:6001", "bind": True}
+    values = {"mode": "deployment", "kvbus": {"config": {"sources": [source]}}, "networkPolicy": {"enabled": True}}
+    ingress = render(values).one("NetworkPolicy")["spec"]["ingress"]
+    assert [[rule["port"] for rule in each["ports"]] for each in ingress] == [[5657, 5658], [9477], [6000]]
+
+
+def test_nothing_optional_is_there_unasked() -> None:
+    kinds = {each["kind"] for each in render().objects}
+    assert kinds == {"ConfigMap", "Service", "ServiceAccount", "Deployment", "Pod"}
+    assert render({"helmTest": {"enabled": False}}).all("Pod") == []
+
+
+def test_monitors_scrape_the_port_kvbus_serves() -> None:
+    for kind, key in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
+        name = kind[0].lower() + kind[1:]
+        release = render({"monitoring": {name: {"enabled": True, "interval": "5s", "labels": {"release": "p"}}}})
+        monitor = release.one(kind)
+        assert monitor["spec"][key] == [{"port": "kvbus-http", "path": "/metrics", "interval": "5s"}]
+        assert monitor["metadata"]["labels"]["release"] == "p"
+        assert "kvbus-http" in {port["name"] for port in release.kvbus["ports"]}
+        service = release.one("Service")
+        assert SELECTOR.items() <= service["metadata"]["labels"].items()
+
+
+def test_the_rules_are_those_of_the_repository() -> None:
+    rule = render({"monitoring": {"prometheusRule": {"enabled": True}}}).one("PrometheusRule")
+    assert rule["spec"] == load((ROOT / "deploy" / "prometheus" / "kvbus.rules.yml").read_text())
+    assert rule["spec"]["groups"]
+
+
+def test_the_dashboard_is_that_of_the_repository() -> None:
+    release = render({"monitoring": {"dashboard": {"enabled": True}}})
+    (found,) = (each for each in release.all("ConfigMap") if "kvbus.json" in each["data"])
+    assert json.loads(found["data"]["kvbus.json"]) == json.loads((ROOT / "deploy/grafana/kvbus.json").read_text())
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_keys_reach_kvbus_as_files_it_takes(tmp_path: Path) -> None:
+    public, secret = curve.generate()
+    allowed, _ = curve.generate()
+    keys = {"keyPair": curve.certificate(public, secret), "routers": {"indexer": allowed.decode()}}
+    release = render({"kvbus": {"curve": keys}})
+    (volume,) = (each for each in release.pod["spec"]["volumes"] if each["name"] == "kvbus-curve")
+    made = release.one("Secret")
+    assert volume["secret"]["secretName"] == made["metadata"]["name"]
+    assert volume["secret"]["defaultMode"] == 0o440
+    assert release.pod["spec"]["securityContext"]["fsGroup"] == release.kvbus["securityContext"]["runAsGroup"]
+    for name, text in made["stringData"].items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o440)
+    (output,) = load(str(release.file()))["outputs"]
+    mount = next(each["mountPath"] for each in release.kvbus["volumeMounts"] if each["name"] == "kvbus-curve")
+
+    def mounted(path: str) -> Path:
+        assert path.startswith(f"{mount}/")
+        return tmp_path / path.removeprefix(f"{mount}/")
+
+    assert curve.read_secret(mounted(output["curve_secret_key_file"])) == (public, secret)
+    assert len(curve.read_allowed(mounted(output["curve_client_keys"]))) == 1
+
+
+def test_a_secret_of_ones_own_is_only_mounted() -> None:
+    release = render({"kvbus": {"curve": {"existingSecret": "keys"}}})
+    assert release.all("Secret") == []
+    assert {"name": "kvbus-curve", "secret": {"secretName": "keys", "defaultMode": 0o440}} in release.pod["spec"][
+        "volumes"
+    ]
+
+
+def test_a_claim_keeps_the_state_of_an_aggregator() -> None:
+    volumes = render(CASES["deployment"]).pod["spec"]["volumes"]
+    assert {"name": "kvbus-state", "persistentVolumeClaim": {"claimName": "kvbus-state"}} in volumes
+    default: list[Any] = render().pod["spec"]["volumes"]
+    assert {"name": "kvbus-state", "emptyDir": {"sizeLimit": "4Gi"}} in default
+
+
+def test_the_tests_reach_the_release_where_routers_do() -> None:
+    release = render(CASES["deployment"])
+    (reach,) = (each for each in release.all("Pod") if each["metadata"]["name"].endswith("-reach"))
+    service = release.one("Service")
+    endpoint = reach["spec"]["containers"][0]["args"][1]
+    assert endpoint == f"tcp://{service['metadata']['name']}.ns.svc:5757"
+    assert 5757 in {port["port"] for port in service["spec"]["ports"]}
+    hooks = {each["metadata"]["annotations"]["helm.sh/hook"] for each in release.all("Pod")}
+    assert hooks == {"test"}

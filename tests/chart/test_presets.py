@@ -1,0 +1,140 @@
+"""Each router finds kvbus where it looks, in the form it reads; each engine publishes where kvbus listens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.config import Config, render_topic
+from tests.chart.charts import OF_THE_POD, Values, render
+from tests.chart.test_render import told
+
+
+def rendered(router: str, tmp_path: Path, **kvbus: Any) -> Config:
+    return told(render({"kvbus": {"router": router, **kvbus}}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("router", "profile", "events", "replay"),
+    [
+        ("generic", "vllm", "tcp://*:5657", "tcp://*:5658"),
+        ("dynamo", "dynamo", "tcp://*:5657", "tcp://*:5658"),
+        ("mooncake", "vllm", "tcp://*:5657", "tcp://*:5658"),
+        ("sglang", "sglang", "tcp://*:5657", "tcp://*:5658"),
+        ("llm-d", "llm-d", "tcp://*:5557", "tcp://*:5558"),
+        ("aibrix", "aibrix", "tcp://*:5557", "tcp://*:5558"),
+    ],
+)
+def test_where_each_router_looks(router: str, profile: str, events: str, replay: str, tmp_path: Path) -> None:
+    config = rendered(router, tmp_path, model="m")
+    (output,) = config.outputs
+    assert (output.profile, output.endpoint, output.replay_endpoint) == (profile, events, replay)
+    (source,) = config.sources
+    assert source.endpoint == "tcp://127.0.0.1:15557", "the engine moved to loopback"
+    assert source.bind
+
+
+def test_llm_d_reads_pod_and_model_off_the_topic(tmp_path: Path) -> None:
+    config = rendered("llm-d", tmp_path, servingPort=8001)
+    topic = render_topic(str(config.outputs[0].topic), config.streams()[0], config)
+    assert topic.decode() == f"kv@{OF_THE_POD['POD_IP']}:8001@Qwen/Qwen3-32B"
+    assert render({"kvbus": {"router": "llm-d"}}).pod["metadata"]["labels"]["llm-d.ai/inference-serving"] == "true"
+
+
+def test_aibrix_finds_the_pod_by_labels_and_all_ranks_on_its_one_port(tmp_path: Path) -> None:
+    values: Values = {"kvbus": {"router": "aibrix", "model": "qwen3-32b", "dataParallelSize": 4}}
+    release = render(values)
+    labels = release.pod["metadata"]["labels"]
+    assert {name: value for name, value in labels.items() if name.startswith("model.aibrix.ai/")} == {
+        "model.aibrix.ai/name": "qwen3-32b",
+        "model.aibrix.ai/port": "8000",
+        "model.aibrix.ai/kv-events-enabled": "true",
+    }
+    assert told(release, tmp_path).outputs[0].layout == "merged"
+    assert {port["containerPort"] for port in release.kvbus["ports"]} == {5557, 5558, 9477}
+
+
+def test_only_what_is_used_of_the_pod_is_asked_of_the_cluster() -> None:
+    assert "env" not in render().kvbus
+    names = [variable["name"] for variable in render({"kvbus": {"router": "llm-d"}}).kvbus["env"]]
+    assert names == ["POD_IP", "KVBUS_WORKER"], "the variable stands before the one that uses it"
+
+
+def test_a_value_of_the_pod_anywhere_in_the_configuration(tmp_path: Path) -> None:
+    config = {"worker": "$(NODE_NAME)-$(POD_NAME)", "log_level": "debug"}
+    release = render({"kvbus": {"config": config}})
+    assert told(release, tmp_path).worker == "node-a-demo-0"
+    assert "worker" not in str(release.file()), "a file would keep it as it is written"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8, 128])
+@pytest.mark.parametrize("router", ["generic", "llm-d"])
+def test_rank_r_is_at_port_plus_r_on_both_sides(router: str, ranks: int, tmp_path: Path) -> None:
+    release = render({"kvbus": {"router": router, "dataParallelSize": ranks}})
+    config = told(release, tmp_path)
+    events = json.loads(release.engine["args"][release.engine["args"].index("--kv-events-config") + 1])
+    first, last = config.streams()[0], config.streams()[-1]
+    assert (first.endpoint, first.replay_endpoint) == (events["endpoint"], events["replay_endpoint"])
+    assert port(last.endpoint) == port(events["endpoint"]) + ranks - 1
+    assert port(last.replay_endpoint) == port(events["replay_endpoint"]) + ranks - 1
+    assert ("--data-parallel-size=" + str(ranks) in release.engine["args"]) == (ranks > 1)
+
+
+def port(endpoint: str | None) -> int:
+    assert endpoint is not None
+    return int(endpoint.rpartition(":")[2])
+
+
+def test_vllm_is_told_to_dial_loopback_and_runs_without_a_home_in_its_image() -> None:
+    engine = render().engine
+    assert engine["command"] == ["vllm", "serve"]
+    assert engine["args"][0] == "Qwen/Qwen3-32B"
+    events = json.loads(engine["args"][-1])
+    assert events == {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://127.0.0.1:15557",
+        "replay_endpoint": "tcp://127.0.0.1:15657",
+        "topic": "",
+    }
+    assert {"name": "HOME", "value": "/home/engine"} in engine["env"]
+    assert {"name": "engine-home", "mountPath": "/home/engine"} in engine["volumeMounts"]
+
+
+def test_sglang_has_other_flags_and_refuses_vllms_key() -> None:
+    engine = render({"engine": {"type": "sglang", "tensorParallelSize": 4}, "kvbus": {"dataParallelSize": 2}}).engine
+    assert engine["image"].startswith("lmsysorg/sglang:")
+    assert {"--model-path=Qwen/Qwen3-32B", "--tp-size=4", "--dp-size=2", "--enable-dp-attention"} <= set(engine["args"])
+    events = json.loads(engine["args"][engine["args"].index("--kv-events-config") + 1])
+    assert "enable_kv_cache_events" not in events
+    assert events["publisher"] == "zmq"
+
+
+def test_the_simulated_engine_is_kvbus_itself_and_needs_no_gpu() -> None:
+    release = render({"engine": {"type": "sim"}, "kvbus": {"dataParallelSize": 3, "image": {"repository": "r/kvbus"}}})
+    assert release.engine["image"] == release.kvbus["image"]
+    assert release.engine["args"] == [
+        "sim",
+        "--endpoint=tcp://127.0.0.1:15557",
+        "--replay-endpoint=tcp://127.0.0.1:15657",
+        "--ranks=3",
+    ]
+    assert [each["name"] for each in release.pod["spec"]["volumes"]] == ["kvbus-config", "kvbus-state"]
+
+
+def test_command_and_arguments_can_be_ones_own() -> None:
+    engine = {"command": ["serve"], "args": ["--a"], "extraArgs": ["--b"], "image": {"digest": "sha256:" + "1" * 64}}
+    found = render({"engine": engine}).engine
+    assert (found["command"], found["args"]) == (["serve"], ["--a", "--b"])
+    assert found["image"] == "vllm/vllm-openai@sha256:" + "1" * 64
+
+
+def test_an_engine_that_binds_is_dialled(tmp_path: Path) -> None:
+    source = {"endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558"}
+    release = render({"kvbus": {"config": {"sources": [source]}}})
+    events = json.loads(release.engine["args"][-1])
+    assert events["endpoint"] == "tcp://*:5557"
+    assert told(release, tmp_path).sources[0].bind is False

@@ -1,0 +1,176 @@
+"""Every example of values: Helm has nothing to say, Kubernetes takes it, kvbus takes what it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kvbus.config import Config, load
+from kvbus.config.endpoints import parse_endpoint
+from tests.chart.charts import CASES, CHART, LIBRARY, Release, containers, helm, render
+
+WARNING: Final = 2
+KUBERNETES: Final = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
+CUSTOM: Final = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
+"""Kinds of the Prometheus operator, which are in no release's schema."""
+VOLUMES: Final = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+"""What the restricted Pod Security Standard lets a pod mount."""
+
+each_case = pytest.mark.parametrize("case", CASES)
+
+
+@each_case
+def test_lints_strictly(case: str) -> None:
+    report = helm.lint(str(CHART), CASES[case], strict=True)
+    assert report["errors"] == []
+    assert [message for message in report["messages"] if message["severity"] >= WARNING] == []
+
+
+def test_the_library_lints_strictly() -> None:
+    report = helm.lint(str(LIBRARY), strict=True)
+    assert report["errors"] == []
+    assert [message for message in report["messages"] if message["severity"] >= WARNING] == []
+
+
+@each_case
+def test_kubernetes_takes_it(case: str) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    objects = [each for each in render(CASES[case]).objects if each["kind"] not in CUSTOM]
+    assert len(objects) >= 4
+    for each in objects:
+        for version in KUBERNETES:
+            kubernetes.validate(each, version, strict=True)
+
+
+@each_case
+def test_it_meets_the_restricted_pod_security_standard(case: str) -> None:
+    for spec in render(CASES[case]).pods():
+        assert restricted(spec) == []
+
+
+def restricted(spec: Any) -> list[str]:
+    """What the restricted Pod Security Standard has against a pod."""
+    wrong = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    wrong += [
+        f"volume {volume['name']}" for volume in spec.get("volumes", []) if not volume.keys() - {"name"} <= VOLUMES
+    ]
+    of_pod = spec.get("securityContext", {})
+    for each in containers(spec):
+        context = {**of_pod, **each.get("securityContext", {})}
+        checks = {
+            "privileged": not context.get("privileged"),
+            "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
+            "runAsNonRoot": context.get("runAsNonRoot") is True,
+            "runAsUser": context.get("runAsUser") != 0,
+            "seccompProfile": context.get("seccompProfile", {}).get("type") in {"RuntimeDefault", "Localhost"},
+            "drop": "ALL" in context.get("capabilities", {}).get("drop", []),
+            "add": set(context.get("capabilities", {}).get("add", [])) <= {"NET_BIND_SERVICE"},
+            "hostPort": not any(port.get("hostPort") for port in each.get("ports", [])),
+        }
+        wrong += [f"{each['name']}: {name}" for name, good in checks.items() if not good]
+    return wrong
+
+
+def test_the_standard_is_really_checked() -> None:
+    bad = {"hostNetwork": True, "volumes": [{"name": "v", "hostPath": {}}], "containers": [{"name": "c"}]}
+    assert {"hostNetwork", "volume v", "c: runAsNonRoot", "c: drop"} <= set(restricted(bad))
+
+
+def told(release: Release, tmp_path: Path) -> Config:
+    """What kvbus makes of its file and its variables; it refuses what is wrong."""
+    path = None
+    if (text := release.file()) is not None:
+        path = tmp_path / "kvbus.yaml"
+        path.write_text(text)
+        assert release.kvbus["args"] == ["run", "-c", "/etc/kvbus/kvbus.yaml"]
+    else:
+        assert release.kvbus["args"] == ["run"]
+    return load(path, env=release.environment(), overrides={})
+
+
+@each_case
+def test_kvbus_takes_what_it_is_told(case: str, tmp_path: Path) -> None:
+    values = CASES[case]
+    release = render(values)
+    config = told(release, tmp_path)
+    assert "$(" not in str(config.to_dict())
+    wanted = values.get("kvbus", {}).get("config", {})
+    for key in wanted.keys() - {"sources", "outputs", "limits"}:
+        assert getattr(config, key) == wanted[key]
+    assert len(config.sources) == len(wanted.get("sources", [1]))
+    assert len(config.outputs) == len(wanted.get("outputs", [1]))
+
+
+@each_case
+def test_container_and_service_have_exactly_the_ports_of_the_configuration(case: str, tmp_path: Path) -> None:
+    release = render(CASES[case])
+    config = told(release, tmp_path)
+    bound = {config.http_address[1]} if config.http_address else set()
+    for output in config.outputs:
+        for stream in config.streams():
+            live, replay, snapshot = output.stream_endpoints(stream.index)
+            ends = [*([live] if output.bind else []), replay, snapshot]
+            bound |= {parse_endpoint(end).port for end in ends if end is not None}
+    bound |= {
+        parse_endpoint(stream.endpoint).port
+        for stream in config.streams()
+        if stream.bind and not parse_endpoint(stream.endpoint).is_loopback
+    }
+    ports = {port["name"]: port["containerPort"] for port in release.kvbus["ports"]}
+    assert set(ports.values()) == bound
+    assert len(ports) == len(release.kvbus["ports"]), "names are unique"
+    assert all(len(name) <= 15 for name in ports)
+    served = {port["name"]: port["targetPort"] for port in release.one("Service")["spec"]["ports"]}
+    served.pop("http", None)  # the engine's own
+    assert served == ports
+
+
+@each_case
+def test_the_probes_ask_kvbus_about_kvbus(case: str) -> None:
+    """A sidecar's readiness is the pod's, and its startup gates the engine's start."""
+    kvbus = render(CASES[case]).kvbus
+    probes = {name: kvbus[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert probes == {
+        "startupProbe": {"path": "/livez", "port": "kvbus-http"},
+        "livenessProbe": {"path": "/livez", "port": "kvbus-http"},
+        "readinessProbe": {"path": "/readyz", "port": "kvbus-http"},
+    }
+
+
+@each_case
+def test_what_is_mounted_is_there_and_the_state_outlives_the_container(case: str, tmp_path: Path) -> None:
+    release = render(CASES[case])
+    for spec in release.pods():
+        volumes = [volume["name"] for volume in spec.get("volumes", [])]
+        assert len(set(volumes)) == len(volumes)
+        mounts = [mount["name"] for each in containers(spec) for mount in each.get("volumeMounts", [])]
+        assert set(mounts) == set(volumes)
+    (state,) = (mount for mount in release.kvbus["volumeMounts"] if mount["name"] == "kvbus-state")
+    assert state["mountPath"] == str(told(release, tmp_path).state_dir)
+
+
+@each_case
+def test_no_pod_has_a_token_or_the_addresses_of_services(case: str) -> None:
+    for spec in render(CASES[case]).pods():
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+
+
+@each_case
+def test_notes_show_how_to_look_at_it(case: str) -> None:
+    notes = render(CASES[case]).notes
+    assert "/sources" in notes
+    assert "port-forward" in notes
+    assert "<no value>" not in notes
+    assert "%!" not in notes

@@ -1,0 +1,141 @@
+"""Wrong values are refused: by the schema with the key, by the templates with what to change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.config.models import Config, Limits, OutputConfig, SourceConfig
+from tests.chart.charts import CHART, LIBRARY, Values, helm, render
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"mode": "sidecar"}, "/mode"),
+        ({"replicas": -1}, "/replicas"),
+        ({"model": ""}, "/model"),
+        ({"repliacs": 2}, "repliacs"),
+        ({"kvbus": {"prots": {}}}, "prots"),
+        ({"kvbus": {"router": "trtllm"}}, "/router"),
+        ({"kvbus": {"ports": {"events": 70000}}}, "/ports/events"),
+        ({"kvbus": {"ports": {"http": None}}}, "http"),
+        ({"kvbus": {"dataParallelSize": 0}}, "/dataParallelSize"),
+        ({"kvbus": {"state": {"sizeLimit": "lots"}}}, "/state/sizeLimit"),
+        ({"kvbus": {"image": {"digest": "sha256:1"}}}, "/image/digest"),
+        ({"kvbus": {"config": {"on_lots": "keep"}}}, "on_lots"),
+        ({"kvbus": {"config": {"on_lost": "kepe"}}}, "/config/on_lost"),
+        ({"kvbus": {"config": {"limits": {"max_frames": 2}}}}, "/config/limits/max_frames"),
+        ({"kvbus": {"config": {"block_size": 0}}}, "/config/block_size"),
+        ({"kvbus": {"config": {"sources": [{"endpiont": "tcp://a:1"}]}}}, "endpiont"),
+        ({"kvbus": {"config": {"outputs": [{"profile": "vlm"}]}}}, "/config/outputs/0/profile"),
+        ({"kvbus": {"curve": {"routers": {"a": "short"}}}}, "/curve/routers/a"),
+        ({"kvbus": {"securityContext": {"runAsRoot": True}}}, "runAsRoot"),
+        ({"engine": {"type": "tgi"}}, "/engine/type"),
+        ({"engine": {"env": [{"value": "x"}]}}, "/engine/env/0"),
+        ({"engine": {"resources": {"limit": {}}}}, "limit"),
+        ({"monitoring": {"podMonitor": {"interval": "often"}}}, "/monitoring/podMonitor/interval"),
+        ({"networkPolicy": {"routers": [{}]}}, "/networkPolicy/routers/0"),
+        ({"podLabels": {"a": 1}}, "/podLabels/a"),
+        ({"tolerations": [{"keys": "x"}]}, "keys"),
+    ],
+)
+def test_the_schema_names_the_key(values: Values, named: str) -> None:
+    with pytest.raises(helm.HelmError, match=named):
+        render(values)
+
+
+SOURCE = {"endpoint": "tcp://a:5557", "replay_endpoint": "tcp://a:5558"}
+PAIR = {"keyPair": "x", "routers": {"a": "x" * 40}}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"kvbus": {"ports": {"events": 15557}}}, "both need port 15557"),
+        ({"kvbus": {"ports": {"events": 9477}}}, "kvbus.ports.http and kvbus.ports.events both need port 9477"),
+        ({"kvbus": {"ports": {"http": 8000}}}, "kvbus.servingPort and kvbus.ports.http both need port 8000"),
+        ({"kvbus": {"dataParallelSize": 2, "ports": {"replay": 5658}}}, "both need port 5658"),
+        ({"kvbus": {"engineEvents": {"replayPort": 15558}, "dataParallelSize": 2}}, "both need port 15558"),
+        ({"kvbus": {"ports": {"events": 65535}, "dataParallelSize": 2}}, "65536 is no port"),
+        ({"kvbus": {"config": {"http": "0.0.0.0:1"}}}, "kvbus.config.http: set kvbus.ports.http"),
+        ({"kvbus": {"config": {"state_dir": "/x"}}}, "kvbus.config.state_dir: set kvbus.state"),
+        ({"kvbus": {"config": {"model": "m"}}}, "kvbus.config.model: set kvbus.model"),
+        ({"kvbus": {"dataParallelSize": 2, "config": {"sources": [SOURCE]}}}, "set data_parallel_size in the source"),
+        ({"kvbus": {"ports": {"events": 1}, "config": {"outputs": [{}]}}}, "set the endpoint in the output"),
+        ({"kvbus": {"router": "aibrix", "model": "m", "ports": {"events": 5657}}}, "5557 and 5558 only"),
+        ({"kvbus": {"router": "aibrix"}}, "cannot be one"),
+        ({"kvbus": {"env": [{"name": "KVBUS_HTTP", "value": "x"}]}}, "set it in kvbus.config"),
+        ({"kvbus": {"config": {"worker": "$(POD)"}}}, r"nothing fills in \$\(POD\)"),
+        ({"kvbus": {"state": {"enabled": False, "existingClaim": "c"}}}, "no effect"),
+        ({"kvbus": {"curve": {"keyPair": "x"}}}, "nobody would be let in"),
+        ({"kvbus": {"curve": {"routers": PAIR["routers"]}}}, "encrypt nothing"),
+        ({"kvbus": {"curve": {**PAIR, "existingSecret": "s"}}}, "either existingSecret"),
+        ({"kvbus": {"state": {"existingClaim": "c"}}, "replicas": 2}, "a state belongs to one kvbus"),
+        ({"mode": "deployment"}, "mode=deployment needs kvbus.config.sources"),
+        ({"mode": "daemonset"}, "mode=daemonset needs kvbus.config.sources"),
+        ({"mode": "deployment", "kvbus": {"router": "llm-d", "config": {"sources": [SOURCE]}}}, "needs mode=worker"),
+        ({"mode": "deployment", "replicas": 2, "kvbus": {"config": {"sources": [SOURCE]}}}, "service.headless=true"),
+        (
+            {"mode": "daemonset", "podDisruptionBudget": {"enabled": True}, "kvbus": {"config": {"sources": [SOURCE]}}},
+            "no effect with mode=daemonset",
+        ),
+        (
+            {"monitoring": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}},
+            "scrape every pod twice",
+        ),
+        ({"podLabels": {"app.kubernetes.io/name": "x"}}, "how the chart finds its pods"),
+        ({"engine": {"type": "custom"}}, "engine.image.tag"),
+        ({"engine": {"type": "custom", "image": {"tag": "1"}}}, "engine.image.repository"),
+        ({"engine": {"type": "sim", "image": {"repository": "x"}}}, "set kvbus.image"),
+        ({"engine": {"type": "sglang"}, "kvbus": {"dataParallelSize": 2}}, "must be a multiple"),
+        ({"kvbus-lib": {"router": "dynamo"}}, "found under kvbus"),
+    ],
+)
+def test_contradictions_are_refused_with_what_to_change(values: Values, said: str) -> None:
+    with pytest.raises(helm.HelmError, match=said):
+        render(values)
+
+
+@pytest.mark.parametrize("chart", [LIBRARY, CHART], ids=lambda path: path.name)
+def test_no_object_of_the_schema_takes_unknown_keys(chart: Path) -> None:
+    """Maps (labels, quantities) say what their values are; `kvbus` and `global` are other charts' business."""
+    schema = json.loads((chart / "values.schema.json").read_text())
+    open_ones = {where for where, node in objects(schema, "") if node.get("additionalProperties", True) is True}
+    free = {"/global"} if chart == LIBRARY else {"/global", "/kvbus", "/kvbus-lib"}
+    # the cluster's API knows affinities and kinds of volume better than a copy of its schema here would
+    free |= {f"/affinity/{kind}" for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")}
+    free |= {"#volume/*"}
+    assert open_ones <= free
+
+
+def objects(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(node, list):
+        for each in node:
+            yield from objects(each, where)
+    if not isinstance(node, dict):
+        return
+    if node.get("type") == "object" or "properties" in node:
+        yield where, node
+    for name, each in node.get("properties", {}).items():
+        yield from objects(each, f"{where}/{name}")
+    for name, each in node.get("definitions", {}).items():
+        yield from objects(each, f"#{name}")
+    for key in ("items", "anyOf", "additionalProperties"):
+        yield from objects(node.get(key), f"{where}/*")
+
+
+def test_the_schema_knows_every_key_of_kvbus() -> None:
+    definitions = json.loads((LIBRARY / "values.schema.json").read_text())["definitions"]
+    for name, model in {
+        "config": Config,
+        "configSourceConfig": SourceConfig,
+        "configOutputConfig": OutputConfig,
+        "configLimits": Limits,
+    }.items():
+        assert definitions[name]["properties"].keys() == model.model_fields.keys()
+        assert definitions[name]["additionalProperties"] is False
