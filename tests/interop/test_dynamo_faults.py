@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -13,7 +15,6 @@ from .support import Capture, Kvbus, Sentinel, is_sentinel, wait_for, wait_for_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from .dynamo import DynamoIndexer
 
@@ -23,6 +24,14 @@ CAPTURE: Final = Capture.load("syn_vllm023_positional")
 """A stream that Dynamo ingests exactly when nothing goes wrong."""
 TRUTH: Final = frozenset(block.hash for block in CAPTURE.truth)
 HALF: Final = len(CAPTURE.lives[0]) // 2
+DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "INTEROP.md"
+
+
+def test_the_table_has_every_fault() -> None:
+    """Each row of docs/INTEROP.md names the test that keeps it true."""
+    rows = re.findall(r"^\|.* `(test_\w+)` \|$", DOCUMENT.read_text(), re.MULTILINE)
+    here = {name for name, value in globals().items() if name.startswith("test_") and callable(value)}
+    assert sorted(rows) == sorted(here - {"test_the_table_has_every_fault"})
 
 
 def publish(engine: EnginePublisher, batches: slice = slice(None)) -> None:
@@ -102,6 +111,30 @@ def test_a_router_that_joins_late(indexer: DynamoIndexer, engine: EnginePublishe
     assert TRUTH - hashes(indexer, "direct")  # what the buffer no longer had is missing for good
     indexer.register("started again", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
     wait_for(lambda: hashes(indexer, "started again") == TRUTH, "a router that starts again has the whole state")
+
+
+def test_the_engine_restarts(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+    """The second life is shorter than the first: Dynamo itself takes none of it, and keeps all of the first one."""
+    register(indexer, engine, kvbus)
+    wait_for_subscribers(engine, 2)
+    publish(engine)
+    mark = publish_sentinel(engine)
+    indexer.wait_until_finds("direct", mark)
+    indexer.wait_until_finds("kvbus", mark)
+    engine.restart()
+    wait_for_subscribers(engine, 2)
+    publish(engine, slice(HALF))
+    indexer.wait_until_finds("kvbus", publish_sentinel(engine, 1))
+    indexer.register("started in the second life", engine.endpoint, engine.replay_endpoint, CAPTURE.block_size)
+    wait_for_subscribers(engine, 3)
+    last = publish_sentinel(engine, 2)
+    indexer.wait_until_finds("started in the second life", last)
+    indexer.wait_until_finds("kvbus", last)
+    second_life = hashes(indexer, "started in the second life")
+    assert second_life - TRUTH
+    assert hashes(indexer, "kvbus") == second_life
+    assert hashes(indexer, "direct") == TRUTH
+    assert indexer.matched("direct", last) == 0
 
 
 def test_an_engine_that_names_its_blocks_anew(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
