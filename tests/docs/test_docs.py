@@ -9,16 +9,22 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from kvbus import core, marks
+from kvbus import config, core, marks
 from kvbus.cli import main
 from kvbus.core import fingerprints, granularity, sequencer
+from kvbus.core.answer import ReplayAnswer
 from kvbus.core.commands import Publish
+from kvbus.core.compaction import Cut
 from kvbus.core.encoding import PROFILES
 from kvbus.core.events import BatchReceived
+from kvbus.core.frames import ReplayRequest
+from kvbus.core.journal import Journal
 from kvbus.core.normalize import Rules
 from kvbus.core.relay import OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencer import Settings, State
+from kvbus.core.stream import OutputStream
 from kvbus.core.types import MEDIA, Filtered, Reason
+from kvbus.errors import ConfigError
 from kvbus.sim.dialects import DIALECTS
 from tests.system.test_captures import CASES
 from tests.wire.captures import CAPTURES, load, truth
@@ -52,6 +58,16 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def topic_is_good(profile: str, topic: str) -> bool:
+    output = {"name": "out", "endpoint": "tcp://127.0.0.1:1", "profile": profile, "topic": topic}
+    overrides = {"sources": [{"endpoint": "tcp://127.0.0.1:2"}], "outputs": [output], "worker": "w:1", "model": "m"}
+    try:
+        config.load(None, env={}, overrides=overrides)
+    except ConfigError:
+        return False
+    return True
+
+
 class TestProtocol:
     def test_every_reason_is_explained_and_no_other(self):
         rows = first_cells(section(PROTOCOL, "## Validation"))
@@ -70,11 +86,28 @@ class TestProtocol:
         told = {name: (cells[1], cells[2]) for name, cells in rows.items()}
         assert told == {name: (f"{profile.wire.encoding}s", profile.framing) for name, profile in PROFILES.items()}
 
-    def test_what_else_a_profile_does(self):
+    def test_how_a_profile_writes_hashes_and_media(self):
         for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():
             wire = PROFILES[name].wire
-            assert ("byte hashes as integers" in cells[3]) == wire.fold_hashes, name
-            assert tuple(re.findall(r"`(\w+)` as `(\w+)`", cells[3])) == wire.media, name
+            assert cells[3] == ("byte hashes as integers" if wire.fold_hashes else "as the engine's"), name
+            assert (cells[4] == "as the engine's") == (not wire.media), name
+            assert tuple(re.findall(r"`(\w+)` as `(\w+)`", cells[4])) == wire.media, name
+
+    def test_which_topics_a_profile_takes(self):
+        for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():
+            assert cells[5] == ("any" if topic_is_good(name, "kv") else "three parts"), name
+            assert topic_is_good(name, "kv@{worker}@{model}"), name
+
+    def test_which_profiles_fill_up(self):
+        for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():
+            stream = OutputStream(b"", PROFILES[name], Journal(1, 10**6), heartbeat=0.0, rank=0)
+            for _ in range(50):
+                stream.append(b"batch", 0.0)
+            request = ReplayRequest([b"id", b""], 10)
+            answer = ReplayAnswer(stream, request, lambda _, stream=stream: Cut(49, [], stream.profile.wire))
+            messages = list(iter(answer.next_message, None))
+            seqs = [int.from_bytes(message[-2], "big") for message in messages[:-1]]
+            assert cells[6] == ("yes" if seqs == list(range(10, 50)) else "no"), name
 
     def test_every_dialect_with_its_form_and_framing(self):
         told = {}
