@@ -103,6 +103,7 @@ class Inlets:
     def ask(self, command: RequestReplay | RequestSnapshot) -> None:
         """Ask an engine for a replay or a snapshot."""
         slot, stream = command.source, self._streams[command.source]
+        event: type[ReplayReceived | SnapshotReceived]
         if isinstance(command, RequestReplay):
             endpoint, request, event = stream.replay_endpoint, replay_request(command.start), ReplayReceived
             log.debug("source %s: replay asked from %d", stream.label, command.start)

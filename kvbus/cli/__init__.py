@@ -15,6 +15,7 @@ _SUBCOMMANDS = (
     Subcommand("record", "Capture a stream in a file."),
     Subcommand("play", "Publish a capture as an engine would."),
     Subcommand("sim", "A synthetic engine."),
+    Subcommand("keygen", "A key pair for CURVE."),
 )
 
 

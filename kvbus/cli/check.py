@@ -13,7 +13,8 @@ from kvbus.cli.options import config_options, load_config
 @click.command("check")
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
-def command(*, as_json: bool, **flags: Any) -> None:
+@click.option("--without-keys", is_flag=True, help="Do not read CURVE key files: for a check on another machine.")
+def command(*, as_json: bool, without_keys: bool, **flags: Any) -> None:
     """Validate a configuration and print it with every default.
 
     \b
@@ -23,10 +24,15 @@ def command(*, as_json: bool, **flags: Any) -> None:
       KVBUS_LOG_LEVEL=debug kvbus check -c kvbus.yaml --json
       kvbus check --source tcp://127.0.0.1:5557 --output 'tcp://*:5657'
 
-    Options win over KVBUS_* variables, those over the file, the file over the defaults. A bad configuration
-    ends with exit code 78 and every problem at once on standard error.
+    CURVE key files are read too, and nothing of them is printed. Options win over KVBUS_* variables, those over the
+    file, the file over the defaults. A bad configuration ends with exit code 78 and every problem at once on standard
+    error.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     config = load_config(**flags)
+    if not without_keys:
+        from kvbus.keys import read_keys  # noqa: PLC0415 - brings zmq: no other mistake should wait for it
+
+        read_keys(config)
     if as_json:
         click.echo(json.dumps(config.to_dict(), indent=2))
     else:

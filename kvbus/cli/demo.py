@@ -17,7 +17,8 @@ from kvbus.cli.until import run_until_signal
     help="End after so long, with the verdict; else at Ctrl-C.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same workload and script.")
-def command(*, seconds: float | None, seed: int) -> None:
+@click.option("--curve", is_flag=True, help="Routers and bus talk over CURVE, with keys made for the occasion.")
+def command(*, seconds: float | None, seed: int, curve: bool) -> None:
     """Watch the bus at work: simulated engines, the real bus, two routers, and faults on the way.
 
     \b
@@ -43,7 +44,7 @@ def command(*, seconds: float | None, seed: int) -> None:
     async def session(stop: asyncio.Event) -> None:
         nonlocal exact
         reporter = reporter_for(Console(), click.echo)
-        verdict = await perform(Scene(seconds=seconds, seed=seed), reporter, stop)
+        verdict = await perform(Scene(seconds=seconds, seed=seed, curve=curve), reporter, stop)
         exact = verdict.equal and not verdict.unsettled
 
     run_until_signal(session)

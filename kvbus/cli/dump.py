@@ -7,10 +7,12 @@ import json
 import math
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
+from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.client.patience import Timing
 from kvbus.client.subscriber import Subscriber
@@ -19,6 +21,7 @@ from kvbus.client.view import BlockView
 from kvbus.errors import ExitCode, KvbusError
 
 if TYPE_CHECKING:
+    from kvbus.transport.curve import Curve
     from kvbus.transport.subscriber import AnswerFraming
 
 _IDLE_S: Final = 2.0
@@ -45,6 +48,7 @@ async def rebuild(
     framing: AnswerFraming,
     patience: float,
     copies: bool,
+    curve: Curve | None = None,
 ) -> Rebuilt:
     """Take a snapshot, or replay from seq 0 to the END, and apply everything.
 
@@ -60,7 +64,7 @@ async def rebuild(
     rebuilt = Rebuilt(BlockView(copies=copies, on_lost="keep"))
     rejected = 0
     async with Subscriber(
-        None, replay_endpoint, snapshot_endpoint=snapshot_endpoint, framing=framing, timing=timing
+        None, replay_endpoint, snapshot_endpoint=snapshot_endpoint, framing=framing, timing=timing, curve=curve
     ) as subscriber:
         while True:
             update = await subscriber.receive()
@@ -120,6 +124,7 @@ def _explain(lost: Lost) -> str:
     help="Every block as a line of JSON, or how many there are.",
 )
 @click.option("--copies", is_flag=True, help="Count a block's copies: for an engine's own stream, not kvbus's.")
+@curve_options
 def command(
     replay_endpoint: str | None,
     snapshot_endpoint: str | None,
@@ -127,6 +132,8 @@ def command(
     timeout: float,
     output: Literal["jsonl", "count"],
     copies: bool,
+    curve_secret_key: Path | None,
+    curve_server_key: Path | None,
 ) -> None:
     """Rebuild the set of live blocks through the standard replay from seq 0, or a snapshot, and print it.
 
@@ -143,6 +150,7 @@ def command(
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if replay_endpoint is None and snapshot_endpoint is None:
         raise click.UsageError("give REPLAY_ENDPOINT, for example tcp://127.0.0.1:5558, or --snapshot ENDPOINT")
+    curve = curve_keys(curve_secret_key, curve_server_key)
     rebuilt: Rebuilt | None = None
 
     async def session(stop: asyncio.Event) -> None:
@@ -154,6 +162,7 @@ def command(
                 framing=framing,
                 patience=timeout,
                 copies=copies,
+                curve=curve,
             )
 
         await until(stop, work())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvbus.capture import CaptureWriter
+from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.record import Stats, record
 from kvbus.transport.rawsub import RawSubscriber
@@ -23,7 +24,18 @@ if TYPE_CHECKING:
 @click.option("--topic", default="", help="Record only topics that start so.")
 @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so long; by default at Ctrl-C.")
-def command(*, endpoint: str, file: Path, bind: bool, topic: str, count: int | None, seconds: float | None) -> None:
+@curve_options
+def command(
+    *,
+    endpoint: str,
+    file: Path,
+    bind: bool,
+    topic: str,
+    count: int | None,
+    seconds: float | None,
+    curve_secret_key: Path | None,
+    curve_server_key: Path | None,
+) -> None:
     """Capture a stream, an engine's or kvbus's, in a file for `kvbus play`.
 
     \b
@@ -37,10 +49,11 @@ def command(*, endpoint: str, file: Path, bind: bool, topic: str, count: int | N
     line is written at once, so that Ctrl-C leaves a whole file. An existing file is overwritten; - is standard
     output. Missing batches are counted, not asked for again.
     """  # noqa: D301 - \b is click's: keep these lines as they are
+    curve = curve_keys(curve_secret_key, curve_server_key, bind=bind)
     stats = Stats()
 
     async def session(stop: asyncio.Event) -> None:
-        subscriber = RawSubscriber(endpoint, topic=topic.encode(), bind=bind)
+        subscriber = RawSubscriber(endpoint, topic=topic.encode(), bind=bind, curve=curve)
         try:
             subscriber.start()
         except ValueError as error:

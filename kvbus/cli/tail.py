@@ -7,10 +7,12 @@ import contextlib
 import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
+from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.client.subscriber import Subscriber
 from kvbus.client.updates import Gap, Lost, Received, Rejected, Restarted, Snapshot
@@ -230,6 +232,7 @@ async def watch(subscriber: Subscriber, screen: Screen, *, count: int | None, se
 )
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N batches.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Stop after S seconds.")
+@curve_options
 def command(
     *,
     endpoint: str,
@@ -241,6 +244,8 @@ def command(
     as_json: bool,
     count: int | None,
     seconds: float | None,
+    curve_secret_key: Path | None,
+    curve_server_key: Path | None,
 ) -> None:
     """Watch a stream of KV-cache events, an engine's or kvbus's, decoded.
 
@@ -258,6 +263,7 @@ def command(
         raise click.UsageError(
             "--from-start needs --replay-endpoint or --snapshot-endpoint, for example tcp://127.0.0.1:5558"
         )
+    curve = curve_keys(curve_secret_key, curve_server_key, bind=bind)
     screen = Screen(sys.stdout, as_json=as_json)
 
     async def session(stop: asyncio.Event) -> None:
@@ -268,6 +274,7 @@ def command(
             topic=topic.encode(),
             bind=bind,
             from_start=from_start,
+            curve=curve,
         )
         try:
             subscriber.open()

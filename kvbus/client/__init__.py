@@ -21,12 +21,15 @@ from kvbus.client.updates import (
     Update,
 )
 from kvbus.client.view import Block, BlockView, Key
+from kvbus.transport.curve import Curve, KeyFileError, client_keys
 
 __all__ = [
     "Block",
     "BlockView",
+    "Curve",
     "Gap",
     "Key",
+    "KeyFileError",
     "Limits",
     "Lost",
     "LostReason",
@@ -40,4 +43,5 @@ __all__ = [
     "Synced",
     "Timing",
     "Update",
+    "client_keys",
 ]

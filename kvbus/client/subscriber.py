@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from kvbus.client.patience import Limits, Timing
+    from kvbus.transport.curve import Curve
     from kvbus.transport.subscriber import Context
 
 _YIELD_EVERY: Final = 256  # updates handed out before other tasks have their turn
@@ -60,8 +61,10 @@ class Subscriber:
         context: a ZeroMQ context to share, for ``inproc://`` endpoints; by default the subscriber has its
         own.
 
+        curve: keys for a publisher that wants CURVE, from `client_keys`.
+
     Raises:
-        ValueError: no endpoint is given.
+        ValueError: no endpoint is given, or keys for a socket that binds.
     """
 
     def __init__(
@@ -79,9 +82,14 @@ class Subscriber:
         hwm: int = 100_000,
         max_message_bytes: int = 64 * 1024 * 1024,
         context: Context | None = None,
+        curve: Curve | None = None,
     ) -> None:
         if endpoint is None and replay_endpoint is None and snapshot_endpoint is None:
             raise ValueError("a subscriber needs an endpoint, a replay endpoint, a snapshot endpoint, or several")
+        if curve is not None and bind:
+            raise ValueError(
+                "keys are for publishers that are connected to; one that dials in cannot be asked for its key"
+            )
         self._live: Final = endpoint is not None
         self._sequence: Final = Sequence(
             replay=replay_endpoint is not None,
@@ -101,6 +109,7 @@ class Subscriber:
             max_message_bytes=max_message_bytes,
             framing=framing,
             context=context,
+            curve=curve,
         )
         self._updates: deque[Update | _Decoding] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kvbus.client import BlockView, Received, Subscriber, Synced, Update
+from kvbus.client import BlockView, Curve, Received, Subscriber, Synced, Update
 
 
 class Place(NamedTuple):
@@ -16,6 +16,7 @@ class Place(NamedTuple):
     source: str
     endpoint: str
     replay_endpoint: str
+    curve: Curve | None = None
 
 
 class Feed:
@@ -33,7 +34,7 @@ class Feed:
 
     async def follow(self) -> None:
         """Rebuild from the start, then follow, until cancelled."""
-        async with Subscriber(self._place.endpoint, self._place.replay_endpoint) as subscriber:
+        async with Subscriber(self._place.endpoint, self._place.replay_endpoint, curve=self._place.curve) as subscriber:
             async for update in subscriber:
                 self.take(update)
 

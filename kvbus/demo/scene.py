@@ -28,6 +28,7 @@ class Scene(Stage):
         seed: the same seed, the same workload and the same script.
         cast: the engines, by default `CAST`.
         script: what happens, by default `plan`.
+        curve: whether routers and bus talk over CURVE.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class Scene(Stage):
         seed: int = 0,
         cast: Sequence[Casting] | None = None,
         script: Iterable[Act] | None = None,
+        curve: bool = False,
     ) -> None:
-        super().__init__(seconds=seconds, seed=seed, cast=cast)
+        super().__init__(seconds=seconds, seed=seed, cast=cast, curve=curve)
         self._script = script
 
     async def play(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:

@@ -12,6 +12,7 @@ from kvbus.config import load
 from kvbus.daemon import Daemon
 from kvbus.demo.engines import CAST, Casting, Engine, Rank
 from kvbus.demo.frame import Cell, Frame, Match, OutputRow, RouterRow, SourceRow
+from kvbus.demo.keys import Keyring
 from kvbus.demo.ports import LOOPBACK, PortRun
 from kvbus.demo.routers import Feed, Place, Router
 from kvbus.demo.story import Story
@@ -32,9 +33,12 @@ class Stage:
         seconds: length of the demo, None for endless.
         seed: of the workload.
         cast: the engines, by default `CAST`.
+        curve: whether the bus's outputs want CURVE, with keys made for the occasion.
     """
 
-    def __init__(self, *, seconds: float | None, seed: int, cast: Sequence[Casting] | None) -> None:
+    def __init__(
+        self, *, seconds: float | None, seed: int, cast: Sequence[Casting] | None, curve: bool = False
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._begin = self._loop.time()
         self._seconds = seconds
@@ -44,6 +48,8 @@ class Stage:
         self.engines: list[Engine] = []
         self.ranks: list[Rank] = []
         self.routers: list[Router] = []
+        self._curve = curve
+        self._keys: Keyring | None = None
         self._daemon: Daemon | None = None
         self._dialects: dict[str, str] = {}
         self._seen: deque[tuple[float, list[int]]] = deque()
@@ -108,6 +114,10 @@ class Stage:
             }
             for name, profile in OUTPUTS
         ]
+        if self._curve:
+            self._keys = Keyring()
+            for section in outputs:
+                section.update(self._keys.of_the_bus)
         overrides: dict[str, Any] = {
             "http": f"{LOOPBACK}:0",
             "worker": "demo",
@@ -125,7 +135,8 @@ class Stage:
             places = []
             for stream in config.streams():
                 at = output.stream_endpoints(stream.index)
-                places.append(Place(stream.label, at.endpoint, at.replay_endpoint or ""))
+                keys = self._keys.of_a_router if self._keys is not None else None
+                places.append(Place(stream.label, at.endpoint, at.replay_endpoint or "", keys))
             self.routers.append(Router(f"router-{name}", output.name, places))
 
     async def close(self) -> None:
@@ -137,6 +148,9 @@ class Stage:
             await daemon.close(drain=0)
         for engine in self.engines:
             engine.close()
+        if self._keys is not None:
+            self._keys.forget()
+            self._keys = None
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

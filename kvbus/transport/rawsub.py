@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from types import TracebackType
 
+    from kvbus.transport.curve import Curve
+
 _YIELD_EVERY: Final = 256  # messages taken in one go before the loop's other tasks have their turn
 
 
@@ -38,6 +40,7 @@ class RawSubscriber:
         bind: True for publishers that dial in (vLLM with a concrete host).
         hwm: messages that ZeroMQ holds before it drops.
         context: a ZeroMQ context to share (``inproc://``); by default the subscriber has its own.
+        curve: keys for a publisher that wants CURVE; only where the subscriber connects.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class RawSubscriber:
         bind: bool = False,
         hwm: int = 100_000,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._topic = topic
@@ -55,6 +59,7 @@ class RawSubscriber:
         self._hwm = hwm
         self._own_context = context is None
         self._context = context
+        self._curve = curve
         self._socket: zmq.Socket[bytes] | None = None
         self._readable = asyncio.Event()
         self._fd = -1
@@ -77,6 +82,8 @@ class RawSubscriber:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, self._hwm)
         socket.setsockopt(zmq.SUBSCRIBE, self._topic)
+        if self._curve is not None:
+            self._curve.as_client(socket)
         try:
             if self._bind:
                 socket.bind(self._endpoint)

@@ -23,6 +23,8 @@ from kvbus.transport.rawsub import refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvbus.transport.curve import Curve
+
     Context = zmq.Context[zmq.Socket[bytes]]
 
 AnswerFraming = Literal["auto", "3", "4", "sim"]
@@ -104,6 +106,7 @@ class StreamSockets:
             and, if it was the one who connected, stays away for good; the monitor notices and connects again.
         framing: layout of replay answers to accept.
         context: a ZeroMQ context to share (``inproc://``); by default the sockets have their own.
+        curve: keys for a publisher that wants CURVE; only where the sockets connect.
         wake: called when there may be something to `pump`.
     """
 
@@ -120,6 +123,7 @@ class StreamSockets:
         max_message_bytes: int = 64 * 1024 * 1024,
         framing: AnswerFraming = "auto",
         context: Context | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
@@ -132,6 +136,7 @@ class StreamSockets:
         self._framing: AnswerFraming = framing
         self._own_context = context is None
         self._context = context
+        self._curve = curve
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sub: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
@@ -263,6 +268,8 @@ class StreamSockets:
         socket.setsockopt(zmq.RCVHWM, self._hwm)
         socket.setsockopt(zmq.MAXMSGSIZE, self._max_bytes)
         socket.setsockopt(zmq.IPV6, 1)
+        if self._curve is not None:
+            self._curve.as_client(socket)
         # a peer whose machine vanished says nothing: find out within a minute
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)

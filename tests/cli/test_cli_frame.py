@@ -147,4 +147,4 @@ def test_ctrl_c_is_quiet():
 
 
 def test_the_declared_subcommands():
-    assert list(main.subcommands) == ["run", "demo", "check", "tail", "dump", "record", "play", "sim"]
+    assert list(main.subcommands) == ["run", "demo", "check", "tail", "dump", "record", "play", "sim", "keygen"]

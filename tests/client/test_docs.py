@@ -16,9 +16,9 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "CLIENT.md"
 
 
 def example():
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names = {}
-    exec(compile(source, str(PAGE), "exec"), names)  # noqa: S102 - our own page
+    for source in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(source, str(PAGE), "exec"), names)  # noqa: S102 - our own page
     return names["wait_for_block"]
 
 

@@ -1,0 +1,61 @@
+"""The options by which a command reads a stream that wants CURVE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kvbus.errors import ConfigError, Problem
+from kvbus.transport.curve import Curve, KeyFileError, read_public, read_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_SECRET = "--curve-secret-key"  # the option's name
+_SERVER = "--curve-server-key"
+
+
+def curve_options(function: F) -> F:
+    """Give a command ``curve_secret_key`` and ``curve_server_key``, for `curve_keys`."""
+    for option in (
+        click.option(
+            _SERVER, type=click.Path(path_type=Path), metavar="FILE", help="CURVE: the publisher's public key."
+        ),
+        click.option(
+            _SECRET, type=click.Path(path_type=Path), metavar="FILE", help="CURVE: our own secret key (kvbus keygen)."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def curve_keys(secret_key: Path | None, server_key: Path | None, *, bind: bool = False) -> Curve | None:
+    """The keys of a command's options; None where none are given.
+
+    Raises:
+        UsageError: one is given without the other, or for a socket that binds.
+        ConfigError: a file cannot be used.
+    """
+    if secret_key is None and server_key is None:
+        return None
+    if secret_key is None or server_key is None:
+        raise click.UsageError(f"CURVE needs both {_SECRET} and {_SERVER}")
+    if bind:
+        raise click.UsageError("CURVE keys are for endpoints that are connected to, not with --bind")
+    problems = []
+    public, secret, server = b"", b"", b""
+    try:
+        public, secret = read_secret(secret_key)
+    except KeyFileError as error:
+        problems.append(Problem(_SECRET, str(error), str(secret_key)))
+    try:
+        server = read_public(server_key)
+    except KeyFileError as error:
+        problems.append(Problem(_SERVER, str(error), str(server_key)))
+    if problems:
+        raise ConfigError(problems)
+    return Curve(public, secret, server)

@@ -1,0 +1,73 @@
+"""``kvbus keygen``: key pairs for CURVE."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from kvbus.cli.until import say
+from kvbus.errors import ConfigError, Problem
+from kvbus.transport.curve import KeyFileError, certificate, generate, read_secret
+
+
+@click.command("keygen")
+@click.argument("name", required=False)
+@click.option(
+    "-d",
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Where the two files go; made if it is not there.  [default: here]",
+)
+@click.option("--force", is_flag=True, help="Replace files that are there: whoever knows the old key is cut off.")
+@click.option(
+    "--public-of",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Make nothing; print the public key that belongs to a secret key file.",
+)
+def command(*, name: str | None, directory: Path, force: bool, public_of: Path | None) -> None:
+    """Make a CURVE key pair: NAME.key to hand out, NAME.key_secret to keep. The public key is printed.
+
+    \b
+    Examples:
+      kvbus keygen kvbus -d /etc/kvbus/keys
+      kvbus keygen router-a >> routers.keys      # an allow-list: one public key a line
+      kvbus keygen --public-of /etc/kvbus/keys/kvbus.key_secret
+
+    The files are those of pyzmq's zmq.auth and of czmq. Nobody but you may read the secret one; kvbus refuses one that
+    others can read, and accepts one that its group can (a Kubernetes Secret with fsGroup and defaultMode 0440).
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    if public_of is not None:
+        try:
+            public, _ = read_secret(public_of)
+        except KeyFileError as error:
+            raise ConfigError([Problem("--public-of", str(error), str(public_of))]) from error
+        click.echo(public.decode())
+        return
+    if name is None or not name or "/" in name:
+        raise click.UsageError("give a NAME for the files, such as kvbus")
+    public, secret = generate()
+    path = directory / name
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(path.with_name(f"{name}.key_secret"), certificate(public, secret), 0o600, force=force)
+        _write(path.with_name(f"{name}.key"), certificate(public), 0o644, force=force)
+    except FileExistsError as error:
+        raise click.UsageError(f"{error.filename} is there already; --force replaces it") from error
+    except OSError as error:
+        raise click.UsageError(f"{error.filename}: {error.strerror}") from error
+    say(f"wrote {path}.key_secret and {path}.key")
+    click.echo(public.decode())
+
+
+def _write(path: Path, text: str, mode: int, *, force: bool) -> None:
+    """A new file, never an instant readable by more than ``mode`` says."""
+    if force:
+        path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        os.fchmod(fd, mode)
+        file.write(text)
