@@ -246,6 +246,14 @@ class Kvbus:
         assert status == 200, answer
         return json.loads(answer)[0]["last_seq"]
 
+    def metric(self, sample: str) -> float:
+        """One sample of ``/metrics``, by its name and labels (in the order of the alphabet)."""
+        status, answer = self._get("/metrics")
+        assert status == 200, answer
+        found = [line.rpartition(" ")[2] for line in answer.splitlines() if line.startswith(f"{sample} ")]
+        assert found, f"no {sample} in /metrics"
+        return float(found[0])
+
     def _start(self) -> None:
         self._process = subprocess.Popen(
             [Path(sys.executable).with_name("kvbus"), "run", "-c", self._config],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pytest
 
+from kvbus.marks import SeqMarks
 from kvbus.transport.publisher import EnginePublisher, ReplayFault
 
 from .support import Capture, Kvbus, Sentinel, is_sentinel, wait_for, wait_for_subscribers
@@ -66,7 +67,12 @@ def kvbus(request: pytest.FixtureRequest, engine: EnginePublisher, tmp_path: Pat
     settings = {"probe_interval": 0.5, **getattr(request, "param", {})}
     if settings.pop("keeps_state", False):
         settings["state_dir"] = str(tmp_path / "state")
-    with Kvbus(engine, tmp_path, **settings) as running:
+    first_seq = settings.pop("first_seq", 0)
+    made = Kvbus(engine, tmp_path, **settings)
+    if first_seq:
+        with SeqMarks(tmp_path, [f"routers {made.endpoint}"]) as marks:
+            marks.use(0, first_seq)  # as a process before this one has left it
+    with made as running:
         wait_for_subscribers(engine, 1)
         yield running
 
@@ -111,6 +117,21 @@ def test_a_router_that_joins_late(indexer: DynamoIndexer, engine: EnginePublishe
     assert TRUTH - hashes(indexer, "direct")  # what the buffer no longer had is missing for good
     indexer.register("started again", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
     wait_for(lambda: hashes(indexer, "started again") == TRUTH, "a router that starts again has the whole state")
+
+
+@pytest.mark.parametrize("kvbus", [{"first_seq": 3_000_000}], indirect=True)
+def test_numbers_too_high_to_fill_up_to(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+    """The answer begins later than the indexer asked for: it takes what it is given, which is the whole state."""
+    publish(engine, slice(HALF))
+    wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the stream so far")
+    indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
+    wait_for(lambda: hashes(indexer, "kvbus"), "the state is told")
+    publish(engine, slice(HALF, None))
+    indexer.wait_until_finds("kvbus", publish_sentinel(engine))
+    assert hashes(indexer, "kvbus") == TRUTH
+    indexer.register("started again", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
+    wait_for(lambda: hashes(indexer, "started again") == TRUTH, "a router that starts again has the whole state")
+    assert kvbus.metric('kvbus_replay_requests_total{outcome="late",output="routers"}') >= 1
 
 
 def test_the_engine_restarts(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
