@@ -46,13 +46,14 @@ class Follower:
         return self.router.blocks
 
     def restart(self) -> None:
+        """Begin again with nothing, when it has done what it is at."""
         self._wanted = True
+        self.restarts += 1
 
     async def run(self) -> None:
         while True:
             if self._wanted:
                 self._wanted = False
-                self.restarts += 1
                 self.router.restart()
             await self.router.follow()
             await asyncio.sleep(0.001)
