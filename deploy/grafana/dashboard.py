@@ -273,6 +273,19 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             ),
         ),
         graph(
+            "Refused connections",
+            "cps",
+            "Attempts of routers and engines, by reason; closed is a probe of the port.",
+            (
+                rate("kvbus_output_handshakes_failed_total", OUTPUT, f"{PER_OUTPUT}, reason"),
+                f"{OF_OUTPUT} {{{{reason}}}}",
+            ),
+            (
+                rate("kvbus_source_handshakes_failed_total", SOURCE, f"{PER_SOURCE}, reason"),
+                f"{OF_SOURCE} {{{{reason}}}}",
+            ),
+        ),
+        graph(
             "Journal",
             "percentunit",
             "How full it is, in batches and in bytes. A full one is a ring: replays reach as far back as it does.",
@@ -352,6 +365,13 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "1 while the state is written to state_dir, and saved states that could not be used.",
             (f"kvbus_state_writing{{{TARGET}}}", "{{instance}} writing"),
             (f"kvbus_state_refused_total{{{TARGET}}}", "{{instance}} refused"),
+        ),
+        graph(
+            "Reloads",
+            "short",
+            "Configurations read again at SIGHUP and key files found changed, since the start.",
+            (f"kvbus_config_reloads_total{{{TARGET}}}", "{{instance}} configuration {{outcome}}"),
+            (f"kvbus_key_reloads_total{{{TARGET}}}", "{{instance}} keys {{outcome}}"),
         ),
         panel("table", "Versions", "short", "", (f"kvbus_build_info{{{TARGET}}}", "")),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import resource
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import zmq
+from zmq.auth import create_certificates
 
 from kvbus.transport.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import payload, removed, store
@@ -44,12 +46,19 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusReplayFailing", "faulty", "mute"),
         ("KvbusSourceSilent", "faulty", "silent"),
         ("KvbusSourceDown", "faulty", "absent"),
+        ("KvbusSourceConflict", "faulty", "twofold"),
+        ("KvbusEngineRestarts", "faulty", "twofold"),  # a conflict begins with new lives
+        ("KvbusEventsRejected", "faulty", "twofold"),
+        ("KvbusPartial", "faulty", "twofold"),
         ("KvbusSlowRouter", "faulty", "slow"),
         ("KvbusOutputOverflow", "faulty", "narrow"),
         ("KvbusNoRouter", "faulty", "narrow"),
         ("KvbusReplayRefused", "faulty", "routers"),
         ("KvbusGapOpen", "stuck", "engine"),
         ("KvbusNearLimit", "stuck", "engine"),
+        ("KvbusHandshakesFailed", "faulty", "locked"),
+        ("KvbusNoRouter", "faulty", "locked"),
+        ("KvbusReloadRefused", "stuck"),
         ("KvbusLoopLag", "starved"),
         ("KvbusRestarts", "restarted"),
         ("KvbusDown", "restarted"),
@@ -65,6 +74,10 @@ def batch(blocks: int = 1) -> bytes:
     """A batch like no other."""
     first = next(_counter) * 1000
     return payload(store(list(range(first, first + blocks))), ts=time.time())
+
+
+def publish_one(engine: EnginePublisher) -> None:
+    engine.publish(batch())
 
 
 class Kvbus:
@@ -105,6 +118,10 @@ class Kvbus:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.http}/readyz", timeout=5) as answer:
             return bool(answer.status == 200)
         return False
+
+    def reload(self, text: str) -> None:
+        (self.directory / "kvbus.yaml").write_text(text)
+        self.signal(signal.SIGHUP)
 
     async def stop(self) -> None:
         self.signal(signal.SIGTERM)
@@ -152,9 +169,10 @@ class Engines:
         self._stack = stack
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, **options: Any) -> EnginePublisher:
-        live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
-        return await self._stack.enter_async_context(EnginePublisher(live, replay, bind=True, **options))
+    async def start(self, live: str | None = None, replay: str | None = None, *, bind: bool = True) -> EnginePublisher:
+        own_live, own_replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
+        engine = EnginePublisher(live or own_live, replay or own_replay, bind=bind)
+        return await self._stack.enter_async_context(engine)
 
     def keep(self, doing: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.ensure_future(doing))
@@ -189,6 +207,7 @@ class Scene:
         faulty_outputs = [
             {"name": "slow", "endpoint": self.slow, "send_hwm": 5},
             {"name": "narrow", "endpoint": f"ipc://{directory}/narrow", "queue_batches": 1},
+            self._locked(directory),
         ]
         special: dict[str, dict[str, Any]] = {
             "faulty": {"outputs": faulty_outputs},
@@ -198,6 +217,16 @@ class Scene:
         self.buses = {name: Kvbus(directory, name, **special.get(name, {})) for name in KVBUS}
         self.lag = 0.0
         """The latest this process's own timer was, in seconds: how much the machine itself starves everybody."""
+
+    def _locked(self, directory: Path) -> dict[str, Any]:
+        """An output for routers with a key; there is none."""
+        (port,) = free_ports(1)
+        self.locked = f"tcp://127.0.0.1:{port}"
+        _, secret = create_certificates(directory, "kvbus")
+        Path(secret).chmod(0o600)
+        (directory / "routers.keys").touch()
+        keys = {"curve_secret_key_file": secret, "curve_client_keys": str(directory / "routers.keys")}
+        return {"name": "locked", "endpoint": self.locked, **keys}
 
     async def start(self) -> None:
         """Engines first, then the buses, then routers; nothing goes wrong yet but for a state that is damaged."""
@@ -211,14 +240,24 @@ class Scene:
             bus.follow(("engine", *endpoints(self.stuck if name == "stuck" else self.steady)))
         wrong = [(name, *endpoints(engine)) for name, engine in self.wrong.items()]
         self.buses["faulty"].follow(("steady", *endpoints(self.steady)), *wrong, absent)
+        self.twins = await self._twins(self.buses["faulty"])
         await self._damage_state(self.buses["stateful"])
         for bus in self.buses.values():
             bus.start()
         for bus in self.buses.values():
             self._router(f"tcp://{bus.out}", reads=True)
-        for engine in (*self.wrong.values(), self.stuck):
+        for engine in (*self.wrong.values(), *self.twins, self.stuck):
             await engine.wait_for_subscriber(30)
         self.engines.keep(self._watch_the_clock())
+
+    async def _twins(self, bus: Kvbus) -> list[EnginePublisher]:
+        """Two engines that dial one endpoint; the replay is that of the first."""
+        live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
+        bus.config["sources"].append({"name": "twofold", "endpoint": live, "replay_endpoint": replay, "bind": True})
+        return [
+            await self.engines.start(live=live, replay=replay, bind=False),
+            await self.engines.start(live=live, bind=False),
+        ]
 
     async def _damage_state(self, bus: Kvbus) -> None:
         bus.start()
@@ -266,18 +305,24 @@ class Scene:
                 wrong["lossy"].skip()
 
         def garbled() -> None:
-            wrong["garbled"].publish(payload(removed([-next(_counter)]), store([next(_counter) * 1000]), ts=time.time()))
+            wrong["garbled"].publish(
+                payload(removed([-next(_counter)]), store([next(_counter) * 1000]), ts=time.time())
+            )
             wrong["garbled"].publish(b"\xc1")
 
         keep(every(0.3, flaky))
         keep(every(0.5, lossy))
         keep(every(0.5, garbled))
+        for twin in self.twins:
+            keep(every(0.1, functools.partial(publish_one, twin)))
         wrong["mute"].replay_fault = ReplayFault.SILENT
         keep(every(4.0, lambda: wrong["mute"].publish(batch())))
         keep(self._restart_engine(wrong["restarting"]))
         keep(self._fall_silent(wrong["silent"]))
         keep(self._stay_stuck())
         self._router(self.slow, reads=False)
+        self._router(self.locked, reads=True)  # without a key
+        self.buses["stuck"].reload("sources: none\n")
         keep(self._ask_malformed())
         keep(self._starve(self.buses["starved"]))
         keep(self._restart(self.buses["restarted"], server))

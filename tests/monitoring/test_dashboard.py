@@ -108,8 +108,19 @@ def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: Ob
     expected = {
         "job": {"kvbus"},
         "instance": {"healthy", "faulty", "stuck", "starved", "restarted", "stateful"},
-        "source": {"engine", "steady", "flaky", "lossy", "restarting", "garbled", "mute", "silent", "absent"},
-        "output": {"routers", "slow", "narrow"},
+        "source": {
+            "engine",
+            "steady",
+            "flaky",
+            "lossy",
+            "restarting",
+            "garbled",
+            "mute",
+            "silent",
+            "absent",
+            "twofold",
+        },
+        "output": {"routers", "slow", "narrow", "locked"},
     }
     assert set(offered) == expected[name]
     chosen = {"job": "kvbus", "instance": "faulty", "source": "flaky", "output": "slow"}[name]

@@ -1,0 +1,73 @@
+"""The alert rules: valid, proven by promtool's own unit tests, and each with a runbook."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.docs.test_docs import anchors, section
+from tests.monitoring.prometheus import ROOT, RULES, alerts, rules
+
+CASES: Final = Path(__file__).parent / "rules.test.yml"
+OPERATIONS: Final = ROOT / "docs" / "OPERATIONS.md"
+SEVERITIES: Final = {"critical", "warning", "info"}
+
+
+def runbooks() -> dict[str, str]:
+    """The sections of the runbook by alert."""
+    text = section(OPERATIONS.read_text(), "## Alerts")
+    names = re.findall(r"^### (\w+)$", text, re.MULTILINE)
+    return {name: section(text, f"### {name}") for name in names}
+
+
+@pytest.mark.parametrize("arguments", [("check", "rules", str(RULES)), ("test", "rules", str(CASES))])
+def test_promtool_agrees(promtool: str, arguments: tuple[str, ...]) -> None:
+    done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    cases: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(CASES.read_text())["tests"]
+    tests = [test for case in cases for test in case["promql_expr_test"]]
+    fires = {
+        name for test in tests for s in test.get("exp_samples", ()) for name in re.findall(r'"(Kvbus\w+)"', s["labels"])
+    }
+    assert fires == set(alerts())
+
+
+def test_every_case_has_a_moment_at_which_nothing_fires() -> None:
+    for case in YAML(typ="safe", pure=True).load(CASES.read_text())["tests"]:
+        quiet = [
+            t for t in case["promql_expr_test"] if t["expr"] == 'ALERTS{alertstate="firing"}' and "exp_samples" not in t
+        ]
+        assert quiet, case["name"]
+
+
+def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
+    assert set(runbooks()) == set(alerts())
+
+
+def test_every_alert_says_where_its_runbook_is() -> None:
+    for name, rule in alerts().items():
+        document, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert anchor == name.lower()
+        assert anchor in anchors(ROOT / document)
+        assert rule["labels"]["severity"] in SEVERITIES
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+
+
+def test_every_runbook_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
+    for name, text in runbooks().items():
+        for word in ("**Means.**", "**Look.**", "**Do.**"):
+            assert word in text, f"{name} has no {word}"
+
+
+def test_rules_name_only_metrics_that_are_documented() -> None:
+    documented = set(re.findall(r"^\| `(kvbus_\w+)`", (ROOT / "docs" / "METRICS.md").read_text(), re.MULTILINE))
+    named = {name for rule in rules() for name in re.findall(r"\bkvbus_\w+", rule["expr"])}
+    assert {name.removesuffix("_bucket") for name in named} <= documented
