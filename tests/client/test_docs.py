@@ -1,7 +1,9 @@
-"""The example of docs/CLIENT.md runs."""
+"""The examples of docs/CLIENT.md and README.md run."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from pathlib import Path
 
@@ -12,14 +14,43 @@ from kvbus.core.schema import BlockStored
 from kvbus.transport.publisher import EnginePublisher
 from tests.system.bus import eventually, free_ports, running_bus
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "CLIENT.md"
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "CLIENT.md"
+README = ROOT / "README.md"
+
+
+def names_of(page):
+    names = {}
+    for source in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(source, str(page), "exec"), names)  # noqa: S102 - our own page
+    return names
 
 
 def example():
-    names = {}
-    for source in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(compile(source, str(PAGE), "exec"), names)  # noqa: S102 - our own page
-    return names["wait_for_block"]
+    return names_of(PAGE)["wait_for_block"]
+
+
+async def test_the_example_of_the_front_page(capsys):
+    follow = names_of(README)["follow"]
+    async with (
+        running_bus() as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as publisher,
+    ):
+        await eventually(lambda: bus.source.state == "live", "the bus in sync")
+        publisher.publish(encode_batch([BlockStored([41, 42], None, msgspec.Raw(b"\x94\1\2\3\4"), 2)], 1.0, 0))
+        await eventually(lambda: bus.caught_up(0), "the batch relayed")
+        told = ""
+
+        def says_so():
+            nonlocal told
+            told += capsys.readouterr().out
+            return told == "2 blocks at seq 0\n"
+
+        following = asyncio.create_task(follow(bus.out, bus.out_replay))
+        await eventually(says_so, "the blocks counted")
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
 
 
 async def test_the_example(capsys):

@@ -177,6 +177,16 @@ class TestArchitecture:
         assert set(re.findall(r"`(?:kvbus/)?(\w+\.py)`", around)) <= known
 
 
+def test_every_test_named_in_a_document_exists():
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    for document in DOCUMENTS:
+        assert set(re.findall(r"`(test_\w+)`", document.read_text())) <= defined, document.name
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_relative_links_lead_somewhere(document):
     text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
