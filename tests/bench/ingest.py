@@ -72,13 +72,17 @@ def run(*, quick: bool, runs: int) -> Section:
     found = alternate("ingest", runs, competitors, lambda competitor: _measure(competitor, batches))
     table = Table(
         f"{batches * BLOCKS:,} blocks in batches of 8 events of 8 blocks, as fast as they are taken",
-        ["", "blocks/s", "spread", "CPU us a block"],
+        ["", "blocks/s", "spread", "CPU us a block", "kvbus's rate by this one's", "spread"],
     )
     bars = {}
     for competitor, rates in found.items():
         rate = Series([each.blocks_per_second for each in rates], "blocks/s")
         bars[str(competitor)] = rate
-        table.add(competitor, rate.median, rate.spread, Series([each.cpu_us_per_block for each in rates]).median)
+        ours = found[Competitor("kvbus", competitor.pinned)]
+        ratio = ratios([each.blocks_per_second for each in ours], rate.values)
+        cpu = Series([each.cpu_us_per_block for each in rates])
+        told = ("", "") if rates is ours else (ratio.median, ratio.spread)
+        table.add(competitor, rate.median, rate.spread, cpu.median, *told)
     section.tables.append(table)
     section.plot("Blocks a second, 8 events of 8 blocks", "blocks/s", bars)
     if python is not None:

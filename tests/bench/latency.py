@@ -94,14 +94,22 @@ def _added(section: Section, found: dict[str, list[Result]], load: str, size: st
 def _saturated(section: Section, found: dict[str, list[Result]]) -> None:
     table = Table(
         "200-byte batches of one block, as fast as they are taken",
-        ["", "CPU us a message", "spread", "messages/s", "relay's core busy", "engine and router's core busy"],
+        [
+            "",
+            "CPU us a message",
+            "spread",
+            "by proxy's",
+            "messages/s",
+            "relay's core busy",
+            "engine and router's core busy",
+        ],
     )
-    cpu = {}
+    cpu = {between: [each.cpu["relay"] / each.batches * 1e6 for each in results] for between, results in found.items()}
     for between, results in found.items():
-        cpu[between] = [each.cpu["relay"] / each.batches * 1e6 for each in results]
         table.add(
             between,
             *_told(cpu[between]),
+            ratios(cpu[between], cpu["proxy"]).median,
             Series([each.batches / each.seconds for each in results]).median,
             f"{Series([each.cpu['relay'] / each.seconds for each in results]).median:.0%}",
             f"{Series([(each.cpu['engine'] + each.cpu['routers']) / each.seconds for each in results]).median:.0%}",

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -183,9 +183,9 @@ class _Lanes:
         return event
 
 
-def stores(events: int, blocks: int, *, rank: int = 0, wide: bool = False) -> Iterator[bytes]:
-    """Endless batches of ``events`` stores of ``blocks`` blocks each (a divisor of 256)."""
-    lanes = _Lanes(rank << 32, wide=wide)
+def stores(events: int, blocks: int, *, rank: int = 0, wide: bool = False, first: int = 0) -> Iterator[bytes]:
+    """Endless batches of ``events`` stores of ``blocks`` blocks each (a divisor of 256), from sequence ``first`` on."""
+    lanes = _Lanes((rank << 32) + first, wide=wide)
     while True:
         yield batch([lanes.grow(blocks) for _ in range(events)], rank)
 
@@ -254,8 +254,19 @@ LOADS: Final[dict[str, Load]] = {
 }
 
 
+def filled(batches: int) -> Load:
+    """So many batches of ``8x8``, and then ``1x8`` without end: a cache that was filled, and an engine that goes on."""
+
+    def make(rank: int) -> Iterator[bytes]:
+        return chain(islice(stores(8, 8, rank=rank), batches), stores(1, 8, rank=rank, first=1 << 31))
+
+    return Load(f"filled:{batches}", f"8x8, after {batches} batches 1x8", 0, make)
+
+
 def load_named(name: str) -> Load:
-    """A load by its name, or ``trace:FILE``."""
+    """A load by its name, ``trace:FILE`` or ``filled:BATCHES``."""
+    if name.startswith("filled:"):
+        return filled(int(name.removeprefix("filled:")))
     if name.startswith("trace:"):
         path = Path(name.removeprefix("trace:"))
         return Load(name, f"a simulated vLLM 0.33 engine, requests of {path.name}", 0, lambda rank: simulated(path))

@@ -88,9 +88,9 @@ def into_document(document: str, rendered: str) -> str:
     return f"{before}{BEGIN}\n\n{rendered.rstrip()}\n\n{END}{after}"
 
 
-WIDTH: Final = 760
+WIDTH: Final = 860
 LABELS: Final = 190
-VALUES: Final = 210
+VALUES: Final = 310
 ROW: Final = 22
 
 
@@ -101,7 +101,7 @@ def svg(parts: list[tuple[dict[str, Any], Section]]) -> str:
     for plot in (plot for _, section in parts for plot in section.plots):
         drawn.append(f'<text x="12" y="{y + 14}" class="title">{escape(plot["title"])}</text>')
         y += 26
-        greatest = max(high for _, _, _, high in plot["bars"]) or 1.0
+        greatest = max(*(high for _, _, _, high in plot["bars"]), 1e-9)
         scale = (WIDTH - LABELS - VALUES) / greatest
         for label, middle, low, high in plot["bars"]:
             ours = "ours" if "kvbus" in label else "others"
