@@ -1,0 +1,117 @@
+"""What follows from something else follows it; `python helm/sync.py` makes it so."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from ruamel.yaml import YAML
+
+from kvbus.config import load
+from tests.chart.charts import CHART, LIBRARY, ROOT, container, environment, helm, script
+from tests.chart.charts import load as read_yaml
+
+VERSION: Final = version("kvbus")
+MANIFESTS: Final = ROOT / "deploy" / "kubernetes"
+sync = script("sync")
+
+
+@pytest.mark.parametrize("path", sync.expected(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_file_is_what_it_follows_from(path: Path) -> None:
+    assert path.read_text() == sync.expected()[path], "out of step: python helm/sync.py"
+
+
+def test_the_copy_of_the_library_has_no_file_of_its_own() -> None:
+    copy = CHART / "charts" / "kvbus-lib"
+    assert names(copy) == names(LIBRARY)
+
+
+def names(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+
+
+def test_the_rules_and_the_dashboard_are_copied() -> None:
+    assert all(source.exists() for source in sync.COPIES)
+    assert set(sync.COPIES.values()) <= sync.expected().keys()
+
+
+@pytest.mark.parametrize("path", sync.manifests(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_manifest_is_what_the_chart_renders(path: Path) -> None:
+    assert path.read_text() == sync.manifests()[path], "out of step: python helm/sync.py"
+
+
+def test_a_value_without_a_comment_is_found() -> None:
+    with pytest.raises(ValueError, match=r"a\.b has no comment"):
+        list(sync.described("a:\n  b: 1\n"))
+    assert list(sync.described("# -- about\n# it\na:\n  b: 1\n")) == [("a", '`{"b": 1}`', "about it")]
+
+
+def test_versions_are_those_of_kvbus() -> None:
+    for chart in (LIBRARY, CHART):
+        about = read_yaml((chart / "Chart.yaml").read_text())
+        assert about["appVersion"] == VERSION
+    about = read_yaml((CHART / "Chart.yaml").read_text())
+    (dependency,) = about["dependencies"]
+    assert dependency["version"] == read_yaml((LIBRARY / "Chart.yaml").read_text())["version"]
+    assert dependency["alias"] == "kvbus"
+    template = (LIBRARY / "templates" / "_sidecar.tpl").read_text()
+    assert re.findall(r'default "([0-9.]+)"', template) == [VERSION]
+
+
+def test_the_chart_can_be_packaged_as_it_lies_here(tmp_path: Path) -> None:
+    """A clone installs: its dependency is in charts/, without a `helm dependency build`."""
+    with helm.Chart.load(str(CHART)) as chart:
+        archive = chart.save(str(tmp_path))
+    with helm.Chart.load(archive) as chart:
+        assert [each["name"] for each in chart.dependencies] == ["kvbus-lib"]
+        assert "kvbus/templates/workload.yaml" in chart.render({}, name="demo", namespace="ns")
+
+
+def documents() -> Iterator[tuple[str, Any]]:
+    for path in sorted(MANIFESTS.glob("*.yaml")):
+        for each in YAML(typ="safe", pure=True).load_all(path.read_text()):
+            yield f"{path.name}: {each['kind']}", each
+
+
+def test_kubernetes_takes_the_manifests() -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    found = list(documents())
+    assert len(found) >= 3 * 4
+    for _, each in found:
+        kubernetes.validate(each, "1.31", strict=True)
+        assert "helm" not in str(each).lower(), "nothing in them is left of the tool that made them"
+
+
+@pytest.fixture(scope="module")
+def customized() -> Any:
+    """The example with the component in it, as kustomize makes it."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed: the kustomize component is not built")
+    command = ["kubectl", "kustomize", str(MANIFESTS / "example")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return read_yaml(done.stdout)
+
+
+def test_the_component_puts_sidecarinto_a_workload(customized: Any) -> None:
+    pod = customized["spec"]["template"]
+    assert [each["name"] for each in pod["spec"]["initContainers"]] == ["kvbus", "fetch"]
+    assert pod["metadata"]["labels"] == {"app": "engine", "kvbus/sidecar": "true"}
+    assert {each["name"] for each in pod["spec"]["volumes"]} == {"weights", "kvbus-state"}
+    sidecar = container(pod, "kvbus")
+    assert sidecar["image"] == f"registry.example.com/kvbus:{VERSION}"
+    config = load(None, env=environment(sidecar), overrides={})
+    engine = container(pod, "engine")
+    assert config.sources[0].endpoint in engine["args"][-1]
+    assert str(config.sources[0].replay_endpoint) in engine["args"][-1]
+
+
+def test_kubernetes_takes_what_the_component_makes(customized: Any) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    kubernetes.validate(customized, "1.31", strict=True)
