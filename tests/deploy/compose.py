@@ -1,0 +1,43 @@
+"""What ``deploy/compose.yaml`` runs, read once: by processes where there is no container engine, by podman where there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+
+DEPLOY: Final = Path(__file__).parents[2] / "deploy"
+COMPOSE: Final[dict[str, Any]] = YAML(typ="safe", pure=True).load((DEPLOY / "compose.yaml").read_text())
+SERVICES: Final[dict[str, dict[str, Any]]] = COMPOSE["services"]
+KVBUS: Final = {name: service for name, service in SERVICES.items() if service["image"] == "kvbus:local"}
+"""The services that run kvbus's own image, in the order in which they start."""
+
+PORTS: Final = (5557, 5558, 5657, 5658, 9477)
+
+
+class Elsewhere:
+    """Commands and files of the services, with each service on loopback and other ports."""
+
+    def __init__(self, ports: dict[int, int]) -> None:
+        self._ports = ports
+
+    def moved(self, text: str) -> str:
+        text = re.sub(r"(?<=//)(?:engine|kvbus)(?=:\d)|(?<=\")kvbus(?=:9477)", "127.0.0.1", text)
+        return re.sub(r"(?<=:)\d{4}\b", lambda port: str(self._ports.get(int(port[0]), port[0])), text)
+
+    def command(self, service: str) -> list[str]:
+        return [self.moved(str(part)) for part in SERVICES[service]["command"]]
+
+    def environment(self, service: str) -> dict[str, str]:
+        return {name: self.moved(str(value)) for name, value in SERVICES[service].get("environment", {}).items()}
+
+
+def mounts(service: str) -> dict[str, Path]:
+    """Path in the container to file here."""
+    found = {}
+    for volume in SERVICES[service].get("volumes", []):
+        here, there, *_ = volume.split(":")
+        found[there] = (DEPLOY / here).resolve()
+    return found
