@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Container, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -26,7 +26,7 @@ class Wire(msgspec.Struct, frozen=True):
     media: tuple[tuple[str, str], ...] = ()
     """Names of media that this family does not know, and the ones it has for their tier."""
 
-    def passes(self, *, bytes_hashes: bool, media: Set[str]) -> bool:
+    def passes(self, *, bytes_hashes: bool, media: Container[str]) -> bool:
         """Whether canonical map events with such hashes, from a source with such media, are in these words already."""
         if self.encoding != "map" or (bytes_hashes and self.fold_hashes):
             return False

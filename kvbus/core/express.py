@@ -17,7 +17,7 @@ from math import isfinite
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from kvbus.core.codec import decode_plain, decode_value
 from kvbus.core.granularity import Granularity, Treatment
@@ -37,8 +37,6 @@ Undo = tuple[dict[Hash, Chunk], Hash, Chunk]
 """Where a block was removed from, its hash, and what is to be put back."""
 
 _MAX_SHAPES: Final = 4096
-_MAX_SHARED_KEYS: Final = 4096
-_SHARED_KEYS_BYTES: Final = 256
 
 
 class _Shape:
@@ -102,7 +100,9 @@ class Express:
         self._whole = True
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._room = 0
-        self._extra_keys: dict[bytes, bytes] = {}
+        self._usual_raw: Any = None
+        self._usual_keys = b""
+        """``extra_keys`` that say nothing, as they came last: kept once for all blocks that have them."""
 
     def forget(self) -> None:
         """What tables there are, or what is known of block sizes, has changed."""
@@ -113,87 +113,86 @@ class Express:
         batch = decode_plain(payload, bytes_first=self.bytes_hashes)
         if batch is None or not batch.events or not isfinite(batch.ts):
             return None
-        self._whole = True
+        shapes, whole = self._shapes, True
         undo: list[Undo] = []
         gone: set[Hash] = set()
-        stores = done = 0
+        stores = added = done = 0
         for event in batch.events:
-            if type(event) is PlainStored:
-                if gone:
-                    gone = set()
-                if not self._store(event):
+            if type(event) is not PlainStored:
+                if type(event) is not PlainRemoved or not self._remove(event, gone, undo):
                     break
-                stores += 1
-            elif type(event) is not PlainRemoved or not self._remove(event, gone, undo):
+                done += 1
+                continue
+            spelling = (
+                event.block_size,
+                event.medium,
+                event.group_idx,
+                event.lora_id,
+                event.lora_name,
+                event.kv_cache_spec_kind,
+            )
+            shape = shapes.get(spelling) or self._shape(spelling, event)
+            hashes = event.block_hashes
+            count = len(hashes)
+            if shape is None or (count != 1 and (not count or not shape.several)):
                 break
+            tokens = bytes(event.token_ids)
+            head = shape.heads.get(count) or shape.head(count)
+            if not tokens.startswith(head) or _tokens(tokens, len(head)) is None:
+                break
+            raw_keys, keys = event.extra_keys, None
+            if raw_keys == self._usual_raw:
+                keys = self._usual_keys
+            elif raw_keys is not UNSET:  # type: ignore[comparison-overlap]
+                keys = self._checked_keys(bytes(raw_keys))
+                if keys is None:
+                    break
+            blocks = shape.blocks
+            parent = event.parent_block_hash
+            if parent is not None:
+                holder = blocks.get(parent)
+                if holder is None:
+                    if self._index.find(shape.group, parent) is None:
+                        break
+                elif holder.hashes[-1] == parent:
+                    parent = holder.hashes[-1]  # one object for one hash
+            chunk = Chunk(hashes, parent, tokens, shape.size, shape.meta, keys)
+            if count == 1:
+                block = hashes[0]
+                if block in blocks:
+                    break
+                blocks[block] = chunk
+            else:
+                if not blocks.keys().isdisjoint(hashes):
+                    break
+                before = len(blocks)
+                for block in hashes:
+                    blocks[block] = chunk
+                if len(blocks) != before + count:  # one of them twice
+                    for block in set(hashes):
+                        del blocks[block]
+                    break
+            if gone:
+                gone = set()
+            if not shape.whole:
+                whole = False
+                _complete(event)
+            added += count
+            stores += 1
             done += 1
-        if done == len(batch.events):
-            self.bytes_hashes = isinstance(batch.events[0].block_hashes[0], bytes)  # type: ignore[union-attr]
+        if done == len(batch.events) and self._fits(added):
+            self.bytes_hashes = type(batch.events[0].block_hashes[0]) is bytes  # type: ignore[union-attr]
             if self._intake.plain(bytes if self.bytes_hashes else int, stores, done - stores):
-                return batch, self._whole
+                return batch, whole
         self._undo(batch, done, undo)
         return None
 
-    def _store(self, event: PlainStored[Any]) -> bool:
-        key = (
-            event.block_size,
-            event.medium,
-            event.group_idx,
-            event.lora_id,
-            event.lora_name,
-            event.kv_cache_spec_kind,
-        )
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = self._shape(key, event)
-            if shape is None:
-                return False
-        hashes = event.block_hashes
-        count = len(hashes)
-        if count != 1 and (not count or not shape.several):
-            return False
-        tokens = bytes(event.token_ids)
-        head = shape.heads.get(count) or shape.head(count)
-        if not tokens.startswith(head) or _tokens(tokens, len(head)) is None:
-            return False
-        keys = event.extra_keys
-        carried = None
-        if keys is not UNSET:  # type: ignore[comparison-overlap]
-            carried = bytes(keys)
-            carried = self._extra_keys.get(carried) or self._checked_keys(carried)
-            if carried is None:
-                return False
-        blocks = shape.blocks
-        parent = event.parent_block_hash
-        if parent is not None:
-            holder = blocks.get(parent)
-            if holder is None:
-                if self._index.find(shape.group, parent) is None:
-                    return False
-            elif holder.hashes[-1] == parent:
-                parent = holder.hashes[-1]  # one object for one hash
-        chunk = Chunk(hashes, parent, tokens, shape.size, shape.meta, carried)
-        if count == 1:
-            block = hashes[0]
-            if block in blocks:
-                return False
-            blocks[block] = chunk
-        else:
-            fresh = dict.fromkeys(hashes, chunk)
-            if len(fresh) != count or not blocks.keys().isdisjoint(fresh):
-                return False
-            blocks.update(fresh)
-        self._room -= count
+    def _fits(self, added: int) -> bool:
+        """Whether the index, with the blocks just added, is within its limit."""
+        self._room -= added
         if self._room < 0:
             self._room = self._max_blocks - len(self._index)
-            if self._room < 0:
-                for block in hashes:
-                    del blocks[block]
-                return False
-        if not shape.whole:
-            self._whole = False
-            _complete(event)
-        return True
+        return self._room >= 0
 
     def _remove(self, event: PlainRemoved[Any], gone: set[Hash], undo: list[Undo]) -> bool:
         """``gone`` are the blocks removed since the last store: no parent of a block may be among them."""
@@ -238,19 +237,19 @@ class Express:
                 for block in event.block_hashes:
                     del table.blocks[block]
 
-    def _checked_keys(self, carried: bytes) -> bytes | None:
-        """``extra_keys`` are null or a list; the many equal ones (nothing but nulls) are kept once."""
+    def _checked_keys(self, keys: bytes) -> bytes | None:
+        """``extra_keys`` that are null or a list; None if they are neither."""
         try:
-            value = decode_value(carried)
+            value = decode_value(keys)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return None
         if value is not None and not isinstance(value, list):
             return None
-        if len(carried) <= _SHARED_KEYS_BYTES and len(self._extra_keys) < _MAX_SHARED_KEYS and not any(value or ()):
-            self._extra_keys[carried] = carried
-        return carried
+        if not value or value.count(None) == len(value):
+            self._usual_raw, self._usual_keys = Raw(keys), keys
+        return keys
 
-    def _shape(self, key: tuple[Any, ...], event: PlainStored[Any]) -> _Shape | None:
+    def _shape(self, spelling: tuple[Any, ...], event: PlainStored[Any]) -> _Shape | None:
         """The shape of an event whose spelling was not seen before; None if it has to go the long way."""
         group, kind, size = _group(event.group_idx), event.kv_cache_spec_kind, event.block_size
         if self._prefix_only and isinstance(kind, str) and kind not in PREFIX_KINDS:
@@ -267,7 +266,7 @@ class Express:
         meta = self._index.shared_meta(Meta(*lora, medium, event.group_idx, kind, UNSET))
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
-        shape = self._shapes[key] = _Shape(table, group, size, meta)
+        shape = self._shapes[spelling] = _Shape(table, group, size, meta)
         shape.several = granularity.proven == size
         shape.whole = UNSET not in (event.lora_id, event.medium, event.lora_name)
         return shape

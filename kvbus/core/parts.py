@@ -10,7 +10,7 @@ import msgspec
 
 from kvbus.core.compaction import Cut
 from kvbus.core.dialect import Sniffer
-from kvbus.core.encoding import Profile
+from kvbus.core.encoding import CANONICAL, Profile, Wire
 from kvbus.core.journal import Journal
 from kvbus.core.normalize import Normalizer, Rules
 from kvbus.core.sequencer import Sequencer, Settings, State
@@ -81,6 +81,12 @@ class Source:
         """Routers have been told of at least one block that nothing has cleared since."""
         self.withdrawn = False
         """Routers were told that nothing is there while the index is kept, in case the engine comes back."""
+
+    def says(self, wire: Wire) -> bool:
+        """Whether batches of this source that need no change are in the words of a wire as they came."""
+        return wire is CANONICAL or wire.passes(
+            bytes_hashes=self.normalizer.bytes_hashes, media=self.normalizer.index.media_names
+        )
 
     @property
     def state(self) -> State:

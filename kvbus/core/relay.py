@@ -41,7 +41,7 @@ from kvbus.core.events import (
     SourceUp,
     Tick,
 )
-from kvbus.core.frames import Limits, ReplayEnd, parse_live, parse_replay, parse_replay_request
+from kvbus.core.frames import Limits, ReplayEnd, parse_live, parse_replay, parse_replay_request, plain_live
 from kvbus.core.index import Index
 from kvbus.core.parts import NOBODY, NewStream, Output, OutputSpec, Source, SourceSpec
 from kvbus.core.persist import Record
@@ -218,9 +218,18 @@ class Relay:
 
     def _batch(self, event: BatchReceived, now: float) -> None:
         source = self.sources[event.source]
-        message = parse_live(event.frames, self.limits)
+        frames = event.frames
         stats = source.stats
         stats.batches += 1
+        if source.publisher_id is None and plain_live(frames, self.limits):
+            topic, seq, payload = frames
+            if source.sequencer.passes(int.from_bytes(seq, "big"), payload, now):
+                stats.bytes += len(payload)
+                source.topic = topic
+                source.down_since = None
+                self._deliver(event.source, source, source.sequencer.next - 1, payload, now)
+                return
+        message = parse_live(frames, self.limits)
         if isinstance(message, Reason):
             stats.rejected[message] += 1
             return
@@ -308,8 +317,7 @@ class Relay:
         for _ in range(min(len(actions), SLICE)):
             action = actions.popleft()
             if isinstance(action, Deliver):
-                self._record(persist.DELIVERED, i, action.seq, action.payload, source.topic)
-                self._take(i, source, action.payload, now, first_of_life=action.seq == 0)
+                self._deliver(i, source, action.seq, action.payload, now)
             elif isinstance(action, AskSnapshot):
                 self._commands.append(RequestSnapshot(i, action.request))
             elif isinstance(action, Ask):
@@ -328,6 +336,11 @@ class Relay:
         if actions:
             self.backlog = True
 
+    def _deliver(self, i: int, source: Source, seq: int, payload: bytes, now: float) -> None:
+        if self.records is not None:
+            self.records.append((persist.DELIVERED, i, seq, payload, source.topic))
+        self._take(i, source, payload, now, first_of_life=seq == 0)
+
     def _record(self, *record: Any) -> None:
         if self.records is not None:
             self.records.append(record)
@@ -339,6 +352,16 @@ class Relay:
 
     def _take(self, i: int, source: Source, payload: bytes, now: float, *, first_of_life: bool) -> None:
         """Decode, normalize and publish one batch of a source."""
+        taken = source.normalizer.express(payload)
+        if taken is not None:
+            plain, whole = taken
+            source.stats.last_batch = source.ts = plain.ts
+            source.rank = plain.rank
+            source.dialect.see(payload)
+            if not source.withdrawn:
+                source.told = True
+                self._publish(i, source, plain.events, now, payload if whole else None)
+            return
         batch = codec.decode_batch(payload, self.limits.max_events)
         if isinstance(batch, Reason):
             source.stats.rejected[batch] += 1
@@ -387,15 +410,22 @@ class Relay:
         for at in range(0, len(events), MAX_BATCH_EVENTS):
             self._publish(i, source, events[at : at + MAX_BATCH_EVENTS], now)
 
-    def _publish(self, i: int, source: Source, events: list[OutEvent], now: float) -> None:
+    def _publish(
+        self, i: int, source: Source, events: Sequence[OutEvent], now: float, whole: bytes | None = None
+    ) -> None:
+        """Number and keep one batch on every output. ``whole`` says it already, in the canonical encoding."""
         payloads: dict[tuple[Wire, int], bytes] = {}
         for number, output in enumerate(self.outputs):
-            at = output.stream_of(i)
+            merged = output.spec.merged
+            at = 0 if merged else i
+            rank = i if merged else source.rank
             stream = output.streams[at]
-            key = (stream.profile.wire, output.rank_of(i, source))
-            payload = payloads.get(key)
-            if payload is None:
-                payload = payloads[key] = encode(key[0], events, source.ts, key[1])
+            wire = stream.profile.wire
+            payload = whole
+            if payload is None or rank != source.rank or not source.says(wire):
+                payload = payloads.get((wire, rank))
+                if payload is None:
+                    payload = payloads[wire, rank] = encode(wire, events, source.ts, rank)
             seq = stream.append(payload, now)
             if stream.keeps_topic:
                 stream.topic = source.topic
