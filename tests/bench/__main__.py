@@ -50,7 +50,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _save(path: Path, section: Section, settings: dict[str, Any]) -> None:
+def save(path: Path, section: Section, settings: dict[str, Any]) -> None:
     """Put one section's results into the file; those of other sections stay."""
     data = json.loads(path.read_text()) if path.exists() else {"sections": {}}
     data["sections"][section.name] = {
@@ -102,7 +102,7 @@ def main(
         click.echo(plain(section))
         click.echo(f"{name}: {took:.0f} s\n", err=True)
         if out is not None:
-            _save(out, section, {"quick": quick, "runs": runs, "seconds": round(took)})
+            save(out, section, {"quick": quick, "runs": runs, "seconds": round(took)})
     sys.stdout.flush()
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from .loads import LOADS, SEQUENCE, end, is_empty, probe, stamp, stamped, tally
+import pytest
+import zmq
+
+from .counters import Counters
+from .loads import LOADS, NUMBERED, SEQUENCE, end, is_empty, load_named, probe, stamp, stamped, tally
+from .router import Listener, Spec
 from .setups import BETWEEN, Setup, running
+from .turns import alternate
+from .workloads import cases
 
 
 @pytest.mark.parametrize(("load", "batches", "blocks"), [("1x1", 600, 600), ("8x8", 40, 2560), ("1x64", 40, 2560)])
@@ -60,3 +67,49 @@ def test_a_paced_load_gives_a_latency_for_each_batch():
     assert len(result.latencies) == 200
     assert 0 < result.latencies[0] < 1
     assert result.seconds > 0.15
+
+
+def test_a_filled_cache_goes_on_with_blocks_of_its_own():
+    payloads = load_named("filled:5").take(12)
+    stored, _, live = tally(payloads)
+    assert stored == len(live) == 5 * 64 + 7 * 8
+
+
+def test_a_request_trace_is_a_load_under_its_file_s_name(tmp_path):
+    trace = tmp_path / "two_requests.jsonl"
+    request = {"timestamp": 0, "input_length": 1000, "output_length": 32, "hash_ids": [1, 2]}
+    trace.write_text(json.dumps(request) + "\n" + json.dumps(request | {"hash_ids": [1, 3]}) + "\n")
+    (case,) = (case for case in cases(tmp_path, quick=True) if case.load.startswith("trace:"))
+    assert case.name == "two_requests"
+    payloads = load_named(case.load).take(case.batches)
+    assert payloads == load_named(case.load).take(case.batches)
+    # 1,032 tokens are 64 blocks of 16 and a rest; the second request shares the first 32 of them
+    assert len(tally(payloads)[2]) == 64 + 32
+
+
+def test_a_router_counts_what_is_missing_and_what_comes_again(tmp_path):
+    Counters(tmp_path / "counters", 2)
+    payload = LOADS["1x1"].take(1)[0]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    publisher = context.socket(zmq.XPUB)
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    endpoint = f"tcp://127.0.0.1:{port}"
+    listener = Listener(context, endpoint, 0, Spec([endpoint], str(tmp_path / "counters")))
+    assert publisher.recv() == b"\x01"
+    for number, seq in enumerate((7, 8, 11, 11, 12)):
+        publisher.send_multipart([b"", seq.to_bytes(8, "big"), stamp(payload, NUMBERED + number)])
+    publisher.send_multipart([b"", (13).to_bytes(8, "big"), end()])
+    while not listener.over:
+        assert listener.socket.poll(10_000)
+        listener.drain()
+    context.destroy(0)
+    heard = listener.count()
+    assert (heard.batches, heard.missing, heard.went_back) == (5, 2, 1)
+    assert Counters(tmp_path / "counters").values[1] == 5
+
+
+def test_runs_take_turns():
+    order = []
+    found = alternate("a title", 3, ["a", "b"], lambda item: order.append(item) or len(order))
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert found == {"a": [1, 4, 5], "b": [2, 3, 6]}

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from .__main__ import save
 from .render import BEGIN, DOCUMENT, END, RESULTS, into_document, load, svg, tables
 from .report import Section, Series, Table, Target, from_json, markdown, number, plain, ratios
 
@@ -51,6 +52,19 @@ def test_numbers_have_three_digits(value, told):
 def test_results_survive_the_file():
     section = a_section()
     assert from_json(json.loads(json.dumps(section.to_json()))) == section
+
+
+def test_a_part_measured_again_replaces_itself_and_no_other(tmp_path):
+    path = tmp_path / "bench" / "results.json"
+    about = {"quick": True, "runs": 1, "seconds": 3}
+    late, core = Section("late", "Late routers"), a_section()
+    for section in (late, core, Section("late", "Late routers, again")):
+        save(path, section, about)
+    parts = load(path)
+    assert [section.title for _, section in parts] == ["The core", "Late routers, again"]
+    assert all(known["quick"] and known["machine"]["cores"] for known, _ in parts)
+    told = tables(parts)
+    assert told.index("### The core") < told.index("### Late routers, again")
 
 
 def test_both_forms_say_what_is_not_met():
