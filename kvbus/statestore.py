@@ -106,7 +106,10 @@ class StateStore:
 
     def _frames(self, path: Path, *, torn_end: bool) -> Iterator[bytes]:
         with path.open("rb") as file:
-            if file.read(len(self._header)) != self._header:
+            header = file.read(len(self._header))
+            if torn_end and len(header) < len(self._header) and self._header.startswith(header):
+                return  # killed between making the file and writing its first bytes
+            if header != self._header:
                 raise StateError(f"{path.name} is of another version or another configuration")
             while head := file.read(_FRAME.size):
                 size, crc = _FRAME.unpack(head) if len(head) == _FRAME.size else (-1, 0)

@@ -127,6 +127,29 @@ def test_a_kill_at_any_byte_of_the_log_loses_only_what_was_never_sent(tmp_path: 
         again.kill()
 
 
+@pytest.mark.parametrize("written", [0, 1, 16, 31])
+def test_a_kill_before_a_new_log_has_its_header_loses_nothing(tmp_path: Path, written: int) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    (log,) = the_files(tmp_path, "log")
+    (tmp_path / "state-2.log").write_bytes(log.read_bytes()[:written])
+    again = Process(tmp_path)
+    assert again.resumed
+    assert again.store.refused == 0
+    assert again.blocks == process.blocks
+    assert again.next_seq == 20
+
+
+def test_a_short_log_of_something_else_is_refused(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    (tmp_path / "state-2.log").write_bytes(b"not ours")
+    with pytest.raises(StateError, match="another version"):
+        Process(tmp_path)
+
+
 @pytest.mark.parametrize("position", [3, 20, 40, -3])
 def test_a_damaged_dump_is_refused_and_moved_aside(tmp_path: Path, position: int) -> None:
     process = started(tmp_path)
