@@ -151,11 +151,12 @@ def run(*, quick: bool, runs: int) -> Section:
     section = Section("core", "The core, without sockets")
     _cost(section, 100_000 if quick else 500_000, runs)
     _memory(section, 200_000 if quick else 1_000_000, runs)
-    _scale(section, 1_000_000 if quick else 10_000_000, 500_000 if quick else 4_000_000, 1 if quick else min(runs, 3))
+    _scale(section, 1_000_000 if quick else 10_000_000, 500_000 if quick else 4_000_000, runs)
     return section
 
 
 def child(*arguments: object) -> Any:
+    """One measurement in a process of its own, see :func:`main`."""
     return run_child("tests.bench.core", *arguments, cores=(MEASURED_CORE,))
 
 
@@ -187,9 +188,7 @@ def _memory(section: Section, blocks: int, runs: int) -> None:
         ["load", "token ids", "bytes a block", "spread", "of which tokens as msgpack"],
     )
     for load, wide in (("8x8", False), ("8x8", True), ("1x1", False), ("1x1", True)):
-        each = Series(
-            [child("memory", load, blocks, int(wide))["bytes_per_block"] for _ in range(min(runs, 3))], "bytes"
-        )
+        each = Series([child("memory", load, blocks, int(wide))["bytes_per_block"] for _ in range(runs)], "bytes")
         table.add(load, "above 65,535" if wide else "below 65,536", each.median, each.spread, 80 if wide else 48)
         if not wide:
             section.facts[f"bytes {load}"] = each.median

@@ -67,7 +67,7 @@ def run_ranks(*, quick: bool, runs: int) -> Section:
     rss: list[float] = []
     base: list[float] = []
     live = 0
-    for _ in range(min(runs, 3)):
+    for _ in range(runs):
         # few under way, so that the memory is not that of queues which such an engine never fills
         setup = Setup("kvbus", "full", prefill + RATE * seconds, ranks=RANKS, rate=RATE, prefill=prefill, window=16)
         with running(setup, before=lambda kvbus: base.append(rss_bytes(kvbus.pid) / 2**20)) as processes:
@@ -89,5 +89,6 @@ def run_ranks(*, quick: bool, runs: int) -> Section:
     table.add(f"of which {live:,} live blocks, {each_block:.0f} bytes each", live * each_block / 2**20)
     size = sum(each.bytes for each in result.heard) / sum(each.batches for each in result.heard)
     table.add(f"of which {kept:,} batches in each journal, {size:.0f} bytes each", kept * RANKS * size / 2**20)
+    table.add("the rest", Series(rss).median - live * each_block / 2**20 - kept * RANKS * size / 2**20)
     section.tables.append(table)
     return section

@@ -23,7 +23,7 @@ def run(*, quick: bool, runs: int) -> Section:
     blocks = 200_000 if quick else 1_000_000
     section = Section("late", f"Late routers at {blocks:,} live blocks")
     _alone(section, blocks, runs)
-    _beside_live(section, blocks, seconds=12 if quick else 40, runs=1 if quick else runs)
+    _beside_live(section, blocks, seconds=12 if quick else 40, runs=runs)
     return section
 
 

@@ -35,7 +35,7 @@ def cases(traces: Path | None, *, quick: bool) -> list[Case]:
         Case("8x8", 2000 * by),
         Case("1x64", 2000 * by),
         Case("mix", 2000 * by),
-        *(Case(load, 500 * by) for load in simulated),
+        *(Case(load, 500 if quick else 1000) for load in simulated),  # each run has to simulate them first
         Case("8x8", 1000 * by, routers=8),
         Case("8x8", 200 * by, routers=64),
         Case("8x8", 300 * by, ranks=8),
