@@ -19,6 +19,7 @@ class Timing:
         confirm_s: pause before the last batch is asked for once more after a connection, unless live batches
             come: one published between the answer and the subscription's arrival at the publisher would be
             missed.
+        rebuild_s: after batches were lost because nobody answered: pause before asking whether somebody does by now.
         overlap_s: how long after a replay live batches may still come in that it contained already.
     """
 
@@ -29,6 +30,7 @@ class Timing:
     retry_s: float = 0.1
     attempts: int = 3
     confirm_s: float = 0.5
+    rebuild_s: float = 5.0
     overlap_s: float = 2.0
 
 

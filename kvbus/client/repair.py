@@ -64,6 +64,7 @@ class Repair:
         self._next: int | None = 0 if self._repairs and from_start else None
         self._whole = snapshot and from_start  # what is missing is the state itself, not some batches
         self._in_vain = False  # a snapshot did not help: it is the replay's turn
+        self._incomplete = False  # batches were lost because nobody answered: whoever answers next tells everything
         self._publisher: bytes | None = None
         self._request: Request | None = None
         self._retry_at: float | None = None
@@ -123,7 +124,7 @@ class Repair:
             self._recent.clear()
             self._next = reply.seq + 1
             self._out.append(Replace(reply.seq, tuple(reply.chunks)))
-        self._whole = False
+        self._whole = self._incomplete = False
         self._held.drop_before(self._due)
         self._flush()
         if self._replay:
@@ -165,6 +166,9 @@ class Repair:
         """The answer is over: deliver what was held, or ask for what it left out."""
         if request.progress:
             self._attempts = 0
+        if answered and self._incomplete:
+            self._restart(RestartReason.REBUILT, now, self._publisher)
+            return
         if self._again:
             self._again = False
             self._ask(now)
@@ -193,6 +197,8 @@ class Repair:
         if self._unconfirmed and self._replay:  # without one, the heartbeat of whoever serves snapshots will tell
             self._unconfirmed = False
             self._confirm_at = now + self._timing.confirm_s
+        if self._incomplete:
+            self._confirm_at = now + self._timing.rebuild_s
         if not request.quiet or request.progress:
             self._out.append(Synced(self._due - 1))
 
@@ -208,6 +214,8 @@ class Repair:
         self._held.drop_before(due)
         oldest = self._held.oldest()
         self._out.append(Lost(due, oldest - 1 if oldest is not None and oldest > due else None, reason))
+        self._incomplete = True
+        self._confirm_at = now + self._timing.rebuild_s
         self._recent.clear()
         self._next = due if oldest is None else oldest
         self._flush()
@@ -248,7 +256,7 @@ class Repair:
         self._held.clear()
         self._held.overflow = False
         self._attempts = 0
-        self._again = self._in_vain = False
+        self._again = self._in_vain = self._incomplete = False
         self._whole = self._snapshot
         self._next = 0
         self._out.append(Restarted(self.epoch, reason))

@@ -125,7 +125,8 @@ class Sequence(Repair):
         elif self._next is None or seq == self._next:
             self._next = seq
             self._unconfirmed = False
-            self._confirm_at = None
+            if not self._incomplete:
+                self._confirm_at = None
             self._deliver(batch)
         elif seq > self._next:
             self._gap(seq, batch, now)

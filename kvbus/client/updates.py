@@ -37,6 +37,8 @@ class RestartReason(StrEnum):
     """A sequence number came again with another batch behind it."""
     WENT_BACK = "went_back"
     """The publisher's newest batch is older than ones it has sent, or nothing is left to recognise it by."""
+    REBUILT = "rebuilt"
+    """Nobody answered, batches were lost for it, and now somebody does: the state is told from its beginning."""
 
 
 @dataclass(frozen=True, slots=True)

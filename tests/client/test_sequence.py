@@ -157,7 +157,35 @@ def test_silence_is_a_loss_after_bounded_attempts():
     stream.live(5)
     assert stream.due() == [StopAsking(), Ask(2)]
     assert stream.due() == [StopAsking(), Lost(3, 4, LostReason.NO_ANSWER), *stream.delivered(5)]
-    assert stream.sequence.deadline is None
+
+
+def test_whoever_answers_after_such_a_loss_is_asked_for_everything():
+    stream = synced()
+    stream.live(5)
+    stream.due()
+    stream.due()
+    assert stream.live(6, 7) == stream.delivered(6, 7)
+    # still nobody
+    assert stream.due() == [Ask(7)]
+    assert stream.due() == [StopAsking(), Ask(7)]
+    assert stream.due() == [StopAsking()]
+    # now somebody does, and what was lost is no hole any more
+    assert stream.due() == [Ask(7)]
+    stream.replayed(7)
+    assert stream.end() == [Restarted(1, RestartReason.REBUILT), Ask(0)]
+    assert stream.replayed(*range(8)) == stream.delivered(*range(8), replayed=True)
+    assert stream.end() == [Synced(7)]
+    assert stream.live(8) == stream.delivered(8)
+
+
+def test_a_gap_that_is_answered_after_such_a_loss_is_answered_from_the_beginning():
+    stream = synced()
+    stream.live(5)
+    stream.due()
+    stream.due()
+    assert stream.live(9) == [Gap(6, 8), Ask(5)]
+    stream.replayed(5, 6, 7, 8, 9)
+    assert stream.end() == [Restarted(1, RestartReason.REBUILT), Ask(0)]
 
 
 def test_nobody_there_at_the_start():
