@@ -23,6 +23,8 @@ from tests.system.bus import PATIENCE
 from tests.system.processes import Process, QuickProcess, killed_at_the_end
 from tests.wire.captures import Key
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 KILLS: Final = 25
 """In one test: eight of them are two hundred."""
 
@@ -137,7 +139,9 @@ class Storm:
                 await self.until(lambda router=router: router.blocks == truth, "the same blocks")
             except AssertionError as late:
                 missing, dead = len(truth - router.blocks), len(router.blocks - truth)
-                raise AssertionError(f"router {number}: {missing} of {len(truth)} blocks missing, {dead} dead") from late
+                raise AssertionError(
+                    f"router {number}: {missing} of {len(truth)} blocks missing, {dead} dead"
+                ) from late
         assert [follower.router.went_back for follower in self.followers] == [0, 0]
         assert [follower.router.view.violations for follower in self.followers] == [[], []]
 
@@ -216,6 +220,8 @@ def run(directory: Path, keeps_state: bool, test: Callable[[Process], Awaitable[
         killed_at_the_end(process),
     ):
         runner.run(main(process))
+    errors = [line for line in process.log.read_text().splitlines() if '"level": "error"' in line]
+    assert errors == [], "no state is refused, nothing fails"
 
 
 @pytest.mark.parametrize("seed", range(200 // KILLS))
