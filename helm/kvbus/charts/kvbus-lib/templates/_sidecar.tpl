@@ -34,11 +34,11 @@ none of them may depend on the engine or on the health of its stream.
   {{- end }}
   ports:
     {{- include "kvbus.ports" $root | trim | nindent 4 }}
-  # up to a minute: a large state is read before anything is bound
+  # the engine waits for this, so it is asked every second; after a restart a large state is read before anything is bound
   startupProbe:
     httpGet: {path: /livez, port: kvbus-http}
     periodSeconds: 1
-    failureThreshold: 60
+    failureThreshold: 300
   livenessProbe:
     httpGet: {path: /livez, port: kvbus-http}
     periodSeconds: 10
