@@ -68,6 +68,11 @@ def _added(section: Section, found: dict[str, list[Result]], load: str, size: st
         cpu[between] = [each.cpu["relay"] / each.batches * 1e6 for each in results]
         table.add(between, *_told(added[between]["p50"]), *_told(added[between]["p99"]), *_told(cpu[between]))
     section.tables.append(table)
+    every = [each for results in found.values() for each in results]
+    section.notes.append(
+        f"Of all {sum(each.batches for each in every):,} batches of this table the engine sent "
+        f"{sum(each.late for each in every):,} more than an interval behind their time."
+    )
     if load != "1x1":
         return
     for name, limit in (("p50", 2.0), ("p99", 3.0)):
