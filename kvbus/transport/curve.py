@@ -167,7 +167,7 @@ def _keys(text: str) -> list[tuple[str, bytes]]:
             if not _is_key(pair[2]):
                 raise KeyFileError(f"its {pair[1]} is not {KEY_CHARS} characters of Z85")
             keys.append((pair[1], pair[2].encode()))
-        elif _is_key(first := line.split()[0]):  # before comments: a # is a character of Z85, too
+        elif _is_key(first := line.split()[0]):
             keys.append((BARE, first.encode()))
         elif line[0] != "#" and line not in _SECTIONS and not _METADATA.fullmatch(line):
             raise KeyFileError(f"a key is {KEY_CHARS} characters of Z85, as `kvbus keygen` writes it")
@@ -189,19 +189,21 @@ def _is_key(text: str) -> bool:
 
 def _read(path: Path, *, private: bool = False) -> str:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as file:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise KeyFileError("is no file")
-            if private and info.st_mode & _OTHERS:
-                mode = stat.S_IMODE(info.st_mode)
-                raise KeyFileError(
-                    f"others may read it (mode {mode:04o}): chmod o-rwx, in Kubernetes defaultMode: 0440"
-                )
-            data = file.read(MAX_FILE_BYTES + 1)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
     except OSError as error:
         raise KeyFileError(f"cannot be read: {error.strerror or error}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise KeyFileError("is too large for a key file")
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise KeyFileError("is no file")
+        if private and info.st_mode & _OTHERS:
+            mode = stat.S_IMODE(info.st_mode)
+            raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
+        if info.st_size > MAX_FILE_BYTES:
+            raise KeyFileError("is too large for a key file")
+        data = os.read(fd, MAX_FILE_BYTES)
+    except OSError as error:
+        raise KeyFileError(f"cannot be read: {error.strerror or error}") from error
+    finally:
+        os.close(fd)
     return data.decode("utf-8", "replace")

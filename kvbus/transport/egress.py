@@ -52,9 +52,12 @@ class LiveOutput:
         stats: OutputStats,
         before_send: Callable[[], None] | None = None,
         guard: Guard = PLAIN,
+        waiting: list[LiveOutput] | None = None,
     ) -> None:
         self._context = context
         self._endpoint = endpoint
+        self._waiting = waiting
+        self._announced = False
         self._bind = bind
         self._send_hwm = send_hwm
         self._stats = stats
@@ -104,7 +107,7 @@ class LiveOutput:
         except BindError:  # libzmq gives an address back a moment after its socket was closed
             self._again = self._loop.call_later(REOPEN, self.reopen, guard)
         else:
-            self._soon = self._soon or self._loop.call_soon(self._flush)
+            self._soon = self._soon or self._loop.call_soon(self.turn)
 
     def _shut(self) -> None:
         if self._again is not None:
@@ -125,11 +128,20 @@ class LiveOutput:
             return
         queue.append((topic, seq, payload, events))
         self._stats.queue_depth += 1
-        if self._soon is None:
-            self._soon = self._loop.call_soon(self._flush)
+        if self._announced:
+            return
+        self._announced = True
+        if self._waiting is not None:
+            self._waiting.append(self)
+        elif self._soon is None:
+            self._soon = self._loop.call_soon(self.turn)
 
-    def _flush(self) -> None:
-        self._soon = None
+    def turn(self) -> None:
+        """Send what waits, a burst of it."""
+        self._announced = False
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
         if self._pump.closed:
             return  # being reopened: that sends what waits
         if self._before_send is not None:
@@ -139,8 +151,9 @@ class LiveOutput:
             topic, seq, payload, events = queue.popleft()
             self._send(topic, seq, payload, events)
         if queue:
-            self._soon = self._loop.call_soon(self._flush)
-        self._pump.kick()
+            self._announced = True
+            self._soon = self._loop.call_soon(self.turn)
+        self._pump.sent()
 
     def _send(self, topic: bytes, seq: bytes, payload: bytes, events: int) -> None:
         socket, stats = self._socket, self._stats

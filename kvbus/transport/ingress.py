@@ -31,12 +31,14 @@ class Events:
         connection: called with True when a connection stands and False when the last one is gone.
         refused: called for each handshake that failed.
         oversize: called when a frame over the limit (or no ZMTP frame at all) has cost the connection; it is made anew.
+        drained: called after the messages that were there.
     """
 
     message: Handler
     connection: Callable[[bool], None]
     refused: Callable[[Refused], None] = _ignore
     oversize: Callable[[], None] = lambda: None
+    drained: Callable[[], None] | None = None
 
 
 class LiveStream:
@@ -71,7 +73,7 @@ class LiveStream:
             self._monitor.close()
             socket.close()
             raise
-        self._pump = Pump(socket, events.message)
+        self._pump = Pump(socket, events.message, events.drained)
 
     def _revive(self, stood: bool) -> None:
         """Connect again where libzmq does not."""

@@ -45,11 +45,13 @@ class Pump:
     Args:
         socket: owned by the pump from now on; :meth:`close` closes it.
         handler: called with the frames of one message; must not block.
+        after: called when everything there was, or as much as one go takes, has been handed over.
     """
 
-    def __init__(self, socket: Socket, handler: Handler) -> None:
+    def __init__(self, socket: Socket, handler: Handler, after: Callable[[], None] | None = None) -> None:
         self.socket = socket
         self._handler = handler
+        self._after = after
         self._loop = asyncio.get_running_loop()
         self._fd = socket.FD
         self._soon: asyncio.Handle | None = None
@@ -69,7 +71,8 @@ class Pump:
         if self.closed:
             return
         try:
-            for _ in range(CAP):
+            more = True
+            for taken in range(CAP):
                 try:
                     frames = receive(self.socket)
                 except zmq.Again:
@@ -77,11 +80,23 @@ class Pump:
                 self._handler(frames)
                 if self.closed:
                     return
-            if self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[arg-type, operator]
+                if not taken and not (more := self._pending()):
+                    break  # one message alone, the usual thing: cheaper to look than to be refused
+            if self._after is not None:
+                self._after()
+            if more and self._pending():
                 self.kick()
         except BaseException:
             self.kick()
             raise
+
+    def _pending(self) -> bool:
+        return bool(self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[arg-type, operator]
+
+    def sent(self) -> None:
+        """Something was sent on the socket, which may have eaten the edge: look at once, kick if there is anything."""
+        if not self.closed and self._pending():
+            self.kick()
 
     def close(self) -> None:
         """Stop, and close the socket one turn of the loop later: its descriptor may still be in this turn's events."""

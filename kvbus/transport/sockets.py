@@ -18,6 +18,7 @@ _COMMON: Final[dict[int, int]] = {
     zmq.LINGER: 0,  # closing never blocks; what must leave is flushed before
     zmq.IPV6: 1,  # dual stack where the host has it
     zmq.TCP_KEEPALIVE: 1,
+    zmq.HANDSHAKE_IVL: 3_000,  # who says nothing holds no connection for longer, and who was refused may try again
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 2_000,  # an engine that restarts is found again within two seconds
 }

@@ -1,8 +1,8 @@
 """Who may dial in: libzmq asks the ZAP handler (RFC 27) at every CURVE handshake, in this process.
 
 It fails closed. An unknown domain, another mechanism, a malformed question or a key that is not on the list is answered
-with 300, "not now", and the connection is dropped: a libzmq client tries again, and is let in once its key was added.
-(After 400 it would stay away for ever.)
+with 300, "not now", and the connection is dropped when the time for handshakes is over (3 s): a libzmq client tries
+again, and is let in once its key was added. (After 400 it would stay away for ever.)
 """
 
 from __future__ import annotations

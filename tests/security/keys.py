@@ -1,0 +1,73 @@
+"""Key pairs as an operator has them: files in a directory, and what a peer of kvbus puts on its sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zmq
+
+from kvbus.transport.curve import Curve, certificate, generate
+
+
+class Pair:
+    """One key pair, in the two files that ``kvbus keygen`` writes."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.public, self.secret = generate()
+        self.public_file = directory / f"{name}.key"
+        self.secret_file = directory / f"{name}.key_secret"
+        self.public_file.write_text(certificate(self.public))
+        self.secret_file.touch(mode=0o600)
+        self.secret_file.write_text(certificate(self.public, self.secret))
+
+    def towards(self, server: Pair) -> Curve:
+        """The keys of a client of ``server``."""
+        return Curve(self.public, self.secret, server.public)
+
+
+class Keyring:
+    """kvbus, an engine, a router that is allowed and one that is not."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.bus, self.engine, self.router, self.stranger = (
+            Pair(directory, name) for name in ("kvbus", "engine", "router", "stranger")
+        )
+        self.allowed = directory / "routers.keys"
+        self.allow(self.router)
+
+    def allow(self, *pairs: Pair) -> None:
+        """Write the allow-list anew, in place, in one step."""
+        new = self.directory / "routers.keys.new"
+        new.write_text("".join(f"{pair.public.decode()} router\n" for pair in pairs))
+        new.rename(self.allowed)
+
+    @property
+    def output(self) -> dict[str, str]:
+        """Keys of an output's configuration."""
+        return {"curve_secret_key_file": str(self.bus.secret_file), "curve_client_keys": str(self.allowed)}
+
+    @property
+    def source(self) -> dict[str, str]:
+        """Keys of the configuration of a source that is connected to."""
+        return {
+            "curve_secret_key_file": str(self.bus.secret_file),
+            "curve_server_key_file": str(self.engine.public_file),
+        }
+
+
+def client_context(client: Pair, server: Pair) -> zmq.Context[zmq.Socket[bytes]]:
+    """A context whose sockets all are CURVE clients."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.setsockopt(zmq.CURVE_SERVERKEY, server.public)
+    context.setsockopt(zmq.CURVE_PUBLICKEY, client.public)
+    context.setsockopt(zmq.CURVE_SECRETKEY, client.secret)
+    return context
+
+
+def server_context(server: Pair) -> zmq.Context[zmq.Socket[bytes]]:
+    """A context whose sockets all are CURVE servers that let everybody in, as an engine's would be."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.setsockopt(zmq.CURVE_SERVER, 1)
+    context.setsockopt(zmq.CURVE_SECRETKEY, server.secret)
+    return context

@@ -1,0 +1,408 @@
+"""CURVE on a running bus: who is let in, who is not, what is counted, and what a key that is withdrawn means."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+import pytest
+import zmq
+
+from kvbus.client import BlockView, Subscriber, Synced
+from kvbus.core.snapshot import REQUEST
+from kvbus.core.types import Refused
+from kvbus.reload import Reloader
+from kvbus.transport.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.security.keys import Keyring, client_context, server_context
+from tests.system.bus import Bus, RouterOnASet, eventually, free_ports, running_bus
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return Keyring(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def bus_and_engine(keys: Keyring, **settings: Any) -> AsyncIterator[tuple[Bus, EnginePublisher]]:
+    """A bus whose output wants CURVE, in sync with an engine that has published three blocks."""
+    output = settings.pop("output", {}) | keys.output
+    async with (
+        running_bus(output=output, key_reload_interval=0, **settings) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await engine.wait_for_subscriber(20)
+        for n in range(3):
+            engine.publish(batch(store([n + 1])))
+        await eventually(lambda: bus.caught_up(2), "three batches relayed")
+        yield bus, engine
+
+
+class Router(RouterOnASet):
+    """A router with keys, or without."""
+
+    def __init__(self, bus: Bus, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+        super().__init__(bus.out, bus.out_replay)
+        self.bus = bus
+        if context is not None:
+            self._context.term()
+            self._context = context
+
+    def __enter__(self) -> Self:
+        self.subscribe()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def subscribed(bus: Bus, *routers: Router) -> int:
+    """Subscriptions there are; libzmq sends one again after a reconnection only when its socket is used."""
+    for router in routers:
+        router.read()
+    return bus.daemon.relay.outputs[0].stats.subscribers
+
+
+def refused(bus: Bus) -> dict[str, int]:
+    return {str(reason): count for reason, count in bus.daemon.relay.outputs[0].stats.refused.items() if count}
+
+
+async def test_the_right_key_gets_the_live_stream_and_the_replay(keys):
+    async with bus_and_engine(keys) as (bus, engine):
+        with Router(bus, client_context(keys.router, keys.bus)) as router:
+            await eventually(lambda: bus.daemon.relay.outputs[0].stats.subscribers, "the subscription")
+            assert await router.replay() == [0, 1, 2]
+            engine.publish(batch(store([4])))
+            await eventually(lambda: router.read() == 4, "the live batch")
+            assert len(router.view.blocks) == 4
+        assert refused(bus) == {}
+
+
+async def asks_in_vain(router: Router, bus: Bus, reason: Refused) -> None:
+    """A replay is asked too; refusals of both endpoints are counted, and nothing ever comes.
+
+    Of two sides that do not match, the one that looks first knows why; the other one sees the connection end.
+    """
+    dealer = router._context.socket(zmq.DEALER)
+    dealer.connect(bus.out_replay)
+    dealer.send_multipart([b"", bytes(8)])
+    try:
+        await eventually(lambda: sum(refused(bus).values()) >= 2, "two refusals")
+        assert set(refused(bus)) <= {reason, Refused.CLOSED}
+        assert bus.daemon.relay.outputs[0].stats.subscribers == 0
+        assert not dealer.poll(0)
+        assert router.read() == 0
+    finally:
+        dealer.close(0)
+
+
+async def test_a_key_that_is_not_on_the_list(keys):
+    async with bus_and_engine(keys) as (bus, engine):
+        with Router(bus, client_context(keys.stranger, keys.bus)) as router:
+            await asks_in_vain(router, bus, Refused.KEY)
+            engine.publish(batch(store([4])))
+            await eventually(lambda: bus.caught_up(3), "the batch relayed")
+            assert router.read() == 0
+
+
+async def test_no_key(keys):
+    async with bus_and_engine(keys) as (bus, _):
+        with Router(bus) as router:
+            await asks_in_vain(router, bus, Refused.MECHANISM)
+
+
+async def test_the_wrong_server_key(keys):
+    async with bus_and_engine(keys) as (bus, _):
+        with Router(bus, client_context(keys.router, keys.stranger)) as router:
+            await asks_in_vain(router, bus, Refused.PROTOCOL)
+
+
+async def test_an_empty_list_lets_nobody_in(keys):
+    keys.allow()
+    async with bus_and_engine(keys) as (bus, _):
+        with Router(bus, client_context(keys.router, keys.bus)) as router:
+            await asks_in_vain(router, bus, Refused.KEY)
+
+
+async def test_a_curve_router_at_a_plain_output_is_counted(keys):
+    async with running_bus() as bus:
+        with Router(bus, client_context(keys.router, keys.bus)):
+            await eventually(lambda: refused(bus).get(Refused.MECHANISM), "the mismatch")
+
+
+async def test_the_lists_of_two_outputs_are_two_lists(keys, tmp_path):
+    """The key of one output opens no other, though one handler answers for both."""
+    ports = free_ports(2)
+    other = tmp_path / "others.keys"
+    other.write_text(keys.stranger.public.decode())
+    outputs = [
+        {"name": "a", "endpoint": f"tcp://127.0.0.1:{ports[0]}", **keys.output},
+        {"name": "b", "endpoint": f"tcp://127.0.0.1:{ports[1]}", **keys.output, "curve_client_keys": str(other)},
+    ]
+    async with running_bus(outputs=outputs) as bus:
+        context = client_context(keys.stranger, keys.bus)
+        sub = context.socket(zmq.SUB)
+        try:
+            sub.setsockopt(zmq.SUBSCRIBE, b"")
+            sub.connect(outputs[0]["endpoint"])
+            first, second = (output.stats for output in bus.daemon.relay.outputs)
+            await eventually(lambda: first.refused[Refused.KEY], "refused by the first")
+            sub.connect(outputs[1]["endpoint"])
+            await eventually(lambda: second.subscribers == 1, "let in by the second")
+            assert first.subscribers == 0
+        finally:
+            sub.close(0)
+            context.term()
+
+
+async def test_snapshots_want_a_key_too(keys):
+    snapshot = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    async with bus_and_engine(keys, output={"snapshot_endpoint": snapshot}) as (bus, _):
+        for pair, answered in ((keys.stranger, False), (keys.router, True)):
+            context = client_context(pair, keys.bus)
+            dealer = context.socket(zmq.DEALER)
+            try:
+                dealer.connect(snapshot)
+                dealer.send_multipart([REQUEST])
+                if answered:
+                    await eventually(lambda dealer=dealer: dealer.poll(0), "the snapshot")
+                else:
+                    await eventually(lambda: refused(bus).get(Refused.KEY), "the refusal")
+                    assert not dealer.poll(0)
+            finally:
+                dealer.close(0)
+                context.term()
+
+
+async def test_the_client_library_with_keys(keys):
+    async with bus_and_engine(keys) as (bus, _):
+        view = BlockView()
+        async with Subscriber(bus.out, bus.out_replay, curve=keys.router.towards(keys.bus)) as subscriber:
+            async with asyncio.timeout(20):
+                async for update in subscriber:
+                    view.update(update)
+                    if isinstance(update, Synced):
+                        break
+        assert len(view) == 3
+    with pytest.raises(ValueError, match="dials in"):
+        Subscriber(bus.out, bind=True, curve=keys.router.towards(keys.bus))
+
+
+# -- keys that change
+
+
+async def test_a_router_refused_today_is_let_in_once_its_key_is_added(keys):
+    """No restart of anybody, and nobody else is disturbed."""
+    async with bus_and_engine(keys) as (bus, engine):
+        reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
+        with (
+            Router(bus, client_context(keys.router, keys.bus)) as router,
+            Router(bus, client_context(keys.stranger, keys.bus)) as late,
+        ):
+            stats = bus.daemon.relay.outputs[0].stats
+            await eventually(lambda: stats.subscribers == 1 and stats.refused[Refused.KEY], "one in, one out")
+            keys.allow(keys.router, keys.stranger)
+            reloader.reload()
+            await eventually(lambda: subscribed(bus, late) == 2, "both in")
+            engine.publish(batch(store([4])))
+            await eventually(lambda: router.read() == late.read() == 4, "the live batch for both")
+            assert bus.daemon.process.config_reloads == {"applied": 1}
+
+
+async def test_a_key_that_is_withdrawn_cuts_its_router_off_at_once(keys):
+    """The one that stays allowed comes back by itself and has every batch: live, or by the replay."""
+    keys.allow(keys.router, keys.stranger)
+    async with bus_and_engine(keys) as (bus, engine):
+        reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
+        with (
+            Router(bus, client_context(keys.router, keys.bus)) as router,
+            Router(bus, client_context(keys.stranger, keys.bus)) as revoked,
+        ):
+            stats = bus.daemon.relay.outputs[0].stats
+            await eventually(lambda: stats.subscribers == 2, "both in")
+            engine.publish(batch(store([4])))
+            await eventually(lambda: router.read() == revoked.read() == 4, "a batch for both")
+            keys.allow(keys.router)
+            reloader.reload()
+            for n in range(4, 8):  # traffic goes on meanwhile
+                engine.publish(batch(store([n + 1])))
+            await eventually(lambda: bus.caught_up(7), "relayed")
+            await eventually(lambda: stats.refused[Refused.KEY], "the revoked one refused")
+            await eventually(lambda: subscribed(bus, router) == 1, "the other one back")
+            engine.publish(batch(store([9])))
+            await eventually(lambda: router.read() == 9, "the newest batch")
+            assert await router.replay() == list(range(9))
+            assert revoked.read() <= 8
+            assert revoked.next < 9
+
+
+async def test_a_new_key_of_our_own(keys):
+    """Routers that know the new public key are let in after the reload, those with the old one are not."""
+    async with bus_and_engine(keys) as (bus, _):
+        reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
+        stats = bus.daemon.relay.outputs[0].stats
+        keys.bus.secret_file.write_text(keys.engine.secret_file.read_text())
+        reloader.reload()
+        await eventually(lambda: bus.daemon.process.config_reloads["applied"], "the reload")
+        with Router(bus, client_context(keys.router, keys.engine)) as router:
+            assert await router.replay() == [0, 1, 2]
+        with Router(bus, client_context(keys.router, keys.bus)):
+            await eventually(lambda: stats.refused[Refused.PROTOCOL], "the old key refused")
+
+
+async def test_files_that_change_are_noticed_without_a_signal(keys):
+    async with running_bus(output=keys.output, key_reload_interval=0.05) as bus:
+        reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
+        reloader.watch()
+        try:
+            with Router(bus, client_context(keys.stranger, keys.bus)) as router:
+                stats, process = bus.daemon.relay.outputs[0].stats, bus.daemon.process
+                await eventually(lambda: stats.refused[Refused.KEY], "refused")
+                keys.allowed.write_text("no key at all")
+                await eventually(lambda: process.key_reloads["refused"], "the bad file seen")
+                assert stats.subscribers == 0
+                keys.allow(keys.router, keys.stranger)
+                await eventually(lambda: subscribed(bus, router) == 1, "let in")
+                assert process.key_reloads == {"refused": 1, "applied": 1}
+        finally:
+            reloader.close()
+
+
+async def test_a_bad_key_file_changes_nothing(keys, caplog):
+    async with bus_and_engine(keys) as (bus, _):
+        reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
+        keys.bus.secret_file.chmod(0o644)
+        reloader.reload()
+        await eventually(lambda: bus.daemon.process.config_reloads["refused"], "the refusal")
+        assert "outputs[0].curve_secret_key_file" in caplog.text
+        assert "others may read it (mode 0644)" in caplog.text
+        with Router(bus, client_context(keys.router, keys.bus)) as router:
+            assert await router.replay() == [0, 1, 2]
+
+
+# -- engines with CURVE
+
+
+@contextlib.asynccontextmanager
+async def curve_engine(
+    live: str, replay: str, context: zmq.Context[Any], *, bind: bool
+) -> AsyncIterator[EnginePublisher]:
+    try:
+        async with EnginePublisher(live, replay, bind=bind, context=context) as engine:
+            yield engine
+    finally:
+        context.term()
+
+
+async def test_an_engine_that_wants_curve(keys):
+    async with (
+        running_bus(source=keys.source) as bus,
+        curve_engine(bus.engine, bus.engine_replay, server_context(keys.engine), bind=True) as engine,
+    ):
+        await engine.wait_for_subscriber(20)
+        for n in range(3):
+            engine.publish(batch(store([n + 1])), live=n != 1)
+        await eventually(lambda: bus.caught_up(2), "live batches, and the lost one by the replay")
+        assert bus.source.stats.recovered == 1
+
+
+async def test_an_engine_with_another_key_is_not_believed(keys):
+    async with (
+        running_bus(source=keys.source) as bus,
+        curve_engine(bus.engine, bus.engine_replay, server_context(keys.stranger), bind=True) as engine,
+    ):
+        await eventually(lambda: sum(bus.source.stats.refused.values()), "the failed handshake")
+        engine.publish(batch(store([1])))
+        assert bus.source.stats.batches == 0
+        assert bus.source.state == "connecting"
+
+
+async def test_an_engine_without_curve_is_not_believed(keys):
+    async with (
+        running_bus(source=keys.source) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await eventually(lambda: bus.source.stats.refused[Refused.MECHANISM], "the mismatch")
+        engine.publish(batch(store([1])))
+        assert bus.source.stats.batches == 0
+
+
+async def test_an_engine_that_gets_its_keys_later_is_found(keys):
+    """libzmq gives an endpoint up for ever after some refusals; kvbus does not."""
+    async with running_bus(source=keys.source) as bus:
+        async with EnginePublisher(bus.engine, bus.engine_replay, bind=True):
+            await eventually(lambda: bus.source.stats.refused[Refused.MECHANISM], "the mismatch")
+        context, found = server_context(keys.engine), []
+        engine = EnginePublisher(bus.engine, bus.engine_replay, bind=True, context=context)
+
+        def started() -> bool:
+            with contextlib.suppress(Exception):
+                engine.start()
+                found.append(True)
+            return bool(found)
+
+        try:
+            await eventually(started, "the address free again")
+            await engine.wait_for_subscriber(20)
+            engine.publish(batch(store([1])))
+            await eventually(lambda: bus.caught_up(0), "the batch")
+        finally:
+            engine.close()
+            context.term()
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_an_engine_that_dials_in_with_a_key(keys, tmp_path, allowed):
+    """kvbus is the server of the live stream, and the client of the replay."""
+    engines = tmp_path / "engines.keys"
+    engines.write_text((keys.engine if allowed else keys.stranger).public.decode())
+    source = {**keys.source, "curve_client_keys": str(engines), "replay_endpoint": None}
+    source.pop("curve_server_key_file")
+    async with running_bus(bind=True, source=source) as bus:
+        context = client_context(keys.engine, keys.bus)
+        pub = context.socket(zmq.PUB)
+        try:
+            pub.connect(bus.engine)
+            if not allowed:
+                await eventually(lambda: bus.source.stats.refused[Refused.KEY], "the refusal")
+                assert bus.source.state == "connecting"
+                return
+
+            def relayed() -> bool:
+                pub.send_multipart([b"", relayed.seq.to_bytes(8, "big"), batch(store([relayed.seq + 1]))])
+                relayed.seq += 1
+                return bus.source.stats.stored > 0
+
+            relayed.seq = 0
+            await eventually(relayed, "a batch of the engine")
+        finally:
+            pub.close(0)
+            context.term()
+
+
+# -- secrets
+
+
+async def test_no_secret_and_no_key_file_content_is_shown_anywhere(keys, caplog):
+    caplog.set_level(logging.DEBUG)
+    async with bus_and_engine(keys, source=None or {}) as (bus, _):
+        with Router(bus, client_context(keys.stranger, keys.bus)):
+            await eventually(lambda: refused(bus), "a refusal")
+        host, port = bus.daemon.http_address
+        shown = caplog.text + json.dumps(bus.daemon.config.to_dict()) + repr(bus.daemon.keys)
+        for path in ("/metrics", "/sources", "/", "/blocks"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            answer = (await reader.read(-1)).decode()
+            assert "200 OK" in answer.splitlines()[0]
+            shown += answer
+            writer.close()
+            await writer.wait_closed()
+    for pair in (keys.bus, keys.router, keys.stranger):
+        assert pair.secret.decode() not in shown
+    assert keys.stranger.public.decode() not in shown

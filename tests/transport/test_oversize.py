@@ -1,0 +1,124 @@
+"""A frame over MAXMSGSIZE: libzmq cuts the connection and, where it was the one who connected, never comes back."""
+
+from __future__ import annotations
+
+import zmq
+
+from kvbus.core.types import Reason
+from kvbus.transport.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.system.bus import RouterOnASet, eventually, running_bus
+
+LIMIT = 4096
+HUGE = batch(store([1000], tokens=list(range(2**20, 2**20 + 8000)), block_size=8000))
+
+
+def filled(n: int) -> bytes:
+    return batch(store([n + 1]))
+
+
+async def test_an_oversize_batch_is_counted_and_the_stream_goes_on():
+    """It is lost; everything else, what was published while the connection was away too, is relayed."""
+    assert len(HUGE) > LIMIT
+    async with (
+        running_bus(limits={"max_frame_bytes": LIMIT}) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await engine.wait_for_subscriber(20)
+        for n in range(3):
+            engine.publish(filled(n))
+        await eventually(lambda: bus.caught_up(2), "three batches")
+        engine.publish(HUGE)
+        for n in range(4, 8):
+            engine.publish(filled(n))
+        stats = bus.source.stats
+        await eventually(lambda: stats.rejected[Reason.FRAME_SIZE], "the rejection")
+        await engine.wait_for_subscriber(20, count=2)
+        engine.publish(filled(8))
+        await eventually(lambda: bus.caught_up(8), "the newest batch")
+        assert stats.lost == 1, stats
+        assert stats.missing == stats.recovered + stats.lost
+        assert bus.source.partial
+        router = RouterOnASet(bus.out, bus.out_replay)
+        try:
+            await router.replay()
+            # what was lost may have held anything: the source was cleared, and is filled by what came behind it
+            assert {block for _, _, block in router.view.blocks} == {5, 6, 7, 8, 9}
+        finally:
+            router.close()
+
+
+async def test_a_history_with_an_oversize_batch_in_it():
+    async with (
+        running_bus(limits={"max_frame_bytes": LIMIT}) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        for n in range(3):
+            engine.publish(filled(n), live=False)
+        engine.publish(HUGE, live=False)
+        for n in range(4, 8):
+            engine.publish(filled(n), live=False)
+        await eventually(lambda: bus.caught_up(7), "the history")
+        assert bus.source.partial
+        assert bus.source.stats.rejected[Reason.FRAME_SIZE] == 1
+
+
+async def test_again_and_again():
+    """Each one costs a connection, and none of them costs the stream."""
+    async with (
+        running_bus(limits={"max_frame_bytes": LIMIT}) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        for round_ in range(1, 4):
+            await engine.wait_for_subscriber(20, count=round_)
+            await eventually(lambda: bus.source.sequencer.connected, "connected")
+            engine.publish(HUGE)
+            rejected = bus.source.stats.rejected
+            await eventually(lambda round_=round_: rejected[Reason.FRAME_SIZE] >= round_, "the rejection")
+        await engine.wait_for_subscriber(20, count=4)
+        last = engine.publish(filled(50))
+        await eventually(lambda: bus.caught_up(last), "the batch after them")
+
+
+async def test_an_engine_that_dials_in_comes_back_by_itself():
+    """Where kvbus binds nobody says why a connection ended: the batch is missing, and lost."""
+    async with running_bus(bind=True, limits={"max_frame_bytes": LIMIT}) as bus:
+        async with EnginePublisher(bus.engine, bus.engine_replay, bind=False) as engine:
+            await engine.wait_for_subscriber(20)
+            engine.publish(filled(0))
+            await eventually(lambda: bus.caught_up(0), "the first batch")
+            engine.publish(HUGE)
+            await engine.wait_for_subscriber(20, count=2)
+            engine.publish(filled(2))
+            await eventually(lambda: bus.caught_up(2), "the third batch")
+            assert bus.source.stats.lost == 1
+
+
+async def test_an_oversize_request_costs_its_sender_the_connection_and_nobody_else():
+    async with (
+        running_bus(limits={"max_request_bytes": 1024}) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await engine.wait_for_subscriber(20)
+        engine.publish(filled(0))
+        await eventually(lambda: bus.caught_up(0), "the first batch")
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        rude, router = context.socket(zmq.DEALER), RouterOnASet(bus.out, bus.out_replay)
+        sub = context.socket(zmq.SUB)
+        try:
+            monitor = rude.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            rude.connect(bus.out_replay)
+            rude.send_multipart([b"", b"x" * 5000])
+            await eventually(lambda: monitor.poll(0), "the connection cut")
+            sub.setsockopt(zmq.SUBSCRIBE, b"x" * 5000)
+            sub.connect(bus.out)
+            assert await router.replay() == [0]
+            assert bus.daemon.relay.outputs[0].stats.subscribers == 0
+            rude.disable_monitor()
+            monitor.close()
+        finally:
+            rude.close(0)
+            sub.close(0)
+            router.close()
+            context.term()
