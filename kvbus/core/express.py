@@ -105,8 +105,9 @@ class Express:
         """``extra_keys`` that say nothing, as they came last: kept once for all blocks that have them."""
 
     def forget(self) -> None:
-        """What tables there are, or what is known of block sizes, has changed."""
+        """What tables there are, how full they are, or what is known of block sizes has changed."""
         self._shapes.clear()
+        self._room = 0
 
     def take(self, payload: bytes) -> Taken | None:
         """Apply a batch; None, and nothing has changed, if it has to go the long way."""

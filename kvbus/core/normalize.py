@@ -45,8 +45,8 @@ class Normalizer:
         self.rules = rules
         self.stats = stats
         self.index = Index()
-        self.full = False
-        """Stores were refused because the index is at its limit: it is exact about what it holds, and not complete."""
+        self._refused: set[str] = set()
+        """Media of stores that were refused because the index is at its limit."""
         self._begin()
 
     def _begin(self) -> None:
@@ -74,7 +74,7 @@ class Normalizer:
         """Nothing is known of the cache any more; in the same life, what was learned of the stream stays."""
         learned = (self._granularity, self._intake, self._clears_all_tiers)
         self.index.clear()
-        self.full = False
+        self._refused.clear()
         self._begin()
         if same_life:
             self._granularity, self._intake, self._clears_all_tiers = learned
@@ -139,7 +139,7 @@ class Normalizer:
             "coarse": [[*key, count] for key, count in self._coarse.items()],
             "intake": self._intake.dump(),
             "clears_all_tiers": self._clears_all_tiers,
-            "full": self.full,
+            "refused": sorted(self._refused),
         }
 
     def load(self, data: dict[str, Any]) -> None:
@@ -148,7 +148,15 @@ class Normalizer:
         self._coarse = {(group, medium, block): count for group, medium, block, count in data["coarse"]}
         self._intake.load(data["intake"])
         self._clears_all_tiers = data["clears_all_tiers"]
-        self.full = data["full"]
+        self._refused = set(data["refused"])
+
+    @property
+    def full(self) -> bool:
+        """Stores were refused at the index's limit, and no clear has spoken of them since.
+
+        The index is exact about what it holds, and not complete.
+        """
+        return bool(self._refused)
 
     @property
     def entries(self) -> int:
@@ -263,7 +271,7 @@ class Normalizer:
         new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
         if new and len(self.index) + len(self._coarse) + new > self.rules.max_blocks:
             self.stats.rejected[Reason.INDEX_FULL] += 1
-            self.full = True
+            self._refused.add(store.medium)
             return
         if event.medium is not None:
             event.medium = event.medium.upper()
@@ -419,8 +427,10 @@ class Normalizer:
             table.blocks for (_, medium), table in self.index.tables.items() if medium != DEVICE_MEDIUM
         )
         self._coarse = {key: n for key, n in self._coarse.items() if survivors and key[1] != DEVICE_MEDIUM}
+        self._refused.discard(DEVICE_MEDIUM)
+        if self._clears_all_tiers:
+            self._refused.clear()
         if not survivors:
-            self.full = False
             self._gone.clear()  # the clear says that, too
             self._recut_gone.clear()
             self.index.clear()

@@ -41,6 +41,8 @@ class Request(msgspec.Struct):
     """The newest batch delivered whose content is known, -1 if none is or if it does not matter."""
     expects: bool
     """A batch from ``start`` on was known to exist when it was asked: an empty answer says something."""
+    known: int
+    """One past the highest batch known to exist when it was asked."""
     deadline: float
     hard_deadline: float
     items: int = 0

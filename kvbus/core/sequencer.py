@@ -94,8 +94,11 @@ class Sequencer:
         self._idle_since = 0.0
         self._probe_factor = 1
         self._grace: float | None = None
-        self._no_buffer = False
-        """The publisher answers with nothing again and again while it publishes: its empty answers prove nothing."""
+        self._buffer: bool | None = None
+        """Whether the publisher keeps a buffer, by its answers, or by empty ones while it publishes; None: unknown.
+
+        Empty answers of one that does show that it is in another life, of one that does not they prove nothing.
+        """
         self._empty_at = -1
         """``live_top`` when an answer was empty that should not have been, on this connection; -1: there was none."""
         self._resyncing = False
@@ -218,8 +221,7 @@ class Sequencer:
             return
         if asked.take(seq):
             asked.deadline = now + self.settings.replay_timeout
-        self._no_buffer = False
-        self._empty_at = -1
+        self._buffer = True
         if asked.seen_tip and self._unverified:
             self._unverified = False
             numbers.drain()
@@ -285,7 +287,7 @@ class Sequencer:
             self._stop()
             self._no_snapshot(now)
             return False
-        if seq + 1 < self.next:
+        if seq + 1 < asked.known:
             self._new_epoch(now)  # it has not come as far as what it has sent: it is in another life
             return False
         self._stop()
@@ -334,14 +336,14 @@ class Sequencer:
             "next": self.next,
             "partial": self.partial,
             "synced": self.synced,
-            "no_buffer": self._no_buffer,
+            "buffer": self._buffer,
             "delivered": self.numbers.marks.dump(),
         }
 
     def load(self, data: dict[str, Any]) -> None:
         """Go on where a former process was; the connection is away until :meth:`up`."""
         self.epoch, self.partial = data["epoch"], data["partial"]
-        self._no_buffer = data["no_buffer"]
+        self._buffer = data["buffer"]
         numbers = self.numbers
         numbers.next = numbers.horizon = data["next"]
         numbers.synced = data["synced"]
@@ -378,6 +380,7 @@ class Sequencer:
             start,
             tip,
             start < max(self.next, self.numbers.live_top),
+            self.horizon,
             now + settings.replay_timeout,
             now + settings.replay_total_timeout,
         )
@@ -416,7 +419,7 @@ class Sequencer:
     def _finish(self, asked: Request, now: float, *, answered: bool) -> None:
         """An answer is over. What it did not bring is asked for once more, then given up."""
         purpose = asked.purpose
-        if answered and asked.lacks_tip:
+        if answered and (asked.lacks_tip or (self._buffer and asked.tip >= 0 and not asked.items)):
             self._new_epoch(now)
             return
         if purpose is Purpose.VERIFY:
@@ -437,7 +440,7 @@ class Sequencer:
             if self._empty_at < 0:
                 self._empty_at = self.numbers.live_top
             elif self._empty_at < self.numbers.live_top:
-                self._no_buffer = True
+                self._buffer = False
         self._settled(now)
 
     def _no_snapshot(self, now: float) -> None:
@@ -586,7 +589,7 @@ class Sequencer:
                 self._unverified = False
                 self._suspects.clear()
                 return True
-        elif self._no_buffer and not self._suspects and not asked.items:
+        elif self._buffer is False and not self._suspects and not asked.items:
             self._unverified = False
             return True
         self._new_epoch(now)

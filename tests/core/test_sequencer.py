@@ -157,8 +157,8 @@ class TestStart:
         line.up()
         assert line.replayed(0, 2) == [0]
         assert line.end() == ["stop", "synced", "ask 0"]
-        assert line.end() == ["stop", "ask 0"]
-        assert line.end() == ["stop", "lost 1", 2]
+        assert line.replayed(0) + line.end() == ["stop", "ask 0"]
+        assert line.replayed(0) + line.end() == ["stop", "lost 1", 2]
         assert line.missing == (1, 0, 1, 0)
 
     def test_a_dead_replay_endpoint_delays_and_does_not_stop(self):
@@ -201,8 +201,8 @@ class TestGaps:
         line = synced(3)
         assert line.live(5) == ["ask 0"]
         for _ in range(ATTEMPTS - 1):
-            assert line.end() == ["stop", "ask 0"]
-        assert line.end() == ["stop", "lost 2", 5]
+            assert line.replayed(0, 1, 2) + line.end() == ["stop", "ask 0"]
+        assert line.replayed(0, 1, 2) + line.end() == ["stop", "lost 2", 5]
         assert line.missing == (2, 0, 2, 0)
         assert line.sequencer.partial
 
