@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ async def serve(config: Config, load: Callable[[], Config]) -> None:
             # the default action: whoever waits for this process sees that it was killed
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
+            os._exit(128 + signum)  # the first process of a container has no default actions
         log.info("%s: ending; once more to end at once", signal.Signals(signum).name)
         stop.set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -69,6 +70,10 @@ class Frame(click.Group):
         """Run the command line and exit with the code that says how it went."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        if os.getpid() == 1:
+            # The first process of a container has no default actions: a SIGTERM before the loop has its own handlers
+            # would be lost, and the container killed at the end of its grace period.
+            signal.signal(signal.SIGTERM, _end)
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.ClickException as error:
@@ -91,6 +96,10 @@ class Frame(click.Group):
         except Exception as error:  # noqa: BLE001 - the last resort
             _fail(error, debug=bool(ctx.params.get("debug")))
         return result
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _forget_stdout() -> None:

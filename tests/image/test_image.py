@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -168,6 +169,29 @@ def test_it_ends_in_order_at_once(podman: Podman, name: str, tmp_path: Path) -> 
     assert time.monotonic() - began < 20
     assert podman("inspect", "--format", "{{.State.ExitCode}}", name).stdout.strip() == "0"
     assert "SIGTERM: ending" in podman("logs", name).stderr
+
+
+EARLY: Final = """
+import os, signal, time
+from kvbus.cli import main
+
+@main.command("early")
+def early():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(300)
+
+main(["early"])
+"""
+"""A subcommand that is told to end before it has handlers of its own."""
+
+
+def test_it_ends_at_once_when_it_is_told_to_while_it_starts(podman: Podman, name: str) -> None:
+    """The first process of a container has no default actions: without a handler SIGTERM is lost."""
+    began = time.monotonic()
+    options = ("--name", name, *SECURE, "--network", "none", "--entrypoint", "python")
+    done = podman("run", *options, IMAGE, "-c", EARLY, check=False, limit=60)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert time.monotonic() - began < 60
 
 
 def test_a_wrong_configuration_ends_it_with_78(podman: Podman, name: str, tmp_path: Path) -> None:
