@@ -6,8 +6,12 @@
 # The Dockerfile's base is not pulled. A Debian of the same release with its python3 stands in for it, so what is proven is
 # kvbus's own part: that it builds from wheels by hash, and how it runs. Sizes are those of the stand-in plus kvbus.
 #
+# Exit code 1: the Dockerfile does not build; 69: what it takes is not to be had here.
+#
 # Afterwards DIR/podman is podman on that storage, and DIR/facts has the image's name, size and build time.
 set -Eeuo pipefail
+unavailable=69
+trap 'exit $unavailable' ERR
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p "$1"
 home=$(cd "$1" && pwd)
@@ -15,7 +19,7 @@ image=localhost/kvbus:ci
 
 if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
     echo "building the image takes root and apt" >&2
-    exit 1
+    exit $unavailable
 fi
 packages=()
 for tool in buildah podman runc catatonit debootstrap; do
@@ -32,7 +36,9 @@ pinned=$(sed -n 's/^ARG PYTHON_IMAGE=//p' Dockerfile)
 base=docker.io/library/${pinned%@*}
 release=${base##*-}
 
-mkdir -p "$home/storage" "$home/run" "$home/tmp"
+# podman refuses a long path for what lives as long as the machine runs
+short=/run/kvbus-$(cksum <<<"$home" | cut -d' ' -f1)
+mkdir -p "$home/storage" "$short/run" "$short/tmp"
 cat >"$home/containers.conf" <<CONF
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
@@ -42,17 +48,20 @@ runtime = "runc"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 CONF
-storage=(--storage-driver overlay --root "$home/storage" --runroot "$home/run")
+storage=(--storage-driver overlay --root "$home/storage" --runroot "$short/run")
 cat >"$home/podman" <<WRAPPER
 #!/bin/sh
-CONTAINERS_CONF='$home/containers.conf' exec podman ${storage[*]@Q} --tmpdir '$home/tmp' "\$@"
+CONTAINERS_CONF='$home/containers.conf' exec podman ${storage[*]@Q} --tmpdir '$short/tmp' "\$@"
 WRAPPER
 chmod +x "$home/podman"
+# its database remembers where it was: after a move it begins anew, the images stay
+"$home/podman" info >/dev/null 2>&1 || rm -rf "$home/storage/libpod"
+"$home/podman" info >/dev/null
 
 if ! buildah "${storage[@]}" inspect --type image "$base" >/dev/null 2>&1; then
     rm -rf "$home/rootfs"
     debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,ca-certificates "$release" "$home/rootfs" >"$home/debootstrap.log" 2>&1 ||
-        { tail -5 "$home/debootstrap.log" >&2 && exit 1; }
+        { tail -5 "$home/debootstrap.log" >&2 && exit $unavailable; }
     rm -rf "$home/rootfs/var/cache/apt" "$home/rootfs/var/lib/apt/lists" "$home"/rootfs/var/log/*
     container=$(buildah "${storage[@]}" from scratch)
     buildah "${storage[@]}" add --quiet "$container" "$home/rootfs" / >/dev/null
@@ -62,16 +71,15 @@ fi
 
 # pip in the build trusts whom this machine trusts
 printf '[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n' >"$home/pip.conf"
+trap - ERR
 began=$SECONDS
 buildah "${storage[@]}" bud --isolation chroot --pull-never --layers --format oci \
     --volume /etc/ssl/certs:/etc/ssl/certs:ro --volume "$home/pip.conf:/etc/pip.conf:ro" \
     --build-arg "PYTHON_IMAGE=$base" --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
     --tag "$image" . >"$home/build.log" 2>&1 || { tail -20 "$home/build.log" >&2 && exit 1; }
 
+took=$((SECONDS - began))
 size() { "$home/podman" image inspect --format '{{.Size}}' "$1"; }
-{
-    echo "image=$image"
-    echo "seconds=$((SECONDS - began))"
-    echo "bytes=$(size "$image")"
-    echo "base_bytes=$(size "$base")"
-} | tee "$home/facts"
+bytes=$(size "$image")
+base_bytes=$(size "$base")
+printf '%s\n' "image=$image" "seconds=$took" "bytes=$bytes" "base_bytes=$base_bytes" | tee "$home/facts"
