@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import os
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from click.testing import CliRunner
 
+from kvbus.cli import main
 from kvbus.config import Config, load
 from kvbus.config.endpoints import parse_endpoint
 from tests.chart.charts import CASES, CHART, LIBRARY, Release, containers, helm, render
+from tests.chart.charts import load as load_yaml
 
 WARNING: Final = 2
 KUBERNETES: Final = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
@@ -49,8 +55,22 @@ def test_kubernetes_takes_it(case: str) -> None:
     objects = [each for each in render(CASES[case]).objects if each["kind"] not in CUSTOM]
     assert len(objects) >= 4
     for each in objects:
+        if (text := json.dumps(each, sort_keys=True)) in valid:  # many are the same in all cases
+            continue
         for version in KUBERNETES:
             kubernetes.validate(each, version, strict=True)
+        valid.add(text)
+
+
+valid: Final[set[str]] = set()
+
+
+def test_what_kubernetes_does_not_take_is_found() -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    workload = copy.deepcopy(render().workload)
+    workload["spec"]["template"]["spec"]["initContainers"][0]["restartPolcy"] = "Always"
+    with pytest.raises(kubernetes.ValidationError, match="restartPolcy"):
+        kubernetes.validate(workload, KUBERNETES[0], strict=True)
 
 
 @each_case
@@ -174,3 +194,21 @@ def test_notes_show_how_to_look_at_it(case: str) -> None:
     assert "port-forward" in notes
     assert "<no value>" not in notes
     assert "%!" not in notes
+
+
+@each_case
+def test_kvbus_check_says_it_is_good(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = render(CASES[case])
+    args = ["check"]
+    if (text := release.file()) is not None:
+        # the Secret's files, where the container would see them
+        (tmp_path / "kvbus.yaml").write_text(text.replace("/etc/kvbus-curve", str(tmp_path)))
+        for name, key in (entry for secret in release.all("Secret") for entry in secret["stringData"].items()):
+            (tmp_path / name).write_text(key)
+            (tmp_path / name).chmod(0o440)
+        args += ["-c", str(tmp_path / "kvbus.yaml")]
+    for name in [name for name in os.environ if name.startswith("KVBUS_")]:
+        monkeypatch.delenv(name)
+    done = CliRunner().invoke(main, args, env=release.environment())
+    assert done.exit_code == 0, done.output
+    assert load_yaml(done.stdout)["outputs"]
