@@ -7,6 +7,8 @@ import asyncio
 import pytest
 import uvloop
 
+from kvbus.core.commands import Command
+from kvbus.core.events import BatchReceived, RelayEvent
 from kvbus.play import Faults, play
 from kvbus.transport.publisher import EnginePublisher
 from tests.system.bus import RouterOnASet, eventually, free_ports, running_bus
@@ -65,7 +67,7 @@ def test_a_second_bus_learns_everything_from_the_first(by_snapshot: bool) -> Non
         runner.run(the_chain(by_snapshot=by_snapshot))
 
 
-async def lost_for_good() -> None:
+async def lost_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that no replay brings back cost a source with snapshots nothing."""
     messages = load(NAME)
     snapshots = f"tcp://127.0.0.1:{free_ports(1)[0]}"
@@ -77,22 +79,26 @@ async def lost_for_good() -> None:
         ):
             await eventually(lambda: first.source.state == "live", "the first bus in sync")
             await eventually(lambda: second.source.state == "live", "the second bus in sync")
-            live = second.daemon._live[0]
+            relay = second.daemon.relay
             await play(engine, lambda: messages[:300], rate=4000, subscribers=1)
             # the second bus misses what comes now: its frames are taken away from under it
             frames_lost = 0
+            handle = relay.handle
 
-            def drop(frames: list[bytes]) -> None:
+            def deaf(event: RelayEvent, now: float) -> list[Command]:
                 nonlocal frames_lost
+                if not isinstance(event, BatchReceived):
+                    return handle(event, now)
                 frames_lost += 1
+                return []
 
             await eventually(lambda: first.caught_up(299), "the beginning relayed")
             stream = first.daemon.relay.outputs[0].streams[0]
             await eventually(lambda: second.source.sequencer.next >= stream.next_seq, "relayed twice")
-            handler, live._pump._handler = live._pump._handler, drop
+            monkeypatch.setattr(relay, "handle", deaf)
             await play(engine, lambda: messages[300:700], rate=4000, faults=Faults())
             await eventually(lambda: first.caught_up(699) and frames_lost > 100, "batches lost for good")
-            live._pump._handler = handler
+            monkeypatch.setattr(relay, "handle", handle)
             await play(engine, lambda: messages[700:], rate=4000)
             await eventually(lambda: first.caught_up(messages[-1].seq), "the end relayed")
             await eventually(
@@ -112,6 +118,6 @@ async def lost_for_good() -> None:
                 router.close()
 
 
-def test_what_no_replay_brings_back_a_snapshot_does() -> None:
+def test_what_no_replay_brings_back_a_snapshot_does(monkeypatch: pytest.MonkeyPatch) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(lost_for_good())
+        runner.run(lost_for_good(monkeypatch))

@@ -19,9 +19,11 @@ import uvloop
 from kvbus.client import BlockView, Subscriber, Timing
 from kvbus.transport.publisher import EnginePublisher
 from tests.system.actors import Engine, StrictRouter
-from tests.system.bus import PATIENCE
 from tests.system.processes import Process, QuickProcess, killed_at_the_end
 from tests.wire.captures import Key
+
+PATIENCE: Final = 60.0
+"""Seconds; each kill without a state costs a router some thousand empty batches."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
