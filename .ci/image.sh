@@ -33,7 +33,7 @@ fi
 
 # python:3.13.1-slim-trixie@sha256:… -> name and tag, and the release of Debian
 pinned=$(sed -n 's/^ARG PYTHON_IMAGE=//p' Dockerfile)
-base=docker.io/library/${pinned%@*}
+base=localhost/${pinned%@*}
 release=${base##*-}
 
 # podman refuses a long path for what lives as long as the machine runs

@@ -28,7 +28,7 @@ USER: Final = "65532"
 VERSION: Final = version("kvbus")
 KVBUS_BYTES: Final = 80_000_000
 """What kvbus and everything it needs may add to its base."""
-START_SECONDS: Final = 10.0
+START_SECONDS: Final = 20.0
 """From `podman run` to ready, on a machine that does other things, too. OPERATIONS.md says what was measured."""
 
 
