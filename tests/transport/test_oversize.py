@@ -74,8 +74,7 @@ async def test_again_and_again():
             await engine.wait_for_subscriber(20, count=round_)
             await eventually(lambda: bus.source.sequencer.connected, "connected")
             engine.publish(HUGE)
-            rejected = bus.source.stats.rejected
-            await eventually(lambda round_=round_: rejected[Reason.FRAME_SIZE] >= round_, "the rejection")
+            await eventually(lambda n=round_: bus.source.stats.rejected[Reason.FRAME_SIZE] >= n, "the rejection")
         await engine.wait_for_subscriber(20, count=4)
         last = engine.publish(filled(50))
         await eventually(lambda: bus.caught_up(last), "the batch after them")
@@ -83,16 +82,18 @@ async def test_again_and_again():
 
 async def test_an_engine_that_dials_in_comes_back_by_itself():
     """Where kvbus binds nobody says why a connection ended: the batch is missing, and lost."""
-    async with running_bus(bind=True, limits={"max_frame_bytes": LIMIT}) as bus:
-        async with EnginePublisher(bus.engine, bus.engine_replay, bind=False) as engine:
-            await engine.wait_for_subscriber(20)
-            engine.publish(filled(0))
-            await eventually(lambda: bus.caught_up(0), "the first batch")
-            engine.publish(HUGE)
-            await engine.wait_for_subscriber(20, count=2)
-            engine.publish(filled(2))
-            await eventually(lambda: bus.caught_up(2), "the third batch")
-            assert bus.source.stats.lost == 1
+    async with (
+        running_bus(bind=True, limits={"max_frame_bytes": LIMIT}) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=False) as engine,
+    ):
+        await engine.wait_for_subscriber(20)
+        engine.publish(filled(0))
+        await eventually(lambda: bus.caught_up(0), "the first batch")
+        engine.publish(HUGE)
+        await engine.wait_for_subscriber(20, count=2)
+        engine.publish(filled(2))
+        await eventually(lambda: bus.caught_up(2), "the third batch")
+        assert bus.source.stats.lost == 1
 
 
 async def test_an_oversize_request_costs_its_sender_the_connection_and_nobody_else():

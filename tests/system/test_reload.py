@@ -1,0 +1,341 @@
+"""SIGHUP: sources come, go and change under traffic; the others, and their routers, notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.config import load
+from kvbus.daemon import Daemon
+from kvbus.errors import ConfigError
+from kvbus.reload import Reloader, refuse
+from kvbus.transport.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.system.bus import RouterOnASet, eventually, ports_in_a_row
+from tests.system.test_run import Command, Place, run_async
+
+
+class Fleet:
+    """A bus in this process with engines that come and go, each with its own routers' stream.
+
+    Ports: engine n live at ``first + 2n``, its replay behind it; outputs from ``first + 20`` on.
+    """
+
+    def __init__(self, names: str = "abc", **settings: Any) -> None:
+        self.first = ports_in_a_row(60)
+        self.out, self.out_replay = self.first + 20, self.first + 40
+        self.sources = [self.source(n, name) for n, name in enumerate(names)]
+        output = {"name": "routers", "endpoint": at(self.out), "replay_endpoint": at(self.out_replay), "heartbeat": 0}
+        self.settings = {
+            "outputs": [output | settings.pop("output", {})],
+            "http": "127.0.0.1:0",
+            "probe_interval": 0.2,
+            "replay_timeout": 1.0,
+            "shutdown_timeout": 1.0,
+            **settings,
+        }
+        self.daemon = Daemon(self.load(), keep_seqs="state_dir" in settings)
+        self.reloader = Reloader(self.daemon, self.load)
+        self.sent: dict[str, int] = {}
+
+    def source(self, n: int, name: str, **more: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "endpoint": at(self.first + 2 * n),
+            "replay_endpoint": at(self.first + 2 * n + 1),
+            **more,
+        }
+
+    def load(self) -> Any:
+        return load(None, env={}, overrides={"sources": self.sources, **self.settings})
+
+    def engine(self, n: int) -> EnginePublisher:
+        return EnginePublisher(at(self.first + 2 * n), at(self.first + 2 * n + 1), bind=True)
+
+    def router(self, slot: int) -> RouterOnASet:
+        return RouterOnASet(at(self.out + slot), at(self.out_replay + slot))
+
+    async def reload(self, outcome: str = "applied") -> None:
+        counts = self.daemon.process.config_reloads
+        before = counts[outcome]
+        self.reloader.reload()
+        await eventually(lambda: counts[outcome] > before, f"a reload {outcome}")
+        assert sum(counts.values()) == counts["applied"] + counts["refused"]
+
+    def relayed(self, slot: int, count: int) -> bool:
+        source = self.daemon.relay.sources[slot]
+        return source.sequencer.next == count and source.state == "live"
+
+
+def at(port: int) -> str:
+    return f"tcp://127.0.0.1:{port}"
+
+
+@contextlib.asynccontextmanager
+async def running(fleet: Fleet) -> AsyncIterator[Fleet]:
+    await fleet.daemon.start()
+    try:
+        yield fleet
+    finally:
+        fleet.reloader.close()
+        await fleet.daemon.close(drain=0)
+
+
+@contextlib.asynccontextmanager
+async def traffic(engine: EnginePublisher) -> AsyncIterator[EnginePublisher]:
+    """Let a running engine publish a block every few milliseconds until the block is left."""
+
+    async def publish() -> None:
+        while True:
+            engine.publish(batch(store([engine.next_seq + 1])))
+            await asyncio.sleep(0.003)
+
+    await engine.wait_for_subscriber(20)
+    task = asyncio.create_task(publish())
+    try:
+        yield engine
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@contextlib.contextmanager
+def following(*routers: RouterOnASet):
+    for router in routers:
+        router.subscribe()
+    try:
+        yield
+    finally:
+        for router in routers:
+            router.close()
+
+
+async def test_the_others_notice_nothing():
+    """Under traffic on a and c: b goes, d comes, b comes back elsewhere, b changes its engine."""
+    async with running(Fleet("abc")) as fleet, fleet.engine(0) as first, fleet.engine(2) as third:
+        relay, a, c = fleet.daemon.relay, fleet.router(0), fleet.router(2)
+        with following(a, c):
+            async with traffic(first), traffic(third):
+                await eventually(lambda: a.read() > 3 and c.read() > 3, "traffic")
+
+                def untouched() -> list[object]:
+                    streams, daemon = relay.outputs[0].streams, fleet.daemon
+                    kept = [relay.sources[0], relay.sources[2], streams[0], streams[2]]
+                    return [*kept, daemon.outlets._live[0, 0], daemon.inlets._live[2]]
+
+                kept = untouched()
+                base = [fleet.source(0, "a"), fleet.source(2, "c", slot=2)]
+                for change in (
+                    base,
+                    [*base, fleet.source(3, "d")],
+                    [base[0], fleet.source(1, "b"), base[1], fleet.source(3, "d")],
+                    [base[0], fleet.source(4, "b"), base[1]],
+                ):
+                    fleet.sources = change
+                    before = a.next, c.next
+                    await fleet.reload()
+                    await eventually(
+                        lambda before=before: a.read() > before[0] + 3 and c.read() > before[1] + 3, "more"
+                    )
+                assert kept == untouched()
+            for router, engine, slot in ((a, first, 0), (c, third, 2)):
+                count = engine.next_seq
+                await eventually(lambda slot=slot, count=count: fleet.relayed(slot, count), "all relayed")
+                await eventually(lambda router=router, count=count: router.read() == count, "all live")
+                # nothing was lost on the way, nothing came from a replay, no number was used for anything else
+                assert len(router.view.blocks) == count
+                stats = relay.sources[slot].stats
+                assert (stats.missing, stats.restarts, stats.duplicates) == (0, 0, 0)
+
+
+async def test_a_source_that_is_removed_is_cleared_and_its_place_is_free():
+    async with running(Fleet("ab")) as fleet:
+        router = fleet.router(1)
+        with following(router):
+            async with fleet.engine(1) as engine:
+                await engine.wait_for_subscriber(20)
+                await eventually(lambda: fleet.daemon.relay.outputs[0].stats.subscribers, "the router")
+                for n in range(3):
+                    engine.publish(batch(store([n + 1])))
+                await eventually(lambda: router.read() == 3, "three batches")
+                fleet.sources = fleet.sources[:1]
+                await fleet.reload()
+                await eventually(lambda: router.read() == 4 and not router.view.blocks, "the clear")
+                assert [source.spec.label for source in fleet.daemon.relay.present] == ["a"]
+                # somebody else moves in: the numbering goes on, and so does the router, without a word
+                fleet.sources = [*fleet.sources, fleet.source(5, "e")]
+                await fleet.reload()
+                async with fleet.engine(5) as other:
+                    await other.wait_for_subscriber(20)
+                    stats = fleet.daemon.relay.outputs[0].stats
+                    await eventually(lambda: router.read() and stats.subscribers, "the router back")
+                    other.publish(batch(store([77])))
+                    await eventually(lambda: fleet.relayed(1, 1), "its batch relayed")
+                    await eventually(lambda: router.read() >= 6, "its batch")
+                    assert {block for _, _, block in router.view.blocks} == {77}
+
+
+async def test_merged_streams_clear_what_is_gone_and_nothing_else():
+    async with running(Fleet("ab", output={"layout": "merged"})) as fleet:
+        router = fleet.router(0)
+        with following(router):
+            async with fleet.engine(0) as first, fleet.engine(1) as second:
+                for n, engine in enumerate((first, second)):
+                    await engine.wait_for_subscriber(20)
+                    engine.publish(batch(store([100 + n])))
+                await eventually(lambda: fleet.relayed(0, 1) and fleet.relayed(1, 1), "both relayed")
+                fleet.sources = [fleet.source(1, "b", slot=1)]
+                await fleet.reload()
+                stream = fleet.daemon.relay.outputs[0].streams[0]
+                assert stream.next_seq == 3
+                seqs = await router.replay()
+                assert seqs == [0, 1, 2]
+                second.publish(batch(store([102])))
+                await eventually(lambda: fleet.relayed(1, 2), "its next batch relayed")
+                assert stream.next_seq == 4
+
+
+async def test_state_is_kept_over_a_restart_after_a_reload(tmp_path: Path):
+    """The sources of the new configuration are found again, in their places."""
+    fleet = Fleet("abc", state_dir=str(tmp_path))
+    async with fleet.engine(2) as engine:
+        async with running(fleet):
+            await engine.wait_for_subscriber(20)
+            for n in range(5):
+                engine.publish(batch(store([n + 1])))
+            await eventually(lambda: fleet.relayed(2, 5), "relayed")
+            fleet.sources = [fleet.source(0, "a"), fleet.source(2, "c", slot=2)]
+            await fleet.reload()
+            await eventually(lambda: fleet.daemon.state._dumping is None, "the dump whole")
+            engine.publish(batch(store([6])))
+            await eventually(lambda: fleet.relayed(2, 6), "one more")
+        again = Daemon(fleet.load())
+        assert again.resumed
+        assert again.process.state_refused == 0
+        assert again.relay.sources[2].sequencer.next == 6
+        assert again.relay.outputs[0].streams[2].next_seq == 6
+        await again.start()
+        await again.close(drain=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"block_size": 32}, ["block_size = 32"]),
+        ({"http": None, "on_lost": "keep"}, ["http", "on_lost = keep"]),
+        ({"limits": {"max_events": 7}}, ["limits.max_events = 7"]),
+        (
+            {"output": {"heartbeat": 3, "queue_batches": 5}},
+            ["outputs[0].heartbeat = 3.0", "outputs[0].queue_batches = 5"],
+        ),
+    ],
+)
+async def test_what_takes_a_restart_is_refused_by_name(change, named, caplog):
+    async with running(Fleet("ab")) as fleet:
+        fleet.settings["outputs"][0] |= change.get("output", {})
+        fleet.settings |= {key: value for key, value in change.items() if key != "output"}
+        fleet.sources = fleet.sources[:1]
+        await fleet.reload("refused")
+        for text in named:
+            assert f"{text}: cannot change without a restart" in caplog.text
+        assert len(fleet.daemon.relay.present) == 2
+
+
+def test_a_source_is_not_moved_in_silence():
+    running = load(
+        None, env={}, overrides={"sources": [one("a"), one("b"), one("c")], "outputs": [{"endpoint": "ipc:///run/out"}]}
+    )
+    without = {"sources": [one("a"), one("c")], "outputs": [{"endpoint": "ipc:///run/out"}]}
+    with pytest.raises(ConfigError) as caught:
+        refuse(running, load(None, env={}, overrides=without))
+    (problem,) = caught.value.problems
+    assert str(problem) == (
+        "sources[1].slot: c would move from slot 2 to 1, and its ports with it; for example slot: 2"
+    )
+    without["sources"][1]["slot"] = 2
+    refuse(running, load(None, env={}, overrides=without))
+
+
+def one(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "endpoint": f"ipc:///run/{name}", **more}
+
+
+async def test_an_address_that_is_taken_keeps_everything_as_it_was(caplog):
+    async with running(Fleet("a")) as fleet:
+        fleet.sources = [fleet.source(0, "a"), fleet.source(1, "b")]
+        in_the_way = await asyncio.start_server(lambda *_: None, "127.0.0.1", fleet.out_replay + 1)
+        async with in_the_way:
+            await fleet.reload("refused")
+        assert f"tcp://127.0.0.1:{fleet.out_replay + 1}" in caplog.text
+        assert [source.spec.label for source in fleet.daemon.relay.present] == ["a"]
+        await fleet.reload()
+        assert [source.spec.label for source in fleet.daemon.relay.present] == ["a", "b"]
+
+
+async def test_more_slots_than_before_and_holes_between_them():
+    async with running(Fleet("a")) as fleet:
+        fleet.sources = [fleet.source(0, "a"), fleet.source(1, "far", slot=7)]
+        await fleet.reload()
+        router = fleet.router(7)
+        with following(router):
+            async with fleet.engine(1) as engine:
+                await engine.wait_for_subscriber(20)
+                engine.publish(batch(store([1])))
+                await eventually(lambda: fleet.relayed(7, 1), "relayed")
+                assert await router.replay() == [0]
+
+
+# -- as a supervisor does it
+
+
+def test_sighup(tmp_path: Path):
+    """A file edited under a running process: a good one is taken, a bad one is named in full and left aside."""
+
+    async def main() -> None:
+        place = Place(tmp_path)
+
+        def reloads(outcome: str) -> str:
+            return f'kvbus_config_reloads_total{{outcome="{outcome}"}} '
+
+        with place.start() as bus:
+            await place.ready(bus)
+            file = tmp_path / "kvbus.yaml"
+            good = file.read_text()
+            file.write_text(good[:-1] + ', "log_level": "debug", "shutdown_timeout": 9}')
+            bus.process.send_signal(signal.SIGHUP)
+            await eventually(lambda: reloads("applied") + "1.0" in place.get("/metrics")[1], "the good one")
+            file.write_text("sources: []\noutputs: [{layout: diagonal}]\nblock_size: -1\n")
+            bus.process.send_signal(signal.SIGHUP)
+            await eventually(lambda: reloads("refused") + "1.0" in place.get("/metrics")[1], "the bad one")
+            for key in ("outputs[0].layout", "block_size", "sources"):
+                assert key in bus.said
+            assert place.get("/readyz")[0] == 200
+            assert len(place.sources()) == 1
+            bus.process.terminate()
+            assert await bus.ends() == 0, bus.said
+
+    run_async(main())
+
+
+def test_a_secret_that_others_can_read_is_exit_78(tmp_path: Path):
+    secret = tmp_path / "key"
+    secret.touch(mode=0o644)
+    place = Place(tmp_path)
+    place.config["outputs"][0] |= {"curve_secret_key_file": str(secret), "curve_client_keys": str(tmp_path / "none")}
+    with place.start() as bus:
+        assert bus.ended() == 78
+    assert "outputs[0].curve_secret_key_file" in bus.said
+    assert "outputs[0].curve_client_keys" in bus.said
+    assert "Traceback" not in bus.said
+    with Command(tmp_path, "check", "-c", str(tmp_path / "kvbus.yaml"), name="check") as check:
+        assert check.ended() == 78
+    with Command(tmp_path, "check", "--without-keys", "-c", str(tmp_path / "kvbus.yaml"), name="check") as check:
+        assert check.ended() == 0
