@@ -66,7 +66,8 @@ class Daemon:
         outlets.allow(self.zap, self.keys)
         before_send = self.state.flush if self.state is not None else None
         self.outlets = Outlets(self._context, config, self.relay, self._feed, before_send)
-        self.inlets = Inlets(self._context, self.relay, self._feed, self.process.relay_latency)
+        latency = self.process.relay_latency
+        self.inlets = Inlets(self._context, self.relay, self._feed, self._feed_live, self.outlets.flush, latency)
         self._admin = AdminServer(self)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
@@ -135,6 +136,10 @@ class Daemon:
         return Guard(self.config.limits.max_frame_bytes, self.keys.get(domain), domain)
 
     def _feed(self, event: RelayEvent) -> None:
+        self.carry_out(self.relay.handle(event, self._loop.time()))
+
+    def _feed_live(self, event: RelayEvent) -> None:
+        """One of a burst of batches: what follows from it is sent when the burst is over."""
         for command in self.relay.handle(event, self._loop.time()):
             self._carry_out(command)
 
@@ -142,6 +147,7 @@ class Daemon:
         """Do what the relay says."""
         for command in commands:
             self._carry_out(command)
+        self.outlets.flush()
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Publish):

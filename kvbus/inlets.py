@@ -37,13 +37,24 @@ class Inlets:
         context: the process's context.
         relay: whose sources these are.
         feed: takes what engines send.
+        feed_live: takes batches of live streams, which come in bursts; ``drained`` is called after each burst.
         latency: of a batch, from received to handed to the transport.
     """
 
-    def __init__(self, context: Context, relay: Relay, feed: Callable[[RelayEvent], None], latency: Histogram) -> None:
+    def __init__(
+        self,
+        context: Context,
+        relay: Relay,
+        feed: Callable[[RelayEvent], None],
+        feed_live: Callable[[RelayEvent], None],
+        drained: Callable[[], None],
+        latency: Histogram,
+    ) -> None:
         self._context = context
         self._relay = relay
         self._feed = feed
+        self._feed_live = feed_live
+        self._drained = drained
         self._latency = latency
         self._live: dict[int, LiveStream] = {}
         self._streams: dict[int, SourceStream] = {}
@@ -63,13 +74,19 @@ class Inlets:
             stream.endpoint,
             bind=stream.bind,
             topic=stream.topic,
-            events=Events(self._receiver(slot), self._connector(stream), self._refuser(stream), self._oversize(stream)),
+            events=Events(
+                self._receiver(slot),
+                self._connector(stream),
+                self._refuser(stream),
+                self._oversize(stream),
+                self._drained,
+            ),
             guard=guard,
         )
         log.info("source %s: %s %s", stream.label, "bound" if stream.bind else "connecting to", stream.endpoint)
 
     def _receiver(self, slot: int) -> Handler:
-        latency, feed = self._latency, self._feed
+        latency, feed = self._latency, self._feed_live
         clock = time.perf_counter
 
         def received(frames: list[bytes]) -> None:

@@ -52,6 +52,7 @@ class Outlets:
         self._before_send = before_send
         self._budgets = [Budget(config.limits.max_replay_sessions, output.stats) for output in relay.outputs]
         self._live: dict[Place, LiveOutput] = {}
+        self._waiting: list[LiveOutput] = []
         self._replays: dict[Place, ReplayServer] = {}
         self._snapshots: dict[Place, ReplayServer] = {}
 
@@ -73,6 +74,7 @@ class Outlets:
                 stats=self._relay.outputs[number].stats,
                 before_send=self._before_send,
                 guard=guard,
+                waiting=self._waiting,
             )
             log.info("output %s: %s %s", output.name, "bound" if output.bind else "dialling", endpoints.endpoint)
             if endpoints.replay_endpoint is not None:
@@ -112,6 +114,12 @@ class Outlets:
         self._live[command.output, command.stream].publish(
             command.topic, command.seq.to_bytes(8, "big") + command.publisher_id, command.payload, command.events
         )
+
+    def flush(self) -> None:
+        """The work at hand is done: send what it gave."""
+        waiting = self._waiting
+        while waiting:
+            waiting.pop().turn()
 
     def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
         """Send an answer."""

@@ -357,7 +357,8 @@ class Relay:
             plain, whole = taken
             source.stats.last_batch = source.ts = plain.ts
             source.rank = plain.rank
-            source.dialect.see(payload)
+            if source.dialect.name is None:
+                source.dialect.see(payload)
             if not source.withdrawn:
                 source.told = True
                 self._publish(i, source, plain.events, now, payload if whole else None)
