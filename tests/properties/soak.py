@@ -1,0 +1,197 @@
+"""The random relay for a long time: ``python -m tests.properties.soak --steps 1000000 --seed 1``.
+
+Worlds of 60 steps each, drawn from a seed, in as many processes as asked for. The first failing one is shortened (steps
+are left out for as long as it still fails in the same way) and printed as a test; the exit code is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+from tests.properties.world import Setup, World
+
+STEPS = 60
+"""Steps of one world, the last of them a quiescence."""
+
+SHRINK_SECONDS = 60.0
+
+Step = tuple[str, tuple[Any, ...]]
+
+
+def draw_setup(rng: random.Random) -> Setup:
+    kinds = ["replay", "replay", "replay", "deaf", "snapshot"]
+    return Setup(
+        engines=tuple(rng.choice(kinds) for _ in range(rng.choice([1, 1, 2, 3]))),
+        outputs=rng.choice(
+            [
+                ("vllm",),
+                ("merged:vllm",),
+                ("dynamo", "aibrix"),
+                ("llm-d", "merged:dynamo"),
+                ("sglang", "vllm", "merged:aibrix"),
+            ]
+        ),
+        buffer_steps=rng.choice([3, 10, 1000]),
+        bytes_hashes=rng.random() < 0.5,
+        duplicates=rng.choice(["count", "count", "ignore"]),
+        orphans=rng.choice(["pass", "pass", "drop"]),
+        on_lost=rng.choice(["clear", "clear", "keep"]),
+        timeout=rng.choice([5.0, 1e9]),
+        reorder_batches=rng.choice([4, 1000]),
+        reorder_bytes=rng.choice([300, 10**9]),
+        journal_batches=rng.choice([1, 3, 10_000]),
+        journal_bytes=rng.choice([500, 10**9]),
+        max_blocks=rng.choice([5, 10**6, 10**6]),
+    )
+
+
+def draw_changes(rng: random.Random) -> list[Any]:
+    changes: list[Any] = []
+    for _ in range(rng.randint(1, 4)):
+        medium = rng.choice(["GPU", "GPU", "CPU"])
+        what = rng.choice(["store", "store", "chain", "chain", "remove", "remove", "remove", "clear"])
+        if what == "clear":
+            changes.append(("clear",))
+        else:
+            changes.append((what, rng.randint(2 if what == "chain" else 1, 7), medium))
+    return changes
+
+
+def draw_step(rng: random.Random) -> Step:
+    source, place = rng.randrange(4), rng.randrange(8)
+    return rng.choices(
+        [
+            ("publish", (source, draw_changes(rng), rng.randint(1, 5))),
+            ("skip_a_number", (source,)),
+            ("restart_engine", (source,)),
+            ("restart_behind_a_proxy", (source,)),
+            ("stranger", (source, rng.choice([0, 1, 2, 5, 9, 2**40, 2**62]), rng.randint(1, 7))),
+            ("connect", (source,)),
+            ("disconnect", (source,)),
+            ("live_batch", (source, rng.choice([0, 0, 0, 1, 2, 5]), rng.choice(["once", "once", "twice", "lost"]))),
+            ("all_live_batches", (source,)),
+            ("answer", (source, rng.randint(1, 20))),
+            ("answers_are_lost", (source,)),
+            ("a_reply_to_nothing", (source, rng.randrange(50), rng.randrange(20))),
+            ("time_passes", (rng.choice([0.1, 1.0, 3.0]),)),
+            ("kvbus_is_killed", (rng.random() < 0.5,)),
+            ("kvbus_is_killed_without_state", ()),
+            ("router_link", (place, rng.random() < 0.5)),
+            ("router_restarts", (place,)),
+            ("late_router_asks", (place,)),
+            ("late_router_reads", (place, rng.randint(1, 4))),
+            ("router_asks_for_a_snapshot", (place,)),
+            ("quiescence", ()),
+        ],
+        weights=[20, 2, 3, 1, 1, 6, 3, 12, 5, 10, 2, 1, 6, 2, 1, 3, 2, 2, 4, 1, 1],
+    )[0]
+
+
+def draw(seed: int) -> tuple[Setup, list[Step]]:
+    """A world's setup and steps."""
+    rng = random.Random(seed)
+    setup = draw_setup(rng)
+    # a first event of two blocks shows every engine's block size
+    first: list[Step] = [
+        ("publish", (source, [("chain", 2, "GPU"), ("remove", 1, "GPU"), ("remove", 2, "GPU")], 1))
+        for source in range(len(setup.engines))
+    ]
+    return setup, [*first, *(draw_step(rng) for _ in range(STEPS)), ("quiescence", ())]
+
+
+def run(setup: Setup, steps: list[Step]) -> tuple[World, Exception | None]:
+    """Take all steps, or as many as there are before one fails."""
+    world = World(setup)
+    for name, args in steps:
+        try:
+            getattr(world, name)(*args)
+        except Exception as error:  # noqa: BLE001 - whatever fails, the script is what matters
+            return world, error
+    return world, None
+
+
+def what_failed(error: Exception) -> str:
+    """The same for the same failure, whatever the numbers in its text."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{type(error).__name__}:{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else repr(error)
+
+
+def shorten(setup: Setup, steps: list[Step], why: str, seconds: float = SHRINK_SECONDS) -> list[Step]:
+    """Leave out whatever is not needed for the same failure, larger pieces first."""
+    end = time.monotonic() + seconds
+    piece = len(steps) // 2
+    while piece and time.monotonic() < end:
+        at, shorter = 0, False
+        while at < len(steps) and time.monotonic() < end:
+            fewer = steps[:at] + steps[at + piece :]
+            _, error = run(setup, fewer)
+            if error is not None and what_failed(error) == why:
+                steps, shorter = fewer, True
+            else:
+                at += piece
+        if not shorter or piece > 1:
+            piece //= 2
+    return steps
+
+
+def soak(seed: int, steps: int) -> tuple[int, int, str | None]:
+    """Run worlds from this seed on until so many steps are done; steps, worlds, and the first failure as a test."""
+    World.steps = worlds = 0
+    while World.steps < steps:
+        setup, script = draw(seed * 10_000_000 + worlds)
+        worlds += 1
+        _, error = run(setup, script)
+        if error is not None:
+            done = World.steps
+            short = shorten(setup, script, what_failed(error))
+            world, again = run(setup, short)
+            text = "\n".join(world.lines_of_script())
+            return done, worlds, f"seed {seed}, world {worlds - 1}: {type(again).__name__}: {again}\n\n{text}\n"
+    return World.steps, worlds, None
+
+
+def say(text: str) -> None:
+    """To whoever waits for the end."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    began = time.monotonic()
+    done = worlds = 0
+    part = 20_000
+    failure = None
+    with ProcessPoolExecutor(options.processes) as pool:
+        count = -(-options.steps // part)
+        runs = [pool.submit(soak, options.seed * 1000 + n, part) for n in range(count)]
+        for number, future in enumerate(as_completed(runs), 1):
+            steps, some, failure = future.result()
+            done, worlds = done + steps, worlds + some
+            if failure is not None:
+                for other in runs:
+                    other.cancel()
+                break
+            if number % 5 == 0 or number == count:
+                say(f"{done:,} steps, {worlds:,} worlds, {time.monotonic() - began:.0f} s")
+    if failure is not None:
+        say(failure)
+        return 1
+    say(f"ok: {done:,} steps in {worlds:,} worlds, seed {options.seed}, {time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

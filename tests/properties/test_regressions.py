@@ -1,0 +1,121 @@
+"""Runs of the random relay that once failed, as they were printed, shortened by hand where that helped to read them."""
+
+from __future__ import annotations
+
+from tests.properties.world import Setup, World
+
+
+def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() -> None:
+    """An engine behind a proxy began anew: gap, snapshot, the same gap, the same snapshot, without an end."""
+    world = World(Setup(engines=("snapshot",), buffer_steps=3))
+    world.connect(0)
+    world.publish(0, [("remove", 1, "GPU")], 5)
+    world.live_batch(0, 0, "lost")
+    world.answer(0, 1)
+    world.restart_behind_a_proxy(0)
+    world.quiescence()
+
+
+def test_an_engine_that_was_believed_unseen_has_to_show_its_last_batch_later() -> None:
+    """With ``on_lost: keep`` nobody answered, so the old life was believed; the new one is empty, and stays silent."""
+    world = World(Setup(on_lost="keep"))
+    world.publish(0, [("chain", 5, "GPU")], 4)
+    world.connect(0)
+    world.answer(0, 11)
+    world.restart_engine(0)
+    world.connect(0)
+    world.time_passes(3.0)
+    world.answers_are_lost(0)
+    world.quiescence()
+
+
+def test_an_index_that_was_full_for_another_medium_than_was_cleared_is_still_partial() -> None:
+    world = World(Setup(max_blocks=5))
+    world.publish(0, [("chain", 2, "GPU"), ("chain", 3, "GPU")], 2)
+    world.publish(0, [("chain", 7, "CPU"), ("chain", 4, "GPU")], 3)
+    world.publish(0, [("clear",), ("chain", 2, "CPU")], 3)
+    world.quiescence()
+    assert world.relay.sources[0].partial
+
+
+def test_the_limit_of_the_index_holds_whichever_way_a_batch_goes() -> None:
+    world = World(Setup(max_blocks=5, bytes_hashes=True, buffer_steps=10))
+    world.publish(0, [("chain", 5, "GPU"), ("store", 4, "GPU"), ("remove", 5, "GPU")], 4)
+    world.skip_a_number(0)
+    world.publish(0, [("chain", 6, "GPU"), ("remove", 5, "GPU")], 2)
+    world.publish(0, [("store", 5, "GPU"), ("chain", 4, "GPU"), ("remove", 1, "GPU")], 3)
+    world.quiescence()
+    world.publish(0, [("store", 5, "GPU")], 5)
+    world.quiescence()
+
+
+def test_an_answer_that_begins_with_what_is_held_is_a_beginning_too() -> None:
+    """The first batch of a trimmed history had come live already: what lay before it is history, and not lost."""
+    world = World(Setup(buffer_steps=3))
+    world.publish(0, [("chain", 3, "GPU")], 7)
+    world.connect(0)
+    world.publish(0, [("chain", 2, "GPU")], 3)
+    world.all_live_batches(0)
+    world.quiescence()
+    assert world.relay.sources[0].stats.missing == 0
+
+
+def test_a_new_life_that_fills_a_gap_of_the_old_one_is_found_out() -> None:
+    """Behind a proxy the engine began anew and had come further than the old life when kvbus heard of it."""
+    world = World(Setup())
+    world.publish(0, [("chain", 3, "GPU")], 5)
+    world.connect(0)
+    world.answer(0, 20)
+    world.restart_behind_a_proxy(0)
+    world.publish(0, [("chain", 2, "GPU")], 7)
+    for _ in range(6):
+        world.live_batch(0, 0, "lost")
+    world.quiescence()
+    assert world.relay.sources[0].stats.restarts == 1
+
+
+def test_a_new_life_whose_batch_is_taken_for_the_next_one_is_found_out() -> None:
+    """One batch of overlap would be the new life's own."""
+    world = World(Setup())
+    world.publish(0, [("chain", 3, "GPU")], 5)
+    world.connect(0)
+    world.answer(0, 20)
+    world.restart_behind_a_proxy(0)
+    world.publish(0, [("chain", 2, "GPU")], 6)
+    for _ in range(5):
+        world.live_batch(0, 0, "lost")
+    world.live_batch(0, 0, "once")
+    world.quiescence()
+    assert world.relay.sources[0].stats.restarts == 1
+
+
+def test_a_strangers_batch_taken_for_the_next_one_is_taken_back() -> None:
+    world = World(Setup())
+    world.publish(0, [("chain", 3, "GPU")], 5)
+    world.connect(0)
+    world.answer(0, 20)
+    world.stranger(0, 5, 7)
+    world.quiescence()
+    assert world.relay.sources[0].stats.restarts == 1
+
+
+def test_strangers_without_end_are_a_conflict_and_then_all_is_well_again() -> None:
+    """Bounded while it lasts, visible, and exact once one of them is left."""
+    world = World(Setup())
+    world.connect(0)
+    source = world.relay.sources[0]
+    for n in range(40):
+        world.publish(0, [("chain", 3, "GPU")], 1)
+        world.stranger(0, n, 7)
+        world.all_live_batches(0)
+        world.answer(0, 100)
+        world.time_passes(0.1)
+    assert source.state == "conflict"
+    assert source.partial
+    assert source.stats.rejected["conflict"] > 20
+    assert source.stats.restarts == 5
+    assert source.stats.replays < 30
+    assert not any(router.views.get(0) for router in world.routers.values())
+    world.quiescence()
+    assert source.state == "live"
+    assert not source.partial

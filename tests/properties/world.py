@@ -1,0 +1,704 @@
+"""Engines, a network, kvbus and routers, as one pure object whose every step is a line of a script.
+
+A :class:`World` is driven by hand (``tests/properties/test_regressions.py``), by Hypothesis
+(``test_relay_machine.py``) or for a long time (``python -m tests.properties.soak``). Each step is a method with plain
+arguments that works in any state, so that a failing run can be printed as a script, shortened, and kept as a test.
+
+Engines hold a tree of blocks (block ``n`` behind ``n // 2``) on two media, with copies, and know the truth. The network
+loses, doubles, delays, reorders and cuts. Routers are plain sets that ask the standard replay when they see a hole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from kvbus.core.commands import (
+    AnswerReplay,
+    AnswerSnapshot,
+    CancelReplay,
+    Publish,
+    RequestReplay,
+    RequestSnapshot,
+)
+from kvbus.core.encoding import PROFILES, fold
+from kvbus.core.events import (
+    BatchReceived,
+    ReplayAsked,
+    ReplayReceived,
+    SnapshotAsked,
+    SnapshotReceived,
+    SourceDown,
+    SourceUp,
+    Tick,
+)
+from kvbus.core.frames import END_SEQ, Limits
+from kvbus.core.normalize import Rules
+from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.persist import Loader, decode_log, dump, encode_log
+from kvbus.core.relay import Relay
+from kvbus.core.sequencer import Settings, State
+
+encode = msgspec.msgpack.encode
+decode = msgspec.msgpack.decode
+
+Change = tuple[Any, ...]
+"""``("store", block, medium)``, ``("chain", block, medium)``: the block and all before it, in one event;
+``("remove", block, medium)``; ``("clear",)``: the GPU's."""
+
+Blocks = set[tuple[str, Any]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is configured. One entry of ``engines`` for each source, ``profile`` or ``merged:profile`` for outputs."""
+
+    engines: tuple[str, ...] = ("replay",)
+    """``replay``, ``deaf`` (no replay endpoint), ``snapshot`` (replay and snapshots, 24-byte sequence frames)."""
+    outputs: tuple[str, ...] = ("vllm",)
+    buffer_steps: int = 1000
+    bytes_hashes: bool = False
+    duplicates: str = "count"
+    orphans: str = "pass"
+    on_lost: str = "clear"
+    timeout: float = 1e9
+    reorder_batches: int = 1000
+    reorder_bytes: int = 10**9
+    journal_batches: int = 10_000
+    journal_bytes: int = 10**9
+    max_blocks: int = 10**6
+
+
+def seq_frame(seq: int, publisher: bytes = b"") -> bytes:
+    return seq.to_bytes(8, "big") + publisher
+
+
+def path(block: int) -> list[int]:
+    """From the root of the tree to the block."""
+    return [*path(block // 2), block] if block > 1 else [block]
+
+
+class Engine:
+    """A publisher and the truth behind it: one life at a time."""
+
+    def __init__(self, kind: str, setup: Setup, rank: int) -> None:
+        self.kind, self.setup, self.rank = kind, setup, rank
+        self.life = -1
+        self.restart()
+
+    def restart(self) -> None:
+        self.life += 1
+        self.seq = 0
+        self.buffer: list[tuple[int, bytes]] = []
+        self.truth: Counter[tuple[str, int]] = Counter()
+        """Copies by medium and block."""
+        self.visible: Counter[tuple[str, int]] = Counter()
+        """What a router may be told of: the truth, without dropped orphans."""
+
+    @property
+    def publisher(self) -> bytes:
+        return b"%016d" % (self.rank * 1000 + self.life) if self.kind == "snapshot" else b""
+
+    def hash_of(self, block: int) -> int | bytes:
+        return block.to_bytes(32, "big") if self.setup.bytes_hashes else block
+
+    def store(self, blocks: list[int], medium: str) -> dict[str, Any]:
+        parent = blocks[0] // 2
+        return {
+            "type": "BlockStored",
+            "block_hashes": [self.hash_of(block) for block in blocks],
+            "parent_block_hash": self.hash_of(parent) if parent else None,
+            "token_ids": [token for block in blocks for token in (block, block + 100)],
+            "block_size": 2,
+            "medium": medium,
+        }
+
+    def publish(self, changes: list[Change]) -> tuple[int, bytes]:
+        events: list[dict[str, Any]] = []
+        run: list[tuple[list[int], str]] = []
+        for what, *rest in changes:
+            if what in ("store", "chain"):
+                block, medium = rest
+                blocks = path(block) if what == "chain" else [block]
+                run.append((blocks, medium))
+                events.append(self.store(blocks, medium))
+                self._add(self.truth, blocks, medium)
+                continue
+            if what == "remove":
+                block, medium = rest
+                if self.truth[medium, block]:
+                    self._see(run)
+                    self.truth[medium, block] -= 1
+                    if self.visible[medium, block]:
+                        self.visible[medium, block] -= 1
+                    hashes = [self.hash_of(block)]
+                    events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
+            elif self.seq or events:  # a life that opens with a clear is SGLang's, whose clears mean every medium
+                self._see(run)
+                events.append({"type": "AllBlocksCleared"})
+                for counts in (self.truth, self.visible):
+                    for key in [key for key in counts if key[0] == "GPU"]:
+                        del counts[key]
+        self._see(run)
+        payload = encode([float(self.life), events, self.rank])
+        message = (self.seq, payload)
+        self.seq += 1
+        self.buffer = [*self.buffer, message][-self.setup.buffer_steps :]
+        return message
+
+    def _add(self, counts: Counter[tuple[str, int]], blocks: list[int], medium: str) -> None:
+        for block in blocks:
+            counts[medium, block] = counts[medium, block] + 1 if self.setup.duplicates == "count" else 1
+
+    def _see(self, run: list[tuple[list[int], str]]) -> None:
+        """Consecutive stores reach a router if their parents are there, or come in the same run."""
+        waiting, run[:] = list(run), []
+        while waiting:
+            known = {block for (_, block), count in self.visible.items() if count}
+            ready = [one for one in waiting if self.setup.orphans == "pass" or one[0][0] // 2 in {0, *known}]
+            if not ready:
+                return
+            waiting = [one for one in waiting if one not in ready]
+            for blocks, medium in ready:
+                self._add(self.visible, blocks, medium)
+
+    def snapshot(self) -> list[bytes]:
+        """The reply to a snapshot request: every copy of every block, parents first."""
+        live = sorted((key for key, count in self.truth.items() if count), key=lambda key: (key[0] != "GPU", key[1]))
+        events = [self.store([block], medium) for medium, block in live for _ in range(self.truth[medium, block])]
+        # two blocks in one event, so that the size of a block is known for certain
+        events.insert(0, self.store([1, 3], "GPU"))
+        hashes = [self.hash_of(1), self.hash_of(3)]
+        events.insert(1, {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"})
+        chunks = [encode([float(self.life), events, self.rank])] if self.seq else []
+        return [(self.seq - 1).to_bytes(8, "big", signed=True), self.publisher, *chunks]
+
+
+class Router:
+    """A router built on plain sets, one for each rank: subscribes, asks the standard replay when it sees a hole."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.views: dict[int, Blocks] = {}
+        self.deaf = False
+
+    def apply(self, seq: int, payload: bytes) -> bool:
+        """Take one batch; False if there is a hole before it."""
+        if seq != self.next:
+            return seq < self.next
+        self.next = seq + 1
+        batch = decode(payload)
+        assert len(batch) == 3
+        _, events, rank = batch
+        view = self.views.setdefault(rank, set())
+        for event in events:
+            kind, hashes, medium = event_of(event)
+            named = {(medium, block) for block in hashes}
+            if kind == "BlockStored":
+                assert not view & named, "a live block was stored again"
+                view |= named
+            elif kind == "BlockRemoved":
+                assert view >= named, "an unknown block was removed"
+                view -= named
+            else:
+                view.clear()
+        return True
+
+
+def event_of(event: Any) -> tuple[str, list[Any], str]:
+    """Kind, hashes and medium, whichever form."""
+    if isinstance(event, dict):
+        return event["type"], event.get("block_hashes", []), event.get("medium") or "GPU"
+    kind, *rest = event
+    medium = {"BlockStored": 5, "BlockRemoved": 1}.get(kind)
+    return kind, rest[0] if rest else [], (rest[medium] if medium is not None else None) or "GPU"
+
+
+class LateRouter:
+    """Subscribes, asks everything from 0, and reads the answer slowly while the live stream goes on."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.live: list[tuple[int, bytes]] = []
+        self.router = Router()
+
+    def read(self) -> None:
+        """The next message of the answer, if it is not over."""
+        message = self.answer.next_message() if self.answer is not None else None
+        if message is None:
+            return
+        if message[-2] == END_SEQ:
+            assert self.answer.next_message() is None
+            self.answer = None
+            return
+        seq = int.from_bytes(message[-2][:8], "big")
+        assert seq == self.router.next, "an answer is contiguous from the seq asked for"
+        self.router.apply(seq, message[-1])
+
+    def finish(self) -> None:
+        """All of the answer, and what came live since the request."""
+        while self.answer is not None:
+            self.read()
+        for seq, payload in self.live:
+            assert self.router.apply(seq, payload), "a hole between the answer and the live stream"
+        self.live.clear()
+
+
+@dataclass
+class Line:
+    """One source as the network has it."""
+
+    engine: Engine
+    connected: bool = False
+    wire: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    answers: list[tuple[int, list[bytes]]] = field(default_factory=list)
+    heard: tuple[int, int] = (0, -1)
+    """Life and number of the newest live batch kvbus got."""
+    hidden: int = -1
+    """The publisher changed lives without a word, or was not alone: exactness waits until kvbus has seen a new life."""
+
+
+def step(method: Callable[..., None]) -> Callable[..., None]:
+    """A public step: written down before it is taken, and followed by what must hold after each."""
+
+    @functools.wraps(method)
+    def taken(self: World, *args: Any) -> None:
+        self.script.append(f"world.{method.__name__}({', '.join(map(repr, args))})")
+        World.steps += 1
+        method(self, *args)
+        self.nothing_uncounted()
+        self.nothing_unbounded()
+
+    return taken
+
+
+class World:
+    """Everything there is. Sources, outputs and messages are named by any number: it is taken modulo how many."""
+
+    steps = 0
+    """Steps taken by all worlds of this process."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.script = [f"world = World({setup!r})"]
+        self.now = 100.0
+        self.lines = [Line(Engine(kind, setup, rank)) for rank, kind in enumerate(setup.engines)]
+        self.first_seqs: dict[tuple[int, int], int] = {}
+        self.relay = self.make_relay()
+        self.relay.records = []
+        self.last_seq = dict.fromkeys(self.places, -1)
+        self.routers = {place: Router() for place in self.places}
+        self.late: dict[tuple[int, int], LateRouter] = {}
+        self.saved = list(dump(self.relay))
+        self.log: list[bytes] = []
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Every stream: output, and stream within it."""
+        return [(n, at) for n, output in enumerate(self.relay.outputs) for at in range(len(output.streams))]
+
+    def make_relay(self) -> Relay:
+        setup = self.setup
+        sources = [
+            SourceSpec(
+                f"engine/{rank}",
+                rank,
+                Settings(
+                    replay=kind != "deaf",
+                    snapshot=kind == "snapshot",
+                    reorder_batches=setup.reorder_batches,
+                    reorder_bytes=setup.reorder_bytes,
+                    trust_unverified=setup.on_lost == "keep",
+                ),
+                Rules(duplicates=setup.duplicates, orphans=setup.orphans, max_blocks=setup.max_blocks),  # type: ignore[arg-type]
+                setup.on_lost,  # type: ignore[arg-type]
+                setup.timeout,
+            )
+            for rank, kind in enumerate(setup.engines)
+        ]
+        outputs = []
+        for number, name in enumerate(setup.outputs):
+            merged = name.startswith("merged:")
+            streams = 1 if merged else len(sources)
+            outputs.append(
+                OutputSpec(
+                    f"out-{number}",
+                    PROFILES[name.removeprefix("merged:")],
+                    [None] * streams,
+                    merged=merged,
+                    journal_batches=setup.journal_batches,
+                    journal_bytes=setup.journal_bytes,
+                    first_seqs=[self.first_seqs.get((number, at), 0) for at in range(streams)],
+                )
+            )
+        return Relay(sources, outputs, Limits())
+
+    # -- plumbing ------------------------------------------------------------------------------------------------
+
+    def _feed(self, event: Any) -> None:
+        self._carry_out(self.relay.handle(event, self.now))
+
+    def _carry_out(self, commands: list[Any]) -> None:
+        for command in commands:
+            if isinstance(command, Publish):
+                place = (command.output, command.stream)
+                assert command.seq == self.last_seq[place] + 1, "an output's seq is dense and never goes back"
+                self.last_seq[place] = command.seq
+                if place in self.late:
+                    self.late[place].live.append((command.seq, command.payload))
+                router = self.routers[place]
+                if not router.deaf and not router.apply(command.seq, command.payload):
+                    self._router_replay(place)
+            elif isinstance(command, RequestReplay):
+                self._serve(command)
+            elif isinstance(command, RequestSnapshot):
+                line = self.lines[command.source]
+                if line.connected:
+                    line.answers.append((command.request, line.engine.snapshot()))
+            elif isinstance(command, CancelReplay):
+                line = self.lines[command.source]
+                line.answers = [(request, frames) for request, frames in line.answers if request != command.request]
+            else:
+                assert isinstance(command, (AnswerReplay, AnswerSnapshot))
+
+    def _serve(self, command: RequestReplay) -> None:
+        line = self.lines[command.source]
+        if not line.connected:
+            return  # the request is lost with the connection
+        publisher = line.engine.publisher
+        for seq, payload in line.engine.buffer:
+            if seq >= command.start:
+                line.answers.append((command.request, [b"", b"", seq_frame(seq, publisher), payload]))
+        line.answers.append((command.request, [b"", b"", END_SEQ, b""]))
+
+    def _ask(self, place: tuple[int, int], start: int) -> Any:
+        event = ReplayAsked(*place, [b"r", b"", seq_frame(start)])
+        commands = self.relay.handle(event, self.now)
+        self._carry_out([command for command in commands if not isinstance(command, AnswerReplay)])
+        (answer,) = [command.answer for command in commands if isinstance(command, AnswerReplay)]
+        return answer
+
+    def _router_replay(self, place: tuple[int, int]) -> None:
+        router = self.routers[place]
+        answer = self._ask(place, router.next)
+        while (message := answer.next_message()) is not None:
+            if message[-2] == END_SEQ:
+                return
+            assert router.apply(int.from_bytes(message[-2][:8], "big"), message[-1]), "the answer has a hole"
+        raise AssertionError("an answer without END")
+
+    def _deliver(self, source: int, message: tuple[int, bytes, bytes]) -> None:
+        seq, payload, publisher = message
+        line = self.lines[source]
+        line.heard = (int(decode(payload)[0]), seq)
+        self._feed(BatchReceived(source, [b"", seq_frame(seq, publisher), payload]))
+
+    def _take_answer(self, source: int) -> None:
+        request, frames = self.lines[source].answers.pop(0)
+        received = SnapshotReceived if frames[0] else ReplayReceived
+        self._feed(received(source, request, frames))
+
+    def _cut(self, source: int) -> None:
+        line = self.lines[source]
+        line.wire.clear()
+        line.answers.clear()
+        if line.connected:
+            line.connected = False
+            self._feed(SourceDown(source))
+
+    def _epoch(self, source: int) -> int:
+        return self.relay.sources[source].sequencer.epoch
+
+    # -- engines -------------------------------------------------------------------------------------------------
+
+    @step
+    def publish(self, source: int, changes: list[Change], times: int) -> None:
+        """The engine's cache changes; if kvbus is connected, the batch is on its way."""
+        line = self.lines[source % len(self.lines)]
+        for _ in range(times):
+            seq, payload = line.engine.publish(changes)
+            if line.connected:
+                line.wire.append((seq, payload, line.engine.publisher))
+
+    @step
+    def skip_a_number(self, source: int) -> None:
+        """A number that is used up and never sent (vLLM, after an exception)."""
+        self.lines[source % len(self.lines)].engine.seq += 1
+
+    @step
+    def restart_engine(self, source: int) -> None:
+        """The process dies: connections drop, what was on its way is gone."""
+        source %= len(self.lines)
+        self._cut(source)
+        self.lines[source].engine.restart()
+
+    @step
+    def restart_behind_a_proxy(self, source: int) -> None:
+        """The process dies, and kvbus's connection, which ends elsewhere, stays."""
+        line = self.lines[source % len(self.lines)]
+        line.engine.restart()
+        line.answers.clear()
+        line.hidden = self._epoch(source % len(self.lines))
+
+    @step
+    def stranger(self, source: int, seq: int, block: int) -> None:
+        """Somebody else publishes on the same endpoint."""
+        source %= len(self.lines)
+        line = self.lines[source]
+        if not line.connected:
+            return
+        line.hidden = self._epoch(source)
+        payload = encode([99.0, [line.engine.store([block], "GPU")], line.engine.rank])
+        line.wire.append((seq, payload, b"stranger's own id"[:16] if line.engine.publisher else b""))
+
+    # -- the network ---------------------------------------------------------------------------------------------
+
+    @step
+    def connect(self, source: int) -> None:
+        source %= len(self.lines)
+        if not self.lines[source].connected:
+            self.lines[source].connected = True
+            self._feed(SourceUp(source))
+
+    @step
+    def disconnect(self, source: int) -> None:
+        self._cut(source % len(self.lines))
+
+    @step
+    def live_batch(self, source: int, at: int, how: str) -> None:
+        """One batch arrives (at 0: in order), gets lost, or arrives twice."""
+        source %= len(self.lines)
+        wire = self.lines[source].wire
+        if not wire:
+            return
+        message = wire.pop(at % min(len(wire), 6))
+        for _ in range({"once": 1, "twice": 2, "lost": 0}[how]):
+            self._deliver(source, message)
+
+    @step
+    def all_live_batches(self, source: int) -> None:
+        source %= len(self.lines)
+        while self.lines[source].wire:
+            self._deliver(source, self.lines[source].wire.pop(0))
+
+    @step
+    def answer(self, source: int, count: int) -> None:
+        """So many messages of replay answers arrive."""
+        source %= len(self.lines)
+        for _ in range(count):
+            if self.lines[source].answers:
+                self._take_answer(source)
+
+    @step
+    def answers_are_lost(self, source: int) -> None:
+        self.lines[source % len(self.lines)].answers.clear()
+
+    @step
+    def a_reply_to_nothing(self, source: int, request: int, seq: int) -> None:
+        """An answer to a request that was never made, or is over."""
+        source %= len(self.lines)
+        asked = self.relay.sources[source].sequencer._request
+        if asked is None or asked.id != request:
+            self._feed(ReplayReceived(source, request, [b"", seq_frame(seq), encode([0.0, [], 0])]))
+
+    @step
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self._feed(Tick(self.now))
+
+    # -- kvbus itself --------------------------------------------------------------------------------------------
+
+    @step
+    def kvbus_is_killed(self, new_generation: bool) -> None:
+        """And comes back with its state: same index, same numbering; counters and connections begin anew."""
+        self._feed(Tick(self.now))  # an answer may have made room in the numbering, which leaves with the next event
+        self._write_log()
+        before = [blocks_of(source) for source in self.relay.sources]
+        marks = [source.sequencer.next for source in self.relay.sources]
+        epochs = [source.sequencer.epoch for source in self.relay.sources]
+        if new_generation:
+            self.saved, self.log = list(dump(self.relay)), []
+        for source in range(len(self.lines)):
+            self._cut(source)
+            self.lines[source].heard = (-1, -1)  # what was held is gone
+        self._write_log()
+        relay = self.make_relay()
+        loader = Loader(relay)
+        for blob in self.saved:
+            loader.feed(blob)
+        assert loader.complete
+        for blob in self.log:
+            for record in decode_log(blob):
+                relay.again(record, self.now)
+        relay.resumed(self.now)
+        for n, at in self.places:
+            assert relay.outputs[n].streams[at].next_seq == self.last_seq[n, at] + 1
+        assert [blocks_of(source) for source in relay.sources] == before
+        for source, mark, epoch in zip(relay.sources, marks, epochs, strict=True):
+            assert source.sequencer.next <= mark
+            assert source.sequencer.epoch <= epoch
+        relay.records = []
+        self.relay = relay
+        self._answers_are_gone()
+
+    @step
+    def kvbus_is_killed_without_state(self) -> None:
+        """The numbering jumps ahead, and everything is learned again."""
+        for source in range(len(self.lines)):
+            self._cut(source)
+            self.lines[source].heard = (-1, -1)
+        self.first_seqs = {place: seq + 4 if seq >= 0 else 0 for place, seq in self.last_seq.items()}
+        self.relay = self.make_relay()
+        self.relay.records = []
+        for line in self.lines:
+            line.hidden = -1  # it knows of no other life
+        self.last_seq = {place: seq - 1 for place, seq in self.first_seqs.items()}
+        self.saved, self.log = list(dump(self.relay)), []
+        self._answers_are_gone()
+        self._carry_out(self.relay.begin(self.now, self.now))
+
+    def _answers_are_gone(self) -> None:
+        """Late routers lose their answers with the process, and begin anew."""
+        self.late.clear()
+
+    def _write_log(self) -> None:
+        assert self.relay.records is not None
+        self.log.append(encode_log(self.relay.records))
+        self.relay.records = []
+
+    # -- routers -------------------------------------------------------------------------------------------------
+
+    def _place(self, number: int) -> tuple[int, int]:
+        places = self.places
+        return places[number % len(places)]
+
+    @step
+    def router_link(self, place: int, deaf: bool) -> None:
+        """A router's live stream stalls, or goes on."""
+        self.routers[self._place(place)].deaf = deaf
+
+    @step
+    def router_restarts(self, place: int) -> None:
+        at = self._place(place)
+        self.routers[at] = Router()
+        self._router_replay(at)
+
+    @step
+    def late_router_asks(self, place: int) -> None:
+        at = self._place(place)
+        self.late[at] = LateRouter(self._ask(at, 0))
+
+    @step
+    def late_router_reads(self, place: int, messages: int) -> None:
+        late = self.late.get(self._place(place))
+        for _ in range(messages if late is not None else 0):
+            late.read()
+
+    @step
+    def router_asks_for_a_snapshot(self, place: int) -> None:
+        """On an output that offers none it is still answered."""
+        at = self._place(place)
+        for command in self.relay.handle(SnapshotAsked(*at, [b"r", b"snapshot"]), self.now):
+            assert isinstance(command, (AnswerSnapshot, Publish))
+            if isinstance(command, Publish):
+                self._carry_out([command])
+
+    # -- what must hold ------------------------------------------------------------------------------------------
+
+    def nothing_uncounted(self) -> None:
+        for source in self.relay.sources:
+            stats, sequencer = source.stats, source.sequencer
+            assert stats.pending >= 0
+            assert stats.missing == stats.recovered + stats.lost + stats.pending
+            holes = sequencer.horizon - sequencer.next - len(sequencer.held) if sequencer.synced else 0
+            assert stats.pending == holes, f"{stats.pending} pending, {holes} holes"
+
+    def nothing_unbounded(self) -> None:
+        setup = self.setup
+        for source in self.relay.sources:
+            held = source.sequencer.held
+            largest = max((len(held.get(seq)) for seq in held), default=0)
+            assert len(held) <= setup.reorder_batches + 1, "held batches"  # and the very next one
+            assert held.bytes <= setup.reorder_bytes + largest, "held bytes"
+            assert source.normalizer.entries <= setup.max_blocks
+        for output in self.relay.outputs:
+            for stream in output.streams:
+                assert len(stream.journal) <= setup.journal_batches
+
+    @step
+    def quiescence(self) -> None:
+        """Everything on its way arrives, time passes, and every router knows what its engines hold."""
+        for source, line in enumerate(self.lines):
+            if not line.connected:
+                line.connected = True
+                self._feed(SourceUp(source))
+        for _ in range(60):
+            rounds = 0
+            while any(line.wire or line.answers for line in self.lines):
+                rounds += 1
+                assert rounds < 10_000, "it never comes to rest"
+                for source, line in enumerate(self.lines):
+                    if line.wire:
+                        self._deliver(source, line.wire.pop(0))
+                    if line.answers:
+                        self._take_answer(source)
+            self.now += 1.0
+            self._feed(Tick(self.now))
+        for place, router in self.routers.items():
+            router.deaf = False
+            self._router_replay(place)
+        for place, late in self.late.items():
+            late.finish()
+            assert late.router.next == self.last_seq[place] + 1
+            mine = {rank: view for rank, view in late.router.views.items() if view}
+            assert mine == {rank: view for rank, view in self.routers[place].views.items() if view}
+        self.late.clear()
+        for source in range(len(self.lines)):
+            self._is_exact(source)
+
+    def _is_exact(self, i: int) -> None:
+        source, line = self.relay.sources[i], self.lines[i]
+        assert source.state is State.LIVE, f"source {i} is {source.state}"
+        assert source.stats.pending == 0
+        engine = line.engine
+        # a replay that reaches back gives every stranger away, once it is known that there is something to reach back to
+        if line.hidden >= 0 and not (engine.setup.buffer_steps == 1000 and source.sequencer._buffer):
+            if self._epoch(i) <= line.hidden:
+                return  # nothing has given it away, and nothing may
+            line.hidden = -1
+            if source.sequencer.next != engine.seq:
+                return
+        if engine.kind == "deaf" and line.heard != (engine.life, engine.seq - 1):
+            return  # without a replay an idle engine's lost tail, or its quiet new life, cannot be known of
+        for place, router in self.routers.items():
+            output = self.relay.outputs[place[0]]
+            if output.stream_of(i) != place[1]:
+                continue
+            view = router.views.get(output.rank_of(i, source), set())
+            folded = output.spec.profile.wire.fold_hashes
+            truth, visible = self._named(engine, engine.truth, folded), self._named(engine, engine.visible, folded)
+            if self.setup.on_lost == "clear":
+                assert view <= truth, f"source {i}, stream {place}: blocks too many: {view - truth}"
+            if engine.kind == "snapshot" and self.setup.orphans == "drop":
+                continue  # a snapshot tells orphans whose parents were there when they were stored
+            if not source.partial:
+                assert view == visible, f"source {i}, stream {place}: {view} is not {visible}"
+
+    def _named(self, engine: Engine, counts: Counter[tuple[str, int]], folded: bool) -> Blocks:
+        name: Callable[[int], Any] = (lambda b: fold(engine.hash_of(b))) if folded else engine.hash_of
+        return {(medium, name(block)) for (medium, block), count in counts.items() if count}
+
+    def lines_of_script(self) -> Iterator[str]:
+        """The run so far as a test."""
+        yield "def test_this() -> None:"
+        yield from (f"    {line}" for line in self.script)
+
+
+def blocks_of(source: Any) -> dict[Any, set[Any]]:
+    """What a source's index holds, by table."""
+    return {key: set(table.blocks) for key, table in source.normalizer.index.tables.items() if table.blocks}
