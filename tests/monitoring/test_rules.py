@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from click.testing import CliRunner
 from ruamel.yaml import YAML
 
+from kvbus.cli import main
 from tests.docs.test_docs import anchors, section
 from tests.monitoring.prometheus import ROOT, RULES, alerts, rules
 
@@ -67,7 +69,22 @@ def test_every_runbook_says_what_it_means_what_to_look_at_and_what_to_do() -> No
             assert word in text, f"{name} has no {word}"
 
 
-def test_rules_name_only_metrics_that_are_documented() -> None:
+def test_rules_and_runbooks_name_only_metrics_that_are_documented() -> None:
     documented = set(re.findall(r"^\| `(kvbus_\w+)`", (ROOT / "docs" / "METRICS.md").read_text(), re.MULTILINE))
     named = {name for rule in rules() for name in re.findall(r"\bkvbus_\w+", rule["expr"])}
     assert {name.removesuffix("_bucket") for name in named} <= documented
+    assert set(re.findall(r"\bkvbus_\w+", OPERATIONS.read_text())) <= documented
+
+
+def test_commands_of_the_operations_manual_have_the_options_they_are_given() -> None:
+    """Every `kvbus COMMAND …` in code, each option looked up in that command's help."""
+    text = OPERATIONS.read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    code = [line for line in (*"\n".join(blocks).splitlines(), *inline) if line.startswith("kvbus ")]
+    given = [(line.split()[1], set(re.findall(r"(?<= )--?[a-z][\w-]*", line.split("#")[0]))) for line in code]
+    assert len(given) > 10
+    for command, options in given:
+        shown = CliRunner().invoke(main, [command, "--help"])
+        assert shown.exit_code == 0, command
+        assert options <= set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", shown.output)), command
