@@ -104,7 +104,7 @@ def test_vllm_is_told_to_dial_loopback_and_runs_without_a_home_in_its_image() ->
     assert {"name": "engine-home", "mountPath": "/home/engine"} in engine["volumeMounts"]
 
 
-def test_sglang_has_other_flags_and_refuses_vllms_key() -> None:
+def test_sglang_has_flags_of_its_own() -> None:
     engine = render({"engine": {"type": "sglang", "tensorParallelSize": 4}, "kvbus": {"dataParallelSize": 2}}).engine
     assert engine["image"].startswith("lmsysorg/sglang:")
     assert {"--model-path=Qwen/Qwen3-32B", "--tp-size=4", "--dp-size=2", "--enable-dp-attention"} <= set(engine["args"])

@@ -118,7 +118,7 @@ The value of an engine's --kv-events-config that matches the first source: (list
 {{- $source := index $config.sources 0 -}}
 {{- $events := dict "publisher" "zmq" "topic" "" -}}
 {{- if eq (index . 1) "vllm" -}}
-{{- /* SGLang has no such key and refuses it */ -}}
+{{- /* SGLang has no such key: a publisher is enough */ -}}
 {{- $_ := set $events "enable_kv_cache_events" true -}}
 {{- end -}}
 {{- /* engines dial a concrete host and bind a wildcard */ -}}
