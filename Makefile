@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench profile lint format types walls lock clean
+.PHONY: help demo test bench chaos profile lint format types walls lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -31,6 +31,11 @@ bench: $(STAMP) ## the benchmarks, an hour on a quiet machine (ARGS="--quick", A
 
 profile: $(STAMP) ## where the core's time goes (ARGS="1x1")
 	@PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.hotspots $(ARGS)
+
+chaos: $(STAMP) ## faults over real sockets (FAULTS=10000 SEED=7 CELL=1 GENERATION=0 ROUNDS=3 SECONDS=600)
+	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) \
+		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(CELL),--cell $(CELL)) $(if $(GENERATION),--generation $(GENERATION)) \
+		$(if $(FIRST),--first $(FIRST)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WIDTH),--width $(WIDTH)) $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy strict, import walls
 	@$(BIN)/ruff check .

@@ -1,0 +1,60 @@
+"""``make chaos``: faults over real sockets. Exit code 0: everything held; 1: something did not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+
+import click
+import uvloop
+
+from tests.chaos.campaign import Campaign, Wanted, main_console
+from tests.chaos.plan import SHAPES, make_round
+
+
+@click.command()
+@click.option("--seed", type=int, help="Of every plan; by default a new one, which is printed.")
+@click.option("--faults", type=click.IntRange(1), default=10_000, show_default=True, help="Stop after so many.")
+@click.option("--seconds", type=click.FloatRange(1), help="Stop after so long.")
+@click.option("--cell", "cells", type=click.IntRange(0, len(SHAPES) - 1), multiple=True, help="Only these cells.")
+@click.option("--generation", type=click.IntRange(0), help="Only this generation of them, once.")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds of a generation.")
+@click.option("--first", type=click.IntRange(0), default=0, help="Round to begin with.")
+@click.option("--width", type=click.IntRange(1), default=1, show_default=True, help="Of each cell, so many at a time.")
+@click.option("--show", is_flag=True, help="Print the plan of a generation and make nothing.")
+def main(
+    *,
+    seed: int | None,
+    faults: int,
+    seconds: float | None,
+    cells: tuple[int, ...],
+    generation: int | None,
+    rounds: int | None,
+    first: int,
+    width: int,
+    show: bool,
+) -> None:
+    """Break connections, batches, processes, disks and clocks, and check after each burst that everything is exact."""
+    seed = random.SystemRandom().randrange(1 << 20) if seed is None else seed
+    chosen = cells or tuple(range(len(SHAPES)))
+    if show:
+        for cell in chosen:
+            for number in range(first, rounds or first + 1):
+                plan = make_round(seed, cell, generation or 0, number)
+                click.echo(f"cell {cell} ({SHAPES[cell].name}), round {number} ({plan.flavour})")
+                for fault in plan.faults:
+                    click.echo(f"  {fault}")
+        return
+    console = main_console()
+    console.print(f"seed {seed}: make chaos SEED={seed} plans the same faults again", highlight=False)
+    wanted = Wanted(seed, faults, seconds or float("inf"), chosen, generation, rounds, first, width)
+    campaign = Campaign(wanted, console)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(campaign.run())
+    campaign.summary()
+    sys.exit(bool(campaign.tally.failures))
+
+
+if __name__ == "__main__":
+    main()

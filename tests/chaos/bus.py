@@ -1,0 +1,154 @@
+"""`kvbus run` as a process of its own, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from kvbus.errors import ExitCode
+from tests.chaos.clocked import WrongClock
+from tests.chaos.places import Place
+from tests.chaos.processes import Child, python
+
+SOURCE_TIMEOUT: Final = 5.0
+JOURNAL: Final = 400
+SEND_HWM: Final = 1000
+
+
+class PortTakenError(Exception):
+    """Another process was faster: a port that was free a moment ago is not."""
+
+
+Metrics = dict[str, dict[tuple[str, ...], float]]
+
+
+def parse_metrics(text: str) -> Metrics:
+    """Name -> label values in the order they are written -> value."""
+    found: Metrics = defaultdict(dict)
+    for line in text.splitlines():
+        if not line.startswith("kvbus_"):
+            continue
+        head, _, value = line.rpartition(" ")
+        name, _, labels = head.partition("{")
+        parts = tuple(pair.partition('="')[2].rstrip('"') for pair in labels.rstrip("}").split('",') if pair)
+        found[name][parts] = float(value)
+    return found
+
+
+def total(metrics: Metrics, name: str) -> float:
+    return sum(metrics.get(name, {}).values())
+
+
+def unaccounted(metrics: Metrics) -> list[str]:
+    """Sources for which ``missing = recovered + lost + pending`` does not hold, in words."""
+    wrong = []
+    for labels, missing in metrics["kvbus_source_missing_batches_total"].items():
+        recovered, lost, pending = (
+            metrics[f"kvbus_source_{name}"][labels]
+            for name in ("recovered_batches_total", "lost_batches_total", "pending_batches")
+        )
+        if missing != recovered + lost + pending:
+            wrong.append(
+                f"{labels[0]}: missing {missing:g} != recovered {recovered:g} + lost {lost:g} + pending {pending:g}"
+            )
+    return wrong
+
+
+class Bus:
+    """One kvbus, killed and started again on the same configuration, directory and clock.
+
+    Args:
+        directory: for everything it writes.
+        config: of kvbus; ``http`` is filled in here.
+        place: where it runs, None for here.
+        http: port of its HTTP server.
+    """
+
+    def __init__(self, directory: Path, config: dict[str, Any], http: int, place: Place | None) -> None:
+        self._http = http
+        path = directory / "kvbus.yaml"
+        path.write_text(json.dumps({**config, "http": f"127.0.0.1:{http}"}))  # JSON is YAML
+        self.clock = WrongClock(directory / "clock")
+        command = python("tests.chaos.clocked", str(self.clock.path), "run", "-c", str(path), "--log-format", "json")
+        # through a pipe: a limit on the size of its files is not to hit its log
+        self.child = Child("kvbus", place.inside(command) if place else command, directory, on_line=lambda line: None)
+        runtime = directory / "run"
+        runtime.mkdir()
+        self.child.env["XDG_RUNTIME_DIR"] = str(runtime)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
+        await self.child.start()
+        await self.answering()
+
+    async def answering(self, patience: float = 30.0) -> None:
+        """Wait until it is ready.
+
+        Raises:
+            AssertionError: it ended, or is not ready in time.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + patience
+        while True:
+            try:
+                assert self._session is not None
+                async with self._session.get(f"http://127.0.0.1:{self._http}/readyz") as response:
+                    if response.status == 200:
+                        return
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                pass
+            if not self.child.running:
+                assert self.child.process is not None
+                if self.child.process.returncode == ExitCode.CANNOT_BIND and self.child.starts == 1:
+                    raise PortTakenError
+                raise AssertionError(
+                    f"kvbus ended by itself, status {self.child.process.returncode}: {self.last_words()}"
+                )
+            assert loop.time() < end, f"kvbus is not ready within {patience:g} s"
+            await asyncio.sleep(0.02)
+
+    async def kill(self, *, orderly: bool = False) -> None:
+        """SIGKILL, or SIGTERM."""
+        status = await self.child.end(signal.SIGTERM if orderly else signal.SIGKILL)
+        if orderly:
+            assert status == 0, f"kvbus ended with {status} after SIGTERM: {self.last_words()}"
+
+    async def get(self, path: str) -> str:
+        assert self._session is not None
+        async with self._session.get(f"http://127.0.0.1:{self._http}{path}") as response:
+            assert response.status == 200, f"{path}: {response.status}"
+            return await response.text()
+
+    async def metrics(self) -> Metrics:
+        return parse_metrics(await self.get("/metrics"))
+
+    async def sources(self) -> list[dict[str, Any]]:
+        return json.loads(await self.get("/sources"))
+
+    def last_words(self) -> str:
+        return " | ".join(self.child.log.read_text(errors="replace").splitlines()[-3:])
+
+    def complaints(self) -> list[str]:
+        """Lines of its log that no fault of ours explains."""
+        lines = self.child.log.read_text(errors="replace").splitlines()
+        return [
+            line
+            for line in lines
+            if ("Traceback" in line or '"level":"error"' in line.replace(" ", "").lower() or "critical" in line.lower())
+            and "cannot be written any more" not in line
+            and "it is no longer being written" not in line
+        ]
+
+    async def close(self) -> None:
+        await self.child.close()
+        if self._session is not None:
+            await self._session.close()
+        self.clock.close()

@@ -1,0 +1,310 @@
+"""What must hold: at every scrape, and after each round once all is quiet."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.chaos.bus import Metrics, total, unaccounted
+from tests.chaos.engines import Truth
+from tests.chaos.plan import Round
+
+if TYPE_CHECKING:
+    from tests.chaos.cell import Cell
+    from tests.chaos.routers import Router
+
+PATIENCE: Final = 60.0
+"""Seconds after which views that are not exact are wrong."""
+
+SETTLE: Final = 15.0
+"""Seconds that a view gets in which everything has arrived and which is not exact yet."""
+
+LATE: Final = 1.0
+"""Seconds from the engine to a healthy router, while another one is ill-treated, on a machine that is busy."""
+
+_ROUTER_KINDS: Final = frozenset(
+    {
+        "stop router",
+        "router never reads",
+        "200 requesters",
+        "partition",
+        "packet loss",
+        "link down",
+        "stall",
+        "half-open",
+        "delay",
+        "stop kvbus",
+        "stop kvbus long",
+    }
+)
+
+_UNANSWERED_KINDS: Final = frozenset(
+    {
+        *("kill kvbus", "end kvbus", "stop kvbus", "stop kvbus long", "disk full", "restart on a full disk"),
+        *("file size limit", "stall", "half-open", "refuse", "cut", "reset", "delay"),
+        *("partition", "packet loss", "link down", "tcp reset"),
+    }
+)
+"""Faults by which kvbus, or the way to it, is gone for a while."""
+
+
+BUSY: Final = 0.5
+"""Seconds of lateness of this process itself, from which on the machine is what keeps questions unanswered."""
+
+
+@dataclass
+class Marks:
+    """How things stood when a round began, and what has hit since."""
+
+    metrics: Metrics
+    starts: int
+    holes: dict[str, int]
+    asked: int
+    lives: int
+    began: float
+    kinds: set[str] = field(default_factory=set)
+
+
+class Checks:
+    """The checks of one cell."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._tally = cell.tally
+
+    async def begin(self, plan: Round, starts: int) -> Marks:
+        cell = self._cell
+        report = await cell.bystander.report()
+        holes = {name: stream["raw"]["holes"] for name, stream in report.items()}
+        metrics = await cell.bus.metrics()
+        return Marks(metrics, starts, holes, cell.asked, cell.engine.lives, asyncio.get_running_loop().time())
+
+    def scrape(self, metrics: Metrics) -> None:
+        """The accounting, at any moment."""
+        wrong = unaccounted(metrics)
+        self._tally.checks["accounting, at a scrape"] += 1
+        if wrong:
+            raise AssertionError(f"at a scrape: {'; '.join(wrong)}")
+
+    async def end(self, plan: Round, marks: Marks) -> None:
+        """Everything, after the round's traffic and faults are over."""
+        cell = self._cell
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        lasts = await cell.engine.last_seqs()
+        await self._caught_up(lasts)
+        metrics = await cell.bus.metrics()
+        reports = [await self._reached(router, metrics) for router in (cell.tried, cell.bystander)]
+        recovery = loop.time() - began
+        truths = await cell.engine.truths()
+        partial = [source["partial"] for source in await cell.bus.sources()]
+        for router, report in zip((cell.tried, cell.bystander), reports, strict=True):
+            await self._exact(router, report, truths, partial, marks.kinds)
+        self._tally.partial += any(partial)
+        self._tally.recovered(marks.kinds, recovery)
+        self._tally.rounds += 1
+        self._accounts(metrics)
+        self._monotonic(reports[1], marks)
+        if cell.engine.lives == marks.lives:  # one in a new life has to be found first
+            self._isolated(plan, reports[1])
+        if cell.bus_starts == marks.starts:
+            self._deltas(plan, marks, metrics)
+        complaints = cell.bus.complaints()
+        self._check("no complaint in kvbus's log", not complaints, "; ".join(complaints[:2]))
+        self._check(
+            "processes alive",
+            cell.bus.child.running and cell.tried.child.running and cell.bystander.child.running,
+            "a process ended by itself",
+        )
+
+    def _check(self, name: str, holds: object, otherwise: str) -> None:
+        self._tally.checks[name] += 1
+        if not holds:
+            raise AssertionError(f"{name}: {otherwise}")
+
+    async def _caught_up(self, lasts: list[int]) -> None:
+        """kvbus has everything that the engine has published, and knows it."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + PATIENCE
+        while True:
+            sources = await self._cell.bus.sources()
+            behind = [
+                f"{source['name']} {source['state']}, {source['last_seq']} of {last}, pending {source['counts']['pending']}"
+                for source, last in zip(sources, lasts, strict=True)
+                if source["state"] != "live"
+                or source["last_seq"] != last
+                or source["counts"]["pending"]
+                or source["queue_depth"]
+            ]
+            if not behind:
+                break
+            assert loop.time() < end, f"not caught up within {PATIENCE:g} s: {'; '.join(behind)}"
+            await asyncio.sleep(0.02)
+        self._tally.checks["caught up with the engine"] += len(lasts)
+
+    async def _reached(self, router: Router, metrics: Metrics) -> dict[str, Any]:
+        """The router has all that kvbus had published, and is not in the middle of beginning anew; what it reports."""
+        newest, blocks = metrics["kvbus_output_sequence"], metrics["kvbus_blocks"]
+        loop = asyncio.get_running_loop()
+        end = loop.time() + PATIENCE
+        while True:
+            report = await router.report()
+            behind = []
+            for name, stream in report.items():
+                due = newest[_labels(name)]
+                held = sum(view["blocks"] for view in stream["views"].values())
+                told = sum(count for labels, count in blocks.items() if _in_stream(name, labels))
+                raw = stream["raw"]
+                if stream["seq"] < due or (raw["on"] and raw["seq"] < due) or held != told:
+                    how = f"seq {stream['seq']} (raw {raw['seq']}) of {due:g}, {held} of {told:g} blocks"
+                    behind.append(f"{name}: {how}, {stream['counts']}")
+            if not behind:
+                return report
+            assert loop.time() < end, f"{router.child.name} is not there after {PATIENCE:g} s: {'; '.join(behind)}"
+            await asyncio.sleep(0.03)
+
+    async def _exact(
+        self, router: Router, report: dict[str, Any], truths: list[Truth], partial: list[bool], kinds: set[str]
+    ) -> None:
+        """Each view is the engine's cache: keys, and where the truth says them, tokens."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + SETTLE
+        while True:
+            wrong = [
+                (name, rank, truth)
+                for name, stream in report.items()
+                for rank, truth in _expected(name, truths)
+                if not partial[rank] and not _same(stream["views"], truth, rank if name == "merged" else None)
+            ]
+            if not wrong or loop.time() > end:
+                break
+            await asyncio.sleep(0.1)
+            report = await router.report()
+        for name, rank, truth in wrong:
+            views = await router.dump(name)
+            got = views.get(str(rank), set()) if name == "merged" else set().union(*views.values())
+            missing, dead = truth.keys - got, got - truth.keys
+            difference = f"{len(missing)} of {len(truth.keys)} missing {sorted(missing)[:2]}, {len(dead)} dead {sorted(dead)[:2]}"
+            if not missing and not dead:
+                difference = "the same blocks with other tokens"
+            raise AssertionError(f"{router.child.name} {name}, rank {rank}: {difference}")
+        for name, stream in report.items():
+            for rank, truth in _expected(name, truths):
+                if partial[rank]:
+                    views = await router.dump(name)
+                    got = views.get(str(rank), set()) if name == "merged" else set().union(*views.values())
+                    self._check(
+                        "a partial view has no dead block", got <= truth.keys, f"{name}: {sorted(got - truth.keys)[:2]}"
+                    )
+                else:
+                    self._tally.checks["exact view"] += 1
+                    self._tally.blocks += len(truth.keys)
+            # a router whose questions nobody answers says so, begins anew, and is exact all the same
+            unanswered = [lost for lost in stream["lost"] if lost.endswith("no_answer")]
+            excused = unanswered if kinds & _UNANSWERED_KINDS or self._cell.lag > BUSY else []
+            self._tally.given_up += len(excused)
+            lost = f"{router.child.name} {name}: {stream['lost']}"
+            self._check("no batch lost to a router", stream["lost"] == excused, lost)
+
+    def _accounts(self, metrics: Metrics) -> None:
+        wrong = unaccounted(metrics)
+        self._check("accounting, at rest", not wrong and not total(metrics, "kvbus_source_pending_batches"), f"{wrong}")
+        rejected = {key: value for key, value in metrics["kvbus_events_rejected_total"].items() if value}
+        self._check("no event refused", not rejected, f"{rejected}")
+        sessions = total(metrics, "kvbus_replay_sessions")
+        # one of a requester that vanished without a word is kept for as long as its connection seems to stand
+        self._check("replay sessions end", sessions <= 8, f"{sessions:g} sessions")
+        queued = total(metrics, "kvbus_output_queue_depth")
+        self._check("no queue left", not queued, f"{queued:g} batches")
+
+    def _monotonic(self, report: dict[str, Any], marks: Marks) -> None:
+        """The raw live streams: never back, and no hole but where kvbus itself was restarted."""
+        restarted = self._cell.bus_starts != marks.starts
+        for name, stream in report.items():
+            raw = stream["raw"]
+            self._check("seq only rises", not raw["back"], f"{name}: {raw['back'][:3]}")
+            if not restarted:
+                holes = raw["holes"] - marks.holes[name]
+                self._check("a healthy router misses nothing", holes == 0, f"{name}: {holes} batches")
+
+    def _isolated(self, plan: Round, report: dict[str, Any]) -> None:
+        """While one router is ill-treated the other one is served in time."""
+        if plan.flavour != "router" or self._cell.shape.engine != "piped":
+            return  # recorded batches are old
+        late, busy = max(stream["late"] for stream in report.values()), self._cell.lag
+        self._tally.latest = max(self._tally.latest, late - busy)
+        what = f"a batch was {late:.2f} s late, the machine {busy:.2f} s"
+        self._check("a stalled router delays no other", late < LATE + 2 * busy, what)
+
+    def _deltas(self, plan: Round, marks: Marks, metrics: Metrics) -> None:
+        """What one and the same process counted in this round."""
+
+        def more(name: str) -> float:
+            return total(metrics, name) - total(marks.metrics, name)
+
+        dropped = metrics["kvbus_output_dropped_batches_total"]
+        full = [key for key, value in dropped.items() if key[1] == "queue_full" and value]
+        self._check("nothing dropped for a full queue", not full, f"{full}")
+        if not marks.kinds & _ROUTER_KINDS:
+            slow = more("kvbus_output_dropped_batches_total")
+            self._check("nothing dropped without a slow router", not slow, f"{slow:g} batches")
+        answered = more("kvbus_replay_requests_total")
+        self._check(
+            "each request is counted",
+            answered >= self._cell.asked - marks.asked,
+            f"{answered:g} outcomes for {self._cell.asked - marks.asked} requests",
+        )
+        if plan.flavour == "wire" and self._cell.engine.lives == marks.lives:  # what a sync brings was never missing
+            wire = [link.wire for link in self._cell.links["live"]]
+            gone = sum(len(set(one.dropped)) for one in wire)
+            missing, recovered, lost = (
+                more(f"kvbus_source_{name}_batches_total") for name in ("missing", "recovered", "lost")
+            )
+            self._check(
+                "each batch dropped on the wire is counted and comes back",
+                missing >= gone and recovered == missing and not lost,
+                f"{gone} dropped; missing {missing:g}, recovered {recovered:g}, lost {lost:g}",
+            )
+        if plan.flavour == "clock" and self._cell.shape.engine == "piped":
+            restarts, timeouts = more("kvbus_source_restarts_total"), more("kvbus_source_timeouts_total")
+            beats = more("kvbus_output_heartbeats_total")
+            seconds = asyncio.get_running_loop().time() - marks.began
+            streams = self._cell.shape.ranks + 1
+            self._check(
+                "a step of the clock decides nothing",
+                not timeouts and not restarts and beats <= (seconds + 1) * streams,
+                f"{timeouts:g} timeouts, {restarts:g} restarts, {beats:g} heartbeats of {streams} streams"
+                f" in {seconds:.1f} s",
+            )
+
+
+def _labels(name: str) -> tuple[str, str]:
+    output, _, stream = name.partition("/")
+    return output, stream or "0"
+
+
+def _in_stream(name: str, labels: tuple[str, ...]) -> bool:
+    """Whether a source's blocks are in this stream: all are in the merged one, those of its rank in another."""
+    source = next(label for label in labels if label.startswith("engine"))
+    return name == "merged" or (source.partition("/")[2] or "0") == name.partition("/")[2]
+
+
+def _expected(name: str, truths: list[Truth]) -> list[tuple[int, Truth]]:
+    """The ranks that a stream has, with their truths."""
+    if name == "merged":
+        return list(enumerate(truths))
+    rank = int(name.partition("/")[2])
+    return [(rank, truths[rank])]
+
+
+def _same(views: dict[str, Any], truth: Truth, rank: int | None) -> bool:
+    """Whether a view is the truth: that of one rank of a merged stream, or the only one of a stream of its own."""
+    if rank is None:
+        assert len(views) <= 1, f"{sorted(views)} are in the stream of one rank"
+        view = next(iter(views.values()), None)
+    else:
+        view = views.get(str(rank))
+    if view is None:
+        return not truth.keys
+    return view["keys"] == truth.digest and (truth.tokens is None or view["tokens"] == truth.tokens)

@@ -1,0 +1,269 @@
+"""Engines as processes: `kvbus sim`, `kvbus play`, and what their caches really hold."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from kvbus.core.types import medium_key
+from kvbus.sim.dialects import DIALECTS
+from kvbus.sim.engine import EngineOptions, SimEngine
+from kvbus.sim.workload import Job, synthetic
+from tests.chaos.places import Place
+from tests.chaos.plan import TRAFFIC, Shape
+from tests.chaos.processes import Child, python
+from tests.chaos.router import Key, digest, key_of, tokens_digest
+from tests.wire.captures import BY_PREFIX, CAPTURES, DATA, load, truth
+
+RATE: Final = 90.0
+"""Batches a second of each rank."""
+
+BLOCKS: Final = 600
+_DIALECTS: Final = ("vllm-0.33", "sglang-0.5.23", "vllm-0.22", "sglang-0.5.9", "vllm-0.10.2", "dynamo-mocker")
+
+
+@dataclass(slots=True)
+class Truth:
+    """What one rank's cache holds."""
+
+    keys: set[Key] = field(default_factory=set)
+    tokens: str | None = None
+
+    @property
+    def digest(self) -> str:
+        return digest(self.keys)
+
+
+class Engine:
+    """What the three kinds have in common.
+
+    Args:
+        shape: of the cell.
+        host: address that it listens on, or dials for its live stream.
+        ports: live and replay port of rank 0.
+        directory: for logs and truth files.
+        place: where it runs, None for here.
+    """
+
+    def __init__(
+        self, shape: Shape, host: str, ports: tuple[int, int], directory: Path, place: Place | None, seed: int
+    ) -> None:
+        self.shape = shape
+        self.host = host
+        self.live, self.replay = ports
+        self.directory = directory
+        self.place = place
+        self.rng = random.Random(f"engine/{seed}")
+        self.child = Child("engine", [], directory, piped=shape.engine == "piped", on_line=self._line)
+        self.lives = 0
+        self._idle = asyncio.Event()
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [
+            *("--endpoint", f"tcp://{self.host}:{self.live}", "--connect" if self.shape.dials_in else "--bind"),
+            *("--replay-endpoint", f"tcp://{self.host}:{self.replay}"),
+        ]
+
+    def _line(self, line: str) -> None:
+        if "is at its end" in line or "used up; idle" in line:
+            self._idle.set()
+
+    def _command(self, *arguments: str) -> list[str]:
+        command = python("kvbus", *arguments, *self.endpoints)
+        return self.place.inside(command) if self.place else command
+
+    async def begin(self, seed: int) -> None:
+        """Begin a round's traffic."""
+        raise NotImplementedError
+
+    async def revive(self) -> None:
+        """Come back after a SIGKILL: a new life, and the traffic goes on."""
+        raise NotImplementedError
+
+    async def idle(self) -> None:
+        """Wait for the end of the traffic."""
+        await self._idle.wait()
+
+    async def truths(self) -> list[Truth]:
+        """What each rank's cache holds now. It may take the engine's life to find out."""
+        raise NotImplementedError
+
+    async def last_seqs(self) -> list[int]:
+        """The newest seq of each rank, from its own replay, past every proxy."""
+        return [await self._ask(self.replay + rank) for rank in range(self.shape.ranks)]
+
+    async def _ask(self, port: int) -> int:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        last = -1
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.RCVHWM, 0)
+        dealer.connect(f"tcp://{self.host}:{port}")
+        dealer.send_multipart([b"", (0).to_bytes(8, "big")])
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 20
+        try:
+            while True:
+                while not dealer.poll(0):
+                    assert loop.time() < end, f"{self.child.name} does not answer on its own replay"
+                    await asyncio.sleep(0.005)
+                frames = dealer.recv_multipart()
+                if frames[-2] == b"\xff" * 8:
+                    return last
+                last = int.from_bytes(frames[-2], "big")
+        finally:
+            dealer.close(0)
+
+    async def close(self) -> None:
+        await self.child.close()
+
+
+class SimProcess(Engine):
+    """`kvbus sim`: each round is a life, and its truth is what the process writes when it is told to end."""
+
+    async def begin(self, seed: int) -> None:
+        await self.child.close()  # a crash of last round's engine, as far as kvbus can tell
+        self.rng = random.Random(f"engine/{seed}")
+        self._dialect = self.rng.choice(_DIALECTS)
+        await self.revive()
+
+    async def revive(self) -> None:
+        self.lives += 1
+        self._idle.clear()
+        self._truth = self.directory / f"truth-{self.lives}.json"
+        requests = int(RATE * TRAFFIC / 6)
+        tiers = ["--tier", "CPU=300"] if self._dialect == "vllm-0.33" and self.rng.random() < 0.5 else []
+        self.child.command = self._command(
+            *("sim", "--dialect", self._dialect, "--seed", str(self.rng.randrange(1 << 30)), "--rate", str(RATE)),
+            *("--ranks", str(self.shape.ranks), "--requests", str(requests), "--blocks", str(BLOCKS), *tiers),
+            *("--truth-file", str(self._truth)),
+        )
+        await self.child.start()
+
+    async def truths(self) -> list[Truth]:
+        await self.child.end(signal.SIGTERM)
+        written = json.loads(self._truth.read_text())
+        self._truth.unlink()
+        ranks: list[list[dict[str, Any]]] = [[] for _ in range(self.shape.ranks)]
+        for block in written["blocks"]:
+            ranks[block["rank"]].append(block)
+        return [_truth_of(blocks) for blocks in ranks]
+
+
+def _truth_of(blocks: list[dict[str, Any]]) -> Truth:
+    pairs = []
+    for block in blocks:
+        medium = medium_key(block["medium"])
+        assert medium is not None, block["medium"]
+        pairs.append((key_of(block["group_idx"], medium, block["hash"]), [*block["tokens"]]))
+    return Truth({key for key, _ in pairs}, tokens_digest(pairs))
+
+
+class PipedEngine(Engine):
+    """`kvbus play -`: a real publisher fed by a simulated cache, whose truth can be had at any moment of its life."""
+
+    def __init__(
+        self, shape: Shape, host: str, ports: tuple[int, int], directory: Path, place: Place | None, seed: int
+    ) -> None:
+        super().__init__(shape, host, ports, directory, place, seed)
+        name = self.rng.choice(_DIALECTS)
+        tiers = {"CPU": 300} if DIALECTS[name].media else {}
+        jobs: Iterator[Job] = synthetic(seed, max_tokens=2048)
+        self._cache = SimEngine(name, jobs, options=EngineOptions(blocks=BLOCKS, tiers=tiers))
+        self._seq = 0
+        self._feeder: asyncio.Task[None] | None = None
+        self._feeding = asyncio.Lock()
+        framing = DIALECTS[name].framing
+        self.child.command = self._command("play", "-", "--rate", "100000", "--framing", framing)
+
+    async def begin(self, seed: int) -> None:
+        del seed
+        if not self.child.running:
+            await self._live()
+        self._feeder = asyncio.ensure_future(self._feed(int(RATE * TRAFFIC)))
+
+    async def _live(self) -> None:
+        self.lives += 1
+        self._seq = 0
+        await self.child.start()
+
+    async def revive(self) -> None:
+        async with self._feeding:
+            self._cache.restart()
+            await self._live()
+
+    async def _feed(self, batches: int) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        for _ in range(batches):
+            due = max(due + 1 / RATE, loop.time() - 0.5)
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            async with self._feeding:
+                payload = self._cache.step(time.time())
+                assert payload is not None, "an endless workload ended"
+                await self._publish(payload)
+        async with self._feeding:
+            for payload in self._cache.flush(time.time()):
+                await self._publish(payload)
+
+    async def _publish(self, payload: bytes) -> None:
+        """What a dead process does not get, its next life does not miss: its cache is empty then."""
+        line = {"t": 0.0, "topic": "", "seq": self._seq, "payload": base64.b64encode(payload).decode()}
+        self._seq += 1
+        process = self.child.process
+        if process is None or process.stdin is None or process.returncode is not None:
+            return
+        try:
+            process.stdin.write(json.dumps(line).encode() + b"\n")
+            await process.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError, RuntimeError):  # uvloop says it by the last
+            return
+
+    async def idle(self) -> None:
+        """All was written to the pipe; wait until the process has published it."""
+        assert self._feeder is not None
+        await self._feeder
+        while await self._ask(self.replay) != self._seq - 1:  # noqa: ASYNC110 - told by the process
+            await asyncio.sleep(0.02)
+
+    async def truths(self) -> list[Truth]:
+        return [_truth_of(self._cache.truth())]
+
+    async def close(self) -> None:
+        if self._feeder is not None:
+            self._feeder.cancel()
+            await asyncio.gather(self._feeder, return_exceptions=True)
+        await super().close()
+
+
+class CaptureEngine(Engine):
+    """`kvbus play FILE`: a recorded stream of a real engine; the truth is what that engine said it held at the end."""
+
+    async def begin(self, seed: int) -> None:
+        await self.child.close()
+        self.rng = random.Random(f"engine/{seed}")
+        self._name = self.rng.choice([name for name in CAPTURES if name not in BY_PREFIX])
+        await self.revive()
+
+    async def revive(self) -> None:
+        self.lives += 1
+        self._idle.clear()
+        rate = max(20.0, len(load(self._name)) / TRAFFIC)
+        self.child.command = self._command("play", str(DATA / f"{self._name}.jsonl"), "--rate", f"{rate:.0f}")
+        await self.child.start()
+
+    async def truths(self) -> list[Truth]:
+        return [Truth({key_of(group, medium, block) for group, medium, block in truth(self._name)})]
+
+
+ENGINES: Final[dict[str, type[Engine]]] = {"sim": SimProcess, "piped": PipedEngine, "capture": CaptureEngine}

@@ -1,0 +1,312 @@
+"""How each kind of fault is made. Each returns the evidence that it took effect, or None if there was nothing to hit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+import signal
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from tests.chaos import peers
+from tests.chaos.plan import Fault
+
+if TYPE_CHECKING:
+    from tests.chaos.cell import Cell
+    from tests.chaos.processes import Child
+    from tests.chaos.proxy import Link
+
+Maker = Callable[["Cell", Fault], Awaitable[str | None]]
+
+
+def _link(cell: Cell, fault: Fault) -> Link:
+    """One of the target's links (there is one for each rank), always the same one for the same fault."""
+    links = cell.links[fault.target]
+    return links[int(fault.at * 1000) % len(links)]
+
+
+async def _armed(cell: Cell, link: Link) -> None:
+    """Replay links are open for moments: wait for one, as long as there is traffic that may need it."""
+    await cell.while_traffic(lambda: link.connections)
+
+
+async def _cut(cell: Cell, fault: Fault) -> str | None:
+    link = _link(cell, fault)
+    await _armed(cell, link)
+    cut = link.cut(reset=fault.kind == "reset")
+    return f"{cut} connections" if cut else None
+
+
+async def _stall(cell: Cell, fault: Fault) -> str | None:
+    link = _link(cell, fault)
+    before = link.accepted
+    held = link.stall()
+    try:
+        await asyncio.sleep(fault.seconds)
+    finally:
+        link.flow()
+    held += link.accepted - before
+    return f"{held} connections" if held else None
+
+
+async def _delay(cell: Cell, fault: Fault) -> str | None:
+    link = _link(cell, fault)
+    before = link.delayed
+    link.slow(0.03)
+    try:
+        await asyncio.sleep(fault.seconds)
+    finally:
+        link.flow()
+    return f"{link.delayed - before} chunks" if link.delayed > before else None
+
+
+async def _half_open(cell: Cell, fault: Fault) -> str | None:
+    link = _link(cell, fault)
+    await _armed(cell, link)
+    lonely = link.half_open()
+    try:
+        await asyncio.sleep(fault.seconds)
+    finally:
+        link.drop_half_open()
+    return f"{lonely} connections" if lonely else None
+
+
+async def _half_open_unnoticed(cell: Cell, fault: Fault) -> str | None:
+    """kvbus is not told: its own heartbeat has to find out."""
+    link = cell.links["live"][0]
+    if not link.half_open():
+        return None
+    accepted = link.accepted
+    await cell.until(lambda: link.accepted > accepted, "kvbus notices that its connection is half-open", 40)
+    return "noticed by kvbus"
+
+
+async def _refuse(cell: Cell, fault: Fault) -> str | None:
+    link = _link(cell, fault)
+    cut = link.connections
+    await link.refuse()
+    try:
+        await asyncio.sleep(fault.seconds)
+    finally:
+        await link.listen()
+    return f"{cut} connections" if cut else "no listener"
+
+
+async def _wire(cell: Cell, fault: Fault) -> str | None:
+    """Single batches: lost, twice, or behind the next one. Waits for traffic to hit."""
+    wire = _link(cell, fault).wire
+    if fault.kind == "drop":
+        wire.drop += fault.count
+        goal = len(wire.dropped) + wire.drop
+        hit = await cell.while_traffic(lambda: len(wire.dropped) >= goal)
+    elif fault.kind == "double":
+        wire.double += 1
+        goal = wire.doubled + wire.double
+        hit = await cell.while_traffic(lambda: wire.doubled >= goal)
+    else:
+        wire.swap += 1
+        goal = wire.swapped + wire.swap
+        hit = await cell.while_traffic(lambda: wire.swapped >= goal)
+    return f"{fault.count} batches" if hit else None
+
+
+def _stopped(which: Callable[[Cell], Child]) -> Maker:
+    async def stop(cell: Cell, fault: Fault) -> str | None:
+        child = which(cell)
+        async with child.lock:
+            if not child.running:
+                return None
+            return "stood still" if await child.stop_for(fault.seconds or 5.0) else None
+
+    return stop
+
+
+async def _kill_engine(cell: Cell, fault: Fault) -> str | None:
+    child = cell.engine.child
+    async with child.lock:
+        if not child.running:
+            return None
+        killed = child.pid
+        await child.kill()
+        await cell.engine.revive()
+        return f"{killed} -> {child.pid}"
+
+
+async def _kill_bus(cell: Cell, fault: Fault) -> str | None:
+    async with cell.bus.child.lock:
+        killed = cell.bus.child.pid
+        await cell.restart_bus(orderly=fault.kind == "end kvbus")
+        return f"{killed} -> {cell.bus.child.pid}"
+
+
+async def _kill_router(cell: Cell, fault: Fault) -> str | None:
+    router = cell.tried
+    async with router.child.lock:
+        killed = router.child.pid
+        await router.restart()
+        return f"{killed} -> {router.child.pid}"
+
+
+async def _engine_away(cell: Cell, fault: Fault) -> str | None:
+    """Stopped until kvbus has given it up: no FIN, no RST, `source_timeout` over."""
+    child = cell.engine.child
+    async with child.lock:
+        await cell.connected()
+        before = await cell.counter("kvbus_source_timeouts_total")
+        child.send(signal.SIGSTOP)
+        try:
+            end = asyncio.get_running_loop().time() + 45
+            while await cell.counter("kvbus_source_timeouts_total") < before + cell.shape.ranks:
+                assert asyncio.get_running_loop().time() < end, "kvbus never gave up an engine that stood still"
+                await asyncio.sleep(0.1)
+            cleared = await cell.bystander.report()
+            told = sum(view["blocks"] for stream in cleared.values() for view in stream["views"].values())
+        finally:
+            child.send(signal.SIGCONT)
+    assert not told, f"the engine counts as lost, and a router still holds {told} of its blocks"
+    return "given up, then back"
+
+
+async def _leave(cell: Cell, fault: Fault) -> str | None:
+    rng = random.Random(str(fault))
+    start = rng.choice([0, await cell.recent_seq()])
+    taken = await peers.leave(cell.out_replay, start, rng.randint(1, 6))
+    cell.asked += bool(taken)
+    return f"left after {taken} messages" if taken else None
+
+
+async def _garbage(cell: Cell, fault: Fault) -> str | None:
+    rng = random.Random(str(fault))
+    host, port = cell.listening[rng.randrange(len(cell.listening))]
+    return "taken" if await peers.garbage(host, port, rng.randbytes(rng.choice([1, 10, 64, 65, 500]))) else None
+
+
+async def _crowd(cell: Cell, fault: Fault) -> str | None:
+    """200 at once; kvbus is left alive meanwhile, so that each of them is owed an answer."""
+    async with cell.bus.child.lock:
+        wrong = await peers.crowd(cell.out_replay, 200, await cell.recent_seq())
+        cell.asked += 200
+    assert wrong is None, f"200 requesters: {wrong}"
+    return "200 whole answers"
+
+
+async def _mute(cell: Cell, fault: Fault) -> str | None:
+    mute = peers.Mute(cell.out)
+    try:
+        await asyncio.sleep(fault.seconds)
+        return "did not read" if mute.reached else None
+    finally:
+        mute.close()
+
+
+async def _clock(cell: Cell, fault: Fault) -> str | None:
+    clock = cell.bus.clock
+    clock.set(fault.seconds)
+    told = await cell.soon(
+        lambda: abs(clock.told - clock.offset - cell.wall()) < 5 and clock.offset == fault.seconds, 3.0
+    )
+    return f"{fault.seconds:+g} s" if told else None
+
+
+async def _disk_full(cell: Cell, fault: Fault) -> str | None:
+    """The state is given up, the relay goes on; a restart with room on the disk begins a new state."""
+    bus, disk = cell.bus, cell.disk
+    if disk is None:
+        return None
+    async with bus.child.lock:
+        filled = disk.fill()
+        try:
+            if fault.kind == "restart on a full disk":
+                await cell.restart_bus()
+            given_up = await cell.gives_up_state()
+            await asyncio.sleep(fault.seconds)
+        finally:
+            disk.free()
+        await cell.restart_bus()
+    return f"{filled >> 10} KiB filled" if given_up else None
+
+
+async def _file_limit(cell: Cell, fault: Fault) -> str | None:
+    """EFBIG instead of ENOSPC: needs no root and no mount."""
+    async with cell.bus.child.lock:
+        pid = cell.bus.child.pid
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        try:
+            given_up = await cell.gives_up_state()
+            await asyncio.sleep(fault.seconds)
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await cell.restart_bus()
+    return "state given up" if given_up else None
+
+
+_RULES: Final = {
+    "packet loss": [("-m", "statistic", "--mode", "random", "--probability", "0.25", "-j", "DROP")],
+    "partition": [("-j", "DROP")],
+    "tcp reset": [("-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")],
+}
+
+
+async def _packets(cell: Cell, fault: Fault) -> str | None:
+    network = cell.networks[fault.target]
+    rules = [(chain, *rule) for rule in _RULES[fault.kind] for chain in ("INPUT", "OUTPUT")]
+    async with network.busy:
+        for rule in rules:
+            await network.rule(*rule)
+        try:
+            await asyncio.sleep(fault.seconds)
+        finally:
+            hit = await network.hits()
+            for rule in rules:
+                await network.unrule(*rule)
+    return f"{hit} packets" if hit else None
+
+
+async def _cable(cell: Cell, fault: Fault) -> str | None:
+    network = cell.networks[fault.target]
+    async with network.busy:
+        await network.link(up=False)
+        try:
+            await asyncio.sleep(fault.seconds)
+        finally:
+            await network.link(up=True)
+    return "pulled"
+
+
+ARMED: Final = frozenset({"drop", "double", "swap", "cut", "reset", "half-open"})
+"""Kinds that may wait for something to hit until the round's traffic is over."""
+
+MAKERS: Final[dict[str, Maker]] = {
+    "cut": _cut,
+    "reset": _cut,
+    "stall": _stall,
+    "delay": _delay,
+    "half-open": _half_open,
+    "half-open unnoticed": _half_open_unnoticed,
+    "refuse": _refuse,
+    "drop": _wire,
+    "double": _wire,
+    "swap": _wire,
+    "stop engine": _stopped(lambda cell: cell.engine.child),
+    "stop kvbus": _stopped(lambda cell: cell.bus.child),
+    "stop kvbus long": _stopped(lambda cell: cell.bus.child),
+    "stop router": _stopped(lambda cell: cell.tried.child),
+    "engine away": _engine_away,
+    "kill engine": _kill_engine,
+    "kill kvbus": _kill_bus,
+    "end kvbus": _kill_bus,
+    "kill router": _kill_router,
+    "requester leaves": _leave,
+    "garbage": _garbage,
+    "200 requesters": _crowd,
+    "router never reads": _mute,
+    "clock step": _clock,
+    "disk full": _disk_full,
+    "restart on a full disk": _disk_full,
+    "file size limit": _file_limit,
+    "packet loss": _packets,
+    "partition": _packets,
+    "tcp reset": _packets,
+    "link down": _cable,
+}

@@ -1,0 +1,180 @@
+"""Places of their own for processes: a mount namespace with a small disk, a network namespace behind a veth pair.
+
+Both need root. A place exists for as long as its holder process, which ends with the campaign however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from tests.chaos.processes import Child
+
+_NUMBERS: Final = itertools.count()
+
+
+async def _run(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    if process.returncode:
+        raise OSError(f"{' '.join(command)}: {errors.decode().strip()}")
+
+
+async def why_not(*, network: bool) -> str | None:
+    """None if such places can be had here, else the reason why not."""
+    tools = ["unshare", "nsenter", "mount"] + (["ip", "iptables"] if network else [])
+    lacking = [tool for tool in tools if shutil.which(tool) is None]
+    if lacking:
+        return f"no {', '.join(lacking)} on this machine"
+    if os.geteuid():
+        return "needs root"
+    try:
+        await _run("unshare", "--mount", "--propagation", "private", "mount", "-t", "tmpfs", "none", "/mnt")
+        if network:
+            rule = (
+                "iptables",
+                "-A",
+                "INPUT",
+                "-m",
+                "statistic",
+                "--mode",
+                "random",
+                "--probability",
+                "0.1",
+                "-j",
+                "DROP",
+            )
+            await _run("unshare", "--net", *rule)
+            await _run("unshare", "--net", "ip", "link", "add", "kva", "type", "veth", "peer", "name", "kvb")
+    except OSError as error:
+        return str(error)
+    return None
+
+
+class Place:
+    """A holder process whose namespaces others enter."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._holder = Child(f"place-{name}", [], directory, piped=True)
+        self._enter: list[str] = []
+
+    async def _hold(self, kinds: list[str], prepare: str) -> None:
+        script = f"{prepare} && echo ready && exec cat"
+        flags = [f"--{kind}" for kind in kinds] + (["--propagation", "private"] if "mount" in kinds else [])
+        self._holder.command = ["unshare", *flags, "sh", "-ec", script]
+        await self._holder.start()
+        process = self._holder.process
+        assert process is not None
+        assert process.stdout is not None
+        async with asyncio.timeout(20):
+            line = await process.stdout.readline()
+        if line != b"ready\n":
+            raise OSError(f"{prepare}: {self._holder.log.read_text().strip()}")
+        names = {"mount": "mnt", "net": "net"}
+        self._enter = ["nsenter"] + [f"--{kind}=/proc/{process.pid}/ns/{names[kind]}" for kind in kinds]
+
+    @property
+    def holder(self) -> int:
+        return self._holder.pid
+
+    def inside(self, command: list[str]) -> list[str]:
+        """The command, run in this place."""
+        return [*self._enter, "--", *command]
+
+    async def run(self, *command: str) -> None:
+        await _run(*self.inside(list(command)))
+
+    async def close(self) -> None:
+        await self._holder.close()
+
+
+class SmallDisk(Place):
+    """A tmpfs of so many bytes, mounted on ``path`` for those inside."""
+
+    def __init__(self, directory: Path, path: Path, size: int) -> None:
+        super().__init__(directory, "disk")
+        self._path = path
+        self._size = size
+
+    async def open(self) -> None:
+        self._path.mkdir(parents=True, exist_ok=True)
+        await self._hold(["mount"], f"mount -t tmpfs -o size={self._size},mode=700 kvbus-chaos {self._path}")
+
+    @property
+    def _filler(self) -> Path:
+        return Path(f"/proc/{self.holder}/root{self._path}/filler")
+
+    def fill(self) -> int:
+        """Take every byte that is left; how many there were."""
+        taken = 0
+        with self._filler.open("ab", buffering=0) as file:
+            for size in (1 << 20, 4096, 1):
+                try:
+                    while True:
+                        taken += file.write(b"\0" * size)
+                except OSError:
+                    continue
+        return taken
+
+    def free(self) -> None:
+        self._filler.unlink(missing_ok=True)
+
+
+class Network(Place):
+    """A network namespace with one way out: a veth pair, ``outside`` here and ``address`` in there."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        super().__init__(directory, f"net-{name}")
+        number = next(_NUMBERS)
+        own = (os.getpid() * 16 + number) % 16_000
+        self.outside = f"198.18.{own // 64}.{own % 64 * 4 + 1}"  # the range for benchmarks: nobody routes it
+        self.address = f"198.18.{own // 64}.{own % 64 * 4 + 2}"
+        self.device = f"kvc{own:x}"
+        self._rules: list[tuple[str, ...]] = []
+        self.busy = asyncio.Lock()
+        """Held by whoever has rules in here: one fault of the network at a time."""
+
+    async def open(self) -> None:
+        await self._hold(["net"], "ip link set lo up")
+        inner = f"{self.device}i"
+        await _run("ip", "link", "add", self.device, "type", "veth", "peer", "name", inner, "netns", str(self.holder))
+        await _run("ip", "addr", "add", f"{self.outside}/30", "dev", self.device)
+        await _run("ip", "link", "set", self.device, "up")
+        await self.run("ip", "addr", "add", f"{self.address}/30", "dev", inner)
+        await self.run("ip", "link", "set", inner, "up")
+
+    async def rule(self, *rule: str) -> None:
+        """Add an iptables rule inside; the rules of several faults at a time are all there."""
+        await self.run("iptables", "-w", "-A", *rule)
+        self._rules.append(rule)
+
+    async def unrule(self, *rule: str) -> None:
+        if rule in self._rules:
+            self._rules.remove(rule)
+            await self.run("iptables", "-w", "-D", *rule)
+
+    async def hits(self) -> int:
+        """Packets that the rules have hit."""
+        process = await asyncio.create_subprocess_exec(
+            *self.inside(["iptables", "-w", "-vxnL"]), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        counts = [line.split()[0] for line in output.decode().splitlines() if "DROP" in line or "REJECT" in line]
+        return sum(int(count) for count in counts if count.isdigit())
+
+    async def link(self, *, up: bool) -> None:
+        """Pull the cable, at the inner end, or put it back: who is outside keeps their address."""
+        await self.run("ip", "link", "set", f"{self.device}i", "up" if up else "down")
+
+    async def close(self) -> None:
+        await super().close()
+        try:
+            await _run("ip", "link", "del", self.device)
+        except OSError:
+            return  # it went with its namespace

@@ -1,0 +1,204 @@
+"""What goes wrong, when, and where: pure data, made from a seed.
+
+A *cell* is one engine, one kvbus, its routers, and the links between them. Its life is divided into *generations*
+(everything is built anew) and those into *rounds*: traffic with faults in it, then silence and a check. A round's plan
+depends on nothing but ``(seed, cell, generation, round)``, so any generation can be played again alone.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from dataclasses import dataclass
+from typing import Final, Literal
+
+EngineKind = Literal["sim", "piped", "capture"]
+
+TRAFFIC: Final = 2.2
+"""Seconds of traffic in a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a cell is made of.
+
+    Attributes:
+        name: in reports.
+        engine: ``sim``: `kvbus sim`, a new life each round. ``piped``: `kvbus play -`, fed by a simulated cache, so one
+            life has many rounds. ``capture``: `kvbus play FILE`, another recorded stream each round.
+        ranks: data-parallel ranks of the engine.
+        state: with ``state_dir``.
+        dials_in: the engine dials in, kvbus binds.
+        snapshots: routers catch up by the snapshot protocol.
+        kills_bus: kvbus itself is killed; one cell keeps its process to the end, to see whether that grows.
+        namespaces: engine and one router are in network namespaces of their own, without proxies.
+    """
+
+    name: str
+    engine: EngineKind
+    ranks: int = 1
+    state: bool = False
+    dials_in: bool = False
+    snapshots: bool = False
+    kills_bus: bool = True
+    namespaces: bool = False
+
+
+SHAPES: Final = (
+    Shape("sim", "sim", ranks=2, state=True),
+    Shape("steady", "piped", snapshots=True, kills_bus=False),
+    Shape("captures", "capture"),
+    Shape("life", "piped", state=True, dials_in=True),
+    Shape("netns", "piped", state=True, namespaces=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: ``at`` seconds after the traffic's start, for ``seconds``, on ``target``."""
+
+    at: float
+    kind: str
+    target: str = ""
+    seconds: float = 0.0
+    count: int = 0
+
+    def __str__(self) -> str:
+        words = [f"{self.at:.2f}s {self.kind}", self.target]
+        words += [f"for {self.seconds:.2f}s"] if self.seconds else []
+        words += [f"x{self.count}"] if self.count else []
+        return " ".join(word for word in words if word)
+
+
+Flavour = Literal["mixed", "wire", "router", "clock", "single", "long"]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: its flavour, and its faults in order of time.
+
+    ``mixed``: anything goes. ``wire``: single live batches only, and the counters must say so exactly. ``router``: one
+    router is ill-treated, and the other must not notice. ``clock``: nothing but steps of the clock, which must not
+    show anywhere. ``single``: one fault. ``long``: one that lasts until kvbus itself has noticed.
+    """
+
+    flavour: Flavour
+    seed: int
+    faults: tuple[Fault, ...]
+
+
+# kind -> weight in a mixed round
+_LINK_KINDS: Final = {"cut": 10, "reset": 10, "stall": 8, "delay": 8, "half-open": 5, "refuse": 5}
+_ROUTER_KINDS: Final = {"stop router": 5, "kill router": 2, "cut": 6, "reset": 6, "stall": 6, "half-open": 2}
+_WIRE_KINDS: Final = {"drop": 5, "double": 3, "swap": 3}
+_NET_KINDS: Final = {"packet loss": 5, "partition": 6, "tcp reset": 4, "link down": 3}
+_PEER_KINDS: Final = {"requester leaves": 6, "garbage": 3, "200 requesters": 1, "router never reads": 2}
+_DURATIONS: Final = {
+    "stall": (0.05, 1.2),
+    "delay": (0.2, 1.5),
+    "half-open": (0.2, 1.5),
+    "refuse": (0.05, 0.8),
+    "stop engine": (0.05, 1.2),
+    "stop kvbus": (0.05, 1.5),
+    "stop router": (0.3, 2.0),
+    "packet loss": (0.3, 1.5),
+    "partition": (0.1, 1.2),
+    "tcp reset": (0.1, 0.8),
+    "link down": (0.05, 0.8),
+    "router never reads": (1.0, 2.5),
+    "disk full": (0.3, 1.0),
+    "file size limit": (0.3, 1.0),
+}
+ENGINE_LINKS: Final = ("live", "replay")
+ROUTER_LINKS: Final = ("out", "out replay")
+
+
+def make_round(seed: int, cell: int, generation: int, number: int) -> Round:
+    """The plan of one round."""
+    shape = SHAPES[cell]
+    own = zlib.crc32(f"{seed}/{cell}/{generation}/{number}".encode())
+    rng = random.Random(own)
+    flavours: dict[Flavour, int] = {
+        "mixed": 60,
+        "wire": 0 if shape.namespaces else 10,
+        "router": 16,
+        "clock": 5,
+        "single": 6,
+    }
+    flavours["long"] = 1
+    flavour = rng.choices(list(flavours), list(flavours.values()))[0]
+    if flavour == "mixed":
+        faults = [_mixed(rng, shape) for _ in range(rng.randint(12, 16) if shape.namespaces else rng.randint(34, 46))]
+    elif flavour == "wire":
+        faults = [_wire(rng) for _ in range(rng.randint(60, 80))]
+    elif flavour == "router":
+        faults = [_router(rng, shape) for _ in range(rng.randint(8, 10) if shape.namespaces else rng.randint(20, 28))]
+    elif flavour == "clock":
+        faults = [_clock(rng) for _ in range(rng.randint(30, 40))]
+    elif flavour == "single":
+        faults = [_mixed(rng, shape)]
+    else:
+        kinds = ["engine away", "stop kvbus long"]
+        kinds += [] if shape.namespaces or shape.dials_in else ["half-open unnoticed"]
+        faults = [Fault(rng.uniform(0.2, 1.0), rng.choice(kinds))]
+    return Round(flavour, own, tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def _pick(rng: random.Random, kinds: dict[str, int]) -> str:
+    return rng.choices(list(kinds), list(kinds.values()))[0]
+
+
+def _at(rng: random.Random) -> float:
+    return round(rng.uniform(0.0, TRAFFIC * 0.9), 3)
+
+
+def _fault(rng: random.Random, kind: str, target: str = "") -> Fault:
+    low, high = _DURATIONS.get(kind, (0.0, 0.0))
+    return Fault(_at(rng), kind, target, round(rng.uniform(low, high), 3))
+
+
+def _wire(rng: random.Random, target: str = "live") -> Fault:
+    kind = _pick(rng, _WIRE_KINDS)
+    return Fault(_at(rng), kind, target, count=rng.choice([1, 1, 1, 2, 3, 8]) if kind == "drop" else 1)
+
+
+def _clock(rng: random.Random) -> Fault:
+    step = rng.choice([1.0, -1.0]) * rng.choice([0.5, 5.0, 60.0, 3600.0, 86_400.0, 3e8])
+    return Fault(_at(rng), "clock step", seconds=step)
+
+
+def _router(rng: random.Random, shape: Shape) -> Fault:
+    if shape.namespaces:
+        kind = _pick(rng, {**_NET_KINDS, "stop router": 5, "kill router": 2, **_PEER_KINDS})
+        return _fault(rng, kind, "router" if kind in _NET_KINDS else "")
+    kind = _pick(rng, {**_ROUTER_KINDS, "drop": 6, **_PEER_KINDS})
+    if kind == "drop":
+        return _wire(rng, "out")
+    return _fault(rng, kind, rng.choice(ROUTER_LINKS) if kind in _LINK_KINDS else "")
+
+
+def _mixed(rng: random.Random, shape: Shape) -> Fault:
+    groups = {"link": 42, "wire": 30, "engine": 4, "router": 5, "peer": 6, "clock": 5}
+    groups |= {"kvbus": 4 if shape.kills_bus else 2}
+    groups |= {"disk": 2} if shape.state else {}
+    group = _pick(rng, groups)
+    if group == "wire" and not shape.namespaces:
+        return _wire(rng, rng.choice(["live", "live", "live", "out"]))
+    if group in ("link", "wire"):
+        if shape.namespaces:
+            return _fault(rng, _pick(rng, _NET_KINDS), rng.choice(["engine", "engine", "router"]))
+        return _fault(rng, _pick(rng, _LINK_KINDS), rng.choice(ENGINE_LINKS * 2 + ROUTER_LINKS))
+    if group == "engine":
+        return _fault(rng, rng.choice(["stop engine", "stop engine", "kill engine"]))
+    if group == "router":
+        return _fault(rng, rng.choice(["stop router", "stop router", "kill router"]))
+    if group == "kvbus":
+        return _fault(
+            rng,
+            rng.choice(["stop kvbus", "kill kvbus", "kill kvbus", "end kvbus"] if shape.kills_bus else ["stop kvbus"]),
+        )
+    if group == "peer":
+        return _fault(rng, _pick(rng, _PEER_KINDS))
+    if group == "disk":
+        return _fault(rng, rng.choice(["disk full", "file size limit", "restart on a full disk"]))
+    return _clock(rng)

@@ -1,0 +1,151 @@
+"""Child processes that can be stopped, killed and looked at, and that never outlive the campaign."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Child:
+    """A program, restarted as often as one likes; its stderr goes to a file, or to a reader of lines.
+
+    Args:
+        name: in messages.
+        command: what to run; may be changed between two starts.
+        directory: where its log is kept.
+        piped: stdin and stdout are pipes.
+        on_line: called with each line of stderr.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        directory: Path,
+        *,
+        piped: bool = False,
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.command = list(command)
+        self.log = directory / f"{name}.log"
+        self._piped = piped
+        self._on_line = on_line
+        self._reader: asyncio.Task[None] | None = None
+        self.process: asyncio.subprocess.Process | None = None
+        self.lock = asyncio.Lock()
+        """Held by whoever stops, kills or restarts it."""
+        self.starts = 0
+        self.expected_end = False
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
+        self.env["PYTHONPATH"] = str(ROOT)  # whoever enters a mount namespace is somewhere else
+
+    async def start(self) -> None:
+        self.starts += 1
+        self.expected_end = False
+        pipe = asyncio.subprocess.PIPE if self._piped else asyncio.subprocess.DEVNULL
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=asyncio.subprocess.PIPE if self._on_line else log,
+                env=self.env,
+                cwd=ROOT,
+                preexec_fn=_die_with_parent,
+                limit=64 * 1024 * 1024,
+            )
+        if self._on_line is not None:
+            self._reader = asyncio.ensure_future(self._read(self.process))
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        assert self._on_line is not None
+        with self.log.open("ab") as log:
+            async for line in process.stderr:
+                log.write(line)
+                self._on_line(line.decode(errors="replace").rstrip())
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def send(self, number: int) -> None:
+        if self.running:
+            os.kill(self.pid, number)
+
+    async def stop_for(self, seconds: float) -> bool:
+        """SIGSTOP, and SIGCONT after so long; whether it really stood still."""
+        self.send(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+            return self.running and self.state() == "T"
+        finally:
+            self.send(signal.SIGCONT)
+
+    async def kill(self) -> int:
+        """SIGKILL; its exit status."""
+        return await self.end(signal.SIGKILL)
+
+    async def end(self, number: int = signal.SIGTERM, patience: float = 20.0) -> int:
+        """Send a signal and wait for the end; SIGKILL, and an error, if it does not come."""
+        assert self.process is not None
+        self.expected_end = True
+        self.send(number)
+        try:
+            async with asyncio.timeout(patience):
+                return await self.process.wait()
+        except TimeoutError:
+            self.send(signal.SIGKILL)
+            await self.process.wait()
+            raise AssertionError(f"{self.name} did not end within {patience:g} s of signal {number}") from None
+
+    async def close(self) -> None:
+        """Whatever it is doing, it is over."""
+        if self.process is not None and self.process.returncode is None:
+            self.expected_end = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            await self.process.wait()
+        if self._reader is not None:
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    # -- what the kernel says of it ----------------------------------------------------------------------------------
+
+    def state(self) -> str:
+        """One letter, as in ps: ``T`` is stopped."""
+        text = Path(f"/proc/{self.pid}/stat").read_text()
+        return text.rpartition(")")[2].split()[0]
+
+    def rss(self) -> int:
+        """Resident memory in bytes."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208 - nothing but their number
+
+
+def python(*arguments: str) -> list[str]:
+    """The command of a module of this project."""
+    return [sys.executable, "-m", *arguments]

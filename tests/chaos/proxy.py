@@ -1,0 +1,222 @@
+"""A TCP link that can be made bad: cut, stalled, slowed, half-open, closed, and robbed of single ZMQ messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from tests.chaos.zmtp import Splitter
+
+Side = Literal["server", "client"]
+_CHUNK: Final = 64 * 1024
+_RESET: Final = struct.pack("ii", 1, 0)
+
+
+@dataclass
+class WireFaults:
+    """What happens to the next messages of the watched direction."""
+
+    drop: int = 0
+    double: int = 0
+    swap: int = 0
+    dropped: list[int] = field(default_factory=list)
+    doubled: int = 0
+    swapped: int = 0
+
+
+class Connection:
+    """One client's connection and the one behind it."""
+
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.client = client
+        self.server = server
+        self.half_open = False
+
+    def close(self, *, reset: bool) -> None:
+        for writer in (self.client, self.server):
+            _close(writer, reset=reset)
+
+
+def _close(writer: asyncio.StreamWriter, *, reset: bool) -> None:
+    if reset and (raw := writer.get_extra_info("socket")) is not None:
+        with contextlib.suppress(OSError, ValueError):  # it is closed already
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
+
+
+class Link:
+    """Listens on ``port`` and passes every connection on to ``target`` on loopback.
+
+    Args:
+        name: of the link, in reports.
+        port: to listen on.
+        target: port behind it.
+        talks: which side's messages `wire` looks at; None: neither.
+    """
+
+    def __init__(self, name: str, port: int, target: int, talks: Side | None = None) -> None:
+        self.name = name
+        self.port = port
+        self._target = target
+        self._talks = talks
+        self._server: asyncio.Server | None = None
+        self._connections: set[Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._binding = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._delay = 0.0
+        self.wire = WireFaults()
+        self.accepted = 0
+        self.delayed = 0
+        """Chunks that were held up."""
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=_CHUNK)
+
+    async def close(self) -> None:
+        await self.refuse()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def cut(self, *, reset: bool) -> int:
+        """Close every connection, with FIN or with RST; how many there were."""
+        cut = list(self._connections)
+        for connection in cut:
+            connection.close(reset=reset)
+        return len(cut)
+
+    def stall(self) -> int:
+        """Take nothing more from either side; how many connections that holds up."""
+        self._open.clear()
+        return len(self._connections)
+
+    def flow(self) -> None:
+        """Go on."""
+        self._open.set()
+        self._delay = 0.0
+
+    def slow(self, seconds: float) -> None:
+        """Hold up every chunk for so long."""
+        self._delay = seconds
+
+    def half_open(self) -> int:
+        """Whoever is behind vanishes without the client being told; how many clients that are."""
+        lonely = [connection for connection in self._connections if not connection.half_open]
+        for connection in lonely:
+            connection.half_open = True
+            _close(connection.server, reset=True)
+        return len(lonely)
+
+    def drop_half_open(self) -> None:
+        """The client is told after all."""
+        for connection in list(self._connections):
+            if connection.half_open:
+                connection.close(reset=True)
+
+    async def refuse(self) -> None:
+        """Nobody listens any more."""
+        async with self._binding:
+            if self._server is not None:
+                self._server.close()
+                self._server = None
+        self.cut(reset=False)
+
+    async def listen(self) -> None:
+        """Listen again."""
+        async with self._binding:
+            if self._server is None:
+                await self.start()
+
+    # -- traffic -----------------------------------------------------------------------------------------------------
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass  # a connection that breaks is what this is for
+        finally:
+            writer.transport.abort()
+            self._tasks.discard(task)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        behind, onward = await asyncio.open_connection("127.0.0.1", self._target, limit=_CHUNK)
+        connection = Connection(writer, onward)
+        self._connections.add(connection)
+        try:
+            pumps = [
+                asyncio.ensure_future(self._pump(connection, reader, onward, watched=self._talks == "client")),
+                asyncio.ensure_future(self._pump(connection, behind, writer, watched=self._talks == "server")),
+            ]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+                while connection.half_open and not pumps[0].done():
+                    await asyncio.wait(pumps[:1])
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
+        finally:
+            connection.close(reset=False)
+            self._connections.discard(connection)
+
+    async def _pump(
+        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, watched: bool
+    ) -> None:
+        splitter = Splitter() if watched else None
+        held: bytes | None = None
+        while chunk := await reader.read(_CHUNK):
+            if self._delay:
+                self.delayed += 1
+                await asyncio.sleep(self._delay)
+            await self._open.wait()
+            if connection.half_open:
+                continue  # swallowed: there is nobody behind
+            if splitter is None:
+                writer.write(chunk)
+            else:
+                for frames, piece in splitter.feed(chunk):
+                    held = self._watch(writer, frames, piece, held)
+            await writer.drain()
+
+    def _watch(
+        self, writer: asyncio.StreamWriter, frames: list[bytes] | None, piece: bytes, held: bytes | None
+    ) -> bytes | None:
+        """Pass a piece on, unless it is a message whose turn it is; the message that waits to be overtaken."""
+        wire = self.wire
+        if frames is None or len(frames) != 3:
+            writer.write(piece)
+            return held
+        if held is not None:
+            writer.write(piece)
+            writer.write(held)
+            return None
+        if wire.drop:
+            wire.drop -= 1
+            wire.dropped.append(int.from_bytes(frames[1][:8], "big"))
+        elif wire.swap:
+            wire.swap -= 1
+            wire.swapped += 1
+            return piece
+        else:
+            writer.write(piece)
+            if wire.double:
+                wire.double -= 1
+                wire.doubled += 1
+                writer.write(piece)
+        return None

@@ -1,0 +1,59 @@
+"""The fault campaign, in short: real processes, a few rounds of faults, everything exact. At length: `make chaos`."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+
+import pytest
+import uvloop
+from rich.console import Console
+
+from tests.chaos import checks, engines
+from tests.chaos.campaign import Campaign, Wanted
+from tests.chaos.plan import SHAPES
+from tests.chaos.tally import Tally
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.xdist_group("chaos")]
+
+
+def play(wanted: Wanted) -> tuple[Tally, str]:
+    said = io.StringIO()
+    campaign = Campaign(wanted, Console(file=said, width=120))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(campaign.run())
+    campaign.summary()
+    return campaign.tally, said.getvalue()
+
+
+@pytest.mark.timeout(180)
+def test_a_short_campaign() -> None:
+    """Two rounds of a simulated engine, of a kvbus that is not killed, and of a capture, side by side."""
+    tally, said = play(Wanted(seed=1, seconds=20, cells=(0, 1, 2), generation=0, rounds=2))
+    assert tally.failures == [], said
+    assert tally.rounds >= 3, said
+    assert tally.total >= 40, said
+    assert tally.checks["exact view"] >= 9
+    assert tally.blocks > 1000
+    assert "faults (seed 1)" in said
+
+
+@pytest.mark.timeout(120)
+def test_a_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A campaign that cannot fail proves nothing: here the truth has one block more than the engine's cache."""
+    honest: Callable[..., engines.Truth] = engines._truth_of
+
+    def lying(blocks: list[dict[str, object]]) -> engines.Truth:
+        truth = honest(blocks)
+        truth.keys.add(("None", "GPU", "1"))
+        return truth
+
+    monkeypatch.setattr(engines, "_truth_of", lying)
+    monkeypatch.setattr(checks, "SETTLE", 0.5)
+    steady = next(number for number, shape in enumerate(SHAPES) if not shape.kills_bus)
+    tally, said = play(Wanted(seed=1, seconds=60, cells=(steady,), generation=0, rounds=1))
+    assert len(tally.failures) == 1, said
+    assert "1 of" in tally.failures[0]
+    assert "missing" in tally.failures[0]
+    assert f"make chaos SEED=1 CELL={steady} GENERATION=0 ROUNDS=1" in tally.failures[0]

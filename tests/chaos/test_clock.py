@@ -1,0 +1,54 @@
+"""kvbus decides nothing by the time of day: where that is read at all is written down here."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import kvbus
+
+ROOT = Path(kvbus.__file__).parent
+WALL = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("time", "strftime"), ("time", "gmtime")}
+READS = {
+    "daemon.py": "the `ts` of heartbeats, and of the clear that opens a numbering",
+    "statestore.py": "the name of files that are moved aside",
+}
+PEERS = ("sim/", "demo/", "cli/", "play.py", "record.py", "telemetry/logs.py")
+"""Engines, and what people read: no part of the relay."""
+
+
+def wall_clock_reads(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if (node.value.id, node.attr) in WALL or (
+                node.value.id == "datetime" and node.attr in ("now", "utcnow", "today")
+            ):
+                found.add(f"{node.value.id}.{node.attr}")
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            found |= {f"time.{name.name}" for name in node.names if ("time", name.name) in WALL}
+    return found
+
+
+def test_the_time_of_day_is_read_where_it_is_told_and_nowhere_else() -> None:
+    reads = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*.py")
+        if wall_clock_reads(path) and not str(path.relative_to(ROOT)).startswith(PEERS)
+    }
+    assert reads == set(READS), reads
+
+
+def test_the_relay_has_no_clock_of_its_own() -> None:
+    """Time is an argument: monotonic seconds; the time of day comes with a Tick and leaves in a `ts`."""
+    relay = ast.parse((ROOT / "core" / "relay.py").read_text())
+    uses = [node for node in ast.walk(relay) if isinstance(node, ast.Attribute) and node.attr == "_wall"]
+    assert uses
+    compared = [
+        node
+        for node in ast.walk(relay)
+        if isinstance(node, ast.Compare | ast.If | ast.While)
+        for inner in ast.walk(node.test if not isinstance(node, ast.Compare) else node)
+        if isinstance(inner, ast.Attribute) and inner.attr == "_wall"
+    ]
+    assert compared == []

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.faults import MAKERS
+from tests.chaos.plan import SHAPES, TRAFFIC, make_round
+
+CELLS = range(len(SHAPES))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_same_seed_plans_the_same_faults(cell: int) -> None:
+    assert make_round(7, cell, 3, 2) == make_round(7, cell, 3, 2)
+    plans = {make_round(seed, cell, generation, 0).faults for seed in range(5) for generation in range(5)}
+    assert len(plans) == 25
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_plan_can_be_carried_out(cell: int) -> None:
+    """Every kind has a maker, every target exists in its cell, every fault begins while there is traffic."""
+    shape = SHAPES[cell]
+    networks = {"engine", "router"} if shape.namespaces else set()
+    links = set() if shape.namespaces else {"live", "replay", "out", "out replay"}
+    for number in range(300):
+        plan = make_round(1, cell, 0, number)
+        assert plan.faults
+        assert list(plan.faults) == sorted(plan.faults, key=lambda fault: fault.at)
+        for fault in plan.faults:
+            assert fault.kind in MAKERS
+            assert fault.target in networks | links | {""}
+            assert 0 <= fault.at < TRAFFIC
+            assert shape.kills_bus or "kvbus" not in fault.kind or fault.kind.startswith("stop")
+
+
+def test_every_kind_is_planned() -> None:
+    planned = {fault.kind for cell in CELLS for number in range(600) for fault in make_round(1, cell, 0, number).faults}
+    assert planned == set(MAKERS)

@@ -1,0 +1,117 @@
+"""The fault proxy itself, between real sockets: what is not faulty passes unchanged, what is faulty is as planned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.rawsub import RawSubscriber
+from tests.chaos.proxy import Link
+from tests.chaos.zmtp import Splitter
+from tests.system.bus import eventually, ports_in_a_row
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[EnginePublisher, Link, RawSubscriber]]:
+    base = ports_in_a_row(2)
+    link = Link("live", base, base + 1, "server")
+    await link.start()
+    async with (
+        EnginePublisher(f"tcp://127.0.0.1:{base + 1}", None, bind=True) as engine,
+        RawSubscriber(f"tcp://127.0.0.1:{base}") as router,
+    ):
+        await engine.wait_for_subscriber(10)
+        yield engine, link, router
+    await link.close()
+
+
+async def seqs(router: RawSubscriber, count: int) -> list[int]:
+    async with asyncio.timeout(10):
+        return [int.from_bytes((await router.recv())[1], "big") for _ in range(count)]
+
+
+async def test_everything_passes() -> None:
+    async with linked() as (engine, _, router):
+        payloads = [bytes([n]) * (n * 1000) for n in range(60)]  # frames with short and long lengths
+        for payload in payloads:
+            engine.publish(payload)
+        async with asyncio.timeout(10):
+            assert [(await router.recv())[2] for _ in payloads] == payloads
+
+
+async def test_single_messages_are_dropped_doubled_and_swapped() -> None:
+    async with linked() as (engine, link, router):
+        link.wire.drop = 2
+        for _ in range(4):
+            engine.publish(b"x")
+        assert await seqs(router, 2) == [2, 3]
+        assert link.wire.dropped == [0, 1]
+        link.wire.double = 1
+        engine.publish(b"x")
+        engine.publish(b"x")
+        assert await seqs(router, 3) == [4, 4, 5]
+        link.wire.swap = 1
+        engine.publish(b"x")
+        engine.publish(b"x")
+        assert await seqs(router, 2) == [7, 6]
+
+
+@pytest.mark.parametrize("reset", [True, False])
+async def test_a_cut_connection_is_made_anew(reset: bool) -> None:
+    async with linked() as (engine, link, router):
+        assert link.cut(reset=reset) == 1
+        await engine.wait_for_subscriber(10, count=2)
+        engine.publish(b"x")
+        assert await seqs(router, 1) == [0]
+        assert link.accepted == 2
+
+
+async def test_a_stalled_link_holds_everything_back_and_loses_nothing() -> None:
+    async with linked() as (engine, link, router):
+        assert link.stall() == 1
+        for _ in range(50):
+            engine.publish(b"x" * 1000)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(router.recv(), 0.2)
+        link.flow()
+        assert await seqs(router, 50) == list(range(50))
+
+
+async def test_half_open() -> None:
+    """The engine has lost its peer, which has not been told; it is when that ends."""
+    async with linked() as (engine, link, router):
+        assert link.half_open() == 1
+        for _ in range(3):
+            engine.publish(b"x")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(router.recv(), 0.2)
+        assert link.accepted == 1
+        link.drop_half_open()
+        await engine.wait_for_subscriber(10, count=2)
+        engine.publish(b"x")
+        assert await seqs(router, 1) == [3]
+
+
+async def test_refused_until_it_listens_again() -> None:
+    async with linked() as (engine, link, _):
+        await link.refuse()
+        await eventually(lambda: link.connections == 0, "every connection closed")
+        await link.listen()
+        await engine.wait_for_subscriber(10, count=2)
+
+
+def test_a_stream_is_cut_into_messages_wherever_it_is_broken() -> None:
+    greeting = bytes(64)
+    command = b"\x04\x05READY"
+    message = b"\x01\x01t" + b"\x01\x08" + (7).to_bytes(8, "big") + b"\x02" + (300).to_bytes(8, "big") + b"p" * 300
+    stream = greeting + command + message + message
+    for size in (1, 2, 7, 63, 64, 65, 400, len(stream)):
+        splitter = Splitter()
+        found = [pair for at in range(0, len(stream), size) for pair in splitter.feed(stream[at : at + size])]
+        assert b"".join(piece for _, piece in found) == stream
+        assert [frames for frames, _ in found if frames is not None] == [[b"t", (7).to_bytes(8, "big"), b"p" * 300]] * 2
+        assert splitter.waiting == 0
