@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,6 +41,9 @@ OPTIONS: Final[dict[int, dict[int, int]]] = {
     zmq.ROUTER: {**_COMMON, **_HEARTBEAT, zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 1_000},
 }
 
+
+IO_THREADS: Final = 2
+"""Of the daemon's context: one for everything, one for peers whose names have to be looked up."""
 
 OLDEST: Final = (4, 3, 5)
 """libzmq before it has known holes in what peers can reach before they have shown a key."""
@@ -102,6 +106,7 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
         BindError: the endpoint is taken, not ours to bind, or no endpoint.
     """
     try:
+        _choose_thread(socket, endpoint, bind=bind)
         if bind:
             socket.bind(endpoint)
         else:
@@ -109,6 +114,27 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
     except zmq.ZMQError as error:
         verb = "bind" if bind else "connect to"
         raise BindError(f"cannot {verb} {endpoint}: {error.strerror or error}") from error
+
+
+def _choose_thread(socket: Socket, endpoint: str, *, bind: bool) -> None:
+    """Keep host names to the second I/O thread.
+
+    libzmq looks a name up in the thread that connects, each time it connects, and waits for the answer. A name server
+    that does not answer would hold up everything else that thread carries.
+    """
+    if socket.context.get(zmq.IO_THREADS) != IO_THREADS:
+        return
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    named = not bind and endpoint.startswith("tcp://") and not _is_address(host.partition("%")[0])
+    socket.setsockopt(zmq.AFFINITY, 2 if named else 1)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def attach_again(socket: Socket, endpoint: str) -> None:

@@ -1,0 +1,161 @@
+"""Starts that are not simple: names that do not resolve yet, a name server that is silent, an old libzmq."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+
+from kvbus.errors import UnsupportedError
+from kvbus.transport import sockets
+from kvbus.transport.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.system.bus import eventually
+from tests.system.test_run import Command, Place, engine_at, run_async
+
+
+def own_mounts() -> bool:
+    """Whether a process here may have files of /etc of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    try:
+        done = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False, timeout=10)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+class InItsOwnEtc(Command):
+    """``kvbus`` with another file in the place of one of /etc."""
+
+    def __init__(self, directory: Path, file: str, instead: Path, *args: str) -> None:
+        script = directory / "in-its-own-etc"
+        script.write_text(f'#!/bin/sh\nmount --bind {instead} {file} && exec {sys.executable} -m kvbus "$@"\n')
+        script.chmod(0o755)
+        self._log, self._out = directory / "kvbus.log", directory / "kvbus.out"
+        env = os.environ | {"XDG_RUNTIME_DIR": str(directory)}
+        with self._log.open("wb") as log, self._out.open("wb") as out:
+            self.process = subprocess.Popen(["unshare", "-m", str(script), *args], env=env, stderr=log, stdout=out)
+
+
+needs_mounts = pytest.mark.skipif(not own_mounts(), reason="needs unshare -m (root) to have an /etc/hosts of its own")
+
+
+@needs_mounts
+def test_an_engine_whose_name_does_not_resolve_yet(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path)
+        names = tmp_path / "hosts"
+        names.write_text("127.0.0.1 localhost\n")
+        port, replay_port = (where.rpartition(":")[2] for where in (place.engine, place.engine_replay))
+        source = {
+            "endpoint": f"tcp://engine-0.kv.test:{port}",
+            "replay_endpoint": f"tcp://engine-0.kv.test:{replay_port}",
+        }
+        place.config["sources"] = [source]
+        place.start().__exit__()  # writes the file
+        with InItsOwnEtc(tmp_path, "/etc/hosts", names, "run", "-c", str(tmp_path / "kvbus.yaml")) as bus:
+            await place.ready(bus)
+            async with EnginePublisher(place.engine, place.engine_replay, bind=True) as engine:
+                assert place.sources()[0]["state"] == "connecting"
+                with names.open("a") as file:
+                    file.write("127.0.0.1 engine-0.kv.test\n")
+                await engine.wait_for_subscriber(30)
+                engine.publish(batch(store([1])))
+                await eventually(lambda: place.sources()[0]["last_seq"] == 0, "the batch")
+            bus.process.terminate()
+            assert await bus.ends() == 0, bus.said
+
+    run_async(main())
+
+
+@needs_mounts
+def test_a_silent_name_server_holds_up_nobody_else(tmp_path: Path) -> None:
+    """Each look-up waits for its time-out; an engine with an address is relayed meanwhile."""
+
+    async def main() -> None:
+        place = Place(tmp_path)
+        silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        silent.setblocking(False)
+        silent.bind(("127.77.0.1", 53))
+        with silent:
+            resolver = tmp_path / "resolv.conf"
+            resolver.write_text("nameserver 127.77.0.1\noptions timeout:30 attempts:1\n")
+            place.config["sources"] = [
+                {"name": "named", "endpoint": "tcp://nobody.kv.test:5557"},
+                {"name": "engine", **place.config["sources"][0]},
+            ]
+            place.config["outputs"][0]["layout"] = "merged"
+            place.start().__exit__()
+            with InItsOwnEtc(tmp_path, "/etc/resolv.conf", resolver, "run", "-c", str(tmp_path / "kvbus.yaml")) as bus:
+                await place.ready(bus)
+                asked: list[bytes] = []
+
+                def was_asked() -> bool:
+                    try:
+                        asked.append(silent.recv(512))
+                    except BlockingIOError:
+                        return bool(asked)
+                    return True
+
+                await eventually(was_asked, "a question to the name server", 10)
+                async with asyncio.timeout(20), engine_at(place) as engine:
+                    for n in range(20):
+                        engine.publish(batch(store([n + 1])))
+                    await eventually(lambda: place.sources()[1]["last_seq"] == 19, "relayed meanwhile", 15)
+                bus.process.kill()
+
+    run_async(main())
+
+
+def test_an_old_libzmq_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq, "zmq_version_info", lambda: (4, 3, 4))
+    monkeypatch.setattr(zmq, "zmq_version", lambda: "4.3.4")
+    with pytest.raises(UnsupportedError, match=r"libzmq 4\.3\.4 is too old: 4\.3\.5 or newer") as caught:
+        sockets.check_library()
+    assert caught.value.exit_code == 78
+
+
+def test_an_old_libzmq_ends_the_command(tmp_path: Path) -> None:
+    """A process that finds one says so in one line and is not tried again."""
+    code = (
+        "import zmq; zmq.zmq_version_info = lambda: (4, 3, 4)\n"
+        "from kvbus.cli import main; main(['run', '--source', 'ipc:///e', '--output', 'ipc:///o', '--http', 'null'])"
+    )
+    env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 78
+    assert "is too old" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "bind", "thread"),
+    [
+        ("tcp://engine-0.kv:5557", False, 2),
+        ("tcp://localhost:5557", False, 2),
+        ("tcp://10.0.0.7:5557", False, 1),
+        ("tcp://[::1]:5557", False, 1),
+        ("tcp://127.0.0.1:*", True, 1),
+        ("ipc:///tmp/kvbus-test-thread", False, 1),
+    ],
+)
+def test_only_names_are_looked_up_in_the_second_thread(endpoint: str, bind: bool, thread: int) -> None:
+    context = sockets.Context(sockets.IO_THREADS)
+    sub = sockets.make_socket(context, zmq.SUB)
+    try:
+        sockets.attach(sub, endpoint, bind=bind)
+        assert sub.getsockopt(zmq.AFFINITY) == thread
+    finally:
+        sub.close(0)
+        context.term()
