@@ -70,7 +70,7 @@ def _added(section: Section, found: dict[str, list[Result]], load: str, size: st
     section.tables.append(table)
     every = [each for results in found.values() for each in results]
     section.notes.append(
-        f"Of all {sum(each.batches for each in every):,} batches of this table the engine sent "
+        f"Of all {sum(each.batches for each in every):,} batches of load {load} the engine sent "
         f"{sum(each.late for each in every):,} more than an interval behind their time."
     )
     if load != "1x1":
