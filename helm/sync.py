@@ -4,7 +4,7 @@
 What follows from what:
 
 * the schema of ``kvbus.config`` from kvbus's own configuration model,
-* the ``kvbus:`` section of the application chart's values, and its copy of the library chart, from the library chart,
+* the ``kvbus:`` section of the application chart's values and schema, and its copy of the library, from the library,
 * the tables in both READMEs from the values and their comments,
 * the chart's copies of the Prometheus rules and the Grafana dashboard from deploy/,
 * the manifests in deploy/kubernetes from the chart (this needs helm-python-sdk).
@@ -65,6 +65,7 @@ def expected() -> dict[Path, str]:
     for source in sorted(LIBRARY.rglob("*")):
         if source.is_file() and source.name != "README.md":
             files[CHART / "charts" / LIBRARY.name / source.relative_to(LIBRARY)] = files.get(source, read(source))
+    files[CHART / "values.schema.json"] = chart_schema(files[LIBRARY / "values.schema.json"])
     files[CHART / "values.yaml"] = chart_values(files.get(LIBRARY / "values.yaml", read(LIBRARY / "values.yaml")))
     files[CHART / "README.md"] = with_table(read(CHART / "README.md"), files[CHART / "values.yaml"])
     files |= {target: read(source) for source, target in COPIES.items() if source.exists()}
@@ -116,6 +117,23 @@ def _plain(node: Any) -> Any:
         elif key not in _WITHOUT:
             out[key] = _plain(value)
     return out
+
+
+def chart_schema(library_schema: str) -> str:
+    """The application chart's schema with the library's as that of its ``kvbus:`` section.
+
+    Helm checks that section against the library's own anyway; editors and other tools see only the whole.
+    """
+    text = library_schema.replace('"#/definitions/', '"#/definitions/kvbus.')
+    section = json.loads(text)
+    definitions = {f"kvbus.{name}": value for name, value in section.pop("definitions").items()}
+    for key in ("$schema", "title"):
+        del section[key]
+    schema = json.loads(read(CHART / "values.schema.json"))
+    schema["properties"]["kvbus"] = section
+    own = {name: value for name, value in schema["definitions"].items() if not name.startswith("kvbus.")}
+    schema["definitions"] = {**own, **definitions}
+    return json.dumps(schema, indent=2) + "\n"
 
 
 def chart_values(library_values: str) -> str:

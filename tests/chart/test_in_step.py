@@ -73,6 +73,13 @@ def test_the_chart_can_be_packaged_as_it_lies_here(tmp_path: Path) -> None:
         assert "kvbus/templates/workload.yaml" in chart.render({}, name="demo", namespace="ns")
 
 
+def test_a_clone_installs() -> None:
+    values = {"engine": {"type": "sim"}}
+    release = helm.Config(namespace="ns").install(str(CHART), "demo", values, dry_run="client")
+    assert "kind: Deployment" in release["manifest"]
+    assert "port-forward" in release["notes"]
+
+
 def documents() -> Iterator[tuple[str, Any]]:
     for path in sorted(MANIFESTS.glob("*.yaml")):
         for each in YAML(typ="safe", pure=True).load_all(path.read_text()):
