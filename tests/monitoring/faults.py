@@ -28,7 +28,10 @@ from tests.monitoring.prometheus import Prometheus
 from tests.system.bus import eventually, free_ports
 from tests.system.test_run import Command
 
-SCRAPE: Final = 0.5
+SCRAPE: Final = 1.0
+"""Seconds between scrapes, and how long one may take."""
+PATIENCE: Final = 180.0
+"""Seconds until an alert that should fire is a failure; on a machine that does nothing else it takes a minute."""
 WRONG: Final = ("flaky", "lossy", "restarting", "garbled", "mute", "silent")
 """Sources of the faulty kvbus that do something wrong; ``steady`` does not, ``absent`` is not there."""
 KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful")
@@ -108,13 +111,17 @@ class Kvbus:
         self.command = Command(self.directory, "run", "-c", str(file))
 
     def signal(self, number: signal.Signals) -> None:
+        assert self.alive()
         assert self.command is not None
-        assert self.command.process.poll() is None, self.command.said
         self.command.process.send_signal(number)
 
-    def ready(self) -> bool:
+    def alive(self) -> bool:
         assert self.command is not None
         assert self.command.process.poll() is None, self.command.said
+        return True
+
+    def ready(self) -> bool:
+        assert self.alive()
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.http}/readyz", timeout=5) as answer:
             return bool(answer.status == 200)
         return False
@@ -141,7 +148,7 @@ def scrape_config(rules: Path, buses: list[Kvbus]) -> str:
             "global": {
                 "scrape_interval": f"{SCRAPE * 1000:.0f}ms",
                 "scrape_timeout": f"{SCRAPE * 1000:.0f}ms",
-                "evaluation_interval": "500ms",
+                "evaluation_interval": "1s",
             },
             "rule_files": [str(rules)],
             "scrape_configs": [
@@ -392,14 +399,19 @@ class Scene:
 
     async def _until(self, condition: Callable[[], object], what: str) -> None:
         """Like `eventually`, without keeping the engines from publishing while Prometheus is asked."""
-        end = asyncio.get_running_loop().time() + 90
+        end = asyncio.get_running_loop().time() + PATIENCE
         while not await asyncio.to_thread(condition):
-            assert asyncio.get_running_loop().time() < end, f"not within 90 s: {what}"
+            assert asyncio.get_running_loop().time() < end, f"not within {PATIENCE:g} s: {what}"
             await asyncio.sleep(0.2)
 
     async def until_watched(self, server: Prometheus) -> None:
         """Prometheus has seen each of them: what a counter does before is no increase to it."""
-        await self._until(lambda: len(server.query("kvbus_build_info")) == len(self.buses), "every kvbus scraped")
+
+        def everyone() -> bool:
+            assert all(bus.alive() for bus in self.buses.values())
+            return len(server.query("kvbus_build_info")) == len(self.buses)
+
+        await self._until(everyone, "every kvbus scraped")
 
     async def until_all_fire(self, server: Prometheus) -> None:
         """Every alert that is expected has fired."""
@@ -407,7 +419,7 @@ class Scene:
         def missing() -> frozenset[Alert]:
             return EXPECTED - fired(server)
 
-        end = asyncio.get_running_loop().time() + 90
+        end = asyncio.get_running_loop().time() + PATIENCE
         while left := await asyncio.to_thread(missing):
             self.engines.check()
             assert asyncio.get_running_loop().time() < end, f"did not fire: {sorted(left)}"

@@ -20,8 +20,8 @@ from tests.system.bus import PATIENCE, free_ports
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "kvbus.rules.yml"
-SCALE: Final = 60
-"""An hour of the rules is a minute of the test."""
+SCALE: Final = 40
+"""An hour of the rules is a minute and a half of the test."""
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _yaml: Final = YAML(typ="safe", pure=True)

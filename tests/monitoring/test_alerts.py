@@ -10,7 +10,7 @@ from tests.monitoring.conftest import Observed
 from tests.monitoring.faults import EXPECTED, fired
 from tests.monitoring.prometheus import alerts
 
-pytestmark = [pytest.mark.xdist_group("prometheus"), pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("prometheus"), pytest.mark.timeout(600), pytest.mark.slow]
 
 LATE = 0.1
 """Seconds; the threshold of KvbusLoopLag."""
