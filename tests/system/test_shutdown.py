@@ -1,0 +1,119 @@
+"""An orderly end: replay answers under way are finished within ``shutdown_timeout``, or cut off, told and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Self
+
+import zmq
+
+from kvbus.transport.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.system.bus import eventually, running_bus
+from tests.system.test_run import Place, engine_at, run_async
+from tests.transport.loops import END
+
+COUNT = 1500
+"""Batches of 20 kB: more than the buffers of two sockets take."""
+
+
+class Requester:
+    """Asks for everything, and reads when it is told to."""
+
+    def __init__(self, replay_endpoint: str) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.RCVHWM, 1)
+        self.socket.setsockopt(zmq.RCVBUF, 4096)
+        self.socket.setsockopt(zmq.RCVTIMEO, 20_000)
+        self.socket.connect(replay_endpoint)
+
+    def ask(self) -> None:
+        self.socket.send_multipart([b"", bytes(8)])
+
+    def read_to_the_end(self) -> list[int]:
+        seqs = []
+        while (frame := self.socket.recv_multipart()[-2]) != END:
+            seqs.append(int.from_bytes(frame, "big"))
+        return seqs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close(0)
+        self._context.term()
+
+
+async def full_bus(place: Place, engine) -> None:
+    for n in range(COUNT):
+        engine.publish(batch(store([n], tokens=[2**20 + n] * 4000, block_size=4000)))
+        if n % 50 == 0:
+            await asyncio.sleep(0)
+    await eventually(lambda: place.sources()[0]["last_seq"] == COUNT - 1, "everything taken in")
+
+
+def sessions(place: Place) -> str:
+    return next(line for line in place.get("/metrics")[1].splitlines() if line.startswith("kvbus_replay_sessions{"))
+
+
+def test_an_answer_under_way_is_finished_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path, shutdown_timeout=30)
+        with Requester(place.out_replay) as requester, place.start() as bus:
+            await place.ready(bus)
+            async with engine_at(place) as engine:
+                await full_bus(place, engine)
+                requester.ask()
+                await eventually(lambda: sessions(place).endswith(" 1.0"), "the answer under way")
+                bus.process.send_signal(signal.SIGTERM)
+                await eventually(lambda: "SIGTERM: ending" in bus.said, "the signal heard")
+                assert bus.process.poll() is None
+                assert await asyncio.to_thread(requester.read_to_the_end) == list(range(COUNT))
+                assert await bus.ends() == 0, bus.said
+                assert "not finished" not in bus.said
+
+    run_async(main())
+
+
+def test_one_that_is_not_taken_is_cut_off_at_the_deadline(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path, shutdown_timeout=1.5)
+        with Requester(place.out_replay) as requester, place.start() as bus:
+            await place.ready(bus)
+            async with engine_at(place) as engine:
+                await full_bus(place, engine)
+                requester.ask()
+                await eventually(lambda: sessions(place).endswith(" 1.0"), "the answer under way")
+                bus.process.send_signal(signal.SIGTERM)
+                begin = time.monotonic()
+                assert await bus.ends() == 0, bus.said
+                assert 1.0 < time.monotonic() - begin < 10
+                assert "1 replay answers were not finished within shutdown_timeout" in bus.said
+
+    run_async(main())
+
+
+async def test_whoever_is_cut_off_and_still_reads_gets_its_end() -> None:
+    """One answer at a time: the second requester has to wait, and is not left waiting for ever."""
+    async with running_bus(limits={"max_replay_sessions": 1}) as bus:
+        stats = bus.daemon.relay.outputs[0].stats
+        async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
+            for n in range(COUNT):
+                engine.publish(batch(store([n], tokens=[2**20 + n] * 4000, block_size=4000)))
+                if n % 50 == 0:
+                    await asyncio.sleep(0)
+            await eventually(lambda: bus.caught_up(COUNT - 1), "everything taken in")
+            with Requester(bus.out_replay) as slow, Requester(bus.out_replay) as waiting:
+                slow.ask()
+                await eventually(lambda: stats.replay_sessions == 1, "the first one served")
+                waiting.ask()
+                await eventually(lambda: stats.replay_waiting == 1, "the second one waiting")
+                await bus.daemon.outlets.drain(0.2)
+                assert stats.replay_requests["cut_off"] == 2
+                assert await asyncio.to_thread(waiting.read_to_the_end) == []
+                assert (stats.replay_sessions, stats.replay_waiting) == (0, 0)
