@@ -26,7 +26,7 @@ from kvbus.core.relay import Relay
 
 log = logging.getLogger("kvbus.state")
 
-MAGIC: Final = b"kvbus-state-002\n"
+MAGIC: Final = b"kvbus-state-003\n"
 _FRAME: Final = struct.Struct("=II")
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MIN_ROTATE: Final = 32 * 1024 * 1024

@@ -157,7 +157,7 @@ class Express:
                         break
                 elif holder.hashes[-1] == parent:
                     parent = holder.hashes[-1]  # one object for one hash
-            chunk = Chunk(hashes, parent, tokens, shape.size, shape.meta, keys)
+            chunk = Chunk(hashes, parent, tokens, shape.meta, keys)
             if count == 1:
                 block = hashes[0]
                 if block in blocks:
@@ -207,20 +207,23 @@ class Express:
         if table is None or not hashes or not table.copies.keys().isdisjoint(hashes):
             return False
         blocks = table.blocks
+        before: Chunk | None = None
+        at = 0
         for block in hashes:
-            chunk = blocks.get(block)
-            if chunk is None or chunk.out is not None:
+            chunk = blocks.pop(block, None)
+            if chunk is None:
                 return False
-            if gone:
-                at = chunk.hashes.index(block)
-                if (chunk.hashes[at - 1] if at else chunk.parent) in gone:
-                    return False
-            meta = chunk.meta
-            if meta.medium != medium or meta.group_idx != group:
-                return False  # spelled otherwise than when it was stored
-            gone.add(block)
-            del blocks[block]
             undo.append((blocks, block, chunk))
+            if chunk is before and at and chunk.hashes[at - 1] == block:
+                at -= 1  # the usual order, a chain from its end
+            else:
+                meta = chunk.meta
+                if chunk.rest is not None or meta.medium != medium or meta.group_idx != group:
+                    return False  # re-cut, or spelled otherwise than when it was stored
+                before, at = chunk, chunk.hashes.index(block)
+            if gone and (chunk.hashes[at - 1] if at else chunk.parent) in gone:
+                return False
+            gone.add(block)
         return True
 
     def _undo(self, batch: PlainBatch[Any], done: int, undo: list[Undo]) -> None:
@@ -264,7 +267,7 @@ class Express:
             return None
         table = self._index.table(group, name)
         lora = _or_none(event.lora_id), _or_none(event.lora_name)
-        meta = self._index.shared_meta(Meta(*lora, medium, event.group_idx, kind, UNSET))
+        meta = self._index.shared_meta(Meta(size, *lora, medium, event.group_idx, kind, UNSET))
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
         shape = self._shapes[spelling] = _Shape(table, group, size, meta)

@@ -24,6 +24,7 @@ TableKey = tuple[int | None, str]
 class Meta(msgspec.Struct, frozen=True, gc=False):
     """What the blocks of an event share with those of most others: kept once per distinct value."""
 
+    block_size: int
     lora_id: int | None
     lora_name: str | None
     medium: str | None
@@ -37,23 +38,53 @@ class Meta(msgspec.Struct, frozen=True, gc=False):
     lookahead: bytes | None = None
 
 
+class Rest(msgspec.Struct, gc=False):
+    """What few chunks have: ``extras`` are fields no struct knows, ``out`` and ``out_parent`` see :class:`Chunk`."""
+
+    extras: dict[str, bytes] | None = None
+    out: list[Hash] | None = None
+    out_parent: Hash | None = None
+
+
 class Chunk(msgspec.Struct, gc=False):
     """The blocks of one store. ``tokens`` is one msgpack array of ``len(hashes) * block_size`` items.
 
     ``out`` holds the derived hashes, ``block_size // base`` for each block, where the blocks leave re-cut; None where
-    they leave as they came.
+    they leave as they came. ``out_parent`` is what routers know the parent of the first piece by (re-cut chunks only).
+    Six fields: one more would be 16 bytes more for every store of a million.
     """
 
     hashes: tuple[Hash, ...]
     parent: Hash | None
     tokens: bytes
-    block_size: int
     meta: Meta
     extra_keys: bytes | None = None
-    extras: dict[str, bytes] | None = None
-    out: list[Hash] | None = None
-    out_parent: Hash | None = None
-    """What routers know the parent of the first piece by (re-cut chunks only)."""
+    rest: Rest | None = None
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block, as the engine counts them."""
+        return self.meta.block_size
+
+    @property
+    def extras(self) -> dict[str, bytes] | None:
+        """Fields no struct knows, as raw msgpack."""
+        return None if self.rest is None else self.rest.extras
+
+    @property
+    def out(self) -> list[Hash] | None:
+        """Derived hashes."""
+        return None if self.rest is None else self.rest.out
+
+    @property
+    def out_parent(self) -> Hash | None:
+        """The piece before the first one."""
+        return None if self.rest is None else self.rest.out_parent
+
+    def cut_into(self, out: list[Hash] | None, out_parent: Hash | None) -> None:
+        """Blocks leave under these derived hashes from now on; None: as they came."""
+        if out is not None or self.rest is not None:
+            self.rest = Rest(self.extras, out, out_parent)
 
     def parent_of(self, i: int) -> Hash | None:
         """The engine's hash of the block before block ``i``."""
@@ -150,6 +181,7 @@ class Index:
     def meta(self, event: BlockStored) -> Meta:
         """The shared :class:`Meta` of an event."""
         key = (
+            event.block_size,
             event.lora_id,
             event.lora_name,
             event.medium,

@@ -19,7 +19,7 @@ from kvbus.core.derive import derive_chunk
 from kvbus.core.emit import OutEvent, announce, out_parent, recut_stores, stores_of
 from kvbus.core.express import Express, Taken
 from kvbus.core.granularity import Granularity, Treatment
-from kvbus.core.index import Chunk, Index, Table, TableKey, carried_bytes
+from kvbus.core.index import Chunk, Index, Rest, Table, TableKey, carried_bytes
 from kvbus.core.intake import Intake, Step, complete
 from kvbus.core.removals import leaf_first
 from kvbus.core.schema import AllBlocksCleared, BlockRemoved
@@ -197,14 +197,14 @@ class Normalizer:
         self._out.extend(announce(self.index))
 
     def _recut(self, chunk: Chunk, group: int | None, base: int) -> None:
-        chunk.out_parent = out_parent(self.index, group, chunk.parent)
-        chunk.out = derive_chunk(chunk, base, chunk.out_parent)
+        before = out_parent(self.index, group, chunk.parent)
+        chunk.cut_into(derive_chunk(chunk, base, before), before)
 
     def _drop_coarse(self, group: int | None, medium: str, table: Table) -> None:
         table.refs.clear()
         granularity = self._granularity[group]
         for block, chunk in list(table.blocks.items()):
-            chunk.out = None
+            chunk.cut_into(None, None)
             if granularity.treatment(chunk.block_size) in (Treatment.COARSE, Treatment.REJECT):
                 del table.blocks[block]
                 key = (group, medium, block)
@@ -276,14 +276,10 @@ class Normalizer:
         if event.medium is not None:
             event.medium = event.medium.upper()
         chunk = Chunk(
-            tuple(hashes),
-            parent,
-            bytes(event.token_ids),
-            event.block_size,
-            self.index.meta(event),
-            carried_bytes(event.extra_keys),
-            None if not store.extras else {name: bytes(raw) for name, raw in store.extras.items()},
+            tuple(hashes), parent, bytes(event.token_ids), self.index.meta(event), carried_bytes(event.extra_keys)
         )
+        if store.extras:
+            chunk.rest = Rest({name: bytes(raw) for name, raw in store.extras.items()})
         if treatment is Treatment.REBLOCK:
             self._recut(chunk, store.group, granularity.base)
         if fresh:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from kvbus.core.index import Chunk, Index, Meta, Table, TableKey, live_runs, set_of_chunks
+from kvbus.core.index import Chunk, Index, Meta, Rest, Table, TableKey, live_runs, set_of_chunks
 
 if TYPE_CHECKING:
     from kvbus.core.parts import Source
@@ -81,6 +81,7 @@ def _source_head(source: Source) -> dict[str, Any]:
     return {
         "label": source.spec.label,
         "rank": source.rank,
+        "ranked": source.ranked,
         "ts": source.ts,
         "topic": source.topic,
         "told": source.told,
@@ -115,7 +116,6 @@ def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
         chunk.hashes,
         chunk.parent,
         chunk.tokens,
-        chunk.block_size,
         meta,
         chunk.extra_keys,
         chunk.extras,
@@ -171,6 +171,7 @@ class Loader:
             raise StateError(f"it has the outputs {shape}")
         for source, entry in zip(relay.sources, head["sources"], strict=True):
             source.rank, source.ts, source.topic = entry["rank"], entry["ts"], entry["topic"]
+            source.ranked = entry["ranked"]
             source.told, source.withdrawn = entry["told"], entry["withdrawn"]
             source.publisher_id = entry["publisher_id"]
             source.sequencer.load(entry["sequencer"])
@@ -184,10 +185,12 @@ class Loader:
                     stream.publisher_id = publisher_id
 
     def _chunk(self, table: Table, row: list[Any]) -> None:
-        hashes, parent, tokens, block_size, meta, extra_keys, extras, out, out_parent, runs = row
+        hashes, parent, tokens, meta, extra_keys, extras, out, out_parent, runs = row
         values: tuple[Any, ...] = tuple(UNSET if value is False else value for value in meta)
         shared = self._metas.setdefault(values, Meta(*values))
-        chunk = Chunk(hashes, parent, tokens, block_size, shared, extra_keys, extras, out, out_parent)
+        chunk = Chunk(tuple(hashes), parent, tokens, shared, extra_keys)
+        if extras is not None or out is not None:
+            chunk.rest = Rest(extras, out, out_parent)
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
             if chunk.out is not None:

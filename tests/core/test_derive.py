@@ -9,9 +9,10 @@ SECOND = 10578922383325983977
 FIRST_BYTES = "a731f2feccc7c63e6cdfa6613bcd95127dc0f7960771fe3163cce44772b87b58"
 
 
-def meta(**fields):
+def meta(block_size=16, **fields):
     return Meta(
         **{
+            "block_size": block_size,
             "lora_id": None,
             "lora_name": None,
             "medium": None,
@@ -25,7 +26,7 @@ def meta(**fields):
 
 def chunk(hashes, tokens, size, *, keys=None, **fields):
     raw = None if keys is None else bytes(encode_value(keys))
-    return Chunk(hashes, None, bytes(encode_value(tokens)), size, meta(**fields), raw)
+    return Chunk(tuple(hashes), None, bytes(encode_value(tokens)), meta(size, **fields), raw)
 
 
 def test_names_are_documented_and_do_not_change():

@@ -8,14 +8,14 @@ from tests.core.dsl import payload, store, tokens_of
 
 def put(index, hashes, parent=None, *, group=None, medium="GPU", size=16):
     event = decode_batch(payload(store(hashes, parent, group=group, medium=medium, block_size=size))).events[0]
-    chunk = Chunk(event.block_hashes, event.parent_block_hash, bytes(event.token_ids), size, index.meta(event))
+    chunk = Chunk(tuple(event.block_hashes), event.parent_block_hash, bytes(event.token_ids), index.meta(event))
     table = index.table(group, medium)
     table.blocks.update(dict.fromkeys(hashes, chunk))
     return chunk
 
 
 def told(index):
-    return [(key, chunk.hashes[a:b]) for key, chunk, a, b in index.snapshot()]
+    return [(key, list(chunk.hashes[a:b])) for key, chunk, a, b in index.snapshot()]
 
 
 class TestCopies:
@@ -84,6 +84,7 @@ class TestTables:
         assert index.find(0, 1) is chunk
         assert index.find(1, 1) is None
         assert index.find(None, 1) is None
+
 
 class TestMeta:
     def test_equal_metas_are_kept_once(self):
