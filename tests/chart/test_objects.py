@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvbus.transport import curve
-from tests.chart.charts import CASES, CHART, ROOT, Values, container, load, render
+from tests.chart.charts import CASES, CHART, ROOT, Values, container, containers, load, render
 
 SELECTOR = {"app.kubernetes.io/name": "kvbus", "app.kubernetes.io/instance": "demo"}
 AGGREGATOR: Values = {
@@ -171,6 +171,14 @@ def test_a_secret_of_ones_own_is_only_mounted() -> None:
     assert {"name": "kvbus-curve", "secret": {"secretName": "keys", "defaultMode": 0o440}} in release.pod["spec"][
         "volumes"
     ]
+
+
+def test_a_platform_that_picks_users_is_not_told_any() -> None:
+    release = render({"kvbus": {"platformUser": True}})
+    contexts = [each["securityContext"] for spec in release.pods() for each in (spec, *containers(spec))]
+    assert len(contexts) >= 7
+    assert not any(context.keys() & {"runAsUser", "runAsGroup", "fsGroup"} for context in contexts)
+    assert all("seccompProfile" in spec["securityContext"] for spec in release.pods())
 
 
 def test_a_claim_keeps_the_state_of_an_aggregator() -> None:

@@ -88,6 +88,7 @@ PAIR = {"keyPair": "x", "routers": {"a": "x" * 40}}
             {"monitoring": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}},
             "scrape every pod twice",
         ),
+        ({"strategy": {"type": "OnDelete"}}, "strategy.type=OnDelete: mode=worker"),
         ({"podLabels": {"app.kubernetes.io/name": "x"}}, "how the chart finds its pods"),
         ({"engine": {"type": "custom"}}, "engine.image.tag"),
         ({"engine": {"type": "custom", "image": {"tag": "1"}}}, "engine.image.repository"),

@@ -30,7 +30,7 @@ spec:
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
   securityContext:
-    {{- toYaml .Values.podSecurityContext | nindent 4 }}
+    {{- include "kvbus.securityContext" (list . .Values.podSecurityContext) | nindent 4 }}
   {{- range $key := list "imagePullSecrets" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" }}
   {{- with get $.Values $key }}
   {{ $key }}:

@@ -49,7 +49,7 @@ none of them may depend on the engine or on the health of its stream.
     periodSeconds: 5
     timeoutSeconds: 5
   securityContext:
-    {{- toYaml $v.securityContext | nindent 4 }}
+    {{- include "kvbus.securityContext" (list $root $v.securityContext) | nindent 4 }}
   {{- with $v.resources }}
   resources:
     {{- toYaml . | nindent 4 }}
@@ -58,6 +58,15 @@ none of them may depend on the engine or on the health of its stream.
   volumeMounts:
     {{- . | nindent 4 }}
   {{- end }}
+{{- end -}}
+
+{{- /* A security context, without what platformUser leaves to the platform: (list . CONTEXT). */ -}}
+{{- define "kvbus.securityContext" -}}
+{{- $context := index . 1 -}}
+{{- if (index . 0).Values.kvbus.platformUser -}}
+{{- $context = omit $context "runAsUser" "runAsGroup" "fsGroup" -}}
+{{- end -}}
+{{- toYaml $context -}}
 {{- end -}}
 
 {{- define "kvbus.image" -}}
