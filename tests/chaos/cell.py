@@ -44,6 +44,8 @@ class Cell:
         self.asked = 0
         """Replay requests of our own that kvbus owes a count."""
         self.bus_starts = 0
+        self.silenced = False
+        """The engine's replay has been silent for so long that batches were given up: its life is partial from then on."""
         self._directory = directory
         self._namespaces = namespaces
         self._traffic_over = asyncio.Event()

@@ -102,6 +102,8 @@ class Checks:
         for router, report in zip((cell.tried, cell.bystander), reports, strict=True):
             await self._exact(router, report, truths, partial, marks.kinds)
         self._tally.partial += any(partial)
+        if not cell.silenced and cell.lag < BUSY:
+            self._check("whole, wherever history can be had", not any(partial), f"partial: {partial}")
         self._tally.recovered(marks.kinds, recovery)
         self._tally.rounds += 1
         self._accounts(metrics)

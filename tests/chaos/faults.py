@@ -82,6 +82,27 @@ async def _half_open_unnoticed(cell: Cell, fault: Fault) -> str | None:
     return "noticed by kvbus"
 
 
+async def _replay_silent(cell: Cell, fault: Fault) -> str | None:
+    """Batches are missing and the engine's replay says nothing until kvbus has given them up."""
+    await cell.connected()
+    before = await cell.counter("kvbus_source_lost_batches_total")
+    cell.silenced = True
+    replay, live = cell.links["replay"][0], cell.links["live"][0]
+    replay.stall()
+    try:
+        dropped = len(live.wire.dropped)
+        live.wire.drop += 1
+        await cell.while_traffic(lambda: len(live.wire.dropped) > dropped)
+        end = asyncio.get_running_loop().time() + 20
+        while await cell.counter("kvbus_source_lost_batches_total") == before:
+            if asyncio.get_running_loop().time() > end:
+                return None
+            await asyncio.sleep(0.1)
+        return "given up and counted as lost"
+    finally:
+        replay.flow()
+
+
 async def _refuse(cell: Cell, fault: Fault) -> str | None:
     link = _link(cell, fault)
     cut = link.connections
@@ -285,6 +306,7 @@ MAKERS: Final[dict[str, Maker]] = {
     "half-open": _half_open,
     "half-open unnoticed": _half_open_unnoticed,
     "refuse": _refuse,
+    "replay silent": _replay_silent,
     "drop": _wire,
     "double": _wire,
     "swap": _wire,
