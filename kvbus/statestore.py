@@ -213,7 +213,16 @@ class StateStore:
         if self._relay is not None:
             self._relay.records = None
         self._close_files()
-        self._move_aside("it is no longer being written")
+        self._drop()
+
+    def _drop(self) -> None:
+        """Leave nothing that a successor would take for the newest state, or that keeps a full disk full."""
+        for path in self._directory.glob("state-*"):
+            if path.suffix in (".dump", ".log", ".part"):
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    log.error("%s cannot be deleted (%s): delete it, it is out of date", path, error.strerror or error)  # noqa: TRY400
 
     def _close_files(self) -> None:
         """Write no more to this generation."""

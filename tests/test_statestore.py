@@ -229,6 +229,8 @@ def test_a_disk_that_is_full_costs_the_state_and_nothing_else(
     assert process.next_seq == 15
     assert process.store.failed
     assert "No space left on device" in caplog.text
+    assert process.store.refused == 0
+    assert list(tmp_path.iterdir()) == []  # what is out of date does not keep the disk full
     process.kill()
     # what is on disk is older than what was sent: it must not be taken for the truth
     assert not Process(tmp_path).resumed
