@@ -8,8 +8,10 @@ import json
 from typing import Any, Final, Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from kvbus.admin import views
+from kvbus.admin.guard import PATIENCE, Gate
 from kvbus.admin.page import PAGE
 from kvbus.config import Config, SourceStream
 from kvbus.core.relay import Relay
@@ -41,6 +43,8 @@ class AdminServer:
         self._observed = observed
         self._exposition = Exposition(observed)
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self.gate: Gate | None = None
         self._dumps = 0
         self.address: tuple[str, int] | None = None
 
@@ -53,25 +57,46 @@ class AdminServer:
         where = self._observed.config.http_address
         if where is None:
             return
-        app = web.Application()
+        app = web.Application(middlewares=[self._answering])
         app.router.add_get("/", self._page)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/sources", self._sources)
         app.router.add_get("/blocks", self._blocks)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            keepalive_timeout=PATIENCE,
+            lingering_time=1.0,
+        )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, *where)
+        server = self._runner.server
+        if server is None:  # pragma: no cover - set up above
+            return
+        self.gate = Gate(server, self._observed.process.http_closed)
         try:
-            await site.start()
+            self._listener = await asyncio.get_running_loop().create_server(self.gate, *where, reuse_address=True)
         except OSError as error:
             raise BindError(f"cannot bind http {where[0]}:{where[1]}: {error.strerror or error}") from error
-        host, port = self._runner.addresses[0][:2]
+        host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = (host, port)
+
+    @web.middleware
+    async def _answering(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Tell the gate which connections are being answered."""
+        if self.gate is None:  # pragma: no cover - nothing arrives before there is one
+            return await handler(request)
+        with self.gate.answering(request.transport):
+            return await handler(request)
 
     async def close(self) -> None:
         """Stop listening."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -110,7 +135,8 @@ class AdminServer:
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
             while part := "".join(_line(line) for line in itertools.islice(lines, YIELD_EVERY)):
-                await response.write(part.encode())
+                async with asyncio.timeout(PATIENCE):
+                    await response.write(part.encode())
                 await asyncio.sleep(0)
             await response.write_eof()
             return response

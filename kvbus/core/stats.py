@@ -84,6 +84,8 @@ class ProcessStats:
         """The state is being written to ``state_dir``; False without one, and after writing failed."""
         self.state_refused = 0
         """Files of a saved state that could not be used and were moved aside."""
+        self.http_closed: Counter[str] = Counter()
+        """HTTP connections closed on the client, by reason: too_many, slow."""
         self.config_reloads: Counter[str] = Counter()
         """By outcome: applied, refused."""
         self.key_reloads: Counter[str] = Counter()

@@ -21,6 +21,7 @@ CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
 REPLAY_OUTCOMES: Final = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed", "cut_off")
+HTTP_REASONS: Final = ("too_many", "slow")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 EVENT_TYPES: Final = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
@@ -76,6 +77,12 @@ class RelayCollector(Collector):
             "Files of a saved state that could not be used and were moved aside.",
             [],
             [([], process.state_refused)],
+        )
+        yield _counter(
+            "http_connections_closed_total",
+            "HTTP connections that were closed on the client, by reason.",
+            ["reason"],
+            (([reason], process.http_closed[reason]) for reason in HTTP_REASONS),
         )
         for name, field, text in (
             ("config_reloads_total", "config_reloads", "Configurations read again at SIGHUP, by what became of them."),
@@ -186,7 +193,7 @@ class RelayCollector(Collector):
         )
         yield _counter(
             "events_filtered_total",
-            "Valid events and blocks that were counted on their way, by reason; all but orphan_passed left out.",
+            "Valid events and blocks that were counted on their way, by reason; all but orphan_passed and other_rank left out.",
             ["source", "reason"],
             (([s.spec.label, reason], s.stats.filtered[reason]) for s in sources for reason in Filtered),
         )

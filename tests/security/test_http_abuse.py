@@ -1,0 +1,189 @@
+"""What an ill-mannered HTTP client can hold: little, and never the probes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvbus.admin import guard, http
+from kvbus.transport.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.system.bus import Bus, eventually, running_bus
+
+
+class Peer:
+    """A raw connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def say(self, text: str | bytes) -> None:
+        self.writer.write(text if isinstance(text, bytes) else text.encode())
+
+    async def status(self) -> int:
+        async with asyncio.timeout(20):
+            return int((await self.reader.readline()).split()[1])
+
+    async def gone(self) -> bool:
+        """Wait until the other side has closed."""
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                while await self.reader.read(65536):
+                    pass
+        return True
+
+
+class Crowd:
+    """A bus and any number of raw connections to it."""
+
+    def __init__(self, bus: Bus, stack: contextlib.AsyncExitStack) -> None:
+        self.bus, self._stack = bus, stack
+        self.closed = bus.daemon.process.http_closed
+
+    async def connect(self, **limits: int) -> Peer:
+        host, port = self.bus.daemon.http_address
+        reader, writer = await asyncio.open_connection(host, port, **limits)
+
+        async def close() -> None:
+            writer.transport.abort()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+        self._stack.push_async_callback(close)
+        return Peer(reader, writer)
+
+    async def probe(self) -> int:
+        peer = await self.connect()
+        peer.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        return await peer.status()
+
+    @property
+    def open(self) -> int:
+        return len(self.bus.daemon._admin.gate)
+
+
+@contextlib.asynccontextmanager
+async def crowd(**settings) -> AsyncIterator[Crowd]:
+    async with running_bus(**settings) as bus, contextlib.AsyncExitStack() as stack:
+        yield Crowd(bus, stack)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    for module in (guard, http):
+        monkeypatch.setattr(module, "PATIENCE", 0.3)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+        b"GET",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nff",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",  # answered, and then nothing more
+    ],
+)
+async def test_a_client_that_dawdles_is_closed(impatient, said):
+    async with crowd() as them:
+        peers = [await them.connect() for _ in range(10)]
+        for peer in peers:
+            peer.say(said)
+        await eventually(lambda: them.open == 0, "all closed")
+        for peer in peers:
+            assert await peer.gone()
+        assert await them.probe() == 200
+
+
+async def test_one_byte_after_the_other_wins_no_time(impatient):
+    """The clock is for the whole request, not for its next byte."""
+    async with crowd() as them:
+        peer = await them.connect()
+        head = iter(b"GET /livez HTTP/1.1\r\nHost: " + b"x" * 10_000)
+
+        def dripping() -> bool:
+            peer.say(bytes([next(head)]))
+            return them.closed["slow"] == 1
+
+        await eventually(dripping, "closed while it dripped")
+
+
+async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
+    async with crowd() as them:
+        peers = [await them.connect() for _ in range(guard.MAX_CONNECTIONS)]
+        await eventually(lambda: them.open == guard.MAX_CONNECTIONS, "all open")
+        for n in range(20):
+            assert await them.probe() == 200, n
+        assert them.open <= guard.MAX_CONNECTIONS
+        assert await peers[0].gone()
+        assert them.closed["too_many"] >= 1
+        flood = [await them.connect() for _ in range(3 * guard.MAX_CONNECTIONS)]
+        await eventually(lambda: them.closed["too_many"] >= len(flood) - guard.MAX_CONNECTIONS, "refused")
+        assert them.open <= guard.MAX_CONNECTIONS
+        assert await them.probe() == 200
+
+
+async def test_clients_that_ask_for_blocks_and_read_nothing(impatient):
+    """Their dumps are given up, and others get theirs."""
+    async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
+        await engine.wait_for_subscriber(20)
+        for n in range(60):
+            engine.publish(batch(*[store([1000 * n + i]) for i in range(500)]))
+        await eventually(lambda: them.bus.caught_up(59), "many blocks")
+        peers = [await them.connect(limit=1024) for _ in range(http.MAX_DUMPS)]
+        for peer in peers:
+            peer.writer.transport.pause_reading()
+            peer.say("GET /blocks HTTP/1.1\r\nHost: x\r\n\r\n")
+        await eventually(lambda: them.bus.daemon._admin._dumps == http.MAX_DUMPS, "all dumps under way")
+        refused = await them.connect()
+        refused.say("GET /blocks HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await refused.status() == 503
+        await eventually(lambda: them.bus.daemon._admin._dumps == 0, "all dumps given up")
+        assert await them.probe() == 200
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ("GET / HTTP/1.1\r\nHost: x\r\nX: " + "y" * 100_000 + "\r\n\r\n", 400),
+        ("GET /" + "y" * 100_000 + " HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        ("GET /metrics HTTP/1.1\r\nHost: x\r\n" + "A: b\r\n" * 100_000 + "\r\n", 400),
+        ("nonsense\r\n\r\n", 400),
+        ("GET /metrics HTTP/9.9\r\nHost: x\r\n\r\n", 400),
+        ("POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello", 405),
+        ("PUT /sources HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", 405),
+        ("DELETE /blocks HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        ("PATCH / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 405),
+        ("OPTIONS /livez HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        ("GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        ("GET /blocks?source=%00%ff%0d%0aX-Injected:1 HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+    ],
+)
+async def test_what_is_not_asked_for_is_refused(request_, status):
+    async with crowd() as them:
+        peer = await them.connect()
+        peer.say(request_)
+        try:
+            said = await peer.status()
+        except (ConnectionError, IndexError):  # closed while we were still talking: refused, too
+            said = 400
+        assert said == status or (status == 400 and said in (400, 431))
+        assert await them.probe() == 200
+
+
+async def test_a_thousand_connections_one_after_the_other_leave_nothing_behind():
+    async with crowd() as them:
+        for _ in range(1000):
+            _, writer = await asyncio.open_connection(*them.bus.daemon.http_address)
+            writer.transport.abort()
+        await eventually(lambda: them.open == 0, "all forgotten")
+        assert await them.probe() == 200
+
+
+async def test_by_default_it_is_on_loopback():
+    async with running_bus() as bus:
+        assert bus.daemon.http_address[0] == "127.0.0.1"
