@@ -1,0 +1,57 @@
+"""CURVE as the chart sets it up, run: a router on the list rebuilds everything, one without a key hears nothing."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from kvbus.transport import curve
+from tests.chart.charts import render
+from tests.system.bus import eventually, ports_in_a_row
+from tests.system.test_run import Command
+
+pytestmark = pytest.mark.slow
+
+
+async def test_only_a_router_on_the_list_is_answered(tmp_path: Path) -> None:
+    first = ports_in_a_row(5)
+    public, secret = curve.generate()
+    router_public, router_secret = curve.generate()
+    keys = {"keyPair": curve.certificate(public, secret), "routers": {"indexer": router_public.decode()}}
+    ports = {"http": first, "events": first + 1, "replay": first + 2}
+    engine = {"port": first + 3, "replayPort": first + 4}
+    values = {"curve": keys, "ports": ports, "engineEvents": engine, "state": {"enabled": False}}
+    release = render({"kvbus": values, "engine": {"type": "sim", "extraArgs": ["--requests=20", "--rate=100"]}})
+    for name, text in release.one("Secret")["stringData"].items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o440)
+    (tmp_path / "kvbus.yaml").write_text(str(release.file()).replace("/etc/kvbus-curve", str(tmp_path)))
+    (tmp_path / "kvbus.key").write_text(curve.certificate(public))
+    (tmp_path / "router.key_secret").write_text(curve.certificate(router_public, router_secret))
+    (tmp_path / "router.key_secret").chmod(0o600)
+
+    def settled() -> bool:
+        """The workload is used up, and nothing is missing."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{first}/sources", timeout=5) as answer:
+                (source,) = json.load(answer)
+        except OSError:
+            return False
+        return "the workload is used up" in sim.said and source["state"] == "live" and source["counts"]["stored"] > 0
+
+    dump = ("dump", f"tcp://127.0.0.1:{first + 2}", "--format=count")
+    own = (f"--curve-secret-key={tmp_path / 'router.key_secret'}", f"--curve-server-key={tmp_path / 'kvbus.key'}")
+    with (
+        Command(tmp_path, "run", "-c", str(tmp_path / "kvbus.yaml")),
+        Command(tmp_path, *release.engine["args"], name="engine") as sim,
+    ):
+        await eventually(settled, "an engine that is idle and relayed")
+        with Command(tmp_path, *dump, *own, name="known") as known:
+            assert await known.ends() == 0, known.said
+            assert int(known.printed) > 0
+        with Command(tmp_path, *dump, "--timeout=2", name="unknown") as unknown:
+            assert await unknown.ends() == 69
+            assert unknown.printed == ""
