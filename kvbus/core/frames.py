@@ -52,15 +52,6 @@ class ReplayEnd(msgspec.Struct):
     """The END marker of a replay answer."""
 
 
-def plain_live(frames: Sequence[bytes], limits: Limits) -> bool:
-    """Whether a live message is of the commonest form, ``[topic, 8-byte seq, payload]``, and within the limits."""
-    if len(frames) != 3:
-        return False
-    topic, seq, payload = frames
-    most = limits.max_frame_bytes
-    return len(seq) == SEQ_BYTES and seq[0] < 0x80 and len(payload) <= most and len(topic) <= most
-
-
 def parse_live(frames: Sequence[bytes], limits: Limits) -> LiveMessage | Reason:
     """``[topic, seq, payload]``; seq is 8 bytes big-endian, or 24 with a publisher id behind it."""
     if len(frames) != 3:

@@ -10,12 +10,13 @@ import msgspec
 
 from kvbus.core.compaction import Cut
 from kvbus.core.dialect import Sniffer
-from kvbus.core.encoding import CANONICAL, Profile, Wire
+from kvbus.core.encoding import Profile, Wire
 from kvbus.core.journal import Journal
 from kvbus.core.normalize import Normalizer, Rules
 from kvbus.core.sequencer import Sequencer, Settings, State
 from kvbus.core.stats import OutputStats, SourceStats
 from kvbus.core.stream import OutputStream
+from kvbus.core.types import Filtered
 
 
 class SourceSpec(msgspec.Struct, frozen=True):
@@ -72,6 +73,8 @@ class Source:
         self.sequencer = Sequencer(spec.settings, self.stats)
         self.normalizer = Normalizer(spec.rules, self.stats)
         self.rank = spec.rank
+        self.ranked = False
+        """The engine has said its rank in this life; it keeps it."""
         self.ts = 0.0
         self.topic = spec.topic
         self.dialect = Sniffer()
@@ -84,9 +87,14 @@ class Source:
 
     def says(self, wire: Wire) -> bool:
         """Whether batches of this source that need no change are in the words of a wire as they came."""
-        return wire is CANONICAL or wire.passes(
-            bytes_hashes=self.normalizer.bytes_hashes, media=self.normalizer.index.media_names
-        )
+        return wire.passes(bytes_hashes=self.normalizer.bytes_hashes, media=self.normalizer.index.media_names)
+
+    def see_rank(self, rank: int) -> None:
+        """A batch says this rank. Routers file blocks by it, so the first one of a life holds; others are counted."""
+        if not self.ranked:
+            self.rank, self.ranked = rank, True
+        elif rank != self.rank:
+            self.stats.filtered[Filtered.OTHER_RANK] += 1
 
     @property
     def state(self) -> State:
@@ -104,6 +112,7 @@ class Output:
 
     def __init__(self, spec: OutputSpec, ranks: Sequence[int]) -> None:
         self.spec = spec
+        self.merged = spec.merged
         self.stats = OutputStats()
         self.streams: list[OutputStream] = []
         for i, topic in enumerate(spec.topics):

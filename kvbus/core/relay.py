@@ -27,7 +27,7 @@ from kvbus.core.commands import (
 )
 from kvbus.core.compaction import Cut, Part
 from kvbus.core.emit import OutEvent
-from kvbus.core.encoding import Wire, encode
+from kvbus.core.encoding import CANONICAL, Wire, encode
 from kvbus.core.events import (
     BatchReceived,
     Oversize,
@@ -41,7 +41,7 @@ from kvbus.core.events import (
     SourceUp,
     Tick,
 )
-from kvbus.core.frames import Limits, ReplayEnd, parse_live, parse_replay, parse_replay_request, plain_live
+from kvbus.core.frames import SEQ_BYTES, Limits, ReplayEnd, parse_live, parse_replay, parse_replay_request
 from kvbus.core.index import Index
 from kvbus.core.parts import NOBODY, NewStream, Output, OutputSpec, Source, SourceSpec
 from kvbus.core.persist import Record
@@ -221,13 +221,15 @@ class Relay:
         frames = event.frames
         stats = source.stats
         stats.batches += 1
-        if source.publisher_id is None and plain_live(frames, self.limits):
-            topic, seq, payload = frames
-            if source.sequencer.passes(int.from_bytes(seq, "big"), payload, now):
+        if len(frames) == 3 and len(frames[1]) == SEQ_BYTES and source.publisher_id is None:
+            topic, number, payload = frames
+            most = self.limits.max_frame_bytes
+            seq = int.from_bytes(number, "big")
+            if len(payload) <= most and len(topic) <= most and source.sequencer.passes(seq, payload, now):
                 stats.bytes += len(payload)
                 source.topic = topic
                 source.down_since = None
-                self._deliver(event.source, source, source.sequencer.next - 1, payload, now)
+                self._deliver(event.source, source, seq, payload, now)
                 return
         message = parse_live(frames, self.limits)
         if isinstance(message, Reason):
@@ -349,6 +351,7 @@ class Relay:
         """Nothing that was known of this source's cache can be relied on any more."""
         self._clear(i, source, now)
         source.normalizer.reset(same_life=same_life)
+        source.ranked = source.ranked and same_life
 
     def _take(self, i: int, source: Source, payload: bytes, now: float, *, first_of_life: bool) -> None:
         """Decode, normalize and publish one batch of a source."""
@@ -356,7 +359,9 @@ class Relay:
         if taken is not None:
             plain, whole = taken
             source.stats.last_batch = source.ts = plain.ts
-            source.rank = plain.rank
+            if plain.rank != source.rank or not source.ranked:
+                source.see_rank(plain.rank)
+                whole = whole and plain.rank == source.rank
             if source.dialect.name is None:
                 source.dialect.see(payload)
             if not source.withdrawn:
@@ -370,7 +375,7 @@ class Relay:
         source.stats.last_batch = batch.ts
         source.ts = batch.ts
         if batch.rank is not None:
-            source.rank = batch.rank
+            source.see_rank(batch.rank)
         source.dialect.see(payload)
         events = source.normalizer.apply(batch, first_of_life=first_of_life)
         if source.withdrawn:
@@ -415,15 +420,14 @@ class Relay:
         self, i: int, source: Source, events: Sequence[OutEvent], now: float, whole: bytes | None = None
     ) -> None:
         """Number and keep one batch on every output. ``whole`` says it already, in the canonical encoding."""
-        payloads: dict[tuple[Wire, int], bytes] = {}
+        payloads: dict[tuple[Wire, int], bytes] | None = None
         for number, output in enumerate(self.outputs):
-            merged = output.spec.merged
-            at = 0 if merged else i
-            rank = i if merged else source.rank
+            at, rank = (0, i) if output.merged else (i, source.rank)
             stream = output.streams[at]
             wire = stream.profile.wire
             payload = whole
-            if payload is None or rank != source.rank or not source.says(wire):
+            if payload is None or rank != source.rank or not (wire is CANONICAL or source.says(wire)):
+                payloads = payloads or {}
                 payload = payloads.get((wire, rank))
                 if payload is None:
                     payload = payloads[wire, rank] = encode(wire, events, source.ts, rank)
