@@ -55,8 +55,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and $v.podDisruptionBudget.enabled (eq $v.mode "daemonset") -}}
 {{- fail "podDisruptionBudget.enabled has no effect with mode=daemonset: a drain leaves its pods alone" -}}
 {{- end -}}
-{{- if and $v.strategy (has $v.strategy.type (ternary (list "Recreate") (list "OnDelete") (eq $v.mode "daemonset"))) -}}
-{{- fail (printf "strategy.type=%s: mode=%s has no such strategy" $v.strategy.type $v.mode) -}}
+{{- with $v.strategy -}}
+{{- if has .type (ternary (list "Recreate") (list "OnDelete") (eq $v.mode "daemonset")) -}}
+{{- fail (printf "strategy.type=%s: mode=%s has no such strategy" .type $v.mode) -}}
+{{- end -}}
 {{- end -}}
 {{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/instance" -}}
 {{- if hasKey $v.podLabels $key -}}
