@@ -38,7 +38,6 @@ class Wanted:
         rounds: of a generation.
         first: round to begin with.
         width: generations of each cell played side by side (of those whose kvbus is killed).
-        keep_going: go on after a failure, with a new generation of that cell.
     """
 
     seed: int
@@ -49,7 +48,6 @@ class Wanted:
     rounds: int | None = None
     first: int = 0
     width: int = 1
-    keep_going: bool = True
 
 
 class Campaign:
@@ -61,7 +59,6 @@ class Campaign:
         self._console = console
         self._began = time.monotonic()
         self._told = 0.0
-        self._stop = False
 
     @property
     def elapsed(self) -> float:
@@ -69,7 +66,7 @@ class Campaign:
 
     @property
     def over(self) -> bool:
-        return self._stop or self.tally.total >= self.wanted.faults or self.elapsed > self.wanted.seconds
+        return self.tally.total >= self.wanted.faults or self.elapsed > self.wanted.seconds
 
     async def run(self) -> Tally:
         """Play until it is over; every failure is in the tally."""
@@ -127,7 +124,6 @@ class Campaign:
             failed = True
             self.tally.failures.append(f"{error}\n  logs: {directory}")
             self._console.print(f"FAILED: {self.tally.failures[-1]}", highlight=False, markup=False)
-            self._stop = not wanted.keep_going
         finally:
             await cell.close()
             if not failed:

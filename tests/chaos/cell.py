@@ -273,7 +273,9 @@ class Cell:
                 link.wire.drop = link.wire.double = link.wire.swap = 0
         finally:
             watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            (found,) = await asyncio.gather(watch, return_exceptions=True)
+        if isinstance(found, Exception):
+            raise found
         await self._checks.end(plan, marks)
 
     async def _all(self, tasks: list[asyncio.Task[None]], patience: float) -> None:

@@ -128,11 +128,11 @@ def make_round(seed: int, cell: int, generation: int, number: int) -> Round:
     flavours["long"] = 1
     flavour = rng.choices(list(flavours), list(flavours.values()))[0]
     if flavour == "mixed":
-        faults = [_mixed(rng, shape) for _ in range(rng.randint(12, 16) if shape.namespaces else rng.randint(34, 46))]
+        faults = [_mixed(rng, shape) for _ in range(rng.randint(12, 16) if shape.namespaces else rng.randint(46, 60))]
     elif flavour == "wire":
         faults = [_wire(rng) for _ in range(rng.randint(60, 80))]
     elif flavour == "router":
-        faults = [_router(rng, shape) for _ in range(rng.randint(8, 10) if shape.namespaces else rng.randint(20, 28))]
+        faults = [_router(rng, shape) for _ in range(rng.randint(8, 10) if shape.namespaces else rng.randint(28, 36))]
     elif flavour == "clock":
         faults = [_clock(rng) for _ in range(rng.randint(30, 40))]
     elif flavour == "single":
