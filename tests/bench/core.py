@@ -23,6 +23,7 @@ from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencer import Settings
+from kvbus.serve import _rest_collector
 
 from .loads import load_named, mixed, stores
 from .processes import MEASURED_CORE, rss_bytes, run_child
@@ -229,6 +230,7 @@ def _scale(section: Section, large: int, operations: int, runs: int) -> None:
 def main(arguments: list[str]) -> None:
     """One measurement in this process: ``cost LOAD BLOCKS``, ``memory LOAD BLOCKS WIDE`` or ``scale LIVE OPERATIONS``."""
     what, *rest = arguments
+    _rest_collector()  # as the daemon does
     if what == "cost":
         result = measure_cost(rest[0], int(rest[1]))
     elif what == "memory":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .core import Driver
-from .loads import load_named
+from .loads import load_named, tally
 from .processes import run_child
 
 BOUNDS: Final = Path(__file__).with_name("counted.json")
@@ -26,7 +26,7 @@ TOLERANCE: Final = 0.03
 
 SLACK: Final = 0.1
 
-COUNTED: Final = {"8x8": 64, "1x1": 2000, "mix": 64}
+COUNTED: Final = {"8x8": 64, "1x1": 2000, "mix": 64, "sim": 200}
 """Batches of each load that are counted."""
 
 VERSION: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -37,13 +37,14 @@ def count(load: str) -> dict[str, float]:
     batches = COUNTED[load]
     # of a mixed load, what comes when the cache is full
     warm = 65_536 // 64 + 64 if load == "mix" else batches
-    driver = Driver(load_named(load).make(0))
+    payloads = load_named(load).take(warm + 3 * batches)
+    blocks = [sum(tally(payloads[at : at + batches])[:2]) for at in range(warm, len(payloads), batches)]
+    driver = Driver(iter(payloads))
     driver.feed(warm)
-    blocks = batches * (1 if load == "1x1" else 64)
     return {
-        "instructions": round(_instructions(driver, batches) / blocks, 3),
-        "calls": round(_calls(driver, batches) / blocks, 3),
-        **{name: round(kept / blocks, 3) for name, kept in _kept(driver, batches).items()},
+        "instructions": round(_instructions(driver, batches) / blocks[0], 3),
+        "calls": round(_calls(driver, batches) / blocks[1], 3),
+        **{name: round(kept / blocks[2], 3) for name, kept in _kept(driver, batches).items()},
     }
 
 
@@ -88,7 +89,7 @@ def _watched(driver: Driver, batches: int, install: Any, watcher: Any) -> None:
 
 
 def _kept(driver: Driver, batches: int) -> dict[str, int]:
-    """Allocations and bytes that outlive the handling, journal included."""
+    """Allocations and bytes that outlive the handling, the journal's included (the payloads were there before)."""
     tracemalloc.start()
     blocks, size = sys.getallocatedblocks(), tracemalloc.get_traced_memory()[0]
     driver.feed(batches)

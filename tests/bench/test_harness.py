@@ -7,6 +7,7 @@ import json
 import pytest
 import zmq
 
+from .core import child
 from .counters import Counters
 from .loads import LOADS, NUMBERED, SEQUENCE, end, is_empty, load_named, probe, stamp, stamped, tally
 from .router import Listener, Spec
@@ -106,6 +107,18 @@ def test_a_router_counts_what_is_missing_and_what_comes_again(tmp_path):
     heard = listener.count()
     assert (heard.batches, heard.missing, heard.went_back) == (5, 2, 1)
     assert Counters(tmp_path / "counters").values[1] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("cost", "8x8", 6400), "us_per_block"),
+        (("memory", "1x1", 20_000, 0), "bytes_per_block"),
+        (("scale", 10_000, 12_800), "us_per_operation"),
+    ],
+)
+def test_the_core_is_measured_in_a_process_of_its_own(arguments, found):
+    assert child(*arguments)[found] > 0
 
 
 def test_runs_take_turns():
