@@ -13,6 +13,7 @@ What follows from what:
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import re
 import sys
@@ -66,7 +67,7 @@ def expected() -> dict[Path, str]:
         if source.is_file() and source.name != "README.md":
             files[CHART / "charts" / LIBRARY.name / source.relative_to(LIBRARY)] = files.get(source, read(source))
     files[CHART / "values.schema.json"] = chart_schema(files[LIBRARY / "values.schema.json"])
-    files[CHART / "values.yaml"] = chart_values(files.get(LIBRARY / "values.yaml", read(LIBRARY / "values.yaml")))
+    files[CHART / "values.yaml"] = chart_values(read(LIBRARY / "values.yaml"))
     files[CHART / "README.md"] = with_table(read(CHART / "README.md"), files[CHART / "values.yaml"])
     files |= {target: read(source) for source, target in COPIES.items() if source.exists()}
     return files
@@ -205,7 +206,7 @@ _OF_HELM: Final = re.compile(
 
 def _rendered(release: str, values: dict[str, Any], about: str) -> str:
     texts = render({**values, "helmTest": {"enabled": False}}, release)
-    documents = [_OF_HELM.sub("", text).strip() for _, text in sorted(texts.items()) if not _.endswith("NOTES.txt")]
+    documents = [_OF_HELM.sub("", text).strip() for name, text in sorted(texts.items()) if name.endswith(".yaml")]
     whole = "".join(f"---\n{text}\n" for text in documents if text)
     return f"# {about}\n{_NOTICE}{whole}"
 
@@ -240,8 +241,6 @@ def _patch() -> str:
 
 def dump(document: Any) -> str:
     """YAML in block style."""
-    import io  # noqa: PLC0415
-
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 200
@@ -253,16 +252,15 @@ def dump(document: Any) -> str:
 
 def main() -> int:
     """Write what differs."""
-    for _ in range(2):  # the manifests are rendered from files that are written in the first round
-        files = expected()
-        for path in (CHART / "charts").rglob("*"):
-            if path.is_file() and path not in files:
-                path.unlink()
-        _write(files)
+    files = expected()
+    for path in (CHART / "charts" / LIBRARY.name).rglob("*"):
+        if path.is_file() and path not in files:
+            path.unlink()
+    _write(files)
     if importlib.util.find_spec("helm_python") is None:
         sys.stderr.write("helm-python-sdk is not installed: deploy/kubernetes is left as it is\n")
     else:
-        _write(manifests())
+        _write(manifests())  # from the files just written
     return 0
 
 
