@@ -89,7 +89,7 @@ class Bus:
         await self.child.start()
         await self.answering()
 
-    async def answering(self, patience: float = 30.0) -> None:
+    async def answering(self, patience: float = 90.0) -> None:
         """Wait until it is ready.
 
         Raises:

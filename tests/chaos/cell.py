@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
+
 from tests.chaos.bus import JOURNAL, SEND_HWM, SOURCE_TIMEOUT, Bus, Metrics, total
 from tests.chaos.checks import Checks, Marks
 from tests.chaos.engines import ENGINES, Engine
@@ -204,12 +206,12 @@ class Cell:
 
     async def recent_seq(self) -> int:
         """A seq of the first output stream from which an answer is neither empty nor endless."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 try:
                     newest = (await self.bus.metrics())["kvbus_output_sequence"]["routers", "0"]
                     return max(0, int(newest) - JOURNAL // 2)
-                except (OSError, TimeoutError, ValueError):
+                except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
                     await asyncio.sleep(0.1)  # it is being killed, or stands still
 
     async def gives_up_state(self) -> bool:
@@ -264,8 +266,8 @@ class Cell:
                 await asyncio.sleep(max(0.0, start + fault.at - loop.time()))
                 task = asyncio.ensure_future(self._make(fault, marks))
                 (armed if fault.kind in ARMED else others).append(task)
-            await self._all(others, 90)
-            async with asyncio.timeout(60):
+            await self._all(others, 240)
+            async with asyncio.timeout(120):
                 await self.engine.idle()
             self._traffic_over.set()
             await self._all(armed, 10)
@@ -306,7 +308,7 @@ class Cell:
             self.lag = max(self.lag, loop.time() - due)
             try:
                 metrics: Metrics = await self.bus.metrics()
-            except (OSError, TimeoutError):
+            except (aiohttp.ClientError, OSError, TimeoutError):
                 continue  # killed, stopped, or being started: whoever did that checks that it comes back
             self._checks.scrape(metrics)
 

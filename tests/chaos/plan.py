@@ -89,10 +89,10 @@ class Round:
 
 # kind -> weight in a mixed round
 _LINK_KINDS: Final = {"cut": 10, "reset": 10, "stall": 8, "delay": 8, "half-open": 5, "refuse": 5}
-_ROUTER_KINDS: Final = {"stop router": 5, "kill router": 2, "cut": 6, "reset": 6, "stall": 6, "half-open": 2}
+_ROUTER_KINDS: Final = {"stop router": 5, "kill router": 1, "cut": 6, "reset": 6, "stall": 6, "half-open": 2}
 _WIRE_KINDS: Final = {"drop": 5, "double": 3, "swap": 3}
 _NET_KINDS: Final = {"packet loss": 5, "partition": 6, "tcp reset": 4, "link down": 3}
-_PEER_KINDS: Final = {"requester leaves": 6, "garbage": 3, "200 requesters": 1, "router never reads": 2}
+_PEER_KINDS: Final = {"requester leaves": 6, "garbage": 4, "200 requesters": 1, "router never reads": 2}
 _DURATIONS: Final = {
     "stall": (0.05, 1.2),
     "delay": (0.2, 1.5),
@@ -179,9 +179,9 @@ def _router(rng: random.Random, shape: Shape) -> Fault:
 
 
 def _mixed(rng: random.Random, shape: Shape) -> Fault:
-    groups = {"link": 42, "wire": 30, "engine": 4, "router": 5, "peer": 6, "clock": 5}
-    groups |= {"kvbus": 4 if shape.kills_bus else 2}
-    groups |= {"disk": 2} if shape.state else {}
+    groups = {"link": 50, "wire": 38, "engine": 2, "router": 2, "peer": 5, "clock": 5}
+    groups |= {"kvbus": 2}
+    groups |= {"disk": 1} if shape.state else {}
     group = _pick(rng, groups)
     if group == "wire" and not shape.namespaces:
         return _wire(rng, rng.choice(["live", "live", "live", "out"]))
