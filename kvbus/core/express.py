@@ -22,7 +22,7 @@ from msgspec import UNSET, Raw, UnsetType
 from kvbus.core.codec import decode_plain, decode_value
 from kvbus.core.granularity import Granularity, Treatment
 from kvbus.core.index import Chunk, Index, Meta, Table
-from kvbus.core.intake import Intake
+from kvbus.core.intake import MAX_RUN, Intake
 from kvbus.core.schema import PlainBatch, PlainRemoved, PlainStored
 from kvbus.core.types import PREFIX_KINDS, Hash, medium_key
 
@@ -135,7 +135,7 @@ class Express:
             shape = shapes.get(spelling) or self._shape(spelling, event)
             hashes = event.block_hashes
             count = len(hashes)
-            if shape is None or (count != 1 and (not count or not shape.several)):
+            if shape is None or (count != 1 and (not 0 < count <= MAX_RUN or not shape.several)):
                 break
             tokens = bytes(event.token_ids)
             head = shape.heads.get(count) or shape.head(count)

@@ -35,6 +35,11 @@ class Fingerprints:
         for seq in range(max(first, end - RING), end):
             self._ring[seq % RING] = None
 
+    def learn(self, seq: int, payload: bytes, following: int) -> None:
+        """Batch ``seq``, told by a snapshot or given up before, has been seen after all."""
+        if following - RING <= seq < following and not self._knows(seq):
+            self._ring[seq % RING] = fingerprint(payload)
+
     def matches(self, seq: int, payload: bytes, following: int) -> bool | None:
         """Whether this is the batch delivered under ``seq``; None if that is not known.
 

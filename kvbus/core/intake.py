@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Raw, UnsetType
+from msgspec import Raw, UnsetType, structs
 
-from kvbus.core.codec import Batch
+from kvbus.core.codec import Batch, decode_value, encode_value
 from kvbus.core.index import Chunk
 from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, Filtered, Hash, Reason
 from kvbus.core.validate import Store, check_removed, check_stored
+
+MAX_RUN: Final = 512
+"""Blocks of one event that stay together: to find one of them costs as many comparisons, to remove all the square."""
+
+MAX_GROUPS: Final = 1024
+"""Groups of one source that anything is remembered of; stores of further ones are refused."""
 
 Step = Store | BlockRemoved | AllBlocksCleared
 """An event that keeps the rules, in the order it came."""
@@ -31,6 +37,7 @@ class Intake:
         self._groups = groups
         self._stats = stats
         self._kinds: dict[type, int] = {int: 0, bytes: 0}
+        self._known: set[int | None] = set()
         self.no_prefix: set[int | None] = set()
         """Groups that announced themselves as sliding window, chunked local or mamba."""
 
@@ -47,7 +54,7 @@ class Intake:
                 if store is not None:
                     if batch.extras is not None:
                         store.extras = batch.extras.get(position)
-                    steps.append(store)
+                    steps.extend(pieces(store))
             elif isinstance(event, BlockRemoved):
                 stats.removed += 1
                 medium = check_removed(event)
@@ -61,9 +68,15 @@ class Intake:
         return steps
 
     def _check(self, event: BlockStored) -> Store | None:
+        group = None if isinstance(event.group_idx, UnsetType) else event.group_idx
+        if group not in self._known:
+            if len(self._known) >= MAX_GROUPS:
+                self._stats.rejected[Reason.INDEX_FULL] += 1
+                return None
+            self._known.add(group)
         kind = event.kv_cache_spec_kind
         if self._groups == "prefix" and isinstance(kind, str) and kind not in PREFIX_KINDS:
-            self.no_prefix.add(None if isinstance(event.group_idx, UnsetType) else event.group_idx)
+            self.no_prefix.add(group)
             self._stats.filtered[Filtered.GROUP] += 1
             return None
         store = check_stored(event)
@@ -90,12 +103,12 @@ class Intake:
 
     def dump(self) -> list[Any]:
         """Plain data for a restart."""
-        return [[self._kinds[int], self._kinds[bytes]], list(self.no_prefix)]
+        return [[self._kinds[int], self._kinds[bytes]], list(self.no_prefix), list(self._known)]
 
     def load(self, data: list[Any]) -> None:
         """The reverse of :meth:`dump`."""
-        (self._kinds[int], self._kinds[bytes]), no_prefix = data
-        self.no_prefix = set(no_prefix)
+        (self._kinds[int], self._kinds[bytes]), no_prefix, known = data
+        self.no_prefix, self._known = set(no_prefix), set(known)
 
     def _right_kind(self, block: Hash) -> bool:
         """Whether the hash is of the kind this stream speaks; the majority decides, so an odd event changes nothing."""
@@ -103,6 +116,30 @@ class Intake:
         mine, other = (int, bytes) if isinstance(block, int) else (bytes, int)
         kinds[mine] += 1
         return kinds[mine] >= kinds[other]
+
+
+def pieces(store: Store) -> list[Store]:
+    """A store of more than :data:`MAX_RUN` blocks as several that follow one another."""
+    event = store.event
+    hashes, size = event.block_hashes, event.block_size
+    if len(hashes) <= MAX_RUN:
+        return [store]
+    keys = None if isinstance(event.extra_keys, UnsetType) else decode_value(event.extra_keys)
+    each = isinstance(keys, list) and len(keys) == len(hashes)
+    out = []
+    for at in range(0, len(hashes), MAX_RUN):
+        end = at + MAX_RUN
+        tokens = store.tokens[at * size : end * size]
+        piece = structs.replace(
+            event,
+            block_hashes=hashes[at:end],
+            parent_block_hash=hashes[at - 1] if at else event.parent_block_hash,
+            token_ids=encode_value(tokens),
+        )
+        if each:
+            piece.extra_keys = encode_value(keys[at:end])
+        out.append(Store(piece, tokens, store.medium, store.group, store.extras))
+    return out
 
 
 def complete(store: Store, find: Callable[[int | None, Hash], Chunk | None]) -> bool:

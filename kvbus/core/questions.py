@@ -70,8 +70,11 @@ class Request(msgspec.Struct):
             return False
         if self.tip < 0:
             return self.purpose is Purpose.VERIFY  # there is nothing left to know it by
-        if seq <= self.tip or self.seen_tip:
+        if self.seen_tip:
             return False
+        if seq <= self.tip:
+            # every batch from the start to the tip was delivered: one that the publisher has left out was not its own
+            return self.items > 0 and seq > self.last + 1
         if self.items:
             return self.first <= self.tip  # it has what came before the tip, and not the tip
         # trimmed beyond the tip: what lies between is lost in any case, and for a gap it is known to be

@@ -226,6 +226,8 @@ class Sequencer:
             self._unverified = False
             numbers.drain()
         if seq < numbers.next:
+            if asked.tip < 0 or asked.seen_tip:
+                numbers.marks.learn(seq, payload, numbers.next)
             return
         if self._is_far(seq):
             self.stats.rejected[Reason.SEQ_RANGE] += 1

@@ -49,6 +49,7 @@ class Filtered(StrEnum):
     UNKNOWN_BLOCK = "unknown_block"
     ORPHAN_PASSED = "orphan_passed"
     ORPHAN_DROPPED = "orphan_dropped"
+    OTHER_RANK = "other_rank"
 
 
 class Refused(StrEnum):

@@ -79,7 +79,7 @@ class TestReasons:
         of_messages = {Reason.FRAME_COUNT, Reason.FRAME_SIZE, Reason.SEQ_WIDTH, Reason.SEQ_RANGE, Reason.CONFLICT}
         of_batches = {Reason.NOT_MSGPACK, Reason.NESTING, Reason.BATCH_SHAPE, Reason.TOO_MANY_EVENTS}
         assert {reason for reason, _, _ in REASONS} == set(Reason) - of_messages - of_batches - {Reason.INDEX_FULL}
-        orphans = {Filtered.ORPHAN_PASSED, Filtered.ORPHAN_DROPPED}
+        orphans = {Filtered.ORPHAN_PASSED, Filtered.ORPHAN_DROPPED, Filtered.OTHER_RANK}
         assert {reason for reason, _, _ in FILTERS} == set(Filtered) - orphans
 
     def test_what_the_engine_sent_is_counted(self):

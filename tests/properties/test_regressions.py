@@ -99,6 +99,29 @@ def test_a_strangers_batch_taken_for_the_next_one_is_taken_back() -> None:
     assert world.relay.sources[0].stats.restarts == 1
 
 
+def test_a_source_that_knows_its_engine_by_a_snapshot_alone_learns_by_what_to_know_it_again() -> None:
+    world = World(Setup(engines=("snapshot",)))
+    world.publish(0, [("store", 7, "GPU"), ("chain", 5, "GPU")], 2)
+    world.quiescence()
+    world.restart_behind_a_proxy(0)
+    world.quiescence()
+    assert world.relay.sources[0].stats.restarts == 1
+
+
+def test_a_straggler_of_the_old_life_in_a_hole_of_the_new_one_is_taken_back() -> None:
+    """Number 2 was used up without a batch; the old life's batch 2, late, filled the hole."""
+    world = World(Setup(on_lost="keep"))
+    world.connect(0)
+    world.publish(0, [("chain", 6, "GPU"), ("store", 2, "CPU")], 4)
+    world.restart_behind_a_proxy(0)
+    world.publish(0, [("store", 2, "GPU"), ("chain", 6, "GPU")], 2)
+    world.live_batch(0, 0, "once")
+    world.skip_a_number(0)
+    world.live_batch(0, 2, "once")
+    world.publish(0, [("remove", 2, "CPU"), ("chain", 3, "GPU"), ("clear",)], 3)
+    world.quiescence()
+
+
 def test_strangers_without_end_are_a_conflict_and_then_all_is_well_again() -> None:
     """Bounded while it lasts, visible, and exact once one of them is left."""
     world = World(Setup())

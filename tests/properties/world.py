@@ -668,11 +668,9 @@ class World:
         engine = line.engine
         # a replay that reaches back gives every stranger away, once it is known that there is something to reach back to
         if line.hidden >= 0 and not (engine.setup.buffer_steps == 1000 and source.sequencer._buffer):
-            if self._epoch(i) <= line.hidden:
+            if self._epoch(i) <= line.hidden or source.sequencer.next != engine.seq:
                 return  # nothing has given it away, and nothing may
             line.hidden = -1
-            if source.sequencer.next != engine.seq:
-                return
         if engine.kind == "deaf" and line.heard != (engine.life, engine.seq - 1):
             return  # without a replay an idle engine's lost tail, or its quiet new life, cannot be known of
         for place, router in self.routers.items():

@@ -1,0 +1,246 @@
+"""Bad input to the pure relay: its reason is counted, it costs its own batch, and everything else goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbus.core.events import BatchReceived, ReplayReceived, Tick
+from kvbus.core.frames import END_SEQ
+from kvbus.core.types import Reason
+from tests.core.dsl import Script, batch, live, payload, raw, removed, replay_end, store, tick, up
+from tests.hostile.bad import BATCHES, FIELDS, FRAMES, fields, with_field, without
+
+BEFORE = [store([1, 2]), removed([2])]
+AFTER = [store([3], 1), removed([1])]
+
+
+def begun(**settings) -> Script:
+    """A relay in sync that has relayed one batch: block 1 is live."""
+    script = Script(**settings)
+    script >> live(0, *BEFORE)
+    script.whatever()
+    script.stats.rejected.clear()
+    return script
+
+
+def say(script: Script, *happens) -> list:
+    """One after the other; the commands of all."""
+    told = []
+    for one in happens:
+        script >> one
+        told += script.whatever()
+    return told
+
+
+def goes_on(script: Script, seq: int = 1) -> None:
+    """The next batch of the engine is relayed, and the router is exact."""
+    script >> live(seq, *AFTER)
+    script.whatever()
+    live_blocks = {block for _, _, block in script.router.blocks}
+    assert 3 in live_blocks
+    assert 1 not in live_blocks
+    assert script.router.violations == []
+    assert script.stats.pending == 0
+    assert {block for table in script.source.normalizer.index.tables.values() for block in table.blocks} == live_blocks
+
+
+@pytest.mark.parametrize("bad", BATCHES, ids=[bad.name for bad in BATCHES])
+def test_a_bad_batch_costs_itself(bad):
+    script = begun()
+    script >> raw(b"", (1).to_bytes(8, "big"), bad.payload)
+    script.whatever()
+    counted = {**script.stats.rejected, **script.stats.filtered}
+    assert {reason: counted.get(reason, 0) for reason in bad.counted} == bad.counted
+    assert sum(script.stats.rejected.values()) == sum(n for reason, n in bad.counted.items() if reason in set(Reason))
+    goes_on(script, 2)
+    assert script.stats.missing == 0
+
+
+@pytest.mark.parametrize(("name", "frames", "reason"), FRAMES, ids=[name for name, *_ in FRAMES])
+def test_a_bad_message_costs_itself(name, frames, reason):
+    script = begun()
+    script >> raw(*frames)
+    assert script.whatever() == []
+    assert script.stats.rejected == {reason: 1}
+    goes_on(script)
+    assert script.stats.missing == 0
+
+
+@pytest.mark.parametrize(("field", "value", "form"), fields(), ids=lambda value: repr(value)[:20])
+def test_a_field_of_a_wrong_type(field, value, form):
+    script = begun()
+    bad = payload(store([904]), with_field(field, value, form), removed([904]))
+    script >> raw(b"", (1).to_bytes(8, "big"), bad)
+    script.whatever()
+    assert sum(script.stats.rejected.values()) == 1, script.stats.rejected
+    goes_on(script, 2)
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+@pytest.mark.parametrize("field", FIELDS[:4])
+def test_a_field_that_is_missing(field, form):
+    script = begun()
+    script >> raw(b"", (1).to_bytes(8, "big"), payload(without(field, form)))
+    script.whatever()
+    optional = field == "parent_block_hash" and form == "map"  # SGLang leaves out what is null
+    assert script.stats.rejected == ({} if optional else {Reason.MISSING_FIELD: 1})
+    goes_on(script, 2)
+
+
+def test_a_hash_with_other_tokens_is_a_copy_and_a_collision():
+    script = begun() >> live(1, store([1], tokens=[7] * 16))
+    assert script.whatever() == []
+    assert script.stats.rejected == {Reason.HASH_COLLISION: 1}
+    script >> live(2, removed([1]))
+    assert script.whatever() == []  # the first copy of two
+    goes_on(script, 3)
+
+
+@pytest.mark.parametrize("length", [2, 3, 50])
+def test_a_cycle_of_parents_ends(length):
+    """Each block names the one before it, and the first one the last: nothing runs in circles, not the replay either."""
+    ring = [store([100 + n], 100 + (n - 1) % length) for n in range(length)]
+    script = begun() >> live(1, *ring)
+    script.whatever()
+    told = list(script.source.normalizer.announce())
+    assert len(told) == length + 1
+    script >> live(2, removed([100 + n for n in range(length)]))
+    script.whatever()
+    goes_on(script, 3)
+
+
+@pytest.mark.slow
+def test_a_million_hashes_in_one_event():
+    """Tokens of one id a block; taken in, and removed again in a time that does not grow with the square."""
+    many = list(range(10_000, 1_010_000))
+    script = begun(max_blocks=2_000_000)
+    stored = store(many, tokens=[1] * len(many), block_size=1, group=7)
+    script.relay.handle(BatchReceived(0, batch(1, stored)), script.now)
+    assert len(script.source.normalizer.index) == 1_000_001
+    script.relay.handle(BatchReceived(0, batch(2, removed(many, group=7))), script.now)
+    assert len(script.source.normalizer.index) == 1
+    assert script.stats.rejected == {}
+
+
+def test_an_index_at_its_limit_says_so_and_is_exact_about_what_it_holds():
+    script = begun(max_blocks=3)
+    say(script, live(1, store([10, 11], 1)), live(2, store([12, 13], 11)))
+    assert script.stats.rejected == {Reason.INDEX_FULL: 1}
+    assert script.source.partial
+    assert {block for _, _, block in script.router.blocks} == {1, 10, 11}
+    say(script, live(3, removed([10, 11, 12, 13])))
+    goes_on(script, 4)
+    assert script.source.partial, "what was refused may be live in the engine"
+
+
+def test_coarse_blocks_that_are_left_out_count_towards_the_limit():
+    script = begun(max_blocks=5, block_size=16)
+    for n in range(6):
+        script >> live(1 + n, store([50 + n], tokens=list(range(64)), block_size=64), store([200 + n], 1))
+        script.whatever()
+        assert script.source.normalizer.entries <= 5
+    assert script.stats.rejected[Reason.INDEX_FULL] > 0
+
+
+def test_a_topic_that_is_no_text():
+    script = begun() >> raw(b"\xff\xfe\x00", (1).to_bytes(8, "big"), payload(store([5])))
+    (command,) = script.whatever()
+    assert command.topic == b"\xff\xfe\x00"
+    goes_on(script, 2)
+
+
+def test_a_rank_that_changes_is_counted_and_routers_keep_the_first():
+    script = begun()
+    told = say(script, live(1, store([5]), rank=3), live(2, store([6], 5), rank=None), live(3, removed([5, 6]), rank=3))
+    assert [command.payload[-1] for command in told] == [0, 0, 0]
+    assert script.stats.filtered["other_rank"] == 2
+    goes_on(script, 4)
+    script.relay.handle(BatchReceived(0, batch(0, store([7]), rank=3)), script.now)
+    assert script.source.rank == 3, "a new life may have another"
+
+
+def test_a_replay_that_never_ends_is_given_up():
+    """Batches without end, each of them progress: 120 s, and the source is live."""
+    script = Script(replay=True, settings={"probe_interval": 1.0}) >> up()
+    script.whatever()
+    seq = 0
+    for _ in range(200):
+        script.now += 1.0
+        request = script.requests[0]
+        script.relay.handle(ReplayReceived(0, request, [b"", seq.to_bytes(8, "big"), payload()]), script.now)
+        script.relay.handle(Tick(), script.now)
+        seq += 1
+        if script.source.state == "live":
+            break
+    assert script.source.state == "live"
+    assert 119 <= seq <= 122
+    assert script.stats.replay_timeouts == 1
+
+
+def test_a_replay_that_says_the_same_for_ever_is_given_up():
+    script = begun(replay=True, settings={"replay_timeout": 2.0}) >> live(5, store([9]))
+    script.whatever()
+    for _ in range(30):
+        script.now += 0.5
+        for event in (ReplayReceived(0, script.requests[0], [b"", *batch(0, *BEFORE)[1:]]), Tick()):
+            for command in script.relay.handle(event, script.now):
+                if type(command).__name__ == "RequestReplay":
+                    script.requests[0] = command.request
+        if script.source.state == "live":
+            break
+    assert script.source.state == "live"
+    assert script.stats.lost == 4
+    assert script.stats.pending == 0
+
+
+def test_replies_to_no_request_are_counted_and_change_nothing():
+    script = begun(replay=True)
+    script >> tick()
+    script.whatever()
+    for request in (0, 7, 2**40):
+        for frames in ([b"", *batch(1, store([66]))[1:]], [b"", END_SEQ, b""], [b"", b"", END_SEQ, b""]):
+            assert script.relay.handle(ReplayReceived(0, request, frames), script.now) == []
+    assert script.stats.stale_replies == 9
+    goes_on(script)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[], [b""], [b"", b""], [b"", b"\0", b"x"], [b"x"] * 5, [b"", b"\x80" + bytes(7), b""], [b"x"] * 50_000],
+    ids=["none", "one", "two", "short seq", "five", "below zero", "50,000"],
+)
+def test_bad_replies_are_counted_and_the_answer_goes_on(frames):
+    script = Script(replay=True) >> up()
+    script.whatever()
+    script.relay.handle(ReplayReceived(0, script.requests[0], frames), script.now)
+    assert sum(script.stats.rejected.values()) == 1
+    script.relay.handle(ReplayReceived(0, script.requests[0], [b"", *batch(0, *BEFORE)[1:]]), script.now)
+    script >> replay_end()
+    script.whatever()
+    assert script.source.state == "live"
+    assert len(script.source.normalizer.index) == 1
+
+
+def test_groups_without_end_are_bounded():
+    """Every event names a group of its own: what is kept of groups is bounded by the blocks that are."""
+    script = begun(max_blocks=100)
+    for n in range(1000):
+        script >> live(1 + n, store([10_000 + n], group=n), removed([10_000 + n], group=n))
+        script.whatever()
+    assert len(script.source.normalizer.index) == 1
+    assert len(script.source.normalizer.index.tables) <= 1 + 1024
+    goes_on(script, 1001)
+
+
+def test_every_message_with_one_byte_changed():
+    """Whatever a bit of noise makes of a batch, the relay counts it or takes it, and the next life is exact."""
+    good = payload(store([5, 6], 1), removed([5]))
+    script = begun()
+    for at in range(len(good)):
+        for value in (0x00, 0xC1, 0xFF, good[at] ^ 0x80):
+            bad = good[:at] + bytes([value]) + good[at + 1 :]
+            script.relay.handle(BatchReceived(0, [b"", (1).to_bytes(8, "big"), bad]), script.now)
+            script.now += 100.0  # lives that follow one another at leisure
+            begin = batch(0, store([70, 71]), ts=float(at * 256 + value))
+            script.relay.handle(BatchReceived(0, begin), script.now)
+            assert len(script.source.normalizer.index) == 2
