@@ -83,6 +83,7 @@ class Checks:
 
     def scrape(self, metrics: Metrics) -> None:
         """The accounting, at any moment."""
+        self._cell.silenced |= total(metrics, "kvbus_source_replay_timeouts_total") > 0
         wrong = unaccounted(metrics)
         self._tally.checks["accounting, at a scrape"] += 1
         if wrong:
@@ -103,8 +104,9 @@ class Checks:
         for router, report in zip((cell.tried, cell.bystander), reports, strict=True):
             await self._exact(router, report, truths, partial, marks.kinds)
         self._tally.partial += any(partial)
-        if not cell.silenced and cell.lag < BUSY:
-            self._check("whole, wherever history can be had", not any(partial), f"partial: {partial}")
+        self.scrape(metrics)
+        if not cell.silenced:
+            self._check("whole, unless the engine did not answer", not any(partial), f"partial: {partial}")
         self._tally.recovered(marks.kinds, recovery)
         self._tally.rounds += 1
         self._accounts(metrics)
