@@ -1,0 +1,97 @@
+"""Bad input to a real ``kvbus run``: it is counted, the process lives, and the router behind it is exact."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import zmq
+
+from kvbus.transport.publisher import EnginePublisher
+from tests.core.dsl import payload, removed, store
+from tests.hostile.bad import BATCHES, FRAMES
+from tests.system.bus import RouterOnASet, eventually
+from tests.system.test_run import Place, engine_at, router_at, run_async
+
+
+def rejected(place: Place) -> dict[str, int]:
+    text = place.get("/metrics")[1]
+    found = re.findall(r'kvbus_events_rejected_total\{reason="(\w+)",source="engine"\} (\d+)', text)
+    return {reason: int(count) for reason, count in found if int(count)}
+
+
+async def holds(router: RouterOnASet, *blocks: int) -> None:
+    """Wait until the router holds these blocks, and no others."""
+
+    def there() -> bool:
+        router.read()
+        return {block for _, _, block in router.view.blocks} == set(blocks)
+
+    await eventually(there, f"a router that holds {blocks}")
+    assert router.view.violations == []
+
+
+def test_every_kind_of_bad_message_and_batch(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path)
+        with place.start() as command:
+            await place.ready(command)
+            async with engine_at(place) as engine:
+                with router_at(place) as router:
+                    await place.subscribed()
+                    engine.publish(payload(store([1, 2]), removed([2])))
+                    expected: dict[str, int] = {}
+                    for _, frames, reason in FRAMES:
+                        if 0 < len(frames) <= 64:
+                            engine.send_frames(*frames)
+                            expected[reason] = expected.get(reason, 0) + 1
+                    for bad in BATCHES:
+                        engine.publish(bad.payload)
+                    engine.send_frames(b"\xff\xfe", (0).to_bytes(8, "big"), payload(store([1, 2]), removed([2])))
+                    engine.publish(payload(store([3], 1), removed([1])))
+                    last = engine.next_seq - 1
+                    await eventually(lambda: place.sources()[0]["last_seq"] == last, "all of it taken in")
+                    # what of the bad batches was good may be live; a clear ends that
+                    engine.publish(payload({"type": "AllBlocksCleared"}, store([4, 5])))
+                    await holds(router, 4, 5)
+                    got = rejected(place)
+                    assert {reason: got.get(reason) for reason in expected} == expected
+                    assert set(got) >= {"not_msgpack", "nesting", "batch_shape", "token_range", "self_parent"}
+                    (source,) = place.sources()
+                    assert source["state"] == "live"
+                    assert place.get("/livez")[0] == 200
+                    assert command.process.poll() is None
+
+    run_async(main())
+
+
+def test_two_engines_on_one_endpoint(tmp_path: Path) -> None:
+    """kvbus binds, two engines dial in and count from 0 each; when one is left, the router is exact about it."""
+
+    async def main() -> None:
+        place = Place(tmp_path)
+        place.config["sources"][0]["bind"] = True  # type: ignore[index]
+        with place.start() as command, zmq.Context() as context:
+            await place.ready(command)
+            other = context.socket(zmq.PUB)
+            other.setsockopt(zmq.LINGER, 0)
+            other.connect(place.engine)
+            async with EnginePublisher(place.engine, place.engine_replay, bind=False) as engine:
+                with router_at(place) as router:
+                    await place.subscribed()
+
+                    def both_publish() -> bool:
+                        seq = engine.publish(payload(store([1000 + engine.next_seq])))
+                        other.send_multipart([b"", seq.to_bytes(8, "big"), payload(store([5000 + seq]))])
+                        return bool(place.sources()[0]["state"] == "conflict")
+
+                    await eventually(both_publish, "the conflict")
+                    await eventually(lambda: not both_publish() or rejected(place).get("conflict"), "it is counted")
+                    await holds(router)
+                    other.close()
+                    mine = {1000 + n for n in range(engine.next_seq)}
+                    await eventually(lambda: place.sources()[0]["state"] == "live", "another try")
+                    await holds(router, *mine)
+                    assert not place.sources()[0]["partial"]
+
+    run_async(main())
