@@ -52,6 +52,19 @@ def test_a_changed_configuration_is_a_changed_pod() -> None:
         assert before.pod != after.pod
 
 
+def test_an_aggregator_may_be_told_of_new_sources_without_a_restart() -> None:
+    def with_sources(*names: str) -> Values:
+        sources = [{"name": name, "endpoint": f"tcp://{name}:5557"} for name in names]
+        return {"mode": "deployment", "kvbus": {"restartOnChange": False, "config": {"sources": sources}}}
+
+    before, after = render(with_sources("a", "b")), render(with_sources("a", "b", "c"))
+    assert before.file() != after.file()
+    assert after.pod == before.pod
+    assert [port["name"] for port in after.kvbus["ports"]] == ["kvbus-http"]
+    assert "kv-events-2" in {port["name"] for port in after.one("Service")["spec"]["ports"]}
+    assert "kill -HUP 1" in after.notes
+
+
 def test_kvbus_is_a_native_sidecar_before_everything_else() -> None:
     spec = render().pod["spec"]
     assert [each["name"] for each in spec["initContainers"]] == ["kvbus"]

@@ -71,6 +71,7 @@ PAIR = {"keyPair": "x", "routers": {"a": "x" * 40}}
         ({"kvbus": {"router": "aibrix"}}, "cannot be one"),
         ({"kvbus": {"env": [{"name": "KVBUS_HTTP", "value": "x"}]}}, "set it in kvbus.config"),
         ({"kvbus": {"config": {"worker": "$(POD)"}}}, r"nothing fills in \$\(POD\)"),
+        ({"kvbus": {"restartOnChange": False, "configFrom": "environment"}}, "needs kvbus.configFrom=configMap"),
         ({"kvbus": {"state": {"enabled": False, "existingClaim": "c"}}}, "no effect"),
         ({"kvbus": {"curve": {"keyPair": "x"}}}, "nobody would be let in"),
         ({"kvbus": {"curve": {"routers": PAIR["routers"]}}}, "encrypt nothing"),

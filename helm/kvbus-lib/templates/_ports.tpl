@@ -54,10 +54,11 @@ whether others are to reach it (an engine's own ports are not).
 {{- regexFind "[0-9]+$" . -}}
 {{- end -}}
 
-{{- /* Container ports. */ -}}
+{{- /* Container ports. They are for readers only; where the pod is to stay as it is, those that follow sources are left out. */ -}}
 {{- define "kvbus.ports" -}}
+{{- $restart := .Values.kvbus.restartOnChange -}}
 {{- range (include "kvbus.claims" . | fromJson).claims -}}
-{{- if .open }}
+{{- if and .open (or $restart (eq .name "kvbus-http")) }}
 - name: {{ .name }}
   containerPort: {{ .port }}
 {{- end -}}

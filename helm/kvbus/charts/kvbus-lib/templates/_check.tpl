@@ -40,6 +40,9 @@
 {{- fail (printf "kvbus.env: %s is a key of kvbus.yaml: set it in kvbus.config" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (not $v.restartOnChange) (ne $v.configFrom "configMap") -}}
+{{- fail "kvbus.restartOnChange=false needs kvbus.configFrom=configMap: an environment cannot change while the pod lives" -}}
+{{- end -}}
 {{- if and $v.state.existingClaim (not $v.state.enabled) -}}
 {{- fail "kvbus.state.existingClaim has no effect with kvbus.state.enabled=false" -}}
 {{- end -}}

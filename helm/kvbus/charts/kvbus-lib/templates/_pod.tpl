@@ -43,9 +43,9 @@ model.aibrix.ai/kv-events-enabled: "true"
 {{- end }}
 {{- end -}}
 
-{{- /* kvbus reads its configuration once, at start: a changed ConfigMap must be a changed pod. */ -}}
+{{- /* kvbus reads its configuration at start, and again only when it is told to: a changed ConfigMap is a changed pod. */ -}}
 {{- define "kvbus.podAnnotations" -}}
-{{- if eq .Values.kvbus.configFrom "configMap" -}}
+{{- if and (eq .Values.kvbus.configFrom "configMap") .Values.kvbus.restartOnChange -}}
 checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- end -}}
 {{- end -}}
