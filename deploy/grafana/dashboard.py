@@ -373,6 +373,12 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (f"kvbus_config_reloads_total{{{TARGET}}}", "{{instance}} configuration {{outcome}}"),
             (f"kvbus_key_reloads_total{{{TARGET}}}", "{{instance}} keys {{outcome}}"),
         ),
+        graph(
+            "HTTP connections closed",
+            "cps",
+            "By kvbus, before the client did: too many at once, or one that reads nothing.",
+            (rate("kvbus_http_connections_closed_total", TARGET, "instance, reason"), "{{instance}} {{reason}}"),
+        ),
         panel("table", "Versions", "short", "", (f"kvbus_build_info{{{TARGET}}}", "")),
     ],
 }
