@@ -24,7 +24,8 @@ from kvbus.core.granularity import Granularity, Treatment
 from kvbus.core.index import Chunk, Index, Meta, Table
 from kvbus.core.intake import MAX_RUN, Intake
 from kvbus.core.schema import PlainBatch, PlainRemoved, PlainStored
-from kvbus.core.types import PREFIX_KINDS, Hash, medium_key
+from kvbus.core.stats import SourceStats
+from kvbus.core.types import PREFIX_KINDS, Filtered, Hash, medium_key
 
 _TOKEN: Final = rb"(?:\xcd..|\xce....|[\x00-\x7f]|\xcc.)"
 _tokens: Final = re.compile(rb"(?:" + _TOKEN * 4 + rb")*+" + _TOKEN + rb"*+", re.DOTALL).fullmatch
@@ -36,15 +37,19 @@ Taken = tuple[PlainBatch[Any], bool]
 Undo = tuple[dict[Hash, Chunk], Hash, Chunk]
 """Where a block was removed from, its hash, and what is to be put back."""
 
+Counted = tuple[dict[Hash, int], Hash, int]
+"""Where a copy was counted, of which block, and by how much."""
+
 _MAX_SHAPES: Final = 4096
 
 
 class _Shape:
     """Where stores of one spelling go: everything about them that does not change from one to the next."""
 
-    __slots__ = ("blocks", "group", "heads", "meta", "several", "size", "whole")
+    __slots__ = ("blocks", "group", "heads", "meta", "several", "size", "table", "whole")
 
     def __init__(self, table: Table, group: int | None, size: int, meta: Meta) -> None:
+        self.table = table
         self.blocks = table.blocks
         self.group = group
         self.size = size
@@ -77,8 +82,10 @@ class Express:
         index: the live blocks.
         granularity: block sizes, by group.
         intake: which hashes the stream speaks in, and which groups it leaves out.
+        stats: where copies that are left out are counted.
         max_blocks: limit of the index.
         prefix_only: groups whose kind carries no prefixes are left out.
+        count_copies: a copy has to be removed once more, before the block is gone.
     """
 
     def __init__(
@@ -86,18 +93,21 @@ class Express:
         index: Index,
         granularity: dict[int | None, Granularity],
         intake: Intake,
+        stats: SourceStats,
         *,
         max_blocks: int,
         prefix_only: bool,
+        count_copies: bool,
     ) -> None:
         self._index = index
         self._granularity = granularity
         self._intake = intake
         self._max_blocks = max_blocks
         self._prefix_only = prefix_only
+        self._count_copies = count_copies
+        self._stats = stats
         self.bytes_hashes = False
         """The kind of hash in the last batch taken."""
-        self._whole = True
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._room = 0
         self._usual_raw: Any = None
@@ -112,15 +122,17 @@ class Express:
     def take(self, payload: bytes) -> Taken | None:
         """Apply a batch; None, and nothing has changed, if it has to go the long way."""
         batch = decode_plain(payload, bytes_first=self.bytes_hashes)
-        if batch is None or not batch.events or not isfinite(batch.ts):
+        if batch is None or not isfinite(batch.ts):
             return None
         shapes, whole = self._shapes, True
         undo: list[Undo] = []
+        copies: list[Counted] = []
         gone: set[Hash] = set()
         stores = added = done = 0
+        bytes_hashes = False
         for event in batch.events:
             if type(event) is not PlainStored:
-                if type(event) is not PlainRemoved or not self._remove(event, gone, undo):
+                if type(event) is not PlainRemoved or not self._remove(event, gone, undo, copies):
                     break
                 done += 1
                 continue
@@ -135,6 +147,7 @@ class Express:
             shape = shapes.get(spelling) or self._shape(spelling, event)
             hashes = event.block_hashes
             count = len(hashes)
+            bytes_hashes = count > 0 and type(hashes[0]) is bytes
             if shape is None or (count != 1 and (not 0 < count <= MAX_RUN or not shape.several)):
                 break
             tokens = bytes(event.token_ids)
@@ -157,12 +170,15 @@ class Express:
                         break
                 elif holder.hashes[-1] == parent:
                     parent = holder.hashes[-1]  # one object for one hash
+            if hashes[0] in blocks:
+                if not self._copy(event, tokens, shape, copies):
+                    break
+                done += 1
+                stores += 1
+                continue
             chunk = Chunk(hashes, parent, tokens, shape.meta, keys)
             if count == 1:
-                block = hashes[0]
-                if block in blocks:
-                    break
-                blocks[block] = chunk
+                blocks[hashes[0]] = chunk
             else:
                 if not blocks.keys().isdisjoint(hashes):
                     break
@@ -181,11 +197,15 @@ class Express:
             added += count
             stores += 1
             done += 1
-        if done == len(batch.events) and self._fits(added):
-            self.bytes_hashes = type(batch.events[0].block_hashes[0]) is bytes  # type: ignore[union-attr]
-            if self._intake.plain(bytes if self.bytes_hashes else int, stores, done - stores):
+        if done and done == len(batch.events) and self._fits(added):
+            self.bytes_hashes = bytes_hashes
+            if self._intake.plain(bytes if bytes_hashes else int, stores, done - stores):
+                if copies:
+                    whole = False
+                    batch.events = [event for event in batch.events if event.block_hashes]  # type: ignore[union-attr]
+                    self._stats.filtered[Filtered.COPY] += len(copies)
                 return batch, whole
-        self._undo(batch, done, undo)
+        self._undo(batch, done, undo, copies)
         return None
 
     def _fits(self, added: int) -> bool:
@@ -195,7 +215,24 @@ class Express:
             self._room = self._max_blocks - len(self._index)
         return self._room >= 0
 
-    def _remove(self, event: PlainRemoved[Any], gone: set[Hash], undo: list[Undo]) -> bool:
+    def _copy(self, event: PlainStored[Any], tokens: bytes, shape: _Shape, copies: list[Counted]) -> bool:
+        """Count an event whose blocks are all live, with the same tokens; it leaves nothing to be told."""
+        blocks, hashes = shape.blocks, event.block_hashes
+        held = blocks[hashes[0]]
+        if held.hashes == hashes:
+            if held.tokens != tokens or any(blocks.get(block) is not held for block in hashes):
+                return False
+        elif len(hashes) != 1 or held.block_tokens(held.hashes.index(hashes[0])) != decode_value(tokens):
+            return False
+        counts = shape.table.copies
+        for block in hashes:
+            if self._count_copies:
+                counts[block] = counts.get(block, 0) + 1
+            copies.append((counts, block, int(self._count_copies)))
+        event.block_hashes = ()
+        return True
+
+    def _remove(self, event: PlainRemoved[Any], gone: set[Hash], undo: list[Undo], copies: list[Counted]) -> bool:
         """``gone`` are the blocks removed since the last store: no parent of a block may be among them."""
         medium = event.medium
         if isinstance(medium, UnsetType) or (medium is not None and medium != "GPU" and medium != medium.upper()):
@@ -204,8 +241,17 @@ class Express:
         group = event.group_idx
         table = self._index.tables.get((None if isinstance(group, UnsetType) else group, name))  # type: ignore[arg-type]
         hashes = event.block_hashes
-        if table is None or not hashes or not table.copies.keys().isdisjoint(hashes):
+        if table is None or not hashes:
             return False
+        if table.copies and not table.copies.keys().isdisjoint(hashes):
+            if len(set(hashes)) != len(hashes) or not table.blocks.keys() >= set(hashes):
+                return False
+            left = tuple(block for block in hashes if block not in table.copies)
+            for block in hashes:
+                if block in table.copies:
+                    table.remove(block)
+                    copies.append((table.copies, block, -1))
+            hashes = event.block_hashes = left
         blocks = table.blocks
         before: Chunk | None = None
         at = 0
@@ -226,7 +272,11 @@ class Express:
             gone.add(block)
         return True
 
-    def _undo(self, batch: PlainBatch[Any], done: int, undo: list[Undo]) -> None:
+    def _undo(self, batch: PlainBatch[Any], done: int, undo: list[Undo], copies: list[Counted]) -> None:
+        for counts, block, change in copies:
+            counts[block] = counts.get(block, 0) - change
+            if not counts[block]:
+                del counts[block]
         removed = sum(len(event.block_hashes) for event in batch.events[:done] if type(event) is PlainRemoved)
         while len(undo) > removed:  # of the event that was broken off
             blocks, block, chunk = undo.pop()

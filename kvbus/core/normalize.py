@@ -66,8 +66,10 @@ class Normalizer:
             self.index,
             self._granularity,
             self._intake,
+            self.stats,
             max_blocks=self.rules.max_blocks,
             prefix_only=self.rules.groups == "prefix",
+            count_copies=self.rules.duplicates == "count",
         )
 
     def reset(self, *, same_life: bool = False) -> None:

@@ -364,7 +364,7 @@ class Relay:
                 whole = whole and plain.rank == source.rank
             if source.dialect.name is None:
                 source.dialect.see(payload)
-            if not source.withdrawn:
+            if plain.events and not source.withdrawn:
                 source.told = True
                 self._publish(i, source, plain.events, now, payload if whole else None)
             return

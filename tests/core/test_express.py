@@ -123,10 +123,49 @@ class TestTakes:
         assert source.short(batch(store([70], 61)))
 
 
+LAST = {"parent": 39, "tokens": list(range(12, 16))}
+"""Block 40, as it was stored."""
+
+
+class TestCopies:
+    def test_are_counted_and_not_told(self, source):
+        for count in (1, 2):
+            taken = source.normalizer.express(batch(store([40], **LAST)))
+            assert taken is not None
+            assert (taken[0].events, taken[1]) == ([], False)
+            assert source.stats.filtered == {"copy": count}
+        for left in (1, 0):
+            taken = source.normalizer.express(batch(removed(40, 39)) if not left else batch(removed(40)))
+            assert taken is not None
+            assert [event.block_hashes for event in taken[0].events] == ([] if left else [(39,)])
+        assert source.live == {*range(1, 39), 40}
+        assert source.short(batch(removed(40)))
+        assert source.live == set(range(1, 39))
+
+    def test_of_a_whole_event(self, source):
+        assert source.short(batch(store([37, 38, 39, 40], 36), removed(40, 39, 38, 37)))
+        assert source.live == set(range(1, 41))
+        assert source.short(batch(removed(40, 39, 38, 37)))
+        assert source.live == set(range(1, 37))
+
+    def test_are_as_if_they_had_not_been_where_they_do_not_count(self):
+        source = Source(duplicates="ignore")
+        assert source.short(batch(store([40], **LAST)))
+        assert source.short(batch(removed(40)))
+        assert source.live == set(range(1, 40))
+
+    def test_are_taken_back_with_the_rest_of_the_batch(self, source):
+        assert source.short(batch(store([40], **LAST)))
+        assert not source.short(batch(removed(40), removed(40), store([40], **LAST), removed(39), removed(99)))
+        assert not source.short(batch(store([40], **LAST), removed(99)))
+        assert source.normalizer.index.tables[None, "GPU"].copies == {40: 1}
+        assert source.live == set(range(1, 41))
+
+
 LEFT = {
     "no events": [],
     "a clear": [{"type": "AllBlocksCleared"}],
-    "a copy": [store([50]), store([40])],
+    "a copy with other tokens": [store([50]), store([40])],
     "a copy among new ones": [store([50, 40])],
     "a hash twice": [store([50, 50])],
     "its own parent": [store([50], 50)],
@@ -190,10 +229,6 @@ class TestLeaves:
     def test_a_stream_that_has_not_proven_its_block_size(self):
         normalizer = Normalizer(Rules(), SourceStats())
         assert normalizer.express(batch(store([1, 2]))) is None
-
-    def test_a_copy_to_be_taken_off(self, source):
-        source.long(batch(store([40], 39, tokens=list(range(12, 16)))))
-        assert not source.short(batch(removed(40)))
 
     def test_a_full_index(self):
         source = Source(max_blocks=41)
