@@ -218,7 +218,8 @@ class Scene:
         ]
         special: dict[str, dict[str, Any]] = {
             "faulty": {"outputs": faulty_outputs},
-            "stuck": {"replay_timeout": 60, "reorder_batches": 50},
+            # its question stays open for as long as a question may: the gap outlasts the scene
+            "stuck": {"replay_timeout": 600, "reorder_batches": 50},
             "stateful": {"state_dir": str(directory / "stateful" / "state")},
         }
         self.buses = {name: Kvbus(directory, name, **special.get(name, {})) for name in KVBUS}
@@ -300,7 +301,7 @@ class Scene:
     def go_wrong(self, server: Prometheus) -> None:
         """Each engine begins to do what it is named after."""
         keep, wrong = self.engines.keep, self.wrong
-        turn = itertools.count()
+        turn, other_turn = itertools.count(), itertools.count()
 
         def flaky() -> None:
             for _ in range(3):  # the first is lost on its way, and found missing when the second comes
@@ -308,7 +309,7 @@ class Scene:
 
         def lossy() -> None:
             wrong["lossy"].publish(batch())
-            if next(turn) % 4 == 0:
+            if next(other_turn) % 6 == 0:  # seldom enough for KvbusGaps
                 wrong["lossy"].skip()
 
         def garbled() -> None:
