@@ -30,6 +30,11 @@ class Fingerprints:
         if seq == 0:
             self._first = mark
 
+    def crc(self, seq: int, payload: bytes) -> int:
+        """CRC-32 of batch ``seq``, one of the newest: it is part of the mark."""
+        mark = self._ring[seq % RING]
+        return crc32(payload) if mark is None else mark & 0xFFFFFFFF
+
     def skip(self, first: int, end: int) -> None:
         """Batches ``[first, end)`` were lost."""
         for seq in range(max(first, end - RING), end):
@@ -38,7 +43,7 @@ class Fingerprints:
     def learn(self, seq: int, payload: bytes, following: int) -> None:
         """Batch ``seq``, told by a snapshot or given up before, has been seen after all."""
         if following - RING <= seq < following and not self._knows(seq):
-            self._ring[seq % RING] = fingerprint(payload)
+            self.add(seq, payload)
 
     def matches(self, seq: int, payload: bytes, following: int) -> bool | None:
         """Whether this is the batch delivered under ``seq``; None if that is not known.

@@ -40,6 +40,11 @@ class Journal:
         """The oldest batch kept, None while empty."""
         return self._entries[0].seq if self._entries else None
 
+    @property
+    def beat(self) -> bytes | None:
+        """The newest batch if it is an empty one: what goes on its run is the same, so that a replay gives it back."""
+        return self._entries[-1].payload if self._entries and self._entries[-1].empty else None
+
     def append(self, seq: int, payload: bytes, *, empty: bool = False) -> None:
         """Keep one batch; the oldest ones go when a limit is passed, the newest never does."""
         entries = self._entries

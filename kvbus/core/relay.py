@@ -178,7 +178,7 @@ class Relay:
             kind, i, *rest = record
             source = self.sources[0 if kind in (persist.HEARTBEAT, persist.TOLD) else i]
             if kind == persist.DELIVERED:
-                seq, payload, source.topic = rest
+                seq, source.topic, payload = rest
                 source.sequencer.again(seq, payload)
                 self._take(i, source, payload, now, first_of_life=seq == 0)
             elif kind == persist.NEW_EPOCH:
@@ -193,6 +193,7 @@ class Relay:
             elif kind == persist.RESTORED:
                 self._restore(i, source, now)
             elif kind == persist.HEARTBEAT:
+                self._wall = rest[1]
                 self._heartbeat(i, rest[0], now)
             elif kind == persist.TOLD:
                 self.outputs[i].streams[rest[0]].journal.forget_before(rest[1])
@@ -340,7 +341,7 @@ class Relay:
 
     def _deliver(self, i: int, source: Source, seq: int, payload: bytes, now: float) -> None:
         if self.records is not None:
-            self.records.append((persist.DELIVERED, i, seq, payload, source.topic))
+            self.records.append((persist.DELIVERED, i, seq, source.topic, payload, source.sequencer.crc(seq, payload)))
         self._take(i, source, payload, now, first_of_life=seq == 0)
 
     def _record(self, *record: Any) -> None:
@@ -440,14 +441,16 @@ class Relay:
         for number, output in enumerate(self.outputs):
             for at, stream in enumerate(output.streams):
                 if stream.heartbeat_due(now):
-                    self._record(persist.HEARTBEAT, number, at)
+                    self._record(persist.HEARTBEAT, number, at, self._wall)
                     self._heartbeat(number, at, now)
 
     def _heartbeat(self, number: int, at: int, now: float) -> None:
         output = self.outputs[number]
         stream = output.streams[at]
         source = self.sources[0 if output.spec.merged else at]
-        payload = encode(stream.profile.wire, [], max(self._wall, source.ts), output.rank_of(at, source))
+        payload = stream.journal.beat
+        if payload is None:
+            payload = encode(stream.profile.wire, [], max(self._wall, source.ts), output.rank_of(at, source))
         seq = stream.append(payload, now, empty=True)
         output.stats.heartbeats += 1
         self._commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))
@@ -491,7 +494,7 @@ class Relay:
         stream = output.streams[at]
         sources = len(self.sources) if output.spec.merged else 1
         while stream.next_seq - start < sources:
-            self._record(persist.HEARTBEAT, number, at)
+            self._record(persist.HEARTBEAT, number, at, self._wall)
             self._heartbeat(number, at, stream.idle_since or 0.0)
         cut = output.cuts.get(at)
         first = stream.journal.first_seq

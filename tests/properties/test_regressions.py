@@ -122,6 +122,16 @@ def test_a_straggler_of_the_old_life_in_a_hole_of_the_new_one_is_taken_back() ->
     world.quiescence()
 
 
+def test_batch_0_that_a_snapshot_told_of_is_known_again() -> None:
+    world = World(Setup(engines=("snapshot",)))
+    world.publish(0, [("store", 2, "GPU"), ("chain", 5, "CPU")], 1)
+    world.quiescence()
+    world.restart_engine(0)
+    world.publish(0, [("remove", 5, "CPU")], 2)
+    world.quiescence()
+    assert world.relay.sources[0].stats.restarts == 1
+
+
 def test_strangers_without_end_are_a_conflict_and_then_all_is_well_again() -> None:
     """Bounded while it lasts, visible, and exact once one of them is left."""
     world = World(Setup())

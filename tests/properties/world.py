@@ -40,7 +40,7 @@ from kvbus.core.events import (
 from kvbus.core.frames import END_SEQ, Limits
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
-from kvbus.core.persist import Loader, decode_log, dump, encode_log
+from kvbus.core.persist import Loader, decode_record, dump, encode_record
 from kvbus.core.relay import Relay
 from kvbus.core.sequencer import Settings, State
 
@@ -532,9 +532,9 @@ class World:
         for blob in self.saved:
             loader.feed(blob)
         assert loader.complete
-        for blob in self.log:
-            for record in decode_log(blob):
-                relay.again(record, self.now)
+        for body, payload, crc in self.log:
+            assert crc == crc32(body, crc32(payload))
+            relay.again(decode_record(body, payload), self.now)
         relay.resumed(self.now)
         for n, at in self.places:
             assert relay.outputs[n].streams[at].next_seq == self.last_seq[n, at] + 1
@@ -568,7 +568,7 @@ class World:
 
     def _write_log(self) -> None:
         assert self.relay.records is not None
-        self.log.append(encode_log(self.relay.records))
+        self.log += map(encode_record, self.relay.records)
         self.relay.records = []
 
     # -- routers -------------------------------------------------------------------------------------------------

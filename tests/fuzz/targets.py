@@ -1,0 +1,174 @@
+"""What is fuzzed: bytes in, and what must hold whatever they are. Plain functions, with or without a fuzzer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kvbus.core.codec import Batch, decode_batch, decode_plain, encode_batch, encode_positional_batch
+from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
+from kvbus.core.encoding import PROFILES
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
+from kvbus.core.frames import END_SEQ, Limits, ReplayEnd, ReplayMessage, parse_live, parse_replay, parse_replay_request
+from kvbus.core.normalize import Rules
+from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencer import Settings
+from kvbus.core.snapshot import parse_snapshot, parse_snapshot_request
+from kvbus.core.types import Reason
+from kvbus.core.validate import check_removed, check_stored
+
+
+def codec(data: bytes) -> None:
+    """One payload: a batch or a reason, never an exception; what is a batch can be said again and read again."""
+    decode_plain(data, bytes_first=False)
+    batch = decode_batch(data, 4096)
+    if isinstance(batch, Reason):
+        return
+    assert isinstance(batch, Batch)
+    for event in batch.events:
+        if hasattr(event, "parent_block_hash"):
+            check_stored(event)
+        elif hasattr(event, "block_hashes"):
+            check_removed(event)
+    again = decode_batch(encode_batch(batch.events, batch.ts, batch.rank), 4096)
+    assert isinstance(again, Batch), again
+    assert len(again.events) == len(batch.events)
+    assert (again.ts, again.rank) == (batch.ts, batch.rank)
+    assert encode_positional_batch(batch.events, batch.ts, batch.rank)
+
+
+def frames(data: bytes) -> None:
+    """One multipart message, cut at a length byte before each frame: whatever reads it names what is wrong."""
+    parts = list(_cut(data))
+    limits = Limits(max_frame_bytes=512)
+    live = parse_live(parts, limits)
+    assert isinstance(live, Reason) or 0 <= live.seq < 2**63
+    reply = parse_replay(parts, limits)
+    assert isinstance(reply, (Reason, ReplayEnd, ReplayMessage))
+    request = parse_replay_request(parts)
+    assert request is None or 0 <= request.start < 2**64
+    parse_snapshot(parts)
+    parse_snapshot_request(parts)
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        end = at + 1 + data[at]
+        yield data[at + 1 : end]
+        at = end
+
+
+STEPS = 64
+
+
+def relay(data: bytes) -> None:
+    """A source told anything in any order; its output is what routers may rely on, and nothing is uncounted.
+
+    A step is ``kind, seq, length / 4``, and the payload of a live or a replayed batch.
+    """
+    source = SourceSpec("engine", 0, Settings(), Rules(max_blocks=64), "clear", 5.0)
+    outputs = [
+        OutputSpec(f"out-{number}", PROFILES[name], [None], heartbeat=0.0, journal_batches=4)
+        for number, name in enumerate(("vllm", "aibrix"))
+    ]
+    bus = Relay([source], outputs, Limits(max_events=256))
+    follower = Follower(bus)
+    now, at = 100.0, 0
+    for _ in range(STEPS):
+        if at + 3 > len(data):
+            break
+        kind, seq, length = data[at : at + 3]
+        payload = data[at + 3 : at + 3 + 4 * length]
+        at += 3
+        frame = seq.to_bytes(8, "big")
+        if kind % 8 < 4:
+            at += 4 * length
+            follower.take(bus.handle(BatchReceived(0, [b"", frame, payload]), now))
+        elif kind % 8 == 4:
+            at += 4 * length
+            follower.take(bus.handle(ReplayReceived(0, follower.request, [b"", frame, payload]), now))
+        elif kind % 8 == 5:
+            follower.take(bus.handle(ReplayReceived(0, follower.request, [b"", END_SEQ, b""]), now))
+        elif kind % 8 == 6:
+            follower.take(bus.handle(SourceDown(0) if seq % 2 else SourceUp(0), now))
+        else:
+            now += seq / 10
+            follower.take(bus.handle(Tick(now), now))
+        for _ in range(10_000):
+            if not bus.backlog:
+                break
+            follower.take(bus.handle(Tick(now), now))
+        _counted(bus)
+    follower.compare()
+
+
+def _counted(bus: Relay) -> None:
+    (source,) = bus.sources
+    stats, sequencer = source.stats, source.sequencer
+    assert stats.pending >= 0
+    assert not sequencer.synced or stats.pending == sequencer.horizon - sequencer.next - len(sequencer.held)
+    assert source.normalizer.entries <= 64
+
+
+class Follower:
+    """Two routers on plain sets, one for each output; the streams are dense, and a late one comes to the same."""
+
+    def __init__(self, bus: Relay) -> None:
+        self.bus = bus
+        self.request = 0
+        self.next = [0, 0]
+        self.views: list[set[object]] = [set(), set()]
+
+    def take(self, commands: list[object]) -> None:
+        for command in commands:
+            if isinstance(command, RequestReplay):
+                self.request = command.request
+            elif isinstance(command, Publish):
+                assert command.seq == self.next[command.output]
+                self.next[command.output] += 1
+                _apply(self.views[command.output], command.payload)
+
+    def compare(self) -> None:
+        for number, view in enumerate(self.views):
+            commands = self.bus.handle(ReplayAsked(number, 0, [b"id", b"", bytes(8)]), 1e6)
+            (answer,) = [command.answer for command in commands if isinstance(command, AnswerReplay)]
+            late: set[object] = set()
+            while (message := answer.next_message()) is not None and message[-2] != END_SEQ:
+                _apply(late, message[-1])
+            assert late == view
+
+
+def _apply(view: set[object], payload: bytes) -> None:
+    ts, events, rank = msgspec.msgpack.decode(payload)
+    assert isinstance(ts, float)
+    assert isinstance(rank, int)
+    for event in events:
+        if isinstance(event, dict):
+            kind, hashes = event["type"], event.get("block_hashes", [])
+            medium, group = event.get("medium"), event.get("group_idx")
+            if kind == "BlockStored":
+                assert len(event["token_ids"]) == event["block_size"] * len(hashes)
+        else:
+            kind, hashes = event[0], event[1] if len(event) > 1 else []
+            place = 6 if kind == "BlockStored" else 2
+            medium = event[place] if len(event) > place else None
+            group = (
+                event[9 if kind == "BlockStored" else 3] if len(event) > (9 if kind == "BlockStored" else 3) else None
+            )
+        named = {(group, medium, block) for block in hashes}
+        assert len(named) == len(hashes)
+        if kind == "BlockStored":
+            assert not named & view, "stored twice"
+            view |= named
+        elif kind == "BlockRemoved":
+            assert named <= view, "removed without having been stored"
+            view -= named
+        else:
+            assert kind == "AllBlocksCleared"
+            view.clear()
+
+
+TARGETS = {"codec": codec, "frames": frames, "relay": relay}

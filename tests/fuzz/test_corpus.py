@@ -1,0 +1,22 @@
+"""The committed corpus, and everything that once broke a target, without a fuzzer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.targets import TARGETS
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_corpus_breaks_nothing(name: str) -> None:
+    files = sorted((CORPUS / name).iterdir())
+    assert len(files) >= 20
+    for file in files:
+        try:
+            TARGETS[name](file.read_bytes())
+        except Exception as error:
+            raise AssertionError(f"{file.relative_to(CORPUS)}: {error}") from error

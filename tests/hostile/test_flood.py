@@ -1,0 +1,135 @@
+"""Ten times of everything: each limit holds, memory stays flat, and the stream is exact afterwards.
+
+``FLOOD_SECONDS=60`` (``make flood``) makes the long form of the last one.
+"""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from kvbus.core.events import BatchReceived, ReplayAsked, Tick
+from kvbus.core.sequencer import SUSPECTS
+from tests.core.dsl import Script, batch, payload, removed, store
+from tests.hostile.test_sockets import holds
+from tests.system.bus import eventually
+from tests.system.test_run import Place, engine_at, router_at, run_async
+
+SECONDS = float(os.environ.get("FLOOD_SECONDS", "3"))
+
+
+def test_the_core_keeps_no_more_than_its_limits() -> None:
+    """Gaps that nothing fills, blocks without end, doubtful lives, and late answers: over and over."""
+    script = Script(
+        replay=True,
+        max_blocks=200,
+        journal_batches=20,
+        settings={"reorder_batches": 50, "reorder_bytes": 20_000, "replay_timeout": 1.0, "probe_interval": 1.0},
+    )
+    source = script.source
+    answers = []
+    sizes = []
+    tracemalloc.start()
+    seq = 0
+    for round_ in range(16):
+        for n in range(500):  # ten times what may be held, with a hole in front
+            seq += 1 + (n == 0 and round_ % 2)
+            events = [store([seq * 4 + k for k in range(4)])]
+            answers += script.relay.handle(BatchReceived(0, batch(seq, *events)), script.now)
+            assert len(source.sequencer.held) <= 51
+            assert source.sequencer.held.bytes <= 21_000
+            assert source.normalizer.entries <= 200
+        asked = script.relay.handle(ReplayAsked(0, 0, [b"id", b"", bytes(8)]), script.now)
+        for command in asked:
+            while hasattr(command, "answer") and command.answer.next_message() is not None:
+                pass
+        answers.clear()
+        for _ in range(5):
+            script.now += 1.0
+            script.relay.handle(Tick(), script.now)
+        assert len(script.relay.outputs[0].streams[0].journal) <= 20
+        assert len(source.sequencer._suspects) <= SUSPECTS
+        if round_ in (5, 15):
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[1] < sizes[0] * 1.2 + 100_000, sizes
+    stats = source.stats
+    assert stats.missing == stats.recovered + stats.lost + stats.pending
+    assert stats.held_overflow > 1000
+    assert stats.rejected["index_full"] > 100
+
+
+def test_suspects_are_bounded() -> None:
+    """An engine that is not asked (its replay hangs) and a stranger with old numbers."""
+    script = Script(replay=True)
+    script.relay.handle(BatchReceived(0, batch(0, store([1]))), script.now)
+    for n in range(1, 3000):
+        script.relay.handle(BatchReceived(0, batch(n)), script.now)
+    for n in range(1, 1900):
+        script.relay.handle(BatchReceived(0, batch(n, store([9]))), script.now)
+    assert 0 < len(script.source.sequencer._suspects) <= SUSPECTS
+    assert script.stats.duplicates >= 1800
+
+
+def resident(process: int) -> int:
+    """Bytes of memory that a process holds."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_running_bus_stays_as_large_as_it_is(tmp_path: Path) -> None:
+    """Limits ten times too small for the engine, lost batches, and a router that follows: memory is flat."""
+
+    async def main() -> None:
+        limits = {"max_blocks": 2_000, "max_held_bytes": 100_000}
+        place = Place(tmp_path, limits=limits, reorder_batches=100, replay_timeout=0.2, source_timeout=5)
+        place.config["outputs"][0] |= {"journal_batches": 200, "queue_batches": 200, "send_hwm": 200}  # type: ignore[index]
+        with place.start() as command:
+            await place.ready(command)
+            async with engine_at(place) as engine:
+                with router_at(place) as router:
+                    await place.subscribed()
+                    sizes: list[int] = []
+
+                    def flood() -> bool:
+                        for n in range(200):
+                            seq = engine.next_seq
+                            base = 8 * seq
+                            if n % 100 == 99:
+                                engine.skip()
+                            engine.publish(payload(store(list(range(base, base + 8)))))
+                        router.read()
+                        sizes.append(resident(command.process.pid))
+                        return False
+
+                    with pytest.raises(AssertionError, match="not within"):
+                        await eventually(flood, "the end of the flood", SECONDS)
+                    third = len(sizes) // 3
+                    early, late = max(sizes[: third + 1]), sizes[-1]
+                    assert late < early * 1.25 + 16 * 2**20, f"{early / 2**20:.0f} MiB, then {late / 2**20:.0f} MiB"
+                    metrics = place.get("/metrics")[1]
+                    assert 'reason="index_full"' in metrics
+                    await eventually(lambda: place.sources()[0]["state"] == "live", "the bus at rest")
+                    assert place.sources()[0]["partial"]
+                    engine.publish(payload({"type": "AllBlocksCleared"}, store([7])))
+                    last = engine.next_seq - 1
+                    await eventually(lambda: place.sources()[0]["last_seq"] == last, "the last batch")
+                    await router.follow()
+                    late_router = router
+                    await late_router.replay(late_router.next)
+                    await holds(late_router, 7)
+
+    run_async(main())
+
+
+def test_removals_of_what_was_never_stored_cost_nothing() -> None:
+    script = Script(max_blocks=10)
+    for n in range(2_000):
+        script.relay.handle(BatchReceived(0, batch(n, removed(list(range(n * 50, n * 50 + 50))))), script.now)
+    assert script.source.normalizer.entries == 0
+    assert script.stats.filtered["unknown_block"] == 100_000
