@@ -125,7 +125,7 @@ def make_round(seed: int, cell: int, generation: int, number: int) -> Round:
         "clock": 5,
         "single": 6,
     }
-    flavours["long"] = 1
+    flavours["long"] = 4
     flavour = rng.choices(list(flavours), list(flavours.values()))[0]
     if flavour == "mixed":
         faults = [_mixed(rng, shape) for _ in range(rng.randint(12, 16) if shape.namespaces else rng.randint(46, 60))]
