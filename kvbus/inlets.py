@@ -137,6 +137,10 @@ class Inlets:
             guard=self._guards[slot],
         )
 
+    def is_open(self, slot: int) -> bool:
+        """Whether there is a subscription; there is none where an address could not be bound."""
+        return slot in self._live
+
     def cancel(self, command: CancelReplay) -> None:
         """Want no more of an answer."""
         question = self._questions.pop((command.source, command.request), None)

@@ -8,7 +8,6 @@ their sequence and their state, their routers notice nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +29,7 @@ RELOADABLE: Final = frozenset({"sources", "log_level", "shutdown_timeout", "key_
 AGAIN: Final = 0.01
 """Seconds until an address that was just given up is tried again."""
 
-ATTEMPTS: Final = 500
+ATTEMPTS: Final = 200
 
 
 class Reloader:
@@ -109,7 +108,11 @@ class Reloader:
         old, new = daemon.streams, {stream.index: stream for stream in config.streams()}
         added = [new[slot] for slot in new if slot not in old]
         removed = [slot for slot in old if slot not in new]
-        changed = [stream for slot, stream in new.items() if slot in old and not _same(old[slot], stream)]
+        changed = [
+            stream
+            for slot, stream in new.items()
+            if slot in old and not (_same(old[slot], stream) and daemon.inlets.is_open(slot))
+        ]
         before, daemon.config = daemon.config, config
         try:
             self._open_outlets(added)
@@ -193,13 +196,20 @@ class Reloader:
                 await self._open_inlet(stream)
 
     async def _open_inlet(self, stream: SourceStream) -> None:
-        """Open a source's socket; its address may be one that was given up a moment ago."""
+        """Open a source's socket; its address may be one that was given up a moment ago.
+
+        One that somebody else holds leaves this source without a connection, until a later reload finds it free.
+        """
         daemon = self._daemon
-        for attempt in range(ATTEMPTS):
-            with contextlib.suppress(BindError) if attempt < ATTEMPTS - 1 else contextlib.nullcontext():
+        for _ in range(ATTEMPTS):
+            try:
                 daemon.inlets.open(stream, daemon.source_guard(stream))
+            except BindError as error:
+                reason = error
+            else:
                 return
             await asyncio.sleep(AGAIN)
+        log.error("source %s is not connected: %s; once it is free, reload again", stream.label, reason)
 
 
 def _same(one: SourceStream, other: SourceStream) -> bool:

@@ -193,7 +193,7 @@ class RelayCollector(Collector):
         )
         yield _counter(
             "events_filtered_total",
-            "Valid events and blocks that were counted on their way, by reason; all but orphan_passed and other_rank left out.",
+            "Valid events and blocks counted on their way, by reason; all but orphan_passed and other_rank left out.",
             ["source", "reason"],
             (([s.spec.label, reason], s.stats.filtered[reason]) for s in sources for reason in Filtered),
         )

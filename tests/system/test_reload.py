@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvbus import reload
 from kvbus.config import load
 from kvbus.daemon import Daemon
 from kvbus.errors import ConfigError
@@ -278,6 +279,24 @@ async def test_an_address_that_is_taken_keeps_everything_as_it_was(caplog):
         assert [source.spec.label for source in fleet.daemon.relay.present] == ["a"]
         await fleet.reload()
         assert [source.spec.label for source in fleet.daemon.relay.present] == ["a", "b"]
+
+
+async def test_a_source_whose_address_is_taken_is_opened_by_a_later_reload(monkeypatch, caplog):
+    monkeypatch.setattr(reload, "ATTEMPTS", 3)
+    async with running(Fleet("a")) as fleet:
+        source = fleet.source(1, "b", bind=True)
+        fleet.sources = [fleet.source(0, "a"), source]
+        in_the_way = await asyncio.start_server(lambda *_: None, "127.0.0.1", fleet.first + 2)
+        async with in_the_way:
+            await fleet.reload()
+        assert "source b is not connected" in caplog.text
+        assert not fleet.daemon.inlets.is_open(1)
+        await fleet.reload()
+        assert fleet.daemon.inlets.is_open(1)
+        async with EnginePublisher(source["endpoint"], None, bind=False) as engine:
+            await engine.wait_for_subscriber(20)
+            engine.publish(batch(store([1])))
+            await eventually(lambda: fleet.daemon.relay.sources[1].stats.batches, "its batch")
 
 
 async def test_more_slots_than_before_and_holes_between_them():

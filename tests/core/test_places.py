@@ -1,0 +1,79 @@
+"""Sources that come and go: places, numberings, and what everybody else sees of it, which is nothing."""
+
+from kvbus.core.commands import Publish
+from kvbus.core.encoding import PROFILES
+from kvbus.core.events import BatchReceived, Tick
+from kvbus.core.normalize import Rules
+from kvbus.core.parts import NOBODY, NewStream, OutputSpec, SourceSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencer import Settings
+from tests.core.dsl import batch, store
+
+
+def source(label):
+    return SourceSpec(label, 0, Settings(replay=False), Rules())
+
+
+def relay(*labels, merged=False, **more):
+    sources = [NOBODY if label is None else source(label) for label in labels]
+    topics = [None] if merged else [None] * len(labels)
+    return Relay(sources, [OutputSpec("out", PROFILES["vllm"], topics, merged, heartbeat=0.0, **more)])
+
+
+def sent(commands):
+    return [(command.stream, command.seq) for command in commands if isinstance(command, Publish)]
+
+
+def feed(one, place, seq, block):
+    return sent(one.handle(BatchReceived(place, batch(seq, store([block]))), 1.0))
+
+
+def test_a_source_that_is_removed_is_cleared_on_its_own_stream():
+    one = relay("a", "b")
+    feed(one, 0, 0, 1)
+    feed(one, 1, 0, 2)
+    assert sent(one.remove(1, 2.0)) == [(1, 1)]
+    assert [source.spec.label for source in one.present] == ["a"]
+    assert list(one.outputs[0].open_streams) == [0]
+    assert feed(one, 0, 1, 3) == [(0, 1)]
+
+
+def test_one_that_never_said_anything_goes_without_a_word():
+    one = relay("a", "b")
+    assert sent(one.remove(1, 2.0)) == []
+
+
+def test_the_numbering_of_a_place_goes_on_whoever_is_in_it():
+    one = relay("a", "b")
+    feed(one, 1, 0, 2)
+    one.remove(1, 2.0)
+    assert sent(one.place(1, source("c"), [NewStream(first_seq=4096)], 3.0)) == [(1, 2)]
+    assert feed(one, 1, 0, 9) == [(1, 3)]
+
+
+def test_a_place_far_out_and_the_free_ones_before_it():
+    one = relay("a")
+    assert sent(one.place(5, source("f"), [NewStream(first_seq=100)], 3.0)) == [(5, 100)]
+    assert feed(one, 5, 0, 9) == [(5, 101)]
+    assert [source.spec.label for source in one.present] == ["a", "f"]
+    assert list(one.outputs[0].open_streams) == [0, 5]
+
+
+def test_free_places_are_silent():
+    """No heartbeat, no timeout, nothing at the beginning."""
+    one = Relay(
+        [source("a"), NOBODY, source("c")],
+        [OutputSpec("out", PROFILES["vllm"], [None] * 3, heartbeat=1.0, first_seqs=[7, 7, 7])],
+    )
+    assert sent(one.begin(0.0)) == [(0, 7), (2, 7)]
+    assert sent(one.handle(Tick(1.0), 50.0)) == [(0, 8), (2, 8)]
+
+
+def test_a_merged_stream_hears_of_both_and_goes_on():
+    one = relay("a", "b", merged=True)
+    feed(one, 0, 0, 1)
+    feed(one, 1, 0, 2)
+    assert sent(one.remove(0, 2.0)) == [(0, 2)]
+    assert sent(one.place(0, source("c"), [NewStream()], 3.0)) == []
+    assert feed(one, 1, 1, 3) == [(0, 3)]
+    assert one.outputs[0].rank_of(1, one.sources[1]) == 1
