@@ -132,7 +132,10 @@ class Express:
         bytes_hashes = False
         for event in batch.events:
             if type(event) is not PlainStored:
-                if type(event) is not PlainRemoved or not self._remove(event, gone, undo, copies):
+                if type(event) is not PlainRemoved or not event.block_hashes:
+                    break
+                bytes_hashes = type(event.block_hashes[0]) is bytes
+                if not self._remove(event, gone, undo, copies):
                     break
                 done += 1
                 continue

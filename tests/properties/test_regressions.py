@@ -132,6 +132,14 @@ def test_batch_0_that_a_snapshot_told_of_is_known_again() -> None:
     assert world.relay.sources[0].stats.restarts == 1
 
 
+def test_a_batch_of_removals_alone_is_said_in_the_words_of_its_output() -> None:
+    """Byte hashes leave folded for Dynamo, in a batch that takes the short way, too."""
+    world = World(Setup(outputs=("dynamo",), bytes_hashes=True))
+    world.publish(0, [("chain", 6, "CPU")], 2)
+    world.publish(0, [("remove", 1, "CPU")], 2)
+    world.quiescence()
+
+
 def test_strangers_without_end_are_a_conflict_and_then_all_is_well_again() -> None:
     """Bounded while it lasts, visible, and exact once one of them is left."""
     world = World(Setup())

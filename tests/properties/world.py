@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -40,7 +41,7 @@ from kvbus.core.events import (
 from kvbus.core.frames import END_SEQ, Limits
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
-from kvbus.core.persist import Loader, decode_record, dump, encode_record
+from kvbus.core.persist import Frame, Loader, decode_record, dump, encode_record
 from kvbus.core.relay import Relay
 from kvbus.core.sequencer import Settings, State
 
@@ -295,7 +296,7 @@ class World:
         self.routers = {place: Router() for place in self.places}
         self.late: dict[tuple[int, int], LateRouter] = {}
         self.saved = list(dump(self.relay))
-        self.log: list[bytes] = []
+        self.log: list[Frame] = []
 
     @property
     def places(self) -> list[tuple[int, int]]:
