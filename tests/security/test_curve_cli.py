@@ -1,0 +1,74 @@
+"""``tail``, ``dump`` and ``record`` at an output that wants CURVE."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvbus.cli import main
+from kvbus.errors import ConfigError
+from kvbus.transport.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.security.keys import Keyring
+from tests.system.bus import eventually, running_bus
+from tests.system.test_run import Command
+
+
+async def test_with_keys_they_read_it(tmp_path: Path) -> None:
+    keys = Keyring(tmp_path)
+    with_keys = ("--curve-secret-key", str(keys.router.secret_file), "--curve-server-key", str(keys.bus.public_file))
+    capture = tmp_path / "stream.jsonl"
+    async with (
+        running_bus(output=keys.output) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await engine.wait_for_subscriber(20)
+        engine.publish(batch(store([1])))
+        await eventually(lambda: bus.caught_up(0), "the first batch")
+        with (
+            Command(tmp_path, "dump", bus.out_replay, *with_keys, name="dump") as dump,
+            Command(tmp_path, "tail", bus.out, "--json", "--count", "1", *with_keys, name="tail") as tail,
+            Command(tmp_path, "record", bus.out, str(capture), "--count", "1", *with_keys, name="record") as record,
+        ):
+            assert await dump.ends() == 0, dump.said
+            assert [json.loads(line)["hash"] for line in dump.printed.splitlines()] == [1]
+            stats = bus.daemon.relay.outputs[0].stats
+            await eventually(lambda: stats.subscribers == 2, "both subscribed")
+            engine.publish(batch(store([2])))
+            assert await tail.ends() == 0, tail.said
+            assert await record.ends() == 0, record.said
+            assert '"kind":"batch"' in tail.printed
+            assert len(capture.read_text().splitlines()) >= 1
+        stranger = ("--curve-secret-key", str(keys.stranger.secret_file), *with_keys[2:])
+        with Command(tmp_path, "dump", bus.out_replay, "--timeout", "1", *stranger, name="stranger") as refused:
+            assert await refused.ends() == 69, refused.said
+
+
+@pytest.mark.parametrize("command", [["tail", "ipc:///x"], ["dump", "ipc:///x"], ["record", "ipc:///x", "-"]])
+def test_half_of_the_keys(tmp_path: Path, command: list[str]) -> None:
+    keys = Keyring(tmp_path)
+    done = CliRunner().invoke(main, [*command, "--curve-secret-key", str(keys.router.secret_file)])
+    assert done.exit_code == 2
+    assert "CURVE needs both" in done.output
+
+
+def test_keys_for_a_socket_that_binds(tmp_path: Path) -> None:
+    keys = Keyring(tmp_path)
+    both = ["--curve-secret-key", str(keys.router.secret_file), "--curve-server-key", str(keys.bus.public_file)]
+    done = CliRunner().invoke(main, ["tail", "ipc:///x", "--bind", *both])
+    assert done.exit_code == 2
+    assert "not with --bind" in done.output
+
+
+def test_a_secret_key_that_others_can_read(tmp_path: Path) -> None:
+    keys = Keyring(tmp_path)
+    keys.router.secret_file.chmod(0o644)
+    both = ["--curve-secret-key", str(keys.router.secret_file), "--curve-server-key", str(keys.bus.public_file)]
+    with Command(tmp_path, "dump", "ipc:///x", *both) as dump:
+        assert dump.ended() == ConfigError.exit_code
+    assert "--curve-secret-key" in dump.said
+    assert "others may read it (mode 0644)" in dump.said
