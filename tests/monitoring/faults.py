@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import zmq
-from zmq.auth import create_certificates
+from zmq.auth import create_certificates, load_certificate
 
 from kvbus.transport.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import payload, removed, store
@@ -227,11 +227,12 @@ class Scene:
         """The latest this process's own timer was, in seconds: how much the machine itself starves everybody."""
 
     def _locked(self, directory: Path) -> dict[str, Any]:
-        """An output for routers with a key; there is none."""
+        """An output for routers whose keys it knows; it knows none."""
         (port,) = free_ports(1)
         self.locked = f"tcp://127.0.0.1:{port}"
-        _, secret = create_certificates(directory, "kvbus")
+        public, secret = create_certificates(directory, "kvbus")
         Path(secret).chmod(0o600)
+        self.locked_key, _ = load_certificate(public)
         (directory / "routers.keys").touch()
         keys = {"curve_secret_key_file": secret, "curve_client_keys": str(directory / "routers.keys")}
         return {"name": "locked", "endpoint": self.locked, **keys}
@@ -277,8 +278,11 @@ class Scene:
         self._sockets.append(self._context.socket(kind))
         return self._sockets[-1]
 
-    def _router(self, endpoint: str, *, reads: bool) -> None:
+    def _router(self, endpoint: str, *, reads: bool, server_key: bytes | None = None) -> None:
         sub = self._socket(zmq.SUB)
+        if server_key is not None:
+            sub.curve_publickey, sub.curve_secretkey = zmq.curve_keypair()
+            sub.curve_serverkey = server_key
         sub.setsockopt(zmq.RCVHWM, 0 if reads else 1)
         sub.setsockopt(zmq.SUBSCRIBE, b"")
         sub.connect(endpoint)
@@ -329,7 +333,7 @@ class Scene:
         keep(self._fall_silent(wrong["silent"]))
         keep(self._stay_stuck())
         self._router(self.slow, reads=False)
-        self._router(self.locked, reads=True)  # without a key
+        self._router(self.locked, reads=True, server_key=self.locked_key)
         self.buses["stuck"].reload("sources: none\n")
         keep(self._ask_malformed())
         keep(self._starve(self.buses["starved"]))
@@ -392,11 +396,11 @@ class Scene:
         await bus.stop()
 
     async def _fill_disk(self, bus: Kvbus, server: Prometheus) -> None:
-        """No file may grow beyond a megabyte: to the process it is a full disk."""
+        """No file may grow beyond 64 KiB: to the process it is a full disk."""
         writing = f'kvbus_state_writing{{instance="{bus.name}"}} == 1'
         await self._until(lambda: server.query(writing), "a state that is written")
         assert bus.command is not None
-        resource.prlimit(bus.command.process.pid, resource.RLIMIT_FSIZE, (2**20, 2**20))
+        resource.prlimit(bus.command.process.pid, resource.RLIMIT_FSIZE, (2**16, 2**16))
 
     async def _until(self, condition: Callable[[], object], what: str) -> None:
         """Like `eventually`, without keeping the engines from publishing while Prometheus is asked."""
