@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from typing import Any, Final, Protocol
@@ -134,11 +135,16 @@ class AdminServer:
             lines = itertools.chain.from_iterable([views.Cut(source).lines() for source in sources])
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
-            while part := "".join(_line(line) for line in itertools.islice(lines, YIELD_EVERY)):
-                async with asyncio.timeout(PATIENCE):
-                    await response.write(part.encode())
-                await asyncio.sleep(0)
-            await response.write_eof()
+            # who reads nothing, or has left, gets no more
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                while part := "".join(_line(line) for line in itertools.islice(lines, YIELD_EVERY)):
+                    async with asyncio.timeout(PATIENCE):
+                        await response.write(part.encode())
+                    await asyncio.sleep(0)
+                await response.write_eof()
+                return response
+            if request.transport is not None:
+                request.transport.abort()  # half a dump must not look like a whole one
             return response
         finally:
             self._dumps -= 1

@@ -127,8 +127,10 @@ async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
         assert await them.probe() == 200
 
 
-async def test_clients_that_ask_for_blocks_and_read_nothing(impatient):
+async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
     """Their dumps are given up, and others get theirs."""
+    for module in (guard, http):
+        monkeypatch.setattr(module, "PATIENCE", 5.0)  # all of them are under way before the first is given up
     async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
         await engine.wait_for_subscriber(20)
         for n in range(60):
