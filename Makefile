@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench chaos profile lint format types walls lock clean
+.PHONY: help demo test bench chaos profile soak fuzz flood lint format types walls lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -36,6 +36,17 @@ chaos: $(STAMP) ## faults over real sockets (FAULTS=10000 SEED=7 CELL=1 GENERATI
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) \
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(CELL),--cell $(CELL)) $(if $(GENERATION),--generation $(GENERATION)) \
 		$(if $(FIRST),--first $(FIRST)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WIDTH),--width $(WIDTH)) $(ARGS)
+
+soak: $(STAMP) ## the random relay, 1,000,000 steps (STEPS=1000000 SEED=1)
+	@$(BIN)/python -m tests.properties.soak $(if $(STEPS),--steps $(STEPS)) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(STAMP) ## coverage-guided fuzzing of codec, frames and relay (SECONDS=60 each)
+	@$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r .ci/fuzz.lock
+	@for target in codec frames relay; do \
+		$(BIN)/python -m tests.fuzz.run $$target --seconds $(or $(SECONDS),60) --found .hypothesis/fuzz || exit 1; done
+
+flood: $(STAMP) ## ten times what a bus may hold, memory measured (SECONDS=60)
+	@FLOOD_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest tests/hostile/test_flood.py $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy strict, import walls
 	@$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing with atheris: ``python -m tests.fuzz.run codec --seconds 60`` (``make fuzz``).
 
-What is found is added to a directory of its own; ``--merge`` keeps of it, and of the committed corpus, what reaches
-something that nothing else does. A crash is written to the same directory and ends the run with exit code 77.
+What reaches something new is added to a directory of its own, to be picked from for the committed corpus. A crash is
+written to the same directory and ends the run with exit code 77.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--found", type=Path, default=Path(".fuzz"))
+    parser.add_argument("--found", type=Path, default=Path(".hypothesis/fuzz"))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--merge", action="store_true")
     options = parser.parse_args()
     committed, found = CORPUS / options.target, options.found / options.target
     found.mkdir(parents=True, exist_ok=True)
-    flags = ["-merge=1"] if options.merge else [f"-max_total_time={options.seconds}", f"-seed={options.seed}"]
-    flags += [f"-artifact_prefix={found}/", "-max_len=4096", "-print_final_stats=1", "-rss_limit_mb=2048"]
-    places = [committed, found] if options.merge else [found, committed]
-    atheris.Setup([sys.argv[0], *flags, *map(str, places)], TARGETS[options.target])
+    flags = [
+        f"-max_total_time={options.seconds}",
+        f"-seed={options.seed}",
+        f"-artifact_prefix={found}/",
+        "-max_len=4096",
+        "-print_final_stats=1",
+        "-rss_limit_mb=2048",
+    ]
+    atheris.Setup([sys.argv[0], *flags, str(found), str(committed)], TARGETS[options.target])
     atheris.Fuzz()
 
 

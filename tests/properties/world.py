@@ -437,6 +437,8 @@ class World:
         source %= len(self.lines)
         self._cut(source)
         self.lines[source].engine.restart()
+        # `on_lost: keep` believes a publisher that does not answer
+        self.lines[source].hidden = self._epoch(source) if self.setup.on_lost == "keep" else -1
 
     @step
     def restart_behind_a_proxy(self, source: int) -> None:
@@ -669,9 +671,7 @@ class World:
         engine = line.engine
         # a replay that reaches back gives every stranger away, once it is known that there is something to reach back to
         if line.hidden >= 0 and not (engine.setup.buffer_steps == 1000 and source.sequencer._buffer):
-            if self._epoch(i) <= line.hidden or source.sequencer.next != engine.seq:
-                return  # nothing has given it away, and nothing may
-            line.hidden = -1
+            return  # nothing may give it away until the engine begins anew in the open
         if engine.kind == "deaf" and line.heard != (engine.life, engine.seq - 1):
             return  # without a replay an idle engine's lost tail, or its quiet new life, cannot be known of
         for place, router in self.routers.items():
