@@ -3,9 +3,9 @@
 A directory holds generations: ``state-N.dump`` is a whole state, ``state-N.log`` what happened from that moment on. A
 log record is written before anything that follows from it is sent, so a killed process has never said what its
 successor does not know. When a log has grown, the next generation begins: its log at once, its dump in slices beside
-the traffic; until that dump is whole (and only then named so), both logs count. Frames are ``length, CRC-32, body``;
-the end of a log may be torn, anything else that is not whole is refused, moved aside and counted, and the relay begins
-empty. Nothing is synced to the platter: this outlives the process, not a power cut.
+the traffic; until that dump is whole (and only then named so), both logs count. Frames carry the mark of their file,
+their lengths and a CRC-32; the end of a log may be torn, anything else that is not whole is refused, moved aside and
+counted, and the relay begins empty. Nothing is synced to the platter: this outlives the process, not a power cut.
 """
 
 from __future__ import annotations
@@ -16,21 +16,33 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from kvbus.core.persist import Loader, Record, StateError, decode_log, dump, encode_log
+from kvbus.core.persist import Frame, Loader, Record, StateError, decode_record, dump, encode_record, frame
 from kvbus.core.relay import Relay
 
 log = logging.getLogger("kvbus.state")
 
-MAGIC: Final = b"kvbus-state-003\n"
-_FRAME: Final = struct.Struct("=II")
+MAGIC: Final = b"kvbus-state-005\n"
+_HEAD: Final = struct.Struct("=8sIII")
+"""The file's mark, length of the payload, length of the body, CRC; body and payload follow."""
+
+_MARK: Final = 8
+"""Bytes that name one file and no other: frames of what a log was written over are not taken for its own."""
+
+_MAX_PIECES: Final = 1000
+"""Pieces handed to the kernel in one call; its own limit (IOV_MAX) is 1024."""
+
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-MIN_ROTATE: Final = 32 * 1024 * 1024
-"""A log is rotated when it is larger than this and than the dump before it."""
+MIN_ROTATE: Final = 128 * 1024 * 1024
+"""A log is rotated when it is larger than this, and than four times the dump before it: a dump costs as much as a few
+microseconds for each store in it, and reading a log as much as handling it did."""
+
+SPARE: Final = "log.spare"
+"""The last log that was rotated out. The next one is written over it: pages that are there are most of the cost."""
 
 
 class StateStore:
@@ -46,6 +58,7 @@ class StateStore:
         self._header = _header(identity)
         self._generation = 0
         self._log: int | None = None
+        self._log_mark = self._dump_mark = b""
         self._log_bytes = 0
         self._dump_bytes = 0
         self._dumping: Iterator[bytes] | None = None
@@ -90,35 +103,41 @@ class StateStore:
 
     def _load(self, relay: Relay, generation: int, now: float) -> None:
         loader = Loader(relay)
-        for body in self._frames(self._path(generation, "dump"), torn_end=False):
+        for body, _ in self._frames(self._path(generation, "dump"), torn_end=False):
             loader.feed(body)
         if not loader.complete:
             raise StateError("the dump has no end")
         records = 0
         for later in sorted(n for n in self._generations("log") if n >= generation):
-            for body in self._frames(self._path(later, "log"), torn_end=True):
-                for record in decode_log(body):
-                    relay.again(record, now)
-                    records += 1
+            for body, payload in self._frames(self._path(later, "log"), torn_end=True):
+                relay.again(decode_record(body, payload), now)
+                records += 1
         relay.resumed(now)
         blocks = sum(len(source.normalizer.index) for source in relay.sources)
         log.info("state loaded: %d blocks, %d log records since the dump", blocks, records)
 
-    def _frames(self, path: Path, *, torn_end: bool) -> Iterator[bytes]:
+    def _frames(self, path: Path, *, torn_end: bool) -> Iterator[tuple[bytes, bytes]]:
+        """Body and payload of every frame. A log may break off in a frame; what follows then is of an older log."""
         with path.open("rb") as file:
-            header = file.read(len(self._header))
-            if torn_end and len(header) < len(self._header) and self._header.startswith(header):
+            header, mark = file.read(len(self._header)), file.read(_MARK)
+            if torn_end and len(mark) < _MARK and self._header.startswith(header):
                 return  # killed between making the file and writing its first bytes
-            if header != self._header:
+            if header != self._header or len(mark) < _MARK:
                 raise StateError(f"{path.name} is of another version or another configuration")
-            while head := file.read(_FRAME.size):
-                size, crc = _FRAME.unpack(head) if len(head) == _FRAME.size else (-1, 0)
-                body = file.read(size) if size >= 0 else b""
-                if size < 0 or len(body) != size or crc32(body) != crc:
-                    if torn_end and not file.read(1):
-                        return
+            size = path.stat().st_size
+            while head := file.read(_HEAD.size):
+                begin = file.tell()
+                found, payload_size, body_size, crc = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0)
+                body = payload = b""
+                if found == mark and payload_size + body_size <= size - begin:
+                    body, payload = file.read(body_size), file.read(payload_size)
+                if found == mark and body and crc32(body, crc32(payload)) == crc:
+                    yield body, payload
+                    continue
+                file.seek(begin)
+                if not torn_end or mark in file.read():
                     raise StateError(f"{path.name} is damaged")
-                yield body
+                return
 
     def _generations(self, kind: str) -> list[int]:
         found = []
@@ -138,6 +157,7 @@ class StateStore:
             if path.suffix in (".dump", ".log"):
                 path.rename(path.with_name(f"{path.name}.refused-{stamp}"))
                 self.refused += 1
+        (self._directory / SPARE).unlink(missing_ok=True)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -153,7 +173,7 @@ class StateStore:
         if self.failed or self._log is None:
             return
         try:
-            self._log_bytes += _write(self._log, encode_log(records))
+            self._log_bytes += _write(self._log, self._log_mark, map(encode_record, records))
         except OSError as error:
             self._fail(error)
 
@@ -164,7 +184,7 @@ class StateStore:
         try:
             if self._dumping is not None:
                 self._go_on()
-            elif self._log_bytes > max(MIN_ROTATE, self._dump_bytes):
+            elif self._log_bytes > max(MIN_ROTATE, 4 * self._dump_bytes):
                 self._begin_generation()
         except OSError as error:
             self._fail(error)
@@ -175,17 +195,28 @@ class StateStore:
         self.flush()
         self._generation += 1
         self._close_files()
-        self._log = self._create(self._path(self._generation, "log"))
+        self._log, self._log_mark = self._create(self._path(self._generation, "log"), self._directory / SPARE)
         self._log_bytes = 0
         self._dump_bytes = 0
-        self._dump_file = self._create(self._path(self._generation, "part"))
+        self._dump_file, self._dump_mark = self._create(self._path(self._generation, "part"))
         self._dumping = dump(self._relay)
         self._go_on()
 
-    def _create(self, path: Path) -> int:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.write(fd, self._header)
-        return fd
+    def _create(self, path: Path, over: Path | None = None) -> tuple[int, bytes]:
+        """A new file, written ``over`` an old one that is not needed any more; and its mark.
+
+        It has its own header before it has its name: what it was before is never read under it.
+        """
+        mark = os.urandom(_MARK)
+        kind = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        if over is not None and over.exists():
+            fd = os.open(over, kind, 0o600)
+            os.write(fd, self._header + mark)
+            over.rename(path)
+        else:
+            fd = os.open(path, kind | os.O_TRUNC, 0o600)
+            os.write(fd, self._header + mark)
+        return fd, mark
 
     def _go_on(self) -> None:
         if self._dumping is None or self._dump_file is None:
@@ -199,13 +230,17 @@ class StateStore:
                 self._path(self._generation, "part").rename(self._path(self._generation, "dump"))
                 self._drop_older()
                 return
-            self._dump_bytes += _write(self._dump_file, body)
+            self._dump_bytes += _write(self._dump_file, self._dump_mark, [frame(body)])
 
     def _drop_older(self) -> None:
         for kind in ("dump", "log", "part"):
-            for generation in self._generations(kind):
+            for generation in sorted(self._generations(kind)):
                 if generation < self._generation:
-                    self._path(generation, kind).unlink(missing_ok=True)
+                    path = self._path(generation, kind)
+                    if kind == "log":
+                        path.rename(self._directory / SPARE)
+                    else:
+                        path.unlink(missing_ok=True)
 
     def _fail(self, error: OSError) -> None:
         self.failed = True
@@ -217,8 +252,8 @@ class StateStore:
 
     def _drop(self) -> None:
         """Leave nothing that a successor would take for the newest state, or that keeps a full disk full."""
-        for path in self._directory.glob("state-*"):
-            if path.suffix in (".dump", ".log", ".part"):
+        for path in (*self._directory.glob("state-*"), self._directory / SPARE):
+            if path.suffix in (".dump", ".log", ".part", ".spare"):
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
@@ -255,9 +290,25 @@ def _header(identity: Sequence[str]) -> bytes:
     return MAGIC + hashlib.sha256("\n".join(identity).encode()).digest()[:16]
 
 
-def _write(fd: int, body: bytes) -> int:
-    frame = _FRAME.pack(len(body), crc32(body)) + body
-    view = memoryview(frame)
-    while view:
-        view = view[os.write(fd, view) :]
-    return len(frame)
+def _write(fd: int, mark: bytes, frames: Iterable[Frame]) -> int:
+    """Write frames, without joining them first; how many bytes that were."""
+    pieces: list[bytes] = []
+    written = 0
+    for body, payload, crc in frames:
+        pieces.append(_HEAD.pack(mark, len(payload), len(body), crc) + body)
+        if payload:
+            pieces.append(payload)
+        if len(pieces) >= _MAX_PIECES:
+            written += _write_all(fd, pieces)
+            pieces = []
+    return written + _write_all(fd, pieces)
+
+
+def _write_all(fd: int, pieces: list[bytes]) -> int:
+    total = sum(map(len, pieces))
+    written = os.writev(fd, pieces) if pieces else 0
+    if written < total:  # a signal, or the last room on a disk: the rest in one piece
+        view = memoryview(b"".join(pieces))[written:]
+        while view:
+            view = view[os.write(fd, view) :]
+    return total

@@ -213,13 +213,60 @@ def test_logs_are_rotated_and_both_count_until_the_dump_is_whole(
     early.kill()
 
 
+def rotated(process: Process) -> None:
+    process.store.work()
+    while process.store._dumping is not None:
+        process.store.work()
+
+
+def test_a_log_written_over_an_older_one_may_be_killed_at_any_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statestore, "MIN_ROTATE", 100)
+    process = started(tmp_path / "first")
+    for count in (20, 100):
+        process.publish(count)
+        rotated(process)
+    spare = tmp_path / "first" / statestore.SPARE
+    older = spare.read_bytes()
+    process.publish(300)
+    rotated(process)
+    (log,) = the_files(tmp_path / "first", "log")
+    (dump,) = the_files(tmp_path / "first", "dump")
+    sizes = {os.lseek(process.store._log or 0, 0, os.SEEK_CUR): 0}
+    for count in range(1, 4):
+        process.publish(1)
+        sizes[os.lseek(process.store._log or 0, 0, os.SEEK_CUR)] = count
+    process.kill()
+    end = max(sizes)
+    whole = log.read_bytes()
+    assert whole[end:] == older[end:] != b""
+    for cut in range(min(sizes), end + 1):
+        directory = tmp_path / f"cut-{cut}"
+        directory.mkdir()
+        (directory / dump.name).write_bytes(dump.read_bytes())
+        torn = whole[:cut] + older[cut:]
+        (directory / log.name).write_bytes(torn)
+        again = Process(directory)
+        # what the older log has in common with the end of a frame makes that frame whole
+        assert again.next_seq == 420 + max(count for size, count in sizes.items() if torn[:size] == whole[:size])
+        again.kill()
+    for at in range(min(sizes), min(size for size, count in sizes.items() if count == 2)):
+        directory = tmp_path / f"damaged-{at}"
+        directory.mkdir()
+        (directory / dump.name).write_bytes(dump.read_bytes())
+        (directory / log.name).write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        with pytest.raises(StateError, match="damaged"):
+            Process(directory)
+
+
 def test_a_disk_that_is_full_costs_the_state_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = started(tmp_path)
     process.publish(5)
 
-    def full(fd: int, body: bytes) -> int:
+    def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(statestore, "_write", full)

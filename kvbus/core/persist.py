@@ -8,8 +8,9 @@ relay is deterministic. A record is on its way to the disk before anything that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from zlib import crc32
 
 import msgspec
 from msgspec import UNSET, UnsetType, structs
@@ -42,19 +43,43 @@ class StateError(ValueError):
     """Records that are not a state of this relay: another version's, or another configuration's."""
 
 
-def encode_log(records: Sequence[Record]) -> bytes:
-    """Log records as one blob."""
-    return _encode(records)
+class Frame(NamedTuple):
+    """What is written of one record. ``crc`` is the CRC-32 of ``payload`` and then ``body``."""
+
+    body: bytes
+    payload: bytes
+    crc: int
 
 
-def decode_log(blob: bytes) -> list[Any]:
-    """The records of one blob.
+def frame(body: bytes) -> Frame:
+    """A blob of a dump, as it is written."""
+    return Frame(body, b"", crc32(body))
+
+
+def encode_record(record: Record) -> Frame:
+    """A record of the log, as it is written: a batch's payload stays as it is, and its CRC is known already."""
+    if record[0] != DELIVERED:
+        return frame(_encode(record))
+    *head, payload, crc = record
+    body = _encode(head)
+    return Frame(body, payload, crc32(body, crc))
+
+
+def decode_record(body: bytes, payload: bytes) -> list[Any]:
+    """The record a frame was made of, without the CRC.
 
     Raises:
-        StateError: it is no list of records.
+        StateError: it is no record.
     """
+    record = _decoded(body)
+    if record and record[0] == DELIVERED:
+        record.append(payload)
+    return record
+
+
+def _decoded(body: bytes) -> list[Any]:
     try:
-        return _decode(blob)
+        return _decode(body)
     except msgspec.DecodeError as error:
         raise StateError(str(error)) from error
 
@@ -140,7 +165,7 @@ class Loader:
         Raises:
             StateError: it belongs to another version or another configuration.
         """
-        record = decode_log(blob)
+        record = _decoded(blob)
         kind = record[0] if record else None
         try:
             if kind == "head":
