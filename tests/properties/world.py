@@ -437,8 +437,9 @@ class World:
         source %= len(self.lines)
         self._cut(source)
         self.lines[source].engine.restart()
-        # `on_lost: keep` believes a publisher that does not answer
-        self.lines[source].hidden = self._epoch(source) if self.setup.on_lost == "keep" else -1
+        # `on_lost: keep` believes a publisher that does not answer, and one that is taken for having no buffer is believed
+        believed = self.setup.on_lost == "keep" or self.relay.sources[source].sequencer._buffer is False
+        self.lines[source].hidden = self._epoch(source) if believed else -1
 
     @step
     def restart_behind_a_proxy(self, source: int) -> None:
