@@ -15,19 +15,12 @@ from typing import Any, Final
 
 from kvbus.core import codec, persist
 from kvbus.core.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
-from kvbus.core.answer import ReplayAnswer
 from kvbus.core.commands import (
-    AnswerReplay,
-    AnswerSnapshot,
     CancelReplay,
     Command,
-    Publish,
     RequestReplay,
     RequestSnapshot,
 )
-from kvbus.core.compaction import Cut, Part
-from kvbus.core.emit import OutEvent
-from kvbus.core.encoding import CANONICAL, Wire, encode
 from kvbus.core.events import (
     BatchReceived,
     Oversize,
@@ -41,19 +34,16 @@ from kvbus.core.events import (
     SourceUp,
     Tick,
 )
-from kvbus.core.frames import SEQ_BYTES, Limits, ReplayEnd, parse_live, parse_replay, parse_replay_request
-from kvbus.core.index import Index
+from kvbus.core.frames import SEQ_BYTES, Limits, ReplayEnd, parse_live, parse_replay
+from kvbus.core.outgoing import Outgoing
 from kvbus.core.parts import NOBODY, NewStream, Output, OutputSpec, Source, SourceSpec
 from kvbus.core.persist import Record
 from kvbus.core.schema import AllBlocksCleared
-from kvbus.core.snapshot import SnapshotAnswer, parse_snapshot, parse_snapshot_request
+from kvbus.core.snapshot import parse_snapshot
 from kvbus.core.types import Reason
 
 SLICE: Final = 256
 """Batches delivered per event handled: a long catch-up is spread over many, so that the loop stays alive."""
-
-MAX_BATCH_EVENTS: Final = 1024
-"""Events in one outgoing batch; more (a whole cache told again) leave as several."""
 
 
 class Relay:
@@ -66,14 +56,13 @@ class Relay:
         self.sources = [Source(spec) for spec in sources]
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
+        self._out = Outgoing(self.sources, self.outputs, self._record)
         for i, source in enumerate(self.sources):
-            self._close_streams(i, closed=source.gone)
+            self._out.close(i, closed=source.gone)
         self.backlog = False
         """Work was put off to keep the loop alive: send a :class:`~kvbus.core.events.Tick` soon."""
-        self._wall = 0.0
         self.records: list[Record] | None = None
         """Where the log goes (:mod:`kvbus.core.persist`); None: nothing is kept."""
-        self._commands: list[Command] = []
         self._handlers: dict[type, Callable[..., None]] = {
             BatchReceived: self._batch,
             Oversize: self._oversize,
@@ -82,15 +71,16 @@ class Relay:
             SnapshotReceived: self._snapshot_received,
             SourceUp: self._up,
             SourceDown: self._down,
-            ReplayAsked: self._asked,
-            SnapshotAsked: self._snapshot_asked,
+            ReplayAsked: self._out.asked,
+            SnapshotAsked: self._out.snapshot_asked,
             Tick: self._tick,
         }
 
     def handle(self, event: RelayEvent, now: float) -> list[Command]:
         """Take in one event at ``now`` (seconds, monotonic); what is to be done."""
         self._handlers[type(event)](event, now)
-        commands, self._commands = self._commands, []
+        out = self._out
+        commands, out.commands = out.commands, []
         return commands
 
     @property
@@ -109,64 +99,27 @@ class Relay:
         while len(self.sources) <= i:
             self.sources.append(Source(NOBODY))
         self.sources[i] = Source(spec)
-        for number, (output, new) in enumerate(zip(self.outputs, streams, strict=True)):
-            if output.spec.merged:
-                continue
-            while len(output.streams) < i:
-                output.add_stream(None, 0, 0, b"").closed = True
-            if len(output.streams) == i:
-                output.add_stream(new.topic, spec.rank, new.first_seq, new.publisher_id)
-            stream = output.streams[i]
-            stream.closed = False
-            stream.rank, stream.topic, stream.keeps_topic = spec.rank, new.topic or b"", new.topic is None
-            stream.publisher_id = stream.publisher_id or new.publisher_id
-            if not stream.next_seq:  # nobody has been here in this process
-                stream.next_seq = stream.first_seq = new.first_seq
-            if stream.next_seq:
-                payload = encode(stream.profile.wire, [AllBlocksCleared()], self._wall, spec.rank)
-                seq = stream.append(payload, now)
-                self._commands.append(Publish(number, i, stream.topic, seq, payload, 1, stream.publisher_id))
-        return self._told()
+        self._out.welcome(i, spec.rank, streams, now)
+        return self._out.told()
 
     def remove(self, i: int, now: float) -> list[Command]:
         """Take a source away: routers are told that its blocks are gone, and its place is free."""
         self._remove(i, now)
-        return self._told()
+        return self._out.told()
 
     def _remove(self, i: int, now: float) -> None:
         source = self.sources[i]
         if not source.gone:
             self._clear(i, source, now)
         self.sources[i] = Source(NOBODY)
-        self._close_streams(i, closed=True)
-
-    def _close_streams(self, i: int, *, closed: bool) -> None:
-        for output in self.outputs:
-            if not output.spec.merged:
-                output.streams[i].closed = closed
-                output.cuts.pop(i, None)
-
-    def _told(self) -> list[Command]:
-        commands, self._commands = self._commands, []
-        return commands
+        self._out.close(i, closed=True)
 
     def begin(self, now: float, wall: float = 0.0) -> list[Command]:
         """Before anything else: routers of a numbering that goes on from a former process are told to clear."""
         self._record(persist.BEGUN, 0, wall)
-        self._wall = wall
-        for number, output in enumerate(self.outputs):
-            for at, stream in output.open_streams.items():
-                if not stream.first_seq:
-                    continue
-                told = enumerate(self.sources) if output.spec.merged else [(at, self.sources[at])]
-                for i, source in told:
-                    if source.gone:
-                        continue
-                    payload = encode(stream.profile.wire, [AllBlocksCleared()], self._wall, output.rank_of(i, source))
-                    seq = stream.append(payload, now)
-                    self._commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
-        commands, self._commands = self._commands, []
-        return commands
+        self._out.wall = wall
+        self._out.begin(now)
+        return self._out.told()
 
     def again(self, record: Sequence[Any], now: float) -> None:
         """Handle one record of the log once more, after a restart; what follows from it was sent before.
@@ -193,8 +146,8 @@ class Relay:
             elif kind == persist.RESTORED:
                 self._restore(i, source, now)
             elif kind == persist.HEARTBEAT:
-                self._wall = rest[1]
-                self._heartbeat(i, rest[0], now)
+                self._out.wall = rest[1]
+                self._out.heartbeat(i, rest[0], now)
             elif kind == persist.TOLD:
                 self.outputs[i].streams[rest[0]].journal.forget_before(rest[1])
             elif kind == persist.SNAPSHOT:
@@ -206,7 +159,7 @@ class Relay:
                 raise persist.StateError(f"unknown record {kind!r}")
         except (LookupError, TypeError, ValueError) as error:
             raise persist.StateError(f"record: {error}") from error
-        self._commands.clear()
+        self._out.commands.clear()
 
     def resumed(self, now: float) -> None:
         """All of the log was handled: every source is away until its connection stands again."""
@@ -304,7 +257,7 @@ class Relay:
 
     def _tick(self, event: Tick, now: float) -> None:
         self.backlog = False
-        self._wall = max(self._wall, event.wall)
+        self._out.wall = max(self._out.wall, event.wall)
         for i, source in enumerate(self.sources):
             if source.gone:
                 continue
@@ -312,7 +265,7 @@ class Relay:
             self._run(i, source, now)
             if source.down_since is not None and now - source.down_since >= source.spec.timeout:
                 self._withdraw(i, source, now)
-        self._heartbeats(now)
+        self._out.heartbeats(now)
 
     def _run(self, i: int, source: Source, now: float) -> None:
         """Carry out what the sequencer decided, a slice at a time."""
@@ -322,11 +275,11 @@ class Relay:
             if isinstance(action, Deliver):
                 self._deliver(i, source, action.seq, action.payload, now)
             elif isinstance(action, AskSnapshot):
-                self._commands.append(RequestSnapshot(i, action.request))
+                self._out.commands.append(RequestSnapshot(i, action.request))
             elif isinstance(action, Ask):
-                self._commands.append(RequestReplay(i, action.request, action.start))
+                self._out.commands.append(RequestReplay(i, action.request, action.start))
             elif isinstance(action, Stop):
-                self._commands.append(CancelReplay(i, action.request))
+                self._out.commands.append(CancelReplay(i, action.request))
             elif isinstance(action, NewEpoch):
                 self._record(persist.NEW_EPOCH, i, source.sequencer.partial)
                 self._forget(i, source, now)
@@ -367,7 +320,7 @@ class Relay:
                 source.dialect.see(payload)
             if plain.events and not source.withdrawn:
                 source.told = True
-                self._publish(i, source, plain.events, now, payload if whole else None)
+                self._out.publish(i, source, plain.events, now, payload if whole else None)
             return
         batch = codec.decode_batch(payload, self.limits.max_events)
         if isinstance(batch, Reason):
@@ -383,7 +336,7 @@ class Relay:
             return
         if events:
             source.told = True
-            self._publish_all(i, source, events, now)
+            self._out.publish_all(i, source, events, now)
 
     def _withdraw(self, i: int, source: Source, now: float) -> None:
         """The engine is gone for too long: to the routers its blocks are, too."""
@@ -401,118 +354,11 @@ class Relay:
             return
         self._record(persist.RESTORED, i)
         source.withdrawn = False
-        self._publish_all(i, source, list(source.normalizer.announce()), now)
+        self._out.publish_all(i, source, list(source.normalizer.announce()), now)
         source.told = len(source.normalizer.index) > 0
 
     def _clear(self, i: int, source: Source, now: float) -> None:
         """Tell the routers that nothing of this source is there any more, if they were ever told of anything."""
         if source.told:
             source.told = False
-            self._publish(i, source, [AllBlocksCleared()], now)
-
-    # -- outputs ---------------------------------------------------------------------------------------------------
-
-    def _publish_all(self, i: int, source: Source, events: list[OutEvent], now: float) -> None:
-        """Publish in batches no router chokes on, when a whole cache is told again."""
-        for at in range(0, len(events), MAX_BATCH_EVENTS):
-            self._publish(i, source, events[at : at + MAX_BATCH_EVENTS], now)
-
-    def _publish(
-        self, i: int, source: Source, events: Sequence[OutEvent], now: float, whole: bytes | None = None
-    ) -> None:
-        """Number and keep one batch on every output. ``whole`` says it already, in the canonical encoding."""
-        payloads: dict[tuple[Wire, int], bytes] | None = None
-        for number, output in enumerate(self.outputs):
-            at, rank = (0, i) if output.merged else (i, source.rank)
-            stream = output.streams[at]
-            wire = stream.profile.wire
-            payload = whole
-            if payload is None or rank != source.rank or not (wire is CANONICAL or source.says(wire)):
-                payloads = payloads or {}
-                payload = payloads.get((wire, rank))
-                if payload is None:
-                    payload = payloads[wire, rank] = encode(wire, events, source.ts, rank)
-            seq = stream.append(payload, now)
-            if stream.keeps_topic:
-                stream.topic = source.topic
-            self._commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
-
-    def _heartbeats(self, now: float) -> None:
-        for number, output in enumerate(self.outputs):
-            for at, stream in enumerate(output.streams):
-                if stream.heartbeat_due(now):
-                    self._record(persist.HEARTBEAT, number, at, self._wall)
-                    self._heartbeat(number, at, now)
-
-    def _heartbeat(self, number: int, at: int, now: float) -> None:
-        output = self.outputs[number]
-        stream = output.streams[at]
-        source = self.sources[0 if output.spec.merged else at]
-        payload = stream.journal.beat
-        if payload is None:
-            payload = encode(stream.profile.wire, [], max(self._wall, source.ts), output.rank_of(at, source))
-        seq = stream.append(payload, now, empty=True)
-        output.stats.heartbeats += 1
-        self._commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))
-
-    def _asked(self, event: ReplayAsked, now: float) -> None:
-        del now
-        output = self.outputs[event.output]
-        request = parse_replay_request(event.frames)
-        if request is None:
-            output.stats.replay_requests["malformed"] += 1
-            return
-        stream = output.streams[event.stream]
-        answer = ReplayAnswer(stream, request, lambda start: self._cut(event.output, event.stream, start))
-        self._commands.append(AnswerReplay(event.output, event.stream, answer))
-
-    def _snapshot_asked(self, event: SnapshotAsked, now: float) -> None:
-        del now
-        output = self.outputs[event.output]
-        request = parse_snapshot_request(event.frames)
-        if request is None:
-            output.stats.replay_requests["malformed"] += 1
-            return
-        stream = output.streams[event.stream]
-        published = stream.next_seq > stream.first_seq
-        answer = SnapshotAnswer(
-            request,
-            stream.publisher_id,
-            (lambda: self._cut(event.output, event.stream, newest=True)) if published else None,
-        )
-        self._commands.append(AnswerSnapshot(event.output, event.stream, answer))
-
-    def _cut(self, number: int, at: int, start: int = 0, *, newest: bool = False) -> Cut:
-        """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it.
-
-        ``newest`` for snapshots, which have no journal behind them. It is told in the numbers from ``start`` on, one
-        batch for each source at least: where there are fewer, empty batches make room. Up to the cut these numbers are
-        never answered from the journal again: whoever is cut off in the middle of being told, and asks on from where it
-        is, would be given changes to a state it does not have.
-        """
-        output = self.outputs[number]
-        stream = output.streams[at]
-        sources = len(self.sources) if output.spec.merged else 1
-        while stream.next_seq - start < sources:
-            self._record(persist.HEARTBEAT, number, at, self._wall)
-            self._heartbeat(number, at, stream.idle_since or 0.0)
-        cut = output.cuts.get(at)
-        first = stream.journal.first_seq
-        if cut is not None and cut.seq < stream.next_seq - 1:
-            followed = first is not None and cut.seq + 1 >= first
-            if newest or not followed or cut.seq + 1 - start < sources:
-                cut = None
-        if cut is None:
-            told = enumerate(self.sources) if output.spec.merged else [(at, self.sources[at])]
-            parts = [
-                Part(
-                    Index() if source.withdrawn else source.normalizer.index.copy(),
-                    output.rank_of(i, source),
-                    source.ts,
-                )
-                for i, source in told
-            ]
-            cut = output.cuts[at] = Cut(stream.next_seq - 1, parts, stream.profile.wire)
-        if not newest and stream.journal.forget_before(cut.seq + 1):
-            self._record(persist.TOLD, number, at, cut.seq + 1)
-        return cut
+            self._out.publish(i, source, [AllBlocksCleared()], now)

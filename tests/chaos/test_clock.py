@@ -41,14 +41,18 @@ def test_the_time_of_day_is_read_where_it_is_told_and_nowhere_else() -> None:
 
 def test_the_relay_has_no_clock_of_its_own() -> None:
     """Time is an argument: monotonic seconds; the time of day comes with a Tick and leaves in a `ts`."""
-    relay = ast.parse((ROOT / "core" / "relay.py").read_text())
-    uses = [node for node in ast.walk(relay) if isinstance(node, ast.Attribute) and node.attr == "_wall"]
+    nodes = [
+        node
+        for name in ("relay", "outgoing")
+        for node in ast.walk(ast.parse((ROOT / "core" / f"{name}.py").read_text()))
+    ]
+    uses = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "wall"]
     assert uses
     compared = [
         node
-        for node in ast.walk(relay)
+        for node in nodes
         if isinstance(node, ast.Compare | ast.If | ast.While)
         for inner in ast.walk(node.test if not isinstance(node, ast.Compare) else node)
-        if isinstance(inner, ast.Attribute) and inner.attr == "_wall"
+        if isinstance(inner, ast.Attribute) and inner.attr == "wall"
     ]
     assert compared == []

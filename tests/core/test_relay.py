@@ -7,7 +7,8 @@ from kvbus.core.encoding import PROFILES
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SnapshotAsked, Tick
 from kvbus.core.frames import END_SEQ, Limits
 from kvbus.core.normalize import Rules
-from kvbus.core.relay import MAX_BATCH_EVENTS, SLICE, OutputSpec, Relay, SourceSpec
+from kvbus.core.outgoing import MAX_BATCH_EVENTS
+from kvbus.core.relay import SLICE, OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencer import Settings, State
 from kvbus.core.types import Reason
 from tests.core.dsl import (
