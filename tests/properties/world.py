@@ -628,7 +628,7 @@ class World:
             held = source.sequencer.held
             largest = max((len(held.get(seq)) for seq in held), default=0)
             assert len(held) <= setup.reorder_batches + 1, "held batches"  # and the very next one
-            assert held.bytes <= setup.reorder_bytes + largest, "held bytes"
+            assert held.bytes <= max(setup.reorder_bytes, largest) + largest, "held bytes"
             assert source.normalizer.entries <= setup.max_blocks
         for output in self.relay.outputs:
             for stream in output.streams:
