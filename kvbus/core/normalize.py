@@ -304,6 +304,8 @@ class Normalizer:
         if self.index.find(store.group, parent) is None:
             if self.rules.orphans == "drop":
                 self.stats.filtered[Filtered.ORPHAN_DROPPED] += 1
+                if self._refused:
+                    self._refused.add(store.medium)  # its parent may be what the limit has kept out
                 return False
             self.stats.filtered[Filtered.ORPHAN_PASSED] += 1
         return True

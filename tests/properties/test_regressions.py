@@ -140,6 +140,16 @@ def test_a_batch_of_removals_alone_is_said_in_the_words_of_its_output() -> None:
     world.quiescence()
 
 
+def test_an_orphan_whose_parent_a_full_index_refused_is_missing_for_the_same_reason() -> None:
+    """The clear speaks of the GPU, where the parent was refused; the child was dropped on another medium."""
+    world = World(Setup(orphans="drop", duplicates="ignore", max_blocks=5))
+    world.publish(0, [("store", 5, "CPU"), ("store", 1, "GPU"), ("chain", 3, "GPU"), ("chain", 7, "CPU")], 4)
+    world.publish(0, [("chain", 4, "GPU"), ("remove", 3, "GPU")], 1)
+    world.publish(0, [("chain", 6, "GPU"), ("store", 3, "CPU"), ("remove", 7, "GPU"), ("store", 4, "CPU")], 4)
+    world.publish(0, [("remove", 2, "CPU"), ("remove", 1, "CPU"), ("clear",)], 5)
+    world.quiescence()
+
+
 def test_strangers_without_end_are_a_conflict_and_then_all_is_well_again() -> None:
     """Bounded while it lasts, visible, and exact once one of them is left."""
     world = World(Setup())
