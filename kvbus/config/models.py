@@ -166,7 +166,11 @@ class OutputConfig(_Section):
         10_000, "Published batches kept for replay, per stream.", example=10_000, unit="batches", ge=1
     )
     journal_bytes: Int = _key(
-        268_435_456, "Payload kept for replay, per stream.", example=268_435_456, unit="bytes", ge=1
+        2_097_152,
+        "Payload kept for replay, per stream. Who missed more is told the state instead.",
+        example=2_097_152,
+        unit="bytes",
+        ge=1,
     )
     queue_batches: Int = _key(
         10_000,

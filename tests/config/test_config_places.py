@@ -52,7 +52,7 @@ def test_defaults_are_the_documented_ones(read):
                 "heartbeat": 1.0,
                 "replay_framing": "auto",
                 "journal_batches": 10_000,
-                "journal_bytes": 268_435_456,
+                "journal_bytes": 2 * 1024 * 1024,
                 "queue_batches": 10_000,
                 "send_hwm": 10_000,
                 "curve_secret_key_file": None,
