@@ -29,6 +29,11 @@ class Purpose(StrEnum):
     GAP = "gap"
     PROBE = "probe"
     VERIFY = "verify"
+    HISTORY = "history"
+
+
+INTERRUPTIBLE: Final = (Purpose.PROBE, Purpose.HISTORY)
+"""Questions nothing waits for: a more urgent one takes their place."""
 
 
 class Request(msgspec.Struct):
@@ -88,6 +93,8 @@ class Request(msgspec.Struct):
 
 def start_of(purpose: Purpose, numbers: Numbering) -> tuple[int, int]:
     """Where a question begins, and its tip."""
+    if purpose is Purpose.HISTORY:
+        return 0, -1
     if purpose in (Purpose.SYNC, Purpose.SNAPSHOT):
         return numbers.next, -1
     tip = numbers.marks.newest(numbers.next)

@@ -19,8 +19,9 @@ import msgspec
 from kvbus.core.actions import Action, Ask, AskSnapshot, NewEpoch, Stop, Synced
 from kvbus.core.conflict import Conflict
 from kvbus.core.held import Held
+from kvbus.core.history import History
 from kvbus.core.numbering import Numbering
-from kvbus.core.questions import ATTEMPTS, Purpose, Request, start_of
+from kvbus.core.questions import ATTEMPTS, INTERRUPTIBLE, Purpose, Request, start_of
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
@@ -82,6 +83,7 @@ class Sequencer:
 
     def _begin_life(self) -> None:
         self._forget_numbers()
+        self._history = History(self.settings.replay_timeout)
         self._suspects = Held(SUSPECTS, self.settings.reorder_bytes)
         """Live batches from before ``next`` that nothing tells: very late copies, or a new life's."""
         self._ahead: list[tuple[int, bytes]] = []
@@ -219,6 +221,13 @@ class Sequencer:
         if asked is None or asked.id != request:
             self.stats.stale_replies += 1
             return
+        if asked.purpose is Purpose.HISTORY:
+            self._stop()
+            if self._history.answered(seq):
+                self._new_epoch(now, restart=False)
+            else:
+                self._settled(now)
+            return
         numbers = self.numbers
         if asked.contradicts(seq, payload, numbers):
             self._new_epoch(now)
@@ -270,6 +279,7 @@ class Sequencer:
             self._finish(asked, now, answered=False)
             return
         self.partial = True
+        self._history.begins(self.next + 1)
         self.numbers.lose_next()
         self._cut_at = self.next
         if not self.synced:
@@ -298,6 +308,7 @@ class Sequencer:
             return False
         self._stop()
         self.partial = False
+        self._history = History(self.settings.replay_timeout)
         self.numbers.jump(seq + 1)
         return True
 
@@ -343,6 +354,7 @@ class Sequencer:
             "partial": self.partial,
             "synced": self.synced,
             "buffer": self._buffer,
+            "history": self._history.dump(),
             "delivered": self.numbers.marks.dump(),
         }
 
@@ -350,6 +362,7 @@ class Sequencer:
         """Go on where a former process was; the connection is away until :meth:`up`."""
         self.epoch, self.partial = data["epoch"], data["partial"]
         self._buffer = data["buffer"]
+        self._history.load(data["history"])
         numbers = self.numbers
         numbers.next = numbers.horizon = data["next"]
         numbers.synced = data["synced"]
@@ -359,11 +372,14 @@ class Sequencer:
         """A batch of the log: it was delivered before the restart."""
         if self.next == 0:
             self.partial = seq > 0
+        if seq > self.next:
+            self._history.begins(seq)
         self.numbers.again(seq, payload)
 
     def again_snapshot(self, seq: int) -> None:
         """A snapshot of the log."""
         self.partial = False
+        self._history = History(self.settings.replay_timeout)
         self.numbers.synced = True
         self.numbers.jump(seq + 1)
 
@@ -406,9 +422,11 @@ class Sequencer:
 
     def _probe(self, now: float) -> None:
         interval = self.settings.probe_interval
-        if not (self.settings.replay and interval and self.connected and self.state is State.LIVE):
+        if not (self.settings.replay and self.connected and self.state is State.LIVE):
             return
-        if self._request is None and now - self._idle_since >= interval * self._probe_factor:
+        if self._request is None and self._history.due(now):
+            self._ask(Purpose.HISTORY, now)
+        if self._request is None and interval and now - self._idle_since >= interval * self._probe_factor:
             self._idle_since = now
             self._probe_factor = min(self._probe_factor * 2, MAX_PROBE_BACKOFF)
             self._ask(Purpose.PROBE, now)
@@ -416,7 +434,7 @@ class Sequencer:
     def _check_done(self, now: float) -> None:
         """An answer that has caught up with the live stream has done its work, whether or not it ever ENDs."""
         asked = self._request
-        if asked is None or asked.purpose in (Purpose.VERIFY, Purpose.PROBE):
+        if asked is None or asked.purpose in INTERRUPTIBLE or asked.purpose is Purpose.VERIFY:
             return
         if self.numbers.caught_up:
             self._stop()
@@ -425,6 +443,12 @@ class Sequencer:
     def _finish(self, asked: Request, now: float, *, answered: bool) -> None:
         """An answer is over. What it did not bring is asked for once more, then given up."""
         purpose = asked.purpose
+        if purpose is Purpose.HISTORY:
+            if answered:
+                self._history.answered(None)
+            self._settled(now)
+            return
+        self._history.question_over(answered=answered)
         if answered and (asked.lacks_tip or (self._buffer and asked.tip >= 0 and not asked.items)):
             self._new_epoch(now)
             return
@@ -439,8 +463,12 @@ class Sequencer:
                 self._attempts += 1
                 self._ask(Purpose.SYNC, now)
                 return
-            if asked.items == 0 and self.held and self.next == 0:
-                self._baseline(self.held.first)
+            if asked.items == 0 and self.next == 0:
+                if self.held:
+                    self._baseline(self.held.first)
+                    self._history.owed = self.partial  # it was asked before it had said anything, perhaps
+                elif answered:
+                    self.partial = False  # it has said nothing yet
             self.numbers.drain()
         elif answered and asked.expects and not asked.items:
             if self._empty_at < 0:
@@ -451,7 +479,7 @@ class Sequencer:
 
     def _no_snapshot(self, now: float) -> None:
         """It did not come, or there is none: what the replay still has is better than nothing."""
-        if self.synced:
+        if self.synced and not self.numbers.complete:
             self._give_up()
             self._settled(now)
         else:
@@ -495,7 +523,7 @@ class Sequencer:
                 self.state = State.LIVE
             return
         if self._request is not None:
-            if self._request.purpose is not Purpose.PROBE:
+            if self._request.purpose not in INTERRUPTIBLE:
                 return
             self._stop()
         if self._gap_start != self.next:
@@ -526,6 +554,7 @@ class Sequencer:
 
     def _give_up(self) -> None:
         self.partial = True
+        self._history.begins(self.held.first if self.held else self.horizon)
         self.numbers.give_up()
 
     def _forget_numbers(self) -> None:
@@ -535,6 +564,7 @@ class Sequencer:
     def _baseline(self, seq: int) -> None:
         """The first batch of this life that can still be had. What came before it is history kvbus never saw."""
         self.partial = seq > 0
+        self._history.begins(seq)
         self.numbers.begin_at(seq)
 
     # -- lives -------------------------------------------------------------------------------------------------------
@@ -559,7 +589,7 @@ class Sequencer:
             if _run_of_three(suspects):
                 self._new_epoch(now)
             return
-        if now >= self._verify_after and (self._request is None or self._request.purpose is Purpose.PROBE):
+        if now >= self._verify_after and (self._request is None or self._request.purpose in INTERRUPTIBLE):
             self._ask(Purpose.VERIFY, now)
 
     def _is_far(self, seq: int) -> bool:
@@ -602,9 +632,12 @@ class Sequencer:
         self.partial = not answered
         return False
 
-    def _new_epoch(self, now: float) -> None:
-        """Start over: the suspects are the new life's first live batches, everything held was the old one's."""
-        self.stats.restarts += 1
+    def _new_epoch(self, now: float, *, restart: bool = True) -> None:
+        """Start over: the suspects are the new life's first live batches, everything held was the old one's.
+
+        Without a restart it is the same life, of which more can be had than is known.
+        """
+        self.stats.restarts += restart
         self.numbers.write_off()
         suspects = self._suspects
         self._stop()
@@ -613,7 +646,7 @@ class Sequencer:
         self._begin_life()
         self._idle_since = now
         self.actions.append(NewEpoch())
-        if self._conflict.another_life(now):
+        if restart and self._conflict.another_life(now):
             self.partial = True
             self.state = State.CONFLICT
             return

@@ -299,6 +299,69 @@ class TestGaps:
         assert line.stats.rejected == {"seq_range": 1}
 
 
+class TestHistoryThatIsOwed:
+    """What was given up without an answer may still be had: the publisher was stuck, or its replay was away."""
+
+    def given_up(self, count=3):
+        line = synced(count, replay_timeout=2.0, probe_interval=0.0)
+        line.live(count + 2)
+        said = [*line.later(2.0), *line.later(2.0)]
+        assert "lost 2" in said
+        assert line.sequencer.partial
+        return line, said
+
+    def test_it_is_asked_for_from_the_beginning_and_taken_if_there_is_more(self):
+        line, said = self.given_up()
+        assert said[-1] == "ask 0"
+        assert line.replayed(0) == ["stop", "new epoch", "ask 0"]
+        assert line.replayed(0, 1, 2, 3, 4, 5)[:6] == [0, 1, 2, 3, 4, 5]
+        assert not line.sequencer.partial
+        assert line.end() == ["stop", "synced"]
+        assert line.stats.restarts == 0
+        assert line.state is State.LIVE
+
+    def test_what_has_left_the_buffer_is_not_begun_anew_for(self):
+        line, _ = self.given_up()
+        assert line.replayed(5) == ["stop"]
+        assert line.sequencer.partial
+        assert line.later(1000) == []
+        assert line.live(6) == [6]
+
+    def test_an_empty_buffer_is_an_answer(self):
+        line, _ = self.given_up()
+        line.end()
+        assert line.later(1000) == []
+
+    def test_it_goes_on_being_asked_more_rarely_until_it_answers(self):
+        line, _ = self.given_up()
+        asked = [second for second in range(1000) if "ask 0" in line.later(1.0)]
+        pauses = [later - sooner for sooner, later in zip(asked, asked[1:], strict=False)]
+        assert pauses == sorted(pauses)
+        assert pauses[-1] == 16
+        assert line.live(6) == [6]
+
+    def test_a_gap_is_more_urgent(self):
+        line, _ = self.given_up()
+        assert line.live(8) == ["stop", "ask 5"]
+        assert line.replayed(5, 6, 7)[:3] == [6, 7, 8]
+        assert line.state is State.LIVE
+
+    def test_a_beginning_that_was_not_answered_is_owed_too(self):
+        line = Line(replay_timeout=2.0, probe_interval=0.0)
+        line.up()
+        line.live(7)
+        said = [*line.later(2.0), *line.later(2.0), *line.later(2.0)]
+        assert 7 in said
+        assert line.sequencer.partial
+        assert line.replayed(0)[:2] == ["stop", "new epoch"]
+
+    def test_it_is_owed_over_a_restart_of_this_process(self):
+        line, _ = self.given_up()
+        again = Sequencer(line.sequencer.settings, SourceStats())
+        again.load(line.sequencer.dump())
+        assert again.dump() == line.sequencer.dump()
+
+
 class TestGapsWithoutReplay:
     def test_what_overtook_is_waited_for_a_moment(self):
         line = synced(3, replay=False, reorder_grace=0.2)

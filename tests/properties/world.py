@@ -675,6 +675,10 @@ class World:
             return  # nothing may give it away until the engine begins anew in the open
         if engine.kind == "deaf" and line.heard != (engine.life, engine.seq - 1):
             return  # without a replay an idle engine's lost tail, or its quiet new life, cannot be known of
+        numbers = [seq for seq, _ in engine.buffer]
+        if engine.kind != "deaf" and line.hidden < 0 and numbers == list(range(engine.seq)):
+            partial = source.partial and not source.normalizer.full
+            assert not partial, f"source {i} could have been told everything and is partial"
         for place, router in self.routers.items():
             output = self.relay.outputs[place[0]]
             if output.stream_of(i) != place[1]:

@@ -1,0 +1,61 @@
+"""How far back the state of one life reaches, and whether more of it may still be had.
+
+Batches are given up when the publisher has none of them any more, and also when it does not answer. The second says
+nothing about its buffer: a publisher that was stuck for some seconds has everything. So it is owed the question again,
+from the beginning, until it answers; only a first batch from before what is known is worth beginning anew for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+MAX_BACKOFF: Final = 8
+
+
+class History:
+    """``first`` is the number from which on nothing is missing in what was delivered.
+
+    Args:
+        pause: seconds before the question is asked again, doubled up to :data:`MAX_BACKOFF` times.
+    """
+
+    __slots__ = ("_after", "_factor", "_pause", "_silent", "first", "owed")
+
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+        self._factor = 1
+        self._after = float("-inf")
+        self._silent = False
+        self.first = 0
+        self.owed = False
+        """Something was given up without an answer: the publisher may still have it."""
+
+    def question_over(self, *, answered: bool) -> None:
+        """A question is over; whether its answer had an end."""
+        self._silent = not answered
+
+    def begins(self, seq: int) -> None:
+        """What came before ``seq`` is not known."""
+        self.first = seq
+        self.owed = self.owed or (self._silent and seq > 0)
+
+    def due(self, now: float) -> bool:
+        """Whether to ask again now."""
+        if not self.owed or now < self._after:
+            return False
+        self._after = now + self._pause * self._factor
+        self._factor = min(2 * self._factor, MAX_BACKOFF)
+        return True
+
+    def answered(self, first: int | None) -> bool:
+        """The publisher's buffer begins at ``first`` (None: it is empty); whether that is more than is known."""
+        self.owed = False
+        return first is not None and first < self.first
+
+    def dump(self) -> list[Any]:
+        """Plain data for a restart."""
+        return [self.first, self.owed]
+
+    def load(self, data: list[Any]) -> None:
+        """The reverse of :meth:`dump`."""
+        self.first, self.owed = data
