@@ -26,7 +26,7 @@ from kvbus.inlets import Inlets
 from kvbus.keys import Keys, in_clear, read_keys, source_domain
 from kvbus.outlets import Outlets
 from kvbus.statestore import StateStore
-from kvbus.transport.sockets import IO_THREADS, Context, Guard, check_library
+from kvbus.transport.sockets import IO_THREADS, Context, Guard, check_library, end
 from kvbus.transport.zap import ZapHandler
 
 log = logging.getLogger("kvbus.daemon")
@@ -223,4 +223,4 @@ class Daemon:
         self.marks.close(self.relay if self.started else None)
         await asyncio.sleep(0)  # descriptors are let go one turn after their sockets were closed
         await asyncio.sleep(0)
-        await asyncio.to_thread(self._context.destroy)
+        await asyncio.to_thread(end, self._context)

@@ -11,6 +11,9 @@ from typing import Any, Final
 
 MAX_BACKOFF: Final = 8
 
+NOTHING: Final = 2**63
+"""``first`` of a life of which nothing is known: no number is as high."""
+
 
 class History:
     """``first`` is the number from which on nothing is missing in what was delivered.
@@ -38,6 +41,11 @@ class History:
         """What came before ``seq`` is not known."""
         self.first = seq
         self.owed = self.owed or (self._silent and seq > 0)
+
+    def owe(self) -> None:
+        """Nothing is known, and nobody has answered."""
+        self.first = NOTHING
+        self.owed = True
 
     def due(self, now: float) -> bool:
         """Whether to ask again now."""

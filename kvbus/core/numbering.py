@@ -119,6 +119,18 @@ class Numbering:
             self._stats.missing += seq + 1 - self.horizon
         self._stats.recovered += 1
 
+    def contest(self, seq: int, payload: bytes) -> bool:
+        """Another batch has come under a number that is held: if it says something else, a replay has to decide.
+
+        True: it does, and what is held from there on was let go.
+        """
+        if self.held.get(seq) == payload:
+            return False
+        count = self.held.drop_from(seq)
+        if self.synced:
+            self._stats.missing += count
+        return True
+
     def drop_far(self, reach: int) -> int:
         """Let go of what waits behind a hole of ``reach`` numbers or more, and forget that it was there."""
         before = self.next

@@ -164,7 +164,7 @@ class Relay:
     def resumed(self, now: float) -> None:
         """All of the log was handled: every source is away until its connection stands again."""
         for source in self.sources:
-            source.sequencer.actions.clear()
+            source.sequencer.resumed()
             if source.sequencer.next or len(source.normalizer.index):
                 source.down_since = now
 

@@ -210,6 +210,8 @@ class Sequencer:
             return
         if seq in numbers.held:
             self.stats.duplicates += 1
+            if self.settings.replay and numbers.contest(seq, payload):
+                self._advance(now)
             return
         numbers.live_later(seq, payload)
         self._advance(now)
@@ -376,6 +378,11 @@ class Sequencer:
             self._history.begins(seq)
         self.numbers.again(seq, payload)
 
+    def resumed(self) -> None:
+        """All of the log was handled: what followed from it was done before the restart."""
+        self.actions.clear()
+        self._history.owed = self.partial  # the log does not say why
+
     def again_snapshot(self, seq: int) -> None:
         """A snapshot of the log."""
         self.partial = False
@@ -446,6 +453,7 @@ class Sequencer:
         if purpose is Purpose.HISTORY:
             if answered:
                 self._history.answered(None)
+                self.partial = self.partial and self.next > 0
             self._settled(now)
             return
         self._history.question_over(answered=answered)
@@ -629,7 +637,9 @@ class Sequencer:
             self._unverified = False
             return True
         self._new_epoch(now)
-        self.partial = not answered
+        if not answered:
+            self.partial = True
+            self._history.owe()
         return False
 
     def _new_epoch(self, now: float, *, restart: bool = True) -> None:

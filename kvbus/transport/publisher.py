@@ -18,6 +18,7 @@ import zmq
 from kvbus.errors import BindError
 from kvbus.transport.enginereplay import END_SEQ, Framing, ReplayBuffer, ReplayFault, ReplayServer, answer
 from kvbus.transport.rawsub import refused
+from kvbus.transport.sockets import end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +127,7 @@ class EnginePublisher:
         """Close the sockets; batches not yet on the wire have `linger` seconds to leave."""
         self._shut(linger)
         if self._own_context and self._context is not None:
-            self._context.term()
+            end(self._context)
             self._context = None
 
     async def __aenter__(self) -> Self:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 import zmq
 
 from kvbus.errors import BindError
+from kvbus.transport.sockets import end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -143,5 +144,5 @@ class RawSubscriber:
 
     def _end_context(self) -> None:
         if self._own_context and self._context is not None:
-            self._context.term()
+            end(self._context)
             self._context = None

@@ -19,6 +19,7 @@ import zmq
 from kvbus.core.frames import END_SEQ, LONG_SEQ_BYTES, SEQ_BYTES, replay_request
 from kvbus.core.snapshot import REQUEST
 from kvbus.transport.rawsub import refused
+from kvbus.transport.sockets import end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -225,7 +226,7 @@ class StreamSockets:
         self._monitor = self._sub = self._dealer = None
         self._retired.clear()
         if self._own_context and self._context is not None:
-            self._context.term()
+            end(self._context)
             self._context = None
 
     def _open_sub(self, endpoint: str) -> None:

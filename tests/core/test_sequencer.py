@@ -251,6 +251,15 @@ class TestGaps:
         line.replayed(3, 4)
         assert line.delivered == [line.batch(seq) for seq in range(6)]
 
+    def test_two_batches_of_one_number_are_a_matter_for_the_replay(self):
+        line = synced(3)
+        line.live(5)
+        line.life = 1  # somebody else on the endpoint
+        assert line.live(5) == []
+        line.life = 0
+        assert line.replayed(3, 4, 5) == [3, 4, 5, "stop"]
+        assert line.delivered == [line.batch(seq) for seq in range(6)]
+
     def test_holding_back_is_bounded(self):
         line = synced(1, reorder_batches=3, probe_interval=0.0)
         line.live(2, 3, 4, 5, 6)
