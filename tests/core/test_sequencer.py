@@ -1,5 +1,7 @@
 """One publisher's batches put in order, by example; the state machine in tests/properties has the rest."""
 
+from itertools import pairwise
+
 import pytest
 
 from kvbus.core.actions import Ask, Deliver, Lost, NewEpoch, Stop, Synced
@@ -344,7 +346,7 @@ class TestHistoryThatIsOwed:
     def test_it_goes_on_being_asked_more_rarely_until_it_answers(self):
         line, _ = self.given_up()
         asked = [second for second in range(1000) if "ask 0" in line.later(1.0)]
-        pauses = [later - sooner for sooner, later in zip(asked, asked[1:], strict=False)]
+        pauses = [later - sooner for sooner, later in pairwise(asked)]
         assert pauses == sorted(pauses)
         assert pauses[-1] == 16
         assert line.live(6) == [6]
