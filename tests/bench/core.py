@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +34,13 @@ SLICE: Final = 128
 """Batches made, then handled, at a time: only the handling is measured."""
 
 STEPS: Final = 200_000
+
+LIMITS: Final = {
+    "8x8": ("multi-block events", 0.8),
+    "64x1": ("single-block events", 2.0),
+    "1x1": ("one single-block event a batch", 2.0),
+}
+"""Loads with a bound, in microseconds of CPU a block."""
 
 
 def yardstick() -> float:
@@ -147,12 +155,24 @@ def measure_scale(live: int, operations: int) -> dict[str, float]:
     }
 
 
+def measure_floor(live: int, operations: int) -> dict[str, float]:
+    """Microseconds for one insertion or removal in a plain dictionary of ``live`` numbers: what no index can beat."""
+    draw = random.Random(live)
+    keys = [draw.getrandbits(64) for _ in range(live + operations)]
+    table = dict.fromkeys(keys[:live], True)
+    begin = time.thread_time_ns()
+    for old, new in zip(keys, keys[live:], strict=False):
+        del table[old]
+        table[new] = True
+    return {"us_per_operation": (time.thread_time_ns() - begin) / operations / 2000}
+
+
 def run(*, quick: bool, runs: int) -> Section:
     """Time, memory, scale."""
     section = Section("core", "The core, without sockets")
     _cost(section, 100_000 if quick else 500_000, runs)
     _memory(section, 200_000 if quick else 1_000_000, runs)
-    _scale(section, 1_000_000 if quick else 10_000_000, 500_000 if quick else 4_000_000, runs)
+    _scale(section, 1_000_000 if quick else 10_000_000, 500_000 if quick else 1_000_000, runs)
     return section
 
 
@@ -162,7 +182,7 @@ def child(*arguments: object) -> Any:
 
 
 def _cost(section: Section, blocks: int, runs: int) -> None:
-    found: dict[str, list[dict[str, float]]] = {"8x8": [], "1x64": [], "1x8": [], "1x1": []}
+    found: dict[str, list[dict[str, float]]] = {"8x8": [], "1x64": [], "1x8": [], "64x1": [], "1x1": []}
     for i in range(runs):
         for load in found if i % 2 == 0 else reversed(found):
             found[load].append(child("cost", load, blocks))
@@ -170,9 +190,9 @@ def _cost(section: Section, blocks: int, runs: int) -> None:
     for load, results in found.items():
         each = Series([result["us_per_block"] for result in results], "us")
         table.add(load, each.median, each.spread, Series([result["turns_per_block"] for result in results]).median)
-        if load in ("8x8", "1x1"):
-            kind, limit = ("multi-block", 0.8) if load == "8x8" else ("single-block", 2.0)
-            section.targets.append(Target(f"core-{load}", f"core, {kind} events ({load}), a block", each, limit))
+        if load in LIMITS:
+            what, limit = LIMITS[load]
+            section.targets.append(Target(f"core-{load}", f"core, {what} ({load}), a block", each, limit))
     turns = Series([result["yardstick_ns"] for results in found.values() for result in results], "ns")
     section.tables.append(table)
     bars = {f"kvbus, {load}": Series([one["us_per_block"] for one in results]) for load, results in found.items()}
@@ -225,16 +245,25 @@ def _scale(section: Section, large: int, operations: int, runs: int) -> None:
         filling = Series([result["us_per_block_filling"] for result in results])
         table.add(f"{live:,}", each.median, each.spread, slowest.median, filling.median)
     section.tables.append(table)
+    floor = {
+        live: Series([child("floor", live, operations)["us_per_operation"] for _ in range(runs)]) for live in found
+    }
+    section.notes.append(
+        f"A plain dictionary alone, one number out and one in, without anything else: {floor[small].median:.3g} us an "
+        f"operation at {small:,} entries, {floor[large].median:.3g} us at {large:,}: caches of the processor."
+    )
 
 
 def main(arguments: list[str]) -> None:
-    """One measurement in this process: ``cost LOAD BLOCKS``, ``memory LOAD BLOCKS WIDE`` or ``scale LIVE OPERATIONS``."""
+    """One measurement in this process: ``cost``, ``memory``, ``scale`` or ``floor``, and its numbers."""
     what, *rest = arguments
     _rest_collector()  # as the daemon does
     if what == "cost":
         result = measure_cost(rest[0], int(rest[1]))
     elif what == "memory":
         result = measure_memory(rest[0], int(rest[1]), wide=rest[2] == "1")
+    elif what == "floor":
+        result = measure_floor(int(rest[0]), int(rest[1]))
     else:
         result = measure_scale(int(rest[0]), int(rest[1]))
     json.dump(result, sys.stdout)

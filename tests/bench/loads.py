@@ -246,6 +246,7 @@ LOADS: Final[dict[str, Load]] = {
         Load("1x1", "1 event of 1 block", 1, lambda rank: stores(1, 1, rank=rank)),
         Load("8x8", "8 events of 8 blocks", 64, lambda rank: stores(8, 8, rank=rank)),
         Load("1x8", "1 event of 8 blocks", 8, lambda rank: stores(1, 8, rank=rank)),
+        Load("64x1", "64 events of 1 block", 64, lambda rank: stores(64, 1, rank=rank)),
         Load("1x64", "1 event of 64 blocks", 64, lambda rank: stores(1, 64, rank=rank)),
         Load("mix", "4 stores and 4 removals of 8 blocks, 65,536 live", 0, lambda rank: mixed(8, 8, 65_536, rank=rank)),
         Load("full", "1 store and 1 removal of 8 blocks, 4,096 live", 0, lambda rank: mixed(2, 8, 4096, rank=rank)),
