@@ -10,6 +10,7 @@ counted, and the relay begins empty. Nothing is synced to the platter: this outl
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -41,6 +42,9 @@ MIN_ROTATE: Final = 128 * 1024 * 1024
 """A log is rotated when it is larger than this, and than four times the dump before it: a dump costs as much as a few
 microseconds for each store in it, and reading a log as much as handling it did."""
 
+RESERVE: Final = 8 * 1024 * 1024
+"""Bytes of room made for a log that has grown, ahead of the traffic: most of what a write costs is making room."""
+
 SPARE: Final = "log.spare"
 """The last log that was rotated out. The next one is written over it: pages that are there are most of the cost."""
 
@@ -60,6 +64,7 @@ class StateStore:
         self._log: int | None = None
         self._log_mark = self._dump_mark = b""
         self._log_bytes = 0
+        self._log_room = 0
         self._dump_bytes = 0
         self._dumping: Iterator[bytes] | None = None
         self._dump_file: int | None = None
@@ -181,6 +186,7 @@ class StateStore:
         """A slice of housekeeping, some milliseconds at most: go on with a dump, or begin one if the log has grown."""
         if self.failed or self._relay is None:
             return
+        self._make_room()
         try:
             if self._dumping is not None:
                 self._go_on()
@@ -188,6 +194,13 @@ class StateStore:
                 self._begin_generation()
         except OSError as error:
             self._fail(error)
+
+    def _make_room(self) -> None:
+        """Where there is none to be made, writing says so."""
+        if self._log is not None and self._log_bytes > RESERVE and self._log_room < self._log_bytes + RESERVE:
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(self._log, self._log_room, RESERVE)
+            self._log_room += RESERVE
 
     def _begin_generation(self) -> None:
         if self._relay is None:
@@ -197,6 +210,7 @@ class StateStore:
         self._close_files()
         self._log, self._log_mark = self._create(self._path(self._generation, "log"), self._directory / SPARE)
         self._log_bytes = 0
+        self._log_room = os.fstat(self._log).st_size
         self._dump_bytes = 0
         self._dump_file, self._dump_mark = self._create(self._path(self._generation, "part"))
         self._dumping = dump(self._relay)

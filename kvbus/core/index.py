@@ -110,13 +110,15 @@ class Chunk(msgspec.Struct, gc=False):
 class Table:
     """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
 
-    __slots__ = ("blocks", "copies", "refs")
+    __slots__ = ("blocks", "copies", "recut", "refs")
 
     def __init__(self) -> None:
         self.blocks: dict[Hash, Chunk] = {}
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
         """How many live pieces leave under one derived hash (re-cut chunks only)."""
+        self.recut = False
+        """In a cut, which has no ``refs``: whether there are re-cut chunks."""
 
     def remove(self, block: Hash) -> Chunk | None:
         """Take one copy away; the chunk if that was the last one, None if copies are left (or none was known)."""
@@ -206,7 +208,9 @@ class Index:
         """A cut: the same live blocks, whatever becomes of this index. Copies dictionaries, shares chunks."""
         cut = Index()
         for key, table in self.tables.items():
-            cut.table(*key).blocks = table.blocks.copy()
+            kept = cut.table(*key)
+            kept.blocks = table.blocks.copy()
+            kept.recut = bool(table.refs)
         return cut
 
     def snapshot(self) -> Iterator[tuple[TableKey, Chunk, int, int]]:
@@ -222,7 +226,7 @@ def _table_order(key: TableKey) -> tuple[bool, str, int]:
 def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, int, int]]:
     pieces: dict[Hash, tuple[Chunk, int]] = {}
     """By derived hash: the re-cut chunk and its block that a piece belongs to."""
-    for chunk in set_of_chunks(table):
+    for chunk in set_of_chunks(table) if table.recut or table.refs else ():
         if chunk.out is not None:
             out, per_block = chunk.recut()
             pieces.update((name, (chunk, at // per_block)) for at, name in enumerate(out))
