@@ -10,7 +10,6 @@ counted, and the relay begins empty. Nothing is synced to the platter: this outl
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import logging
@@ -42,8 +41,8 @@ MIN_ROTATE: Final = 128 * 1024 * 1024
 """A log is rotated when it is larger than this, and than four times the dump before it: a dump costs as much as a few
 microseconds for each store in it, and reading a log as much as handling it did."""
 
-RESERVE: Final = 8 * 1024 * 1024
-"""Bytes of room made for a log that has grown, ahead of the traffic: most of what a write costs is making room."""
+RESERVE: Final = 64 * 1024 * 1024
+"""Bytes the daemon makes room for at its first start: most of what a write costs is making room for it."""
 
 SPARE: Final = "log.spare"
 """The last log that was rotated out. The next one is written over it: pages that are there are most of the cost."""
@@ -55,16 +54,17 @@ class StateStore:
     Args:
         directory: made if it is not there.
         identity: names of sources and outputs; another configuration's state is not loaded.
+        reserve: bytes to make room for where there is no state yet.
     """
 
-    def __init__(self, directory: Path, identity: Sequence[str]) -> None:
+    def __init__(self, directory: Path, identity: Sequence[str], reserve: int = 0) -> None:
+        self._reserve = reserve
         self._directory = directory
         self._header = _header(identity)
         self._generation = 0
         self._log: int | None = None
         self._log_mark = self._dump_mark = b""
         self._log_bytes = 0
-        self._log_room = 0
         self._dump_bytes = 0
         self._dumping: Iterator[bytes] | None = None
         self._dump_file: int | None = None
@@ -92,6 +92,8 @@ class StateStore:
                 raise StateError(str(error)) from error
             finally:
                 self._generation = max([*dumps, *self._generations("log")])
+        elif self._reserve:
+            self._make_room()
         self._relay = relay
         relay.records = []
         try:
@@ -186,7 +188,6 @@ class StateStore:
         """A slice of housekeeping, some milliseconds at most: go on with a dump, or begin one if the log has grown."""
         if self.failed or self._relay is None:
             return
-        self._make_room()
         try:
             if self._dumping is not None:
                 self._go_on()
@@ -196,11 +197,14 @@ class StateStore:
             self._fail(error)
 
     def _make_room(self) -> None:
-        """Where there is none to be made, writing says so."""
-        if self._log is not None and self._log_bytes > RESERVE and self._log_room < self._log_bytes + RESERVE:
-            with contextlib.suppress(OSError):
-                os.posix_fallocate(self._log, self._log_room, RESERVE)
-            self._log_room += RESERVE
+        """A spare log before there was any. Where there is no room, it is not needed for being right."""
+        spare = self._directory / SPARE
+        try:
+            with spare.open("wb") as file:
+                for _ in range(0, self._reserve, 1 << 20):
+                    file.write(bytes(1 << 20))
+        except OSError:
+            spare.unlink(missing_ok=True)
 
     def _begin_generation(self) -> None:
         if self._relay is None:
@@ -210,7 +214,6 @@ class StateStore:
         self._close_files()
         self._log, self._log_mark = self._create(self._path(self._generation, "log"), self._directory / SPARE)
         self._log_bytes = 0
-        self._log_room = os.fstat(self._log).st_size
         self._dump_bytes = 0
         self._dump_file, self._dump_mark = self._create(self._path(self._generation, "part"))
         self._dumping = dump(self._relay)

@@ -13,6 +13,7 @@ handles the log again comes to the same bytes.
 from __future__ import annotations
 
 import re
+from collections.abc import MutableMapping
 from math import isfinite
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ _tokens: Final = re.compile(rb"(?:" + _TOKEN * 4 + rb")*+" + _TOKEN + rb"*+", re
 Taken = tuple[PlainBatch[Any], bool]
 """A batch that was applied, and whether its payload may be sent on as it is: no field is missing that kvbus sends."""
 
-Undo = tuple[dict[Hash, Chunk], Hash, Chunk]
+Undo = tuple[MutableMapping[Hash, Chunk], Hash, Chunk]
 """Where a block was removed from, its hash, and what is to be put back."""
 
 Counted = tuple[dict[Hash, int], Hash, int]
@@ -46,11 +47,10 @@ _MAX_SHAPES: Final = 4096
 class _Shape:
     """Where stores of one spelling go: everything about them that does not change from one to the next."""
 
-    __slots__ = ("blocks", "group", "heads", "meta", "several", "size", "table", "whole")
+    __slots__ = ("group", "heads", "meta", "several", "size", "table", "whole")
 
     def __init__(self, table: Table, group: int | None, size: int, meta: Meta) -> None:
         self.table = table
-        self.blocks = table.blocks
         self.group = group
         self.size = size
         self.meta = meta
@@ -164,7 +164,7 @@ class Express:
                 keys = self._checked_keys(bytes(raw_keys))
                 if keys is None:
                     break
-            blocks = shape.blocks
+            blocks = shape.table.blocks
             parent = event.parent_block_hash
             if parent is not None:
                 holder = blocks.get(parent)
@@ -220,7 +220,7 @@ class Express:
 
     def _copy(self, event: PlainStored[Any], tokens: bytes, shape: _Shape, copies: list[Counted]) -> bool:
         """Count an event whose blocks are all live, with the same tokens; it leaves nothing to be told."""
-        blocks, hashes = shape.blocks, event.block_hashes
+        blocks, hashes = shape.table.blocks, event.block_hashes
         held = blocks[hashes[0]]
         if held.hashes == hashes:
             if held.tokens != tokens or any(blocks.get(block) is not held for block in hashes):

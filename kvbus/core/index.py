@@ -7,13 +7,14 @@ block sizes (vLLM 0.20 and later), and on several media at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from kvbus.core.codec import decode_tokens, decode_value, encode_value
+from kvbus.core.layers import Layers
 from kvbus.core.schema import BlockStored
 from kvbus.core.types import DEVICE_MEDIUM, Hash
 
@@ -110,15 +111,25 @@ class Chunk(msgspec.Struct, gc=False):
 class Table:
     """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
 
-    __slots__ = ("blocks", "copies", "recut", "refs")
+    __slots__ = ("__weakref__", "_layers", "blocks", "copies", "recut", "refs")
 
     def __init__(self) -> None:
-        self.blocks: dict[Hash, Chunk] = {}
+        base: dict[Hash, Chunk] = {}
+        self.blocks: MutableMapping[Hash, Chunk] = base
+        self._layers = Layers(base)
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
         """How many live pieces leave under one derived hash (re-cut chunks only)."""
         self.recut = False
         """In a cut, which has no ``refs``: whether there are re-cut chunks."""
+
+    def hold(self, cut: Table) -> tuple[MutableMapping[Hash, Chunk], MutableMapping[Hash, Chunk]]:
+        """The blocks as they are now, for a cut, and what to change from now on."""
+        return self._layers.hold(self.blocks, cut)
+
+    def settle(self) -> None:
+        """Go back to one plain dictionary, if no cut needs it as it was."""
+        self.blocks = self._layers.settle(self.blocks)
 
     def remove(self, block: Hash) -> Chunk | None:
         """Take one copy away; the chunk if that was the last one, None if copies are left (or none was known)."""
@@ -204,12 +215,17 @@ class Index:
             self._metas.clear()
         return self._metas.setdefault(meta, meta)
 
+    def settle(self) -> None:
+        """Cuts may have gone: see :meth:`Table.settle`."""
+        for table in self.tables.values():
+            table.settle()
+
     def copy(self) -> Index:
-        """A cut: the same live blocks, whatever becomes of this index. Copies dictionaries, shares chunks."""
+        """A cut: the same live blocks, whatever becomes of this index. Shares chunks, and large dictionaries."""
         cut = Index()
         for key, table in self.tables.items():
             kept = cut.table(*key)
-            kept.blocks = table.blocks.copy()
+            kept.blocks, table.blocks = table.hold(kept)
             kept.recut = bool(table.refs)
         return cut
 

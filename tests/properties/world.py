@@ -19,6 +19,7 @@ from zlib import crc32
 
 import msgspec
 
+from kvbus.core import layers
 from kvbus.core.commands import (
     AnswerReplay,
     AnswerSnapshot,
@@ -53,6 +54,8 @@ Change = tuple[Any, ...]
 ``("remove", block, medium)``; ``("clear",)``: the GPU's."""
 
 Blocks = set[tuple[str, Any]]
+
+layers.SMALL = 0  # type: ignore[misc]  # every cut holds the index still, however small it is
 
 
 @dataclass(frozen=True)
