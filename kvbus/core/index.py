@@ -246,12 +246,15 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
         if chunk.out is not None:
             out, per_block = chunk.recut()
             pieces.update((name, (chunk, at // per_block)) for at, name in enumerate(out))
-    runs: dict[int, list[tuple[int, int]]] = {}
+    # nothing here is tracked by the collector of cycles: a pass over it would stop the stream
+    runs: dict[int, tuple[tuple[int, int], ...]] = {}
+    whole: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = {}
 
-    def runs_of(chunk: Chunk) -> list[tuple[int, int]]:
+    def runs_of(chunk: Chunk) -> tuple[tuple[int, int], ...]:
         found = runs.get(id(chunk))
         if found is None:
-            found = runs[id(chunk)] = list(live_runs(table, chunk))
+            found = tuple(live_runs(table, chunk))
+            found = runs[id(chunk)] = whole.setdefault(found, found) if len(found) == 1 else found
         return found
 
     def run_before(chunk: Chunk, first: int) -> tuple[Chunk, int, int] | None:
@@ -266,14 +269,14 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
             return None
         return next(((holder, a, b) for a, b in runs_of(holder) if a <= at < b), None)
 
-    done: set[tuple[int, int]] = set()
+    done: set[int] = set()
     for chunk in set_of_chunks(table):
         for a, b in runs_of(chunk):
             path: list[tuple[Chunk, int, int]] = []
             walk: tuple[Chunk, int, int] | None = (chunk, a, b)
             # up to the first ancestor already announced; marked on the way, so that a cycle of parents ends too
-            while walk is not None and (id(walk[0]), walk[1]) not in done:
-                done.add((id(walk[0]), walk[1]))
+            while walk is not None and (mark := id(walk[0]) << 32 | walk[1]) not in done:
+                done.add(mark)
                 path.append(walk)
                 walk = run_before(walk[0], walk[1])
             yield from ((key, *run) for run in reversed(path))
