@@ -41,7 +41,7 @@ MIN_ROTATE: Final = 128 * 1024 * 1024
 """A log is rotated when it is larger than this, and than four times the dump before it: a dump costs as much as a few
 microseconds for each store in it, and reading a log as much as handling it did."""
 
-RESERVE: Final = 64 * 1024 * 1024
+RESERVE: Final = 1024 * 1024
 """Bytes the daemon makes room for at its first start: most of what a write costs is making room for it."""
 
 SPARE: Final = "log.spare"
