@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from kvbus.core import persist
 from kvbus.core.answer import ReplayAnswer
@@ -17,6 +17,8 @@ from kvbus.core.index import Index
 from kvbus.core.parts import NewStream, Output, Source
 from kvbus.core.schema import AllBlocksCleared
 from kvbus.core.snapshot import SnapshotAnswer, parse_snapshot_request
+
+Asked = TypeVar("Asked")
 
 MAX_BATCH_EVENTS: Final = 1024
 """Events in one outgoing batch; more (a whole cache told again) leave as several."""
@@ -57,9 +59,7 @@ class Outgoing:
                 for i, source in told:
                     if source.gone:
                         continue
-                    payload = encode(stream.profile.wire, [AllBlocksCleared()], self.wall, output.rank_of(i, source))
-                    seq = stream.append(payload, now)
-                    self.commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
+                    self._tell_to_clear(number, at, output.rank_of(i, source), now)
 
     def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
         """Streams for the source that is new in place ``i``; routers who knew another one there are told to clear."""
@@ -77,9 +77,7 @@ class Outgoing:
             if not stream.next_seq:  # nobody has been here in this process
                 stream.next_seq = stream.first_seq = new.first_seq
             if stream.next_seq:
-                payload = encode(stream.profile.wire, [AllBlocksCleared()], self.wall, rank)
-                seq = stream.append(payload, now)
-                self.commands.append(Publish(number, i, stream.topic, seq, payload, 1, stream.publisher_id))
+                self._tell_to_clear(number, i, rank, now)
 
     def close(self, i: int, *, closed: bool) -> None:
         """Whether nobody is in place ``i``."""
@@ -87,6 +85,12 @@ class Outgoing:
             if not output.spec.merged:
                 output.streams[i].closed = closed
                 output.cuts.pop(i, None)
+
+    def _tell_to_clear(self, number: int, at: int, rank: int, now: float) -> None:
+        stream = self._outputs[number].streams[at]
+        payload = encode(stream.profile.wire, [AllBlocksCleared()], self.wall, rank)
+        seq = stream.append(payload, now)
+        self.commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
@@ -140,24 +144,20 @@ class Outgoing:
     def asked(self, event: ReplayAsked, now: float) -> None:
         """Somebody asks for a replay."""
         del now
-        output = self._outputs[event.output]
-        request = parse_replay_request(event.frames)
+        request = self._parsed(event, parse_replay_request)
         if request is None:
-            output.stats.replay_requests["malformed"] += 1
             return
-        stream = output.streams[event.stream]
+        stream = self._outputs[event.output].streams[event.stream]
         answer = ReplayAnswer(stream, request, lambda start: self._cut(event.output, event.stream, start))
         self.commands.append(AnswerReplay(event.output, event.stream, answer))
 
     def snapshot_asked(self, event: SnapshotAsked, now: float) -> None:
         """Somebody asks for a snapshot."""
         del now
-        output = self._outputs[event.output]
-        request = parse_snapshot_request(event.frames)
+        request = self._parsed(event, parse_snapshot_request)
         if request is None:
-            output.stats.replay_requests["malformed"] += 1
             return
-        stream = output.streams[event.stream]
+        stream = self._outputs[event.output].streams[event.stream]
         published = stream.next_seq > stream.first_seq
         answer = SnapshotAnswer(
             request,
@@ -165,6 +165,14 @@ class Outgoing:
             (lambda: self._cut(event.output, event.stream, newest=True)) if published else None,
         )
         self.commands.append(AnswerSnapshot(event.output, event.stream, answer))
+
+    def _parsed(
+        self, event: ReplayAsked | SnapshotAsked, parse: Callable[[Sequence[bytes]], Asked | None]
+    ) -> Asked | None:
+        request = parse(event.frames)
+        if request is None:
+            self._outputs[event.output].stats.replay_requests["malformed"] += 1
+        return request
 
     def _cut(self, number: int, at: int, start: int = 0, *, newest: bool = False) -> Cut:
         """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it.

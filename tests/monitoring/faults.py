@@ -255,9 +255,15 @@ class Scene:
             bus.start()
         for bus in self.buses.values():
             self._router(f"tcp://{bus.out}", reads=True)
-        for engine in (*self.wrong.values(), *self.twins, self.stuck):
-            await engine.wait_for_subscriber(30)
+        for name, engine in [*self.wrong.items(), *(("twofold", twin) for twin in self.twins), ("stuck", self.stuck)]:
+            try:
+                await engine.wait_for_subscriber(30)
+            except TimeoutError as error:
+                raise AssertionError(f"nobody subscribes to {name}: {self._said()}") from error
         self.engines.keep(self._watch_the_clock())
+
+    def _said(self) -> str:
+        return "\n".join(bus.command.said for bus in self.buses.values() if bus.command is not None)
 
     async def _twins(self, bus: Kvbus) -> list[EnginePublisher]:
         """Two engines that dial one endpoint; the replay is that of the first."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
@@ -14,7 +16,7 @@ from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
 from tests.system.bus import eventually, running_bus
-from tests.system.test_run import Place, engine_at, run_async
+from tests.system.test_run import Command, Place, engine_at, run_async
 from tests.transport.loops import END
 
 COUNT = 1500
@@ -61,39 +63,38 @@ def sessions(place: Place) -> str:
     return next(line for line in place.get("/metrics")[1].splitlines() if line.startswith("kvbus_replay_sessions{"))
 
 
+@asynccontextmanager
+async def ending_beside_an_answer(place: Place) -> AsyncIterator[tuple[Command, Requester]]:
+    """A process that was told to end while a long answer is under way, and who asked for it."""
+    with Requester(place.out_replay) as requester, place.start() as bus:
+        await place.ready(bus)
+        async with engine_at(place) as engine:
+            await full_bus(place, engine)
+            requester.ask()
+            await eventually(lambda: sessions(place).endswith(" 1.0"), "the answer under way")
+            bus.process.send_signal(signal.SIGTERM)
+            yield bus, requester
+
+
 def test_an_answer_under_way_is_finished_first(tmp_path: Path) -> None:
     async def main() -> None:
-        place = Place(tmp_path, shutdown_timeout=30)
-        with Requester(place.out_replay) as requester, place.start() as bus:
-            await place.ready(bus)
-            async with engine_at(place) as engine:
-                await full_bus(place, engine)
-                requester.ask()
-                await eventually(lambda: sessions(place).endswith(" 1.0"), "the answer under way")
-                bus.process.send_signal(signal.SIGTERM)
-                await eventually(lambda: "SIGTERM: ending" in bus.said, "the signal heard")
-                assert bus.process.poll() is None
-                assert await asyncio.to_thread(requester.read_to_the_end) == list(range(COUNT))
-                assert await bus.ends() == 0, bus.said
-                assert "not finished" not in bus.said
+        async with ending_beside_an_answer(Place(tmp_path, shutdown_timeout=30)) as (bus, requester):
+            await eventually(lambda: "SIGTERM: ending" in bus.said, "the signal heard")
+            assert bus.process.poll() is None
+            assert await asyncio.to_thread(requester.read_to_the_end) == list(range(COUNT))
+            assert await bus.ends() == 0, bus.said
+            assert "not finished" not in bus.said
 
     run_async(main())
 
 
 def test_one_that_is_not_taken_is_cut_off_at_the_deadline(tmp_path: Path) -> None:
     async def main() -> None:
-        place = Place(tmp_path, shutdown_timeout=1.5)
-        with Requester(place.out_replay) as requester, place.start() as bus:
-            await place.ready(bus)
-            async with engine_at(place) as engine:
-                await full_bus(place, engine)
-                requester.ask()
-                await eventually(lambda: sessions(place).endswith(" 1.0"), "the answer under way")
-                bus.process.send_signal(signal.SIGTERM)
-                begin = time.monotonic()
-                assert await bus.ends() == 0, bus.said
-                assert 1.0 < time.monotonic() - begin < 10
-                assert "1 replay answers were not finished within shutdown_timeout" in bus.said
+        async with ending_beside_an_answer(Place(tmp_path, shutdown_timeout=1.5)) as (bus, _):
+            begin = time.monotonic()
+            assert await bus.ends() == 0, bus.said
+            assert 1.0 < time.monotonic() - begin < 10
+            assert "1 replay answers were not finished within shutdown_timeout" in bus.said
 
     run_async(main())
 
