@@ -11,7 +11,7 @@ from kvbus.core.frames import PUBLISHER_ID_BYTES, Limits
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import NOBODY, NewStream, OutputSpec, SourceSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencer import Settings
+from kvbus.core.settings import Settings
 from kvbus.marks import SeqMarks, default_directory
 
 

@@ -19,7 +19,7 @@ from kvbus.core.parts import OutputSpec, SourceSpec
 from kvbus.core.persist import StateError
 from kvbus.core.relay import Relay
 from kvbus.core.schema import BlockRemoved, BlockStored
-from kvbus.core.sequencer import Settings
+from kvbus.core.settings import Settings
 from kvbus.statestore import StateStore
 from tests.wire.captures import PlainSetRouter
 

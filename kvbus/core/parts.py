@@ -13,7 +13,8 @@ from kvbus.core.dialect import Sniffer
 from kvbus.core.encoding import Profile, Wire
 from kvbus.core.journal import Journal
 from kvbus.core.normalize import Normalizer, Rules
-from kvbus.core.sequencer import Sequencer, Settings, State
+from kvbus.core.sequencer import Sequencer
+from kvbus.core.settings import Settings, State
 from kvbus.core.stats import OutputStats, SourceStats
 from kvbus.core.stream import OutputStream
 from kvbus.core.types import Filtered

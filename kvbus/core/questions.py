@@ -7,12 +7,16 @@ unless its buffer was trimmed beyond.
 
 from __future__ import annotations
 
+from collections import deque
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
+from kvbus.core.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.numbering import Numbering
+from kvbus.core.settings import Settings
+from kvbus.core.stats import SourceStats
 
 ATTEMPTS: Final = 2
 """Replay requests made for one gap before it is lost: the first, and one retry."""
@@ -102,3 +106,69 @@ def start_of(purpose: Purpose, numbers: Numbering) -> tuple[int, int]:
         return (numbers.next if purpose is Purpose.GAP else max(numbers.next - 1, 0)), -1
     # not back over a batch that was lost: an answer may break off at it, for it may be too large to be taken
     return numbers.marks.run_to(tip, OVERLAP), tip
+
+
+class Asking:
+    """The open question, if there is one. Each has an id of its own, so that answers to an old one cannot mix in.
+
+    Args:
+        settings: how long an answer may take.
+        stats: where questions, answers that are late and answers that do not come are counted.
+        actions: where decisions go.
+    """
+
+    __slots__ = ("_actions", "_last_id", "_settings", "_stats", "open")
+
+    def __init__(self, settings: Settings, stats: SourceStats, actions: deque[Action]) -> None:
+        self.open: Request | None = None
+        self._last_id = 0
+        self._settings = settings
+        self._stats = stats
+        self._actions = actions
+
+    def ask(self, purpose: Purpose, numbers: Numbering, now: float) -> None:
+        """Ask; a question that is open is withdrawn."""
+        self.stop()
+        self._last_id += 1
+        settings = self._settings
+        start, tip = start_of(purpose, numbers)
+        self.open = Request(
+            self._last_id,
+            purpose,
+            start,
+            tip,
+            start < max(numbers.next, numbers.live_top),
+            numbers.horizon,
+            now + settings.replay_timeout,
+            now + settings.replay_total_timeout,
+        )
+        self._stats.replays += 1
+        asks_snapshot = purpose is Purpose.SNAPSHOT
+        self._actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
+
+    def stop(self) -> None:
+        """No answer is waited for any more."""
+        if self.open is not None:
+            self._actions.append(Stop(self.open.id))
+            self.open = None
+
+    def answered_by(self, request: int) -> Request | None:
+        """The question that something with this id answers; None, and counted, if it is not open any more."""
+        if self.open is None or self.open.id != request:
+            self._stats.stale_replies += 1
+            return None
+        return self.open
+
+    def expired(self, now: float) -> Request | None:
+        """The question whose answer does not come, withdrawn and counted; None if there is none such."""
+        asked = self.open
+        if asked is None or (now < asked.deadline and now < asked.hard_deadline):
+            return None
+        self._stats.replay_timeouts += 1
+        self.stop()
+        return asked
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether another question may be asked now."""
+        return self.open is None or self.open.purpose in INTERRUPTIBLE

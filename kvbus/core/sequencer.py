@@ -11,17 +11,16 @@ reach, the publisher is asked for the last batches again.
 from __future__ import annotations
 
 from collections import deque
-from enum import StrEnum
 from typing import Any, Final
 
-import msgspec
-
-from kvbus.core.actions import Action, Ask, AskSnapshot, NewEpoch, Stop, Synced
+from kvbus.core.actions import Action, NewEpoch, Synced
 from kvbus.core.conflict import Conflict
+from kvbus.core.doubts import Doubts
 from kvbus.core.held import Held
 from kvbus.core.history import History
 from kvbus.core.numbering import Numbering
-from kvbus.core.questions import ATTEMPTS, INTERRUPTIBLE, Purpose, Request, start_of
+from kvbus.core.questions import ATTEMPTS, INTERRUPTIBLE, Asking, Purpose, Request
+from kvbus.core.settings import Settings, State
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
@@ -29,40 +28,6 @@ MAX_PROBE_BACKOFF: Final = 32
 
 FAR: Final = 2**32
 """Numbers ahead beyond which a batch is not taken for one behind a gap: no publisher loses as many."""
-
-SUSPECTS: Final = 1024
-"""Batches of doubtful life that are kept until the publisher has said which life it is in."""
-
-VERIFY_PAUSE: Final = 1.0
-"""Seconds before suspects are a reason to ask again, once the publisher has shown that they are not its own."""
-
-
-class State(StrEnum):
-    """What ``/sources`` and ``kvbus_source_state`` show."""
-
-    CONNECTING = "connecting"
-    SYNCING = "syncing"
-    LIVE = "live"
-    GAP = "gap"
-    LOST = "lost"
-    CONFLICT = "conflict"
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """Times in seconds, sizes in batches."""
-
-    replay: bool = True
-    snapshot: bool = False
-    """Whether the publisher offers the snapshot protocol: then a life begins with one instead of a replay from 0."""
-    replay_timeout: float = 2.0
-    replay_total_timeout: float = 120.0
-    probe_interval: float = 1.0
-    reorder_batches: int = 20_000
-    reorder_bytes: int = 256 * 1024 * 1024
-    trust_unverified: bool = False
-    """Whether a publisher that cannot be asked after a reconnection is believed to be in the same life."""
-    reorder_grace: float = 0.2
-    """How long a batch that overtook another is waited for where there is no replay to ask."""
 
 
 class Sequencer:
@@ -76,19 +41,14 @@ class Sequencer:
         self.partial = False
         self.connected = False
         self.actions: deque[Action] = deque()
-        self._request: Request | None = None
-        self._last_id = 0
+        self._asking = Asking(settings, stats, self.actions)
         self._conflict = Conflict()
         self._begin_life()
 
     def _begin_life(self) -> None:
         self._forget_numbers()
         self._history = History(self.settings.replay_timeout)
-        self._suspects = Held(SUSPECTS, self.settings.reorder_bytes)
-        """Live batches from before ``next`` that nothing tells: very late copies, or a new life's."""
-        self._ahead: list[tuple[int, bytes]] = []
-        """The newest live batches from further ahead than any gap, while they are consecutive."""
-        self._verify_after = float("-inf")
+        self._doubts = Doubts(self.settings.reorder_bytes)
         self._gap_start = -1
         self._cut_at = -1
         """Where the question went on after a batch that was too large."""
@@ -157,9 +117,8 @@ class Sequencer:
         del now
         self.connected = False
         self._conflict.reconnected()
-        self._stop()
-        self._suspects.clear()
-        self._ahead.clear()
+        self._asking.stop()
+        self._doubts.clear()
         self._empty_at = -1
         if self.next == 0:
             # nothing was delivered that a new life could be told by: what is held may be of a life that is over
@@ -176,7 +135,7 @@ class Sequencer:
         numbers = self.numbers
         if not (seq == numbers.next == numbers.horizon and numbers.synced and self.connected):
             return False
-        if self._request is not None or self._unverified or self.actions:
+        if self._asking.open is not None or self._unverified or self.actions:
             return False
         self._idle_since = now
         self._probe_factor = 1
@@ -196,7 +155,7 @@ class Sequencer:
         numbers = self.numbers
         if seq == numbers.next and numbers.synced and not numbers.held and not self._unverified:
             numbers.live_in_order(seq, payload)
-            if self._request is not None:
+            if self._asking.open is not None:
                 self._check_done(now)
             return
         if self._conflict.until is not None:
@@ -219,12 +178,11 @@ class Sequencer:
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float) -> None:
         """One batch of a replay answer."""
-        asked = self._request
-        if asked is None or asked.id != request:
-            self.stats.stale_replies += 1
+        asked = self._asking.answered_by(request)
+        if asked is None:
             return
         if asked.purpose is Purpose.HISTORY:
-            self._stop()
+            self._asking.stop()
             if self._history.answered(seq):
                 self._new_epoch(now, restart=False)
             else:
@@ -259,11 +217,10 @@ class Sequencer:
 
     def replay_ended(self, request: int, now: float) -> None:
         """The END marker of an answer."""
-        asked = self._request
-        if asked is None or asked.id != request:
-            self.stats.stale_replies += 1
+        asked = self._asking.answered_by(request)
+        if asked is None:
             return
-        self._stop()  # nothing more will come, and its socket is only closed by this
+        self._asking.stop()  # nothing more will come, and its socket is only closed by this
         self._finish(asked, now, answered=True)
 
     def replay_cut(self, request: int, now: float) -> None:
@@ -271,11 +228,10 @@ class Sequencer:
 
         Which one it was is known where the answer was in order so far. Otherwise the answer ends as one that timed out.
         """
-        asked = self._request
-        if asked is None or asked.id != request:
-            self.stats.stale_replies += 1
+        asked = self._asking.answered_by(request)
+        if asked is None:
             return
-        self._stop()
+        self._asking.stop()
         again = asked.items == 0 and self._cut_at == asked.start
         if again or max(asked.start, asked.last + 1) != self.next:
             self._finish(asked, now, answered=False)
@@ -288,7 +244,7 @@ class Sequencer:
             self._ask(Purpose.SYNC, now)
             return
         if asked.purpose is Purpose.VERIFY:
-            self._suspects.clear()
+            self._doubts.suspects.clear()
         self.state = State.GAP
         self._ask(Purpose.GAP, now)
 
@@ -297,18 +253,17 @@ class Sequencer:
 
         After it was applied, :meth:`snapshot_applied`.
         """
-        asked = self._request
-        if asked is None or asked.id != request:
-            self.stats.stale_replies += 1
+        asked = self._asking.answered_by(request)
+        if asked is None:
             return False
         if seq < -1:
-            self._stop()
+            self._asking.stop()
             self._no_snapshot(now)
             return False
         if seq + 1 < asked.known:
             self._new_epoch(now)  # it has not come as far as what it has sent: it is in another life
             return False
-        self._stop()
+        self._asking.stop()
         self.partial = False
         self._history = History(self.settings.replay_timeout)
         self.numbers.jump(seq + 1)
@@ -320,10 +275,8 @@ class Sequencer:
 
     def tick(self, now: float) -> None:
         """Let time pass: give up on answers that do not come, look for lost tails."""
-        asked = self._request
-        if asked is not None and (now >= asked.deadline or now >= asked.hard_deadline):
-            self.stats.replay_timeouts += 1
-            self._stop()
+        asked = self._asking.expired(now)
+        if asked is not None:
             self._finish(asked, now, answered=False)
         if self._grace is not None and now >= self._grace:
             self._grace = None
@@ -399,52 +352,31 @@ class Sequencer:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _ask(self, purpose: Purpose, now: float) -> None:
-        self._stop()
-        self._last_id += 1
-        settings = self.settings
-        start, tip = start_of(purpose, self.numbers)
-        self._request = Request(
-            self._last_id,
-            purpose,
-            start,
-            tip,
-            start < max(self.next, self.numbers.live_top),
-            self.horizon,
-            now + settings.replay_timeout,
-            now + settings.replay_total_timeout,
-        )
-        self.stats.replays += 1
-        asks_snapshot = purpose is Purpose.SNAPSHOT
-        self.actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
+        self._asking.ask(purpose, self.numbers, now)
 
     def _sync(self, now: float) -> None:
         """Learn what a life has been so far."""
         self.state = State.SYNCING
         self._ask(Purpose.SNAPSHOT if self.settings.snapshot else Purpose.SYNC, now)
 
-    def _stop(self) -> None:
-        if self._request is not None:
-            self.actions.append(Stop(self._request.id))
-            self._request = None
-
     def _probe(self, now: float) -> None:
         interval = self.settings.probe_interval
         if not (self.settings.replay and self.connected and self.state is State.LIVE):
             return
-        if self._request is None and self._history.due(now):
+        if self._asking.open is None and self._history.due(now):
             self._ask(Purpose.HISTORY, now)
-        if self._request is None and interval and now - self._idle_since >= interval * self._probe_factor:
+        if self._asking.open is None and interval and now - self._idle_since >= interval * self._probe_factor:
             self._idle_since = now
             self._probe_factor = min(self._probe_factor * 2, MAX_PROBE_BACKOFF)
             self._ask(Purpose.PROBE, now)
 
     def _check_done(self, now: float) -> None:
         """An answer that has caught up with the live stream has done its work, whether or not it ever ENDs."""
-        asked = self._request
+        asked = self._asking.open
         if asked is None or asked.purpose in INTERRUPTIBLE or asked.purpose is Purpose.VERIFY:
             return
         if self.numbers.caught_up:
-            self._stop()
+            self._asking.stop()
             self._settled(now)
 
     def _finish(self, asked: Request, now: float, *, answered: bool) -> None:
@@ -505,7 +437,7 @@ class Sequencer:
             self._resyncing = False
             self.actions.append(Synced())
         self.state = State.LIVE if self.connected else State.CONNECTING
-        if self._suspects and self.settings.replay and now >= self._verify_after:
+        if self._doubts.suspects and self.settings.replay and self._doubts.may_ask(now):
             self._ask(Purpose.VERIFY, now)
         self._advance(now)
 
@@ -516,24 +448,24 @@ class Sequencer:
         if not self.synced:
             if self.held and (not self.settings.replay or (self.next == 0 and 0 in self.held)):
                 # nothing to wait for: no history can be had, or the live stream itself begins at the beginning
-                self._stop()
+                self._asking.stop()
                 self._baseline(self.held.first)
                 self._settled(now)
             return
         if self._unverified:
-            if self._request is None:
+            if self._asking.open is None:
                 self._ask(Purpose.VERIFY, now)
             return
         self.numbers.drain()
         if self.numbers.complete:
             self._grace = None
-            if self._request is None and self.state is State.GAP:
+            if self._asking.open is None and self.state is State.GAP:
                 self.state = State.LIVE
             return
-        if self._request is not None:
-            if self._request.purpose not in INTERRUPTIBLE:
+        if self._asking.open is not None:
+            if self._asking.open.purpose not in INTERRUPTIBLE:
                 return
-            self._stop()
+            self._asking.stop()
         if self._gap_start != self.next:
             self._gap_start = self.next
             self._attempts = 0
@@ -588,16 +520,12 @@ class Sequencer:
             self.live(seq, payload, now)
             return
         self.stats.duplicates += 1
-        suspects = self._suspects
-        if seq not in suspects:
-            while not suspects.fits(payload):
-                suspects.drop_before(suspects.first + 1)
-            suspects.add(seq, payload)
+        self._doubts.suspect(seq, payload)
         if not self.settings.replay:
-            if _run_of_three(suspects):
+            if self._doubts.go_on:
                 self._new_epoch(now)
             return
-        if now >= self._verify_after and (self._request is None or self._request.purpose in INTERRUPTIBLE):
+        if self._doubts.may_ask(now) and self._asking.interruptible:
             self._ask(Purpose.VERIFY, now)
 
     def _is_far(self, seq: int) -> bool:
@@ -608,11 +536,8 @@ class Sequencer:
     def _far(self, seq: int, payload: bytes, now: float) -> None:
         """A live batch from further ahead than any gap: an odd one, or, if it goes on, another numbering."""
         self.stats.rejected[Reason.SEQ_RANGE] += 1
-        if self._ahead and self._ahead[-1][0] + 1 != seq:
-            self._ahead.clear()
-        self._ahead.append((seq, payload))
-        if len(self._ahead) == 3:
-            ahead = self._ahead
+        ahead = self._doubts.ahead(seq, payload)
+        if ahead:
             self._new_epoch(now)
             for number, batch in ahead:
                 self.live(number, batch, now)
@@ -620,20 +545,18 @@ class Sequencer:
     def _verified(self, asked: Request, now: float, *, answered: bool) -> bool:
         """A verifying answer is over; False if it opened a new epoch or another question."""
         if asked.seen_tip:
-            if self._suspects:
-                self._suspects.clear()
-                self._verify_after = now + VERIFY_PAUSE
+            self._doubts.settled(now)
             return True
         if not answered:
             self._attempts += 1
             if self._attempts < ATTEMPTS:
                 self._ask(Purpose.VERIFY, now)
                 return False
-            if self.settings.trust_unverified and not _run_of_three(self._suspects):
+            if self.settings.trust_unverified and not self._doubts.go_on:
                 self._unverified = False
-                self._suspects.clear()
+                self._doubts.suspects.clear()
                 return True
-        elif self._buffer is False and not self._suspects and not asked.items:
+        elif self._buffer is False and not self._doubts.suspects and not asked.items:
             self._unverified = False
             return True
         self._new_epoch(now)
@@ -649,8 +572,8 @@ class Sequencer:
         """
         self.stats.restarts += restart
         self.numbers.write_off()
-        suspects = self._suspects
-        self._stop()
+        suspects = self._doubts.suspects
+        self._asking.stop()
         self.epoch += 1
         self.partial = False
         self._begin_life()
@@ -668,8 +591,3 @@ class Sequencer:
         else:
             self.state = State.LIVE
         self._advance(now)
-
-
-def _run_of_three(suspects: Held) -> bool:
-    last = suspects.last if suspects else 0
-    return all(last - back in suspects for back in range(3))

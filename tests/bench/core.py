@@ -23,7 +23,7 @@ from kvbus.core.events import BatchReceived
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencer import Settings
+from kvbus.core.settings import Settings
 from kvbus.serve import _rest_collector
 
 from .loads import load_named, mixed, stores

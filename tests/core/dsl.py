@@ -32,7 +32,7 @@ from kvbus.core.frames import END_SEQ
 from kvbus.core.normalize import Normalizer, Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencer import Settings
+from kvbus.core.settings import Settings
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Hash
 from tests.wire.captures import PlainSetRouter

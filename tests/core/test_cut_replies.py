@@ -3,7 +3,7 @@
 import pytest
 
 from kvbus.core.events import Oversize, ReplayCut
-from kvbus.core.sequencer import State
+from kvbus.core.settings import State
 from kvbus.core.types import Reason
 from tests.core.dsl import Script
 from tests.core.test_sequencer import Line, synced

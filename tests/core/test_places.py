@@ -6,7 +6,7 @@ from kvbus.core.events import BatchReceived, Tick
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import NOBODY, NewStream, OutputSpec, SourceSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencer import Settings
+from kvbus.core.settings import Settings
 from tests.core.dsl import batch, store
 
 

@@ -9,7 +9,7 @@ from kvbus.core.frames import END_SEQ, Limits
 from kvbus.core.normalize import Rules
 from kvbus.core.outgoing import MAX_BATCH_EVENTS
 from kvbus.core.relay import SLICE, OutputSpec, Relay, SourceSpec
-from kvbus.core.sequencer import Settings, State
+from kvbus.core.settings import Settings, State
 from kvbus.core.types import Reason
 from tests.core.dsl import (
     Script,

@@ -7,7 +7,8 @@ import pytest
 from kvbus.core.actions import Ask, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.fingerprints import RING
 from kvbus.core.questions import ATTEMPTS, OVERLAP
-from kvbus.core.sequencer import Sequencer, Settings, State
+from kvbus.core.sequencer import Sequencer
+from kvbus.core.settings import Settings, State
 from kvbus.core.stats import SourceStats
 from tests.core.dsl import open_holes
 

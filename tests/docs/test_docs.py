@@ -21,7 +21,7 @@ from kvbus.core.frames import ReplayRequest
 from kvbus.core.journal import Journal
 from kvbus.core.normalize import Rules
 from kvbus.core.relay import OutputSpec, Relay, SourceSpec
-from kvbus.core.sequencer import Settings, State
+from kvbus.core.settings import Settings, State
 from kvbus.core.stream import OutputStream
 from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.errors import ConfigError

@@ -14,7 +14,7 @@ from kvbus.core.frames import END_SEQ, Limits, ReplayEnd, ReplayMessage, parse_l
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencer import Settings
+from kvbus.core.settings import Settings
 from kvbus.core.snapshot import parse_snapshot, parse_snapshot_request
 from kvbus.core.types import Reason
 from kvbus.core.validate import check_removed, check_stored

@@ -19,7 +19,7 @@ from kvbus.core.events import BatchReceived, ReplayAsked, SourceUp, Tick
 from kvbus.core.frames import END_SEQ
 from kvbus.core.normalize import Rules
 from kvbus.core.relay import OutputSpec, Relay, SourceSpec
-from kvbus.core.sequencer import Settings
+from kvbus.core.settings import Settings
 from kvbus.core.types import medium_key
 from tests.core.dsl import batch, unpack
 from tests.properties.test_normalize import EVENTS, KINDS, Model, Naming, named, play

@@ -44,7 +44,7 @@ from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
 from kvbus.core.persist import Frame, Loader, decode_record, dump, encode_record
 from kvbus.core.relay import Relay
-from kvbus.core.sequencer import Settings, State
+from kvbus.core.settings import Settings, State
 
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode
@@ -509,7 +509,7 @@ class World:
     def a_reply_to_nothing(self, source: int, request: int, seq: int) -> None:
         """An answer to a request that was never made, or is over."""
         source %= len(self.lines)
-        asked = self.relay.sources[source].sequencer._request
+        asked = self.relay.sources[source].sequencer._asking.open
         if asked is None or asked.id != request:
             self._feed(ReplayReceived(source, request, [b"", seq_frame(seq), encode([0.0, [], 0])]))
 
