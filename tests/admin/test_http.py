@@ -16,7 +16,8 @@ from kvbus.errors import BindError
 from kvbus.transport.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import cleared, removed, store, tokens_of
 from tests.core.dsl import payload as batch
-from tests.system.bus import eventually, free_ports, running_bus
+from tests.ports import free_ports
+from tests.system.bus import eventually, running_bus
 
 
 class Web:

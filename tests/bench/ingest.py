@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from tests.interop.dynamo import PYTHON_ENV, DynamoIndexer
-from tests.system.bus import ports_in_a_row
+from tests.ports import ports_in_a_row
 
 from . import engine
 from .counters import Counters

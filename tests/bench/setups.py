@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
-from tests.system.bus import ports_in_a_row
+from tests.ports import ports_in_a_row
 
 from . import engine, reader, router
 from .counters import Counters

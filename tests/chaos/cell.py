@@ -19,7 +19,7 @@ from tests.chaos.plan import SHAPES, Fault, Round, make_round
 from tests.chaos.proxy import Link, Side
 from tests.chaos.routers import Router
 from tests.chaos.tally import Tally
-from tests.system.bus import ports_in_a_row
+from tests.ports import ports_in_a_row
 
 _DISK_BYTES: Final = 48 << 20
 _SCRAPE_S: Final = 0.4

@@ -12,7 +12,8 @@ from kvbus.transport.publisher import EnginePublisher
 from kvbus.transport.rawsub import RawSubscriber
 from tests.chaos.proxy import Link
 from tests.chaos.zmtp import Splitter
-from tests.system.bus import eventually, ports_in_a_row
+from tests.ports import ports_in_a_row
+from tests.system.bus import eventually
 
 
 @asynccontextmanager

@@ -10,7 +10,8 @@ import pytest
 
 from kvbus.transport import curve
 from tests.chart.charts import render
-from tests.system.bus import eventually, ports_in_a_row
+from tests.ports import ports_in_a_row
+from tests.system.bus import eventually
 from tests.system.test_run import Command
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.chart.charts import CASES, CHART, Values, environment, render
-from tests.system.bus import ports_in_a_row
+from tests.ports import ports_in_a_row
 
 
 def pod_of(values: Values) -> Any:

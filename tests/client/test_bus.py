@@ -13,7 +13,8 @@ from kvbus.core.codec import encode_batch
 from kvbus.core.schema import BlockStored
 from kvbus.play import play
 from kvbus.transport.publisher import EnginePublisher
-from tests.system.bus import Bus, eventually, free_ports, running_bus
+from tests.ports import free_ports
+from tests.system.bus import Bus, eventually, running_bus
 from tests.wire.captures import load, truth
 
 NAME = "vllm033_map_int"

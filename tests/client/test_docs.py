@@ -12,7 +12,8 @@ import msgspec
 from kvbus.core.codec import encode_batch
 from kvbus.core.schema import BlockStored
 from kvbus.transport.publisher import EnginePublisher
-from tests.system.bus import eventually, free_ports, running_bus
+from tests.ports import free_ports
+from tests.system.bus import eventually, running_bus
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "CLIENT.md"

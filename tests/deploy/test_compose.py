@@ -19,7 +19,8 @@ from ruamel.yaml import YAML
 
 from tests.deploy.compose import DEPLOY, KVBUS, PORTS, SERVICES, Elsewhere, mounts
 from tests.monitoring.prometheus import running_prometheus
-from tests.system.bus import eventually, free_ports
+from tests.ports import free_ports
+from tests.system.bus import eventually
 
 
 def test_the_services() -> None:

@@ -12,7 +12,9 @@ import os
 import subprocess
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from .support import free_port, stop_process, wait_for
+from tests.ports import free_port
+
+from .support import stop_process, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path

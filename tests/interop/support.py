@@ -8,8 +8,6 @@ import hashlib
 import http.client
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
+
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,18 +29,6 @@ DATA: Final = Path(__file__).parent.parent / "wire" / "data"
 PREFIX_KINDS: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}
 SENTINEL: Final = 0x5E47_1E10_0000_0000
 """Sentinel blocks' hashes start here; no capture has one near it."""
-
-
-def free_port() -> int:
-    """A port nobody listens on, from below the range the kernel hands out to outgoing connections."""
-    for port in random.sample(range(20_000, 32_000), 200):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no free port between 20000 and 32000")
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout: float = 20) -> None:

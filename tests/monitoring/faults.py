@@ -25,7 +25,8 @@ from zmq.auth import create_certificates, load_certificate
 from kvbus.transport.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import payload, removed, store
 from tests.monitoring.prometheus import Prometheus
-from tests.system.bus import eventually, free_ports
+from tests.ports import free_ports, ports_in_a_row
+from tests.system.bus import eventually
 from tests.system.test_run import Command
 
 SCRAPE: Final = 1.0
@@ -243,7 +244,7 @@ class Scene:
         self.engines.keep(every(0.02, lambda: self.steady.publish(batch(16))))
         self.wrong = {name: await self.engines.start() for name in WRONG}
         self.stuck = await self.engines.start()
-        (nobody,) = free_ports(1)
+        nobody = ports_in_a_row(2)
         absent = ("absent", f"tcp://127.0.0.1:{nobody}", f"tcp://127.0.0.1:{nobody + 1}")
         for name, bus in self.buses.items():
             bus.follow(("engine", *endpoints(self.stuck if name == "stuck" else self.steady)))

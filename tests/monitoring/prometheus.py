@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 
-from tests.system.bus import PATIENCE, free_ports
+from tests.ports import free_ports
+from tests.system.bus import PATIENCE
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "kvbus.rules.yml"

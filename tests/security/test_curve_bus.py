@@ -19,8 +19,9 @@ from kvbus.reload import Reloader
 from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
+from tests.ports import free_ports
 from tests.security.keys import Keyring, client_context, server_context
-from tests.system.bus import Bus, RouterOnASet, eventually, free_ports, running_bus
+from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 
 
 @pytest.fixture

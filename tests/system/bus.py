@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -14,36 +12,11 @@ import zmq
 from kvbus.config import load
 from kvbus.core.parts import Source
 from kvbus.daemon import Daemon
+from tests.ports import free_ports
 from tests.wire.captures import PlainSetRouter
 
 PATIENCE = 30.0
 """Seconds after which a condition that should hold is a failure."""
-
-
-_ANY = random.SystemRandom()  # not seeded: test processes that run side by side take different ports
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, all different."""
-    found: set[int] = set()
-    while len(found) < count:
-        found.add(ports_in_a_row(1))
-    return list(found)
-
-
-def ports_in_a_row(count: int) -> int:
-    """The first of so many ports that nobody listens on.
-
-    Below the range that the system gives to outgoing connections: there, whoever tries to reach an engine that is not
-    there yet may be given the engine's own port, connect to itself, and keep the engine from ever binding it.
-    """
-    for _ in range(1000):
-        first = _ANY.randrange(10_000, 32_000 - count)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise AssertionError(f"no {count} free ports in a row")
 
 
 async def eventually(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tests.system.bus import free_ports
+from tests.ports import free_ports
 
 
 class Process:

@@ -11,7 +11,8 @@ from kvbus.core.commands import Command
 from kvbus.core.events import BatchReceived, RelayEvent
 from kvbus.play import Faults, play
 from kvbus.transport.publisher import EnginePublisher
-from tests.system.bus import RouterOnASet, eventually, free_ports, running_bus
+from tests.ports import free_ports
+from tests.system.bus import RouterOnASet, eventually, running_bus
 from tests.wire.captures import load, matches_truth
 
 NAME = "vllm033_map_int"

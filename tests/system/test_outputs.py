@@ -22,7 +22,8 @@ from kvbus.marks import AHEAD
 from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import removed, store
-from tests.system.bus import Bus, RouterOnASet, eventually, free_ports, ports_in_a_row, running_bus
+from tests.ports import free_ports, ports_in_a_row
+from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 
 
 def run_async(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

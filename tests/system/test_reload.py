@@ -19,7 +19,8 @@ from kvbus.reload import Reloader, refuse
 from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
-from tests.system.bus import RouterOnASet, eventually, ports_in_a_row
+from tests.ports import ports_in_a_row
+from tests.system.bus import RouterOnASet, eventually
 from tests.system.test_run import Command, Place, run_async
 
 

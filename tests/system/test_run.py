@@ -22,7 +22,8 @@ import zmq
 from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
-from tests.system.bus import RouterOnASet, eventually, free_ports, ports_in_a_row
+from tests.ports import free_ports, ports_in_a_row
+from tests.system.bus import RouterOnASet, eventually
 from tests.wire.captures import BY_PREFIX, CAPTURES, DATA, Block, PlainSetRouter, load, matches_truth
 
 

@@ -12,7 +12,8 @@ import zmq
 from kvbus.play import play
 from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload, removed, store, unpack
-from tests.system.bus import Bus, eventually, free_ports, ports_in_a_row, running_bus
+from tests.ports import free_ports, ports_in_a_row
+from tests.system.bus import Bus, eventually, running_bus
 from tests.system.test_outputs import four_engines, replay, subscribed, tcp
 from tests.wire.captures import PlainSetRouter, load, matches_truth
 

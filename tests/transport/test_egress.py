@@ -9,7 +9,7 @@ from kvbus.core.stats import OutputStats
 from kvbus.errors import BindError
 from kvbus.transport.egress import BURST, LiveOutput
 from kvbus.transport.pump import Pump
-from tests.system.bus import free_ports
+from tests.ports import free_ports
 from tests.transport.loops import both_loops, eventually, read_all, turns, u64
 
 

@@ -9,7 +9,7 @@ from kvbus.core.frames import replay_request
 from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, Question
 from kvbus.transport.publisher import EnginePublisher
-from tests.system.bus import free_ports
+from tests.ports import free_ports
 from tests.transport.loops import END, both_loops, eventually, turns, u64
 
 

@@ -8,7 +8,7 @@ import zmq
 
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.sockets import make_socket
-from tests.system.bus import free_ports
+from tests.ports import free_ports
 from tests.transport.loops import both_loops, eventually, turns
 
 

@@ -18,7 +18,8 @@ from kvbus.transport.publisher import EnginePublisher
 from kvbus.transport.replay import MAX_WAITING, Budget, ReplayServer
 from tests.core.dsl import payload as batch
 from tests.core.dsl import removed, store
-from tests.system.bus import free_ports, running_bus
+from tests.ports import free_ports
+from tests.system.bus import running_bus
 from tests.transport.loops import END, PATIENCE, both_loops, eventually, read_all, turns, u64
 from tests.wire.captures import PlainSetRouter
 
