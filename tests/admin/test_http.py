@@ -16,7 +16,7 @@ from kvbus.errors import BindError
 from kvbus.transport.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import cleared, removed, store, tokens_of
 from tests.core.dsl import payload as batch
-from tests.ports import free_ports
+from tests.ports import free_ports, ports_in_a_row
 from tests.system.bus import eventually, running_bus
 
 
@@ -160,16 +160,16 @@ async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_his
 
 
 async def test_sources_lists_every_rank_in_order():
-    ports = free_ports(1)
+    first = ports_in_a_row(3)
     sources = [
-        {"name": "a", "endpoint": f"tcp://127.0.0.1:{ports[0]}", "data_parallel_size": 3},
+        {"name": "a", "endpoint": f"tcp://127.0.0.1:{first}", "data_parallel_size": 3},
         {"name": "b", "endpoint": "ipc:///tmp/kvbus-test-nobody-there"},
     ]
     out = [{"endpoint": f"tcp://127.0.0.1:{free_ports(1)[0]}", "layout": "merged"}]
     async with web(sources=sources, outputs=out) as client:
         entries = await client.json("/sources")
         assert [(e["name"], e["rank"]) for e in entries] == [("a/0", 0), ("a/1", 1), ("a/2", 2), ("b", 0)]
-        assert [e["endpoint"].rpartition(":")[2] for e in entries[:3]] == [str(ports[0] + r) for r in range(3)]
+        assert [e["endpoint"].rpartition(":")[2] for e in entries[:3]] == [str(first + r) for r in range(3)]
         assert {e["replay_endpoint"] for e in entries} == {None}
 
 

@@ -174,7 +174,6 @@ class Campaign:
             out(table)
         out(
             f"{tally.rounds} rounds in {self.elapsed:.0f} s, {tally.blocks:,} blocks of exact views;"
-            f" {tally.partial} rounds ended with a source that says it is partial;"
             f" {tally.given_up} questions of routers nobody answered while kvbus or the way to it was gone"
         )
         out(f"latest batch at a healthy router while another was ill-treated: {tally.latest:.2f} s")

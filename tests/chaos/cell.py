@@ -46,8 +46,6 @@ class Cell:
         self.asked = 0
         """Replay requests of our own that kvbus owes a count."""
         self.bus_starts = 0
-        self.silenced = False
-        """The engine has left a question unanswered for `replay_timeout`: if twice, its life is partial from then on."""
         self._directory = directory
         self._namespaces = namespaces
         self._traffic_over = asyncio.Event()

@@ -86,7 +86,6 @@ async def _replay_silent(cell: Cell, fault: Fault) -> str | None:
     """Batches are missing and the engine's replay says nothing until kvbus has given them up."""
     await cell.connected()
     before = await cell.counter("kvbus_source_lost_batches_total")
-    cell.silenced = True
     replay, live = cell.links["replay"][0], cell.links["live"][0]
     replay.stall()
     try:

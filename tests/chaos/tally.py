@@ -70,8 +70,6 @@ class Tally:
     """Blocks that were compared in exact views."""
     given_up: int = 0
     """Questions of routers that nobody answered while kvbus, or the way to it, was gone."""
-    partial: int = 0
-    """Rounds that ended with a source that says that it is partial."""
     latest: float = 0.0
     """Worst time from the engine to a router beside one that was ill-treated, in seconds."""
     growth: dict[str, Growth] = field(default_factory=lambda: defaultdict(Growth))

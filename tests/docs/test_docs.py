@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from kvbus import config, core, marks
 from kvbus.cli import main
-from kvbus.core import fingerprints, granularity, questions, sequencer
+from kvbus.core import doubts, fingerprints, granularity, questions, sequencer
 from kvbus.core.answer import ReplayAnswer
 from kvbus.core.commands import Publish
 from kvbus.core.compaction import Cut
@@ -168,7 +168,7 @@ class TestArchitecture:
         told = re.findall(r"`([A-Z_]+)` \((\d+)\)", ARCHITECTURE)
         assert len(told) >= 5
         for name, value in told:
-            modules = (sequencer, questions, fingerprints, granularity, marks)
+            modules = (sequencer, questions, doubts, fingerprints, granularity, marks)
             assert {getattr(m, name) for m in modules if hasattr(m, name)} == {int(value)}, name
 
     def test_modules_named_in_the_code_map_exist(self):
