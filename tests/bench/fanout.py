@@ -94,4 +94,20 @@ def run_ranks(*, quick: bool, runs: int) -> Section:
     table.add(f"of which {kept:,} batches in each journal, {size:.0f} bytes each", kept * RANKS * size / 2**20)
     table.add("the rest", Series(rss).median - live * each_block / 2**20 - kept * RANKS * size / 2**20)
     section.tables.append(table)
+    section.tables.append(_beside_other_relays(seconds, runs))
     return section
+
+
+def _beside_other_relays(seconds: int, runs: int) -> Table:
+    """What it takes to pass these batches on: at such a rate most of it is being woken up, once a batch."""
+    relays: list[Between] = ["proxy", "naive", "kvbus"]
+
+    def measure(between: Between) -> float:
+        result = run_setup(Setup(between, "1x8", RATE * seconds, ranks=RANKS, rate=RATE, prefill=10))
+        return result.cpu["relay"] / result.seconds * 100
+
+    found = alternate("ranks", runs, relays, measure)
+    table = Table("The same rate through other relays, % of a core", ["", "%", "spread", "by proxy's"])
+    for between, values in found.items():
+        table.add(between, Series(values).median, Series(values).spread, ratios(values, found["proxy"]).median)
+    return table

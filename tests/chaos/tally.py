@@ -26,9 +26,12 @@ class Growth:
 
     @staticmethod
     def _ends(samples: list[int]) -> tuple[float, float]:
-        """Median of a part near the beginning, after the warm-up, and of the same length at the end."""
-        part = max(3, len(samples) // 8)
-        return statistics.median(samples[part : 2 * part]), statistics.median(samples[-part:])
+        """Median of a part after the warm-up, a third of the campaign, and of the same length at the end.
+
+        A process takes what its first long answers need and keeps it; what leaks goes on growing.
+        """
+        part, warm = max(3, len(samples) // 8), len(samples) // 3
+        return statistics.median(samples[warm : warm + part]), statistics.median(samples[-part:])
 
     @property
     def enough(self) -> bool:
