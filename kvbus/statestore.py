@@ -3,9 +3,10 @@
 A directory holds generations: ``state-N.dump`` is a whole state, ``state-N.log`` what happened from that moment on. A
 log record is written before anything that follows from it is sent, so a killed process has never said what its
 successor does not know. When a log has grown, the next generation begins: its log at once, its dump in slices beside
-the traffic; until that dump is whole (and only then named so), both logs count. Frames carry the mark of their file,
-their lengths and a CRC-32; the end of a log may be torn, anything else that is not whole is refused, moved aside and
-counted, and the relay begins empty. Nothing is synced to the platter: this outlives the process, not a power cut.
+the traffic; until that dump is whole (and only then named so), both logs count. A frame is what is written at a time:
+the mark of its file, its lengths, and a CRC-32 of its records, which carry those of their payloads. The end of a log
+may be torn, anything else that is not whole is refused, moved aside and counted, and the relay begins empty. Nothing is
+synced to the platter: this outlives the process, not a power cut.
 """
 
 from __future__ import annotations
@@ -16,25 +17,27 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from zlib import crc32
 
-from kvbus.core.persist import Frame, Loader, Record, StateError, decode_record, dump, encode_record, frame
+from kvbus.core.persist import Frame, Loader, Record, StateError, decode_records, dump, encode_records, frame
 from kvbus.core.relay import Relay
 
 log = logging.getLogger("kvbus.state")
 
-MAGIC: Final = b"kvbus-state-005\n"
-_HEAD: Final = struct.Struct("=8sIII")
-"""The file's mark, length of the payload, length of the body, CRC; body and payload follow."""
+T = TypeVar("T")
+
+MAGIC: Final = b"kvbus-state-006\n"
+_HEAD: Final = struct.Struct("=8sQII")
+"""The file's mark, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
 
 _MARK: Final = 8
 """Bytes that name one file and no other: frames of what a log was written over are not taken for its own."""
 
-_MAX_PIECES: Final = 1000
-"""Pieces handed to the kernel in one call; its own limit (IOV_MAX) is 1024."""
+_MAX_RECORDS: Final = 1000
+"""Records written in one call; the kernel's own limit is 1024 pieces (IOV_MAX)."""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MIN_ROTATE: Final = 128 * 1024 * 1024
@@ -110,21 +113,25 @@ class StateStore:
 
     def _load(self, relay: Relay, generation: int, now: float) -> None:
         loader = Loader(relay)
-        for body, _ in self._frames(self._path(generation, "dump"), torn_end=False):
-            loader.feed(body)
+        for blob in self._frames(self._path(generation, "dump"), _blob, torn_end=False):
+            loader.feed(blob)
         if not loader.complete:
             raise StateError("the dump has no end")
         records = 0
         for later in sorted(n for n in self._generations("log") if n >= generation):
-            for body, payload in self._frames(self._path(later, "log"), torn_end=True):
-                relay.again(decode_record(body, payload), now)
-                records += 1
+            for written in self._frames(self._path(later, "log"), decode_records, torn_end=True):
+                for record in written:
+                    relay.again(record, now)
+                records += len(written)
         relay.resumed(now)
         blocks = sum(len(source.normalizer.index) for source in relay.sources)
         log.info("state loaded: %d blocks, %d log records since the dump", blocks, records)
 
-    def _frames(self, path: Path, *, torn_end: bool) -> Iterator[tuple[bytes, bytes]]:
-        """Body and payload of every frame. A log may break off in a frame; what follows then is of an older log."""
+    def _frames(self, path: Path, read: Callable[[bytes, bytes], T | None], *, torn_end: bool) -> Iterator[T]:
+        """What ``read`` makes of body and payloads of every frame (None: they are not what they were).
+
+        A log may break off in a frame; what follows then is of an older log.
+        """
         with path.open("rb") as file:
             header, mark = file.read(len(self._header)), file.read(_MARK)
             if torn_end and len(mark) < _MARK and self._header.startswith(header):
@@ -134,12 +141,14 @@ class StateStore:
             size = path.stat().st_size
             while head := file.read(_HEAD.size):
                 begin = file.tell()
-                found, payload_size, body_size, crc = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0)
-                body = payload = b""
-                if found == mark and payload_size + body_size <= size - begin:
-                    body, payload = file.read(body_size), file.read(payload_size)
-                if found == mark and body and crc32(body, crc32(payload)) == crc:
-                    yield body, payload
+                found, rest, body_size, crc = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0)
+                told: T | None = None
+                if found == mark and 0 < body_size <= size - begin - rest:
+                    body = file.read(body_size)
+                    if crc32(body) == crc:
+                        told = read(body, file.read(rest))
+                if told is not None:
+                    yield told
                     continue
                 file.seek(begin)
                 if not torn_end or mark in file.read():
@@ -180,7 +189,8 @@ class StateStore:
         if self.failed or self._log is None:
             return
         try:
-            self._log_bytes += _write(self._log, self._log_mark, map(encode_record, records))
+            for at in range(0, len(records), _MAX_RECORDS):
+                self._log_bytes += _write(self._log, self._log_mark, encode_records(records[at : at + _MAX_RECORDS]))
         except OSError as error:
             self._fail(error)
 
@@ -247,7 +257,7 @@ class StateStore:
                 self._path(self._generation, "part").rename(self._path(self._generation, "dump"))
                 self._drop_older()
                 return
-            self._dump_bytes += _write(self._dump_file, self._dump_mark, [frame(body)])
+            self._dump_bytes += _write(self._dump_file, self._dump_mark, frame(body))
 
     def _drop_older(self) -> None:
         for kind in ("dump", "log", "part"):
@@ -307,23 +317,18 @@ def _header(identity: Sequence[str]) -> bytes:
     return MAGIC + hashlib.sha256("\n".join(identity).encode()).digest()[:16]
 
 
-def _write(fd: int, mark: bytes, frames: Iterable[Frame]) -> int:
-    """Write frames, without joining them first; how many bytes that were."""
-    pieces: list[bytes] = []
-    written = 0
-    for body, payload, crc in frames:
-        pieces.append(_HEAD.pack(mark, len(payload), len(body), crc) + body)
-        if payload:
-            pieces.append(payload)
-        if len(pieces) >= _MAX_PIECES:
-            written += _write_all(fd, pieces)
-            pieces = []
-    return written + _write_all(fd, pieces)
+def _blob(body: bytes, _payloads: bytes) -> bytes:
+    return body
 
 
-def _write_all(fd: int, pieces: list[bytes]) -> int:
-    total = sum(map(len, pieces))
-    written = os.writev(fd, pieces) if pieces else 0
+def _write(fd: int, mark: bytes, frame: Frame) -> int:
+    """Write a frame, without joining its pieces first; how many bytes that were."""
+    body, payloads = frame
+    size = sum(map(len, payloads))
+    head = _HEAD.pack(mark, size, len(body), crc32(body)) + body
+    total = len(head) + size
+    pieces = [head, *payloads]
+    written = os.writev(fd, pieces)
     if written < total:  # a signal, or the last room on a disk: the rest in one piece
         view = memoryview(b"".join(pieces))[written:]
         while view:

@@ -8,7 +8,7 @@ relay is deterministic. A record is on its way to the disk before anything that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
@@ -44,37 +44,45 @@ class StateError(ValueError):
 
 
 class Frame(NamedTuple):
-    """What is written of one record. ``crc`` is the CRC-32 of ``payload`` and then ``body``."""
+    """What is written at a time; whoever reads it again has the payloads joined."""
 
     body: bytes
-    payload: bytes
-    crc: int
+    payloads: list[bytes]
 
 
 def frame(body: bytes) -> Frame:
     """A blob of a dump, as it is written."""
-    return Frame(body, b"", crc32(body))
+    return Frame(body, [])
 
 
-def encode_record(record: Record) -> Frame:
-    """A record of the log, as it is written: a batch's payload stays as it is, and its CRC is known already."""
-    if record[0] != DELIVERED:
-        return frame(_encode(record))
-    *head, payload, crc = record
-    body = _encode(head)
-    return Frame(body, payload, crc32(body, crc))
+def encode_records(records: Sequence[Record]) -> Frame:
+    """Records of the log, as they are written: payloads stay as they are, and their CRCs are known already."""
+    payloads = [record[-2] for record in records if record[0] == DELIVERED]
+    if not payloads:
+        return Frame(_encode(records), [])
+    heads = [(*record[:-2], len(record[-2]), record[-1]) if record[0] == DELIVERED else record for record in records]
+    return Frame(_encode(heads), payloads)
 
 
-def decode_record(body: bytes, payload: bytes) -> list[Any]:
-    """The record a frame was made of, without the CRC.
+def decode_records(body: bytes, payloads: bytes) -> list[list[Any]] | None:
+    """The records a frame was made of, without the CRCs; None if a payload is not what it was.
 
     Raises:
-        StateError: it is no record.
+        StateError: they are no records.
     """
-    record = _decoded(body)
-    if record and record[0] == DELIVERED:
-        record.append(payload)
-    return record
+    records = _decoded(body)
+    at = 0
+    for record in records:
+        if not isinstance(record, list) or not record:
+            raise StateError(f"no record: {record!r}")
+        if record[0] == DELIVERED:
+            *head, size, crc = record
+            payload = payloads[at : at + size]
+            at += size
+            if crc32(payload) != crc:
+                return None
+            record[:] = [*head, payload]
+    return records
 
 
 def _decoded(body: bytes) -> list[Any]:

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 import msgspec
 
@@ -42,7 +41,7 @@ from kvbus.core.events import (
 from kvbus.core.frames import END_SEQ, Limits
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
-from kvbus.core.persist import Frame, Loader, decode_record, dump, encode_record
+from kvbus.core.persist import Frame, Loader, decode_records, dump, encode_records
 from kvbus.core.relay import Relay
 from kvbus.core.settings import Settings, State
 
@@ -539,9 +538,11 @@ class World:
         for blob in self.saved:
             loader.feed(blob)
         assert loader.complete
-        for body, payload, crc in self.log:
-            assert crc == crc32(body, crc32(payload))
-            relay.again(decode_record(body, payload), self.now)
+        for body, payloads in self.log:
+            records = decode_records(body, b"".join(payloads))
+            assert records is not None
+            for record in records:
+                relay.again(record, self.now)
         relay.resumed(self.now)
         for n, at in self.places:
             assert relay.outputs[n].streams[at].next_seq == self.last_seq[n, at] + 1
@@ -575,7 +576,8 @@ class World:
 
     def _write_log(self) -> None:
         assert self.relay.records is not None
-        self.log += map(encode_record, self.relay.records)
+        if self.relay.records:
+            self.log.append(encode_records(self.relay.records))
         self.relay.records = []
 
     # -- routers -------------------------------------------------------------------------------------------------
