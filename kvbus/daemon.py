@@ -34,6 +34,9 @@ log = logging.getLogger("kvbus.daemon")
 TICK: Final = 0.05
 """Seconds between two looks at deadlines."""
 
+DUMP_TICK: Final = 0.01
+"""Seconds between two slices of a dump."""
+
 
 class Daemon:
     """Runs one configuration. Make it inside a running loop; :meth:`start`, then :meth:`close` or :meth:`run`.
@@ -172,7 +175,8 @@ class Daemon:
                 self._show_state(self.state)
         finally:
             # whatever went wrong: the clock goes on
-            self._next_tick = now if self.relay.backlog else now + TICK
+            dumping = self.state is not None and self.state.busy
+            self._next_tick = now if self.relay.backlog else now + (DUMP_TICK if dumping else TICK)
             self._ticker = self._loop.call_at(self._next_tick, self._tick)
 
     def _show_state(self, store: StateStore) -> None:

@@ -206,6 +206,11 @@ class StateStore:
         except OSError as error:
             self._fail(error)
 
+    @property
+    def busy(self) -> bool:
+        """A dump is being written: :meth:`work` has more to do. Until it is over, large indexes are held still."""
+        return self._dumping is not None
+
     def _make_room(self) -> None:
         """A spare log before there was any. Where there is no room, it is not needed for being right."""
         spare = self._directory / SPARE

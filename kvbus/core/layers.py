@@ -13,8 +13,8 @@ from weakref import ref
 K = TypeVar("K")
 V = TypeVar("V")
 
-SMALL: Final = 20_000
-"""Entries that are copied all the same: it takes less than half a millisecond."""
+SMALL: Final = 150_000
+"""Entries that are copied all the same: it takes a millisecond or two, and a layer costs the traffic above it more."""
 
 MAX_LAYERS: Final = 4
 """Layers on top of each other; one more is a copy."""
