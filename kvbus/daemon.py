@@ -25,7 +25,7 @@ from kvbus.errors import StateDirError
 from kvbus.inlets import Inlets
 from kvbus.keys import Keys, in_clear, read_keys, source_domain
 from kvbus.outlets import Outlets
-from kvbus.statestore import RESERVE, StateStore
+from kvbus.statestore import StateStore
 from kvbus.transport.sockets import IO_THREADS, Context, Guard, check_library, end
 from kvbus.transport.zap import ZapHandler
 
@@ -80,7 +80,7 @@ class Daemon:
         """Go on where a former process was. What cannot be used is moved aside, and the relay begins empty."""
         if self.config.state_dir is None:
             return None
-        store = StateStore(self.config.state_dir, self.identity(), RESERVE)
+        store = StateStore(self.config.state_dir, self.identity())
         now = asyncio.get_running_loop().time()
         try:
             self.resumed = store.open(self.relay, now)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 from zlib import crc32
 
-from kvbus.core.persist import Frame, Loader, Record, StateError, decode_records, dump, encode_records, frame
+from kvbus.core.persist import Frame, Loader, Record, StateError, decode_records, dump, encode_records
 from kvbus.core.relay import Relay
 
 log = logging.getLogger("kvbus.state")
@@ -44,9 +44,6 @@ MIN_ROTATE: Final = 128 * 1024 * 1024
 """A log is rotated when it is larger than this, and than four times the dump before it: a dump costs as much as a few
 microseconds for each store in it, and reading a log as much as handling it did."""
 
-RESERVE: Final = 1024 * 1024
-"""Bytes the daemon makes room for at its first start: most of what a write costs is making room for it."""
-
 SPARE: Final = "log.spare"
 """The last log that was rotated out. The next one is written over it: pages that are there are most of the cost."""
 
@@ -57,11 +54,9 @@ class StateStore:
     Args:
         directory: made if it is not there.
         identity: names of sources and outputs; another configuration's state is not loaded.
-        reserve: bytes to make room for where there is no state yet.
     """
 
-    def __init__(self, directory: Path, identity: Sequence[str], reserve: int = 0) -> None:
-        self._reserve = reserve
+    def __init__(self, directory: Path, identity: Sequence[str]) -> None:
         self._directory = directory
         self._header = _header(identity)
         self._generation = 0
@@ -95,8 +90,6 @@ class StateStore:
                 raise StateError(str(error)) from error
             finally:
                 self._generation = max([*dumps, *self._generations("log")])
-        elif self._reserve:
-            self._make_room()
         self._relay = relay
         relay.records = []
         try:
@@ -105,7 +98,7 @@ class StateStore:
             if error.errno not in _NO_ROOM:
                 raise
             self._fail(error)
-        while self._dumping is not None:
+        while self.busy:
             self.work()
         return loaded
 
@@ -211,16 +204,6 @@ class StateStore:
         """A dump is being written: :meth:`work` has more to do. Until it is over, large indexes are held still."""
         return self._dumping is not None
 
-    def _make_room(self) -> None:
-        """A spare log before there was any. Where there is no room, it is not needed for being right."""
-        spare = self._directory / SPARE
-        try:
-            with spare.open("wb") as file:
-                for _ in range(0, self._reserve, 1 << 20):
-                    file.write(bytes(1 << 20))
-        except OSError:
-            spare.unlink(missing_ok=True)
-
     def _begin_generation(self) -> None:
         if self._relay is None:
             return
@@ -262,7 +245,7 @@ class StateStore:
                 self._path(self._generation, "part").rename(self._path(self._generation, "dump"))
                 self._drop_older()
                 return
-            self._dump_bytes += _write(self._dump_file, self._dump_mark, frame(body))
+            self._dump_bytes += _write(self._dump_file, self._dump_mark, Frame(body, []))
 
     def _drop_older(self) -> None:
         for kind in ("dump", "log", "part"):

@@ -4,8 +4,8 @@ Kafka's guarantees for a compacted log, with blocks for keys: whoever reads from
 of every live block; order is kept within what is told (parents before children, one medium at a time); a seq never
 changes its place; and who keeps up with the head sees every batch as it was sent.
 
-A cut holds the index still (:mod:`kvbus.core.layers`): nothing is copied, the relay goes on changing its state in a
-layer on top while a cut is being told, slice by slice, to several routers at their own pace.
+A cut copies a small index and holds a large one still (:mod:`kvbus.core.layers`): the relay goes on changing its state,
+in a layer on top, while a cut is being told, slice by slice, to several routers at their own pace.
 """
 
 from __future__ import annotations

@@ -50,16 +50,9 @@ class Frame(NamedTuple):
     payloads: list[bytes]
 
 
-def frame(body: bytes) -> Frame:
-    """A blob of a dump, as it is written."""
-    return Frame(body, [])
-
-
 def encode_records(records: Sequence[Record]) -> Frame:
     """Records of the log, as they are written: payloads stay as they are, and their CRCs are known already."""
     payloads = [record[-2] for record in records if record[0] == DELIVERED]
-    if not payloads:
-        return Frame(_encode(records), [])
     heads = [(*record[:-2], len(record[-2]), record[-1]) if record[0] == DELIVERED else record for record in records]
     return Frame(_encode(heads), payloads)
 

@@ -462,10 +462,9 @@ class Sequencer:
             if self._asking.open is None and self.state is State.GAP:
                 self.state = State.LIVE
             return
-        if self._asking.open is not None:
-            if self._asking.open.purpose not in INTERRUPTIBLE:
-                return
-            self._asking.stop()
+        if not self._asking.interruptible:
+            return
+        self._asking.stop()
         if self._gap_start != self.next:
             self._gap_start = self.next
             self._attempts = 0

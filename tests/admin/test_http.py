@@ -16,7 +16,7 @@ from kvbus.errors import BindError
 from kvbus.transport.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import cleared, removed, store, tokens_of
 from tests.core.dsl import payload as batch
-from tests.ports import free_ports, ports_in_a_row
+from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually, running_bus
 
 
@@ -165,7 +165,7 @@ async def test_sources_lists_every_rank_in_order():
         {"name": "a", "endpoint": f"tcp://127.0.0.1:{first}", "data_parallel_size": 3},
         {"name": "b", "endpoint": "ipc:///tmp/kvbus-test-nobody-there"},
     ]
-    out = [{"endpoint": f"tcp://127.0.0.1:{free_ports(1)[0]}", "layout": "merged"}]
+    out = [{"endpoint": f"tcp://127.0.0.1:{free_port()}", "layout": "merged"}]
     async with web(sources=sources, outputs=out) as client:
         entries = await client.json("/sources")
         assert [(e["name"], e["rank"]) for e in entries] == [("a/0", 0), ("a/1", 1), ("a/2", 2), ("b", 0)]
@@ -245,7 +245,7 @@ async def test_reblocked_blocks_are_those_that_routers_know():
 async def test_blocks_of_one_source_and_of_one_that_is_none():
     ports = free_ports(2)
     engines = [{"name": f"e{n}", "endpoint": f"tcp://127.0.0.1:{port}"} for n, port in enumerate(ports)]
-    out = [{"endpoint": f"tcp://127.0.0.1:{free_ports(1)[0]}", "layout": "merged"}]
+    out = [{"endpoint": f"tcp://127.0.0.1:{free_port()}", "layout": "merged"}]
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(web(sources=engines, outputs=out))
         for n, port in enumerate(ports):

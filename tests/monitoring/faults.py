@@ -25,7 +25,7 @@ from zmq.auth import create_certificates, load_certificate
 from kvbus.transport.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import payload, removed, store
 from tests.monitoring.prometheus import Prometheus
-from tests.ports import free_ports, ports_in_a_row
+from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually
 from tests.system.test_run import Command
 
@@ -229,7 +229,7 @@ class Scene:
 
     def _locked(self, directory: Path) -> dict[str, Any]:
         """An output for routers whose keys it knows; it knows none."""
-        (port,) = free_ports(1)
+        port = free_port()
         self.locked = f"tcp://127.0.0.1:{port}"
         public, secret = create_certificates(directory, "kvbus")
         Path(secret).chmod(0o600)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.system.bus import PATIENCE
 
 ROOT: Final = Path(__file__).parents[2]
@@ -88,7 +88,7 @@ class Prometheus:
 
 @contextlib.contextmanager
 def running_prometheus(directory: Path, config: str) -> Iterator[Prometheus]:
-    (port,) = free_ports(1)
+    port = free_port()
     file = directory / "prometheus.yml"
     file.write_text(config)
     command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={directory / 'tsdb'}"]

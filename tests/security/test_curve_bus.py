@@ -19,7 +19,7 @@ from kvbus.reload import Reloader
 from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
-from tests.ports import free_ports
+from tests.ports import free_port, free_ports
 from tests.security.keys import Keyring, client_context, server_context
 from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 
@@ -163,7 +163,7 @@ async def test_the_lists_of_two_outputs_are_two_lists(keys, tmp_path):
 
 
 async def test_snapshots_want_a_key_too(keys):
-    snapshot = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    snapshot = f"tcp://127.0.0.1:{free_port()}"
     async with bus_and_engine(keys, output={"snapshot_endpoint": snapshot}) as (bus, _):
         for pair, answered in ((keys.stranger, False), (keys.router, True)):
             context = client_context(pair, keys.bus)

@@ -11,7 +11,7 @@ from kvbus.core.commands import Command
 from kvbus.core.events import BatchReceived, RelayEvent
 from kvbus.play import Faults, play
 from kvbus.transport.publisher import EnginePublisher
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.system.bus import RouterOnASet, eventually, running_bus
 from tests.wire.captures import load, matches_truth
 
@@ -22,7 +22,7 @@ async def the_chain(*, by_snapshot: bool) -> None:
     """The second bus comes when the first one's journal has forgotten nearly everything."""
     messages = load(NAME)
     half = len(messages) // 2
-    snapshots = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    snapshots = f"tcp://127.0.0.1:{free_port()}"
     offered = {"journal_batches": 5, "snapshot_endpoint": snapshots if by_snapshot else None}
     async with (
         running_bus(output=offered) as first,
@@ -71,7 +71,7 @@ def test_a_second_bus_learns_everything_from_the_first(by_snapshot: bool) -> Non
 async def lost_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that no replay brings back cost a source with snapshots nothing."""
     messages = load(NAME)
-    snapshots = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    snapshots = f"tcp://127.0.0.1:{free_port()}"
     async with running_bus(output={"snapshot_endpoint": snapshots, "heartbeat": 0.2}) as first:
         upstream = {"endpoint": first.out, "replay_endpoint": "tcp://127.0.0.1:9", "snapshot_endpoint": snapshots}
         async with (

@@ -22,7 +22,7 @@ from kvbus.marks import AHEAD
 from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import removed, store
-from tests.ports import free_ports, ports_in_a_row
+from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 
 
@@ -289,7 +289,7 @@ class Cut:
 
     def __init__(self, target: int) -> None:
         self._target = target
-        self.port = free_ports(1)[0]
+        self.port = free_port()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -441,7 +441,7 @@ def test_a_second_bus_that_cannot_bind_leaves_the_numbering_of_the_first_alone(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     live, again = free_ports(2)
     output = {"endpoint": tcp(live), "replay_endpoint": tcp(again), "heartbeat": 0}
-    overrides = {"sources": [{"endpoint": tcp(free_ports(1)[0])}], "outputs": [output], "http": None}
+    overrides = {"sources": [{"endpoint": tcp(free_port())}], "outputs": [output], "http": None}
     config = load(None, env={}, overrides=overrides)
 
     async def main() -> None:

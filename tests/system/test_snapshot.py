@@ -12,7 +12,7 @@ import zmq
 from kvbus.play import play
 from kvbus.transport.publisher import EnginePublisher
 from tests.core.dsl import payload, removed, store, unpack
-from tests.ports import free_ports, ports_in_a_row
+from tests.ports import free_port, ports_in_a_row
 from tests.system.bus import Bus, eventually, running_bus
 from tests.system.test_outputs import four_engines, replay, subscribed, tcp
 from tests.wire.captures import PlainSetRouter, load, matches_truth
@@ -44,7 +44,7 @@ async def with_the_capture(bus: Bus) -> None:
 
 
 async def the_protocol(kind: int) -> None:
-    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     async with running_bus(output={"snapshot_endpoint": endpoint, "journal_batches": 10}) as bus:
         with zmq.Context() as context:
             live = context.socket(zmq.SUB)
@@ -93,7 +93,7 @@ BLOCKS = 1_100_000
 
 async def a_million_blocks() -> None:
     """Every block is there, in chunks that any reader can take."""
-    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     async with (
         running_bus(output={"snapshot_endpoint": endpoint}, limits={"max_blocks": 2_000_000}) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,

@@ -9,12 +9,12 @@ from kvbus.core.stats import OutputStats
 from kvbus.errors import BindError
 from kvbus.transport.egress import BURST, LiveOutput
 from kvbus.transport.pump import Pump
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.transport.loops import both_loops, eventually, read_all, turns, u64
 
 
 def endpoint():
-    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 @contextlib.asynccontextmanager

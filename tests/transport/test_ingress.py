@@ -9,12 +9,12 @@ from kvbus.core.frames import replay_request
 from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, Question
 from kvbus.transport.publisher import EnginePublisher
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.transport.loops import END, both_loops, eventually, turns, u64
 
 
 def endpoint():
-    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ import zmq
 
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.sockets import make_socket
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.transport.loops import both_loops, eventually, turns
 
 
@@ -63,7 +63,7 @@ async def bound_again(context, endpoint):
 
 
 def endpoint():
-    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 @both_loops

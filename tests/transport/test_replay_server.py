@@ -18,7 +18,7 @@ from kvbus.transport.publisher import EnginePublisher
 from kvbus.transport.replay import MAX_WAITING, Budget, ReplayServer
 from tests.core.dsl import payload as batch
 from tests.core.dsl import removed, store
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.system.bus import running_bus
 from tests.transport.loops import END, PATIENCE, both_loops, eventually, read_all, turns, u64
 from tests.wire.captures import PlainSetRouter
@@ -35,7 +35,7 @@ class Served:
         self.stream = OutputStream(b"kv@a@m", PROFILES[profile], Journal(10**6, 2**40), heartbeat=0, rank=0)
         for _ in range(count):
             self.stream.append(payload, 0.0)
-        self.endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.stats = OutputStats() if budget is None else budget.stats
         self.asked = 0
         budget = budget or Budget(sessions, self.stats)
