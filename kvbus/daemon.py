@@ -26,12 +26,12 @@ from kvbus.inlets import Inlets
 from kvbus.keys import Keys, in_clear, read_keys, source_domain
 from kvbus.outlets import Outlets
 from kvbus.statestore import StateStore
-from kvbus.transport.sockets import IO_THREADS, Context, Guard, check_library, end
+from kvbus.transport.sockets import Guard, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
 log = logging.getLogger("kvbus.daemon")
 
-TICK: Final = 0.05
+TICK: Final = 0.1
 """Seconds between two looks at deadlines."""
 
 DUMP_TICK: Final = 0.01
@@ -64,7 +64,7 @@ class Daemon:
         self.state = self._load_state() if config.state_dir is not None and keep_seqs else None
         self.started = False
         self._loop = asyncio.get_running_loop()
-        self._context = Context(IO_THREADS)
+        self._context = make_context()
         self.zap = ZapHandler(self._context)
         outlets.allow(self.zap, self.keys)
         before_send = self.state.flush if self.state is not None else None

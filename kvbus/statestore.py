@@ -4,9 +4,9 @@ A directory holds generations: ``state-N.dump`` is a whole state, ``state-N.log`
 log record is written before anything that follows from it is sent, so a killed process has never said what its
 successor does not know. When a log has grown, the next generation begins: its log at once, its dump in slices beside
 the traffic; until that dump is whole (and only then named so), both logs count. A frame is what is written at a time:
-the mark of its file, its lengths, and a CRC-32 of its records, which carry those of their payloads. The end of a log
-may be torn, anything else that is not whole is refused, moved aside and counted, and the relay begins empty. Nothing is
-synced to the platter: this outlives the process, not a power cut.
+the mark of its file, its lengths, and a CRC-32 of its records, which carry the fingerprints of their payloads. The end
+of a log may be torn, anything else that is not whole is refused, moved aside and counted, and the relay begins empty.
+Nothing is synced to the platter: this outlives the process, not a power cut.
 """
 
 from __future__ import annotations
@@ -22,22 +22,26 @@ from pathlib import Path
 from typing import Final, TypeVar
 from zlib import crc32
 
-from kvbus.core.persist import Frame, Loader, Record, StateError, decode_records, dump, encode_records
+from kvbus.core.persist import Frame, Loader, Records, StateError, decode_records, dump
 from kvbus.core.relay import Relay
 
 log = logging.getLogger("kvbus.state")
 
 T = TypeVar("T")
 
-MAGIC: Final = b"kvbus-state-006\n"
+MAGIC: Final = b"kvbus-state-007\n"
 _HEAD: Final = struct.Struct("=8sQII")
 """The file's mark, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
 
 _MARK: Final = 8
 """Bytes that name one file and no other: frames of what a log was written over are not taken for its own."""
 
-_MAX_RECORDS: Final = 1000
-"""Records written in one call; the kernel's own limit is 1024 pieces (IOV_MAX)."""
+_SMALL: Final = 1024
+"""Bytes up to which copying a payload costs less than handing it to the kernel as a piece of its own."""
+
+_CALL: Final = 48 * 1024
+"""Bytes written in one call, about. For more at a time the kernel takes larger areas of free memory, and in a virtual
+machine those are what the host has taken back: a page of them costs several times one of the small ones."""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MIN_ROTATE: Final = 128 * 1024 * 1024
@@ -91,7 +95,7 @@ class StateStore:
             finally:
                 self._generation = max([*dumps, *self._generations("log")])
         self._relay = relay
-        relay.records = []
+        relay.records = Records()
         try:
             self._begin_generation()
         except OSError as error:
@@ -172,18 +176,14 @@ class StateStore:
 
     def flush(self) -> None:
         """Write what the relay has recorded; called before anything of it is sent."""
-        relay = self._relay
-        if relay is None or not relay.records:
+        records = None if self._relay is None else self._relay.records
+        if records is None or not records.heads:
             return
-        records, relay.records = relay.records, []
-        self._append(records)
-
-    def _append(self, records: list[Record]) -> None:
-        if self.failed or self._log is None:
+        frame = records.take()
+        if self._log is None:
             return
         try:
-            for at in range(0, len(records), _MAX_RECORDS):
-                self._log_bytes += _write(self._log, self._log_mark, encode_records(records[at : at + _MAX_RECORDS]))
+            self._log_bytes += _write(self._log, self._log_mark, frame)
         except OSError as error:
             self._fail(error)
 
@@ -310,15 +310,22 @@ def _blob(body: bytes, _payloads: bytes) -> bytes:
 
 
 def _write(fd: int, mark: bytes, frame: Frame) -> int:
-    """Write a frame, without joining its pieces first; how many bytes that were."""
+    """Write a frame; how many bytes that were."""
     body, payloads = frame
     size = sum(map(len, payloads))
     head = _HEAD.pack(mark, size, len(body), crc32(body)) + body
-    total = len(head) + size
-    pieces = [head, *payloads]
+    if size <= _SMALL * len(payloads):
+        _write_all(fd, [head + b"".join(payloads)])
+    else:
+        pieces, together = [head, *payloads], max(1, _CALL * len(payloads) // size)
+        for at in range(0, len(pieces), together):
+            _write_all(fd, pieces[at : at + together])
+    return len(head) + size
+
+
+def _write_all(fd: int, pieces: Sequence[bytes]) -> None:
     written = os.writev(fd, pieces)
-    if written < total:  # a signal, or the last room on a disk: the rest in one piece
+    if written < sum(map(len, pieces)):  # a signal, or the last room on a disk: the rest in one piece
         view = memoryview(b"".join(pieces))[written:]
         while view:
             view = view[os.write(fd, view) :]
-    return total

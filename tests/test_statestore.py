@@ -55,18 +55,20 @@ class Process:
         if last < 0:
             self.relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
 
-    def publish(self, count: int) -> None:
-        """Store a block a batch; every third batch also removes the block before."""
+    def publish(self, count: int, *, tokens: int = 4, together: bool = False) -> None:
+        """Store a block a batch; every third batch also removes the block before. All may be written ``together``."""
         for _ in range(count):
             seq = self.relay.sources[0].sequencer.next
             events: list[BlockStored | BlockRemoved] = [
-                BlockStored([seq], None, encode_value([seq] * 4), 4, None, "GPU", None, 0)
+                BlockStored([seq], None, encode_value([seq] * tokens), tokens, None, "GPU", None, 0)
             ]
             if seq % 3 == 2:
                 events.append(BlockRemoved([seq - 1], "GPU", 0))
             payload = encode_batch(events, 1.0 + seq, 0)
             self.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
-            self.store.flush()
+            if not together:
+                self.store.flush()
+        self.store.flush()
 
     def kill(self) -> None:
         """What the kernel has is what there is: nothing is closed in order."""
@@ -124,6 +126,27 @@ def test_a_kill_at_any_byte_of_the_log_loses_only_what_was_never_sent(tmp_path: 
         (directory / "state-1.log").write_bytes(whole[:cut])
         again = Process(directory)
         assert again.next_seq == max((count for size, count in sizes.items() if size <= cut), default=0)
+        again.kill()
+
+
+@pytest.mark.parametrize(("count", "tokens"), [(300, 4), (1500, 16), (40, 2000), (5, 40_000)])
+def test_many_batches_written_at_a_time_come_back_or_none_of_them(tmp_path: Path, count: int, tokens: int) -> None:
+    """However many pieces and calls a frame takes: nothing of it was sent before all of it was written."""
+    process = started(tmp_path)
+    process.publish(3, tokens=tokens)
+    (log,) = the_files(tmp_path, "log")
+    before = log.stat().st_size
+    process.publish(count, tokens=tokens, together=True)
+    process.kill()
+    whole, dump = log.read_bytes(), the_files(tmp_path, "dump")[0].read_bytes()
+    for cut in {*range(before, len(whole), (len(whole) - before) // 7), len(whole) - 1, len(whole)}:
+        directory = tmp_path / f"cut-{cut}"
+        directory.mkdir()
+        (directory / "state-1.dump").write_bytes(dump)
+        (directory / "state-1.log").write_bytes(whole[:cut])
+        again = Process(directory)
+        assert again.next_seq == (3 + count if cut == len(whole) else 3)
+        assert again.blocks == process.blocks or cut < len(whole)
         again.kill()
 
 

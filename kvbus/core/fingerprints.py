@@ -14,6 +14,11 @@ def fingerprint(payload: bytes) -> int:
     return len(payload) << 32 | crc32(payload)
 
 
+def length(mark: int) -> int:
+    """Of the payload with this fingerprint."""
+    return mark >> 32
+
+
 class Fingerprints:
     """:func:`fingerprint` of the last :data:`RING` batches delivered, and of batch 0 for as long as the life lasts."""
 
@@ -30,10 +35,10 @@ class Fingerprints:
         if seq == 0:
             self._first = mark
 
-    def crc(self, seq: int, payload: bytes) -> int:
-        """CRC-32 of batch ``seq``, one of the newest: it is part of the mark."""
+    def of(self, seq: int, payload: bytes) -> int:
+        """The fingerprint of batch ``seq``, one of the newest, and this its payload."""
         mark = self._ring[seq % RING]
-        return crc32(payload) if mark is None else mark & 0xFFFFFFFF
+        return fingerprint(payload) if mark is None else mark
 
     def skip(self, first: int, end: int) -> None:
         """Batches ``[first, end)`` were lost."""

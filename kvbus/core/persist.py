@@ -8,13 +8,13 @@ relay is deterministic. A record is on its way to the disk before anything that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from zlib import crc32
 
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
+from kvbus.core.fingerprints import fingerprint, length
 from kvbus.core.index import Chunk, Index, Meta, Rest, Table, TableKey, live_runs, set_of_chunks
 
 if TYPE_CHECKING:
@@ -50,15 +50,29 @@ class Frame(NamedTuple):
     payloads: list[bytes]
 
 
-def encode_records(records: Sequence[Record]) -> Frame:
-    """Records of the log, as they are written: payloads stay as they are, and their CRCs are known already."""
-    payloads = [record[-2] for record in records if record[0] == DELIVERED]
-    heads = [(*record[:-2], len(record[-2]), record[-1]) if record[0] == DELIVERED else record for record in records]
-    return Frame(_encode(heads), payloads)
+class Records:
+    """What has happened since the last frame. Payloads are kept apart: they are written as they came."""
+
+    __slots__ = ("heads", "payloads")
+
+    def __init__(self) -> None:
+        self.heads: list[Record] = []
+        self.payloads: list[bytes] = []
+
+    def delivered(self, i: int, seq: int, topic: bytes, payload: bytes, mark: int) -> None:
+        """A batch of source ``i``; ``mark`` is its payload's :func:`~kvbus.core.fingerprints.fingerprint`."""
+        self.heads.append((DELIVERED, i, seq, topic, mark))
+        self.payloads.append(payload)
+
+    def take(self) -> Frame:
+        """All of them, as they are written; from now on there are none."""
+        frame = Frame(_encode(self.heads), self.payloads)
+        self.heads, self.payloads = [], []
+        return frame
 
 
 def decode_records(body: bytes, payloads: bytes) -> list[list[Any]] | None:
-    """The records a frame was made of, without the CRCs; None if a payload is not what it was.
+    """The records a frame was made of, payloads in place of their marks; None if one is not what it was.
 
     Raises:
         StateError: they are no records.
@@ -69,12 +83,11 @@ def decode_records(body: bytes, payloads: bytes) -> list[list[Any]] | None:
         if not isinstance(record, list) or not record:
             raise StateError(f"no record: {record!r}")
         if record[0] == DELIVERED:
-            *head, size, crc = record
-            payload = payloads[at : at + size]
-            at += size
-            if crc32(payload) != crc:
+            mark = record[-1]
+            end = at + length(mark)
+            record[-1], at = payloads[at:end], end
+            if fingerprint(record[-1]) != mark:
                 return None
-            record[:] = [*head, payload]
     return records
 
 

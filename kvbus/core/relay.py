@@ -37,7 +37,7 @@ from kvbus.core.events import (
 from kvbus.core.frames import SEQ_BYTES, Limits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.parts import NOBODY, NewStream, Output, OutputSpec, Source, SourceSpec
-from kvbus.core.persist import Record
+from kvbus.core.persist import Records
 from kvbus.core.schema import AllBlocksCleared
 from kvbus.core.snapshot import parse_snapshot
 from kvbus.core.types import Reason
@@ -61,7 +61,7 @@ class Relay:
             self._out.close(i, closed=source.gone)
         self.backlog = False
         """Work was put off to keep the loop alive: send a :class:`~kvbus.core.events.Tick` soon."""
-        self.records: list[Record] | None = None
+        self.records: Records | None = None
         """Where the log goes (:mod:`kvbus.core.persist`); None: nothing is kept."""
         self._handlers: dict[type, Callable[..., None]] = {
             BatchReceived: self._batch,
@@ -295,12 +295,12 @@ class Relay:
 
     def _deliver(self, i: int, source: Source, seq: int, payload: bytes, now: float) -> None:
         if self.records is not None:
-            self.records.append((persist.DELIVERED, i, seq, source.topic, payload, source.sequencer.crc(seq, payload)))
+            self.records.delivered(i, seq, source.topic, payload, source.sequencer.mark(seq, payload))
         self._take(i, source, payload, now, first_of_life=seq == 0)
 
     def _record(self, *record: Any) -> None:
         if self.records is not None:
-            self.records.append(record)
+            self.records.heads.append(record)
 
     def _forget(self, i: int, source: Source, now: float, *, same_life: bool = False) -> None:
         """Nothing that was known of this source's cache can be relied on any more."""

@@ -142,9 +142,9 @@ class Sequencer:
         numbers.passed(seq, payload)
         return True
 
-    def crc(self, seq: int, payload: bytes) -> int:
-        """The CRC-32 of a batch that was just delivered."""
-        return self.numbers.marks.crc(seq, payload)
+    def mark(self, seq: int, payload: bytes) -> int:
+        """The fingerprint of a batch that was just delivered."""
+        return self.numbers.marks.of(seq, payload)
 
     def live(self, seq: int, payload: bytes, now: float) -> None:
         """One batch of the live stream."""

@@ -15,7 +15,7 @@ import zmq
 
 from kvbus.transport.sockets import Socket
 
-CAP: Final = 256
+CAP: Final = 128
 """Messages taken in one go before the loop's other work gets its turn."""
 
 MAX_KEPT_FRAMES: Final = 64

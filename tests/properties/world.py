@@ -41,7 +41,7 @@ from kvbus.core.events import (
 from kvbus.core.frames import END_SEQ, Limits
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
-from kvbus.core.persist import Frame, Loader, decode_records, dump, encode_records
+from kvbus.core.persist import Frame, Loader, Records, decode_records, dump
 from kvbus.core.relay import Relay
 from kvbus.core.settings import Settings, State
 
@@ -293,7 +293,7 @@ class World:
         self.lines = [Line(Engine(kind, setup, rank)) for rank, kind in enumerate(setup.engines)]
         self.first_seqs: dict[tuple[int, int], int] = {}
         self.relay = self.make_relay()
-        self.relay.records = []
+        self.relay.records = Records()
         self.last_seq = dict.fromkeys(self.places, -1)
         self.routers = {place: Router() for place in self.places}
         self.late: dict[tuple[int, int], LateRouter] = {}
@@ -550,7 +550,7 @@ class World:
         for source, mark, epoch in zip(relay.sources, marks, epochs, strict=True):
             assert source.sequencer.next <= mark
             assert source.sequencer.epoch <= epoch
-        relay.records = []
+        relay.records = Records()
         self.relay = relay
         self._answers_are_gone()
 
@@ -562,7 +562,7 @@ class World:
             self.lines[source].heard = (-1, -1)
         self.first_seqs = {place: seq + 4 if seq >= 0 else 0 for place, seq in self.last_seq.items()}
         self.relay = self.make_relay()
-        self.relay.records = []
+        self.relay.records = Records()
         for line in self.lines:
             line.hidden = -1  # it knows of no other life
         self.last_seq = {place: seq - 1 for place, seq in self.first_seqs.items()}
@@ -576,9 +576,8 @@ class World:
 
     def _write_log(self) -> None:
         assert self.relay.records is not None
-        if self.relay.records:
-            self.log.append(encode_records(self.relay.records))
-        self.relay.records = []
+        if self.relay.records.heads:
+            self.log.append(self.relay.records.take())
 
     # -- routers -------------------------------------------------------------------------------------------------
 

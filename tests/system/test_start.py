@@ -159,3 +159,35 @@ def test_only_names_are_looked_up_in_the_second_thread(endpoint: str, bind: bool
     finally:
         sub.close(0)
         context.term()
+
+
+def io_threads() -> set[int]:
+    """Of this process's contexts that have had a socket."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(task.name) for task in tasks if "ZMQbg/IO" in (task / "comm").read_text()}
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_threads_that_carry_bytes_do_not_interrupt_the_relay_where_linux_lets_them(
+    refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libzmq aborts the process if the policy it was told is refused: then it is not told."""
+    if refused:
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    others = io_threads()
+    context = sockets.make_context()
+    before = os.sched_getscheduler(0)
+    sub = sockets.make_socket(context, zmq.SUB)
+    try:
+        assert sub.context.get(zmq.IO_THREADS) == sockets.IO_THREADS
+        assert {os.sched_getscheduler(thread) for thread in io_threads() - others} == {
+            os.SCHED_OTHER if refused else os.SCHED_BATCH
+        }
+        assert os.sched_getscheduler(0) == before  # the relay's own thread is left as it was
+    finally:
+        sub.close(0)
+        context.term()
