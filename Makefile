@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench chaos profile soak fuzz flood lint format types walls lock clean
+.PHONY: help demo test bench chaos profile profile-process soak fuzz flood lint format types walls lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ bench: $(STAMP) ## the benchmarks, an hour on a quiet machine (ARGS="--quick", A
 
 profile: $(STAMP) ## where the core's time goes (ARGS="1x1")
 	@PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.hotspots $(ARGS)
+
+profile-process: $(STAMP) ## whose time the process's is, by perf (ARGS="1x8 --ranks 8 --rate 50")
+	@$(BIN)/python -m tests.bench.shares $(ARGS)
 
 chaos: $(STAMP) ## faults over real sockets (FAULTS=10000 SEED=7 CELL=1 GENERATION=0 ROUNDS=3 SECONDS=600)
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) \

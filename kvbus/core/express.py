@@ -47,12 +47,11 @@ _MAX_SHAPES: Final = 4096
 class _Shape:
     """Where stores of one spelling go: everything about them that does not change from one to the next."""
 
-    __slots__ = ("group", "heads", "meta", "several", "size", "table", "whole")
+    __slots__ = ("group", "heads", "meta", "several", "table", "whole")
 
-    def __init__(self, table: Table, group: int | None, size: int, meta: Meta) -> None:
+    def __init__(self, table: Table, group: int | None, meta: Meta) -> None:
         self.table = table
         self.group = group
-        self.size = size
         self.meta = meta
         self.several = False
         """Whether events of several blocks may pass; the first one of a stream has something to teach."""
@@ -63,7 +62,7 @@ class _Shape:
 
     def head(self, blocks: int) -> bytes:
         """The msgpack array header of the tokens of so many blocks."""
-        count = blocks * self.size
+        count = blocks * self.meta.block_size
         if count < 16:
             head = bytes([0x90 | count])
         elif count < 1 << 16:
@@ -323,7 +322,7 @@ class Express:
         meta = self._index.shared_meta(Meta(size, *lora, medium, event.group_idx, kind, UNSET))
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
-        shape = self._shapes[spelling] = _Shape(table, group, size, meta)
+        shape = self._shapes[spelling] = _Shape(table, group, meta)
         shape.several = granularity.proven == size
         shape.whole = UNSET not in (event.lora_id, event.medium, event.lora_name)
         return shape
