@@ -39,7 +39,7 @@ _MARK: Final = 8
 _SMALL: Final = 1024
 """Bytes up to which copying a payload costs less than handing it to the kernel as a piece of its own."""
 
-_CALL: Final = 48 * 1024
+_CALL: Final = 96 * 1024
 """Bytes written in one call, about. For more at a time the kernel takes larger areas of free memory, and in a virtual
 machine those are what the host has taken back: a page of them costs several times one of the small ones."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -28,7 +29,7 @@ from kvbus.transport.sockets import PLAIN, Context, Guard, attach, make_socket
 BURST: Final = 64
 """Messages one requester gets before the next one has its turn."""
 
-SLICE: Final = 0.003
+SLICE: Final = 0.001
 """Seconds one turn may take: telling a million blocks takes a while, and the live stream goes on beside it."""
 
 RETRY: Final = 0.005
@@ -268,6 +269,7 @@ class ReplayServer:
                     self._handle.cancel()
                 self._handle = self._loop.call_soon(self._turn) if moved else self._loop.call_later(RETRY, self._turn)
             self._pump.kick()
+            os.sched_yield()  # an I/O thread on the same core: what was made leaves now, what has come is seen
 
     def _advance(self, session: Session, until: float) -> int | None:
         """Send a burst; how many messages went out, None if the session is over."""

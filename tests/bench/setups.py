@@ -19,7 +19,6 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
-from kvbus.statestore import MIN_ROTATE, SPARE
 from tests.ports import ports_in_a_row
 
 from . import engine, reader, router
@@ -34,12 +33,8 @@ from .processes import (
     wait_until,
 )
 
-StateDir = Literal["new", "used"] | None
 Between = Literal["direct", "proxy", "naive", "asyncio", "kvbus"]
 BETWEEN: Final[tuple[Between, ...]] = ("direct", "proxy", "naive", "asyncio", "kvbus")
-
-
-_ZEROS: Final = bytes(32 * 1024)
 
 
 class Child:
@@ -104,8 +99,7 @@ class Setup:
         verify: the routers keep everything and count the blocks.
         pinned: False lets every process use every core.
         kvbus: further settings.
-        state_dir: kvbus keeps its state, in the run's own directory: a new one, or one that holds an old log to be
-            written over.
+        state_dir: kvbus keeps its state, in the run's own directory.
     """
 
     between: Between
@@ -119,7 +113,7 @@ class Setup:
     verify: bool = False
     pinned: bool = True
     kvbus: dict[str, Any] = field(default_factory=dict)
-    state_dir: StateDir = None
+    state_dir: bool = False
 
 
 @dataclass
@@ -327,13 +321,7 @@ class Running:
         output = {"name": "routers", "endpoint": self.out[0], "replay_endpoint": self.out_replay[0]}
         settings = {"sources": [source], "outputs": [output], "http": self.http, **setup.kvbus}
         if setup.state_dir:
-            directory = self.directory / "state"
-            settings["state_dir"] = str(directory)
-            if setup.state_dir == "used":
-                directory.mkdir()
-                with (directory / SPARE).open("wb") as file:
-                    for _ in range(0, MIN_ROTATE, len(_ZEROS)):
-                        file.write(_ZEROS)
+            settings["state_dir"] = str(self.directory / "state")
         path.write_text(json.dumps(settings))  # JSON is YAML
         return path
 
