@@ -42,14 +42,15 @@ class ReplayAnswer:
         self._telling: Telling | None = None
         self._told = 0
         self._empty = b""
-        self._done = False
+        self.done = False
+        """Its last message was taken."""
         self.outcome = "complete" if request.well_formed else "malformed"
         """What to count it as once it is over; ``compacted`` if it reached behind the journal, ``late`` if it had to
         begin later than asked for."""
 
     def next_message(self) -> list[bytes] | None:
         """The next message, END as the last one, then None."""
-        if self._done:
+        if self.done:
             return None
         while self._seq < self._end:
             payload = self._from_journal() if self._telling is None else self._from_cut(self._telling)
@@ -64,7 +65,7 @@ class ReplayAnswer:
 
     def refusal(self) -> list[bytes]:
         """END, and nothing before it: nobody waits for ever."""
-        self._done = True
+        self.done = True
         self._cut = None
         return replay_end(self._stream.profile.framing, self._envelope)
 

@@ -72,19 +72,20 @@ class SnapshotAnswer:
         self._valid = request.valid
         self._make_cut = cut
         self._telling: Telling | None = None
-        self._done = False
+        self.done = False
+        """The reply was taken."""
 
     def refusal(self) -> list[bytes]:
         """Not now: the reply that there is no snapshot."""
-        self._done = True
+        self.done = True
         return [*self._frames[: self._envelope_frames], _i64(UNAVAILABLE), self._publisher_id]
 
     def next_message(self) -> list[bytes] | None:
         """The reply when it is complete, ``[]`` while it is being built, None after it was handed out."""
-        if self._done:
+        if self.done:
             return None
         if not self._valid or self._make_cut is None:
-            self._done = True
+            self.done = True
             return [*self._frames, _i64(NOTHING_YET if self._valid else UNAVAILABLE), self._publisher_id]
         if self._telling is None:
             cut = self._make_cut()
@@ -93,7 +94,7 @@ class SnapshotAnswer:
             self._chunks = 0
         payload = self._telling.get(self._chunks)
         if payload is None:
-            self._done = True
+            self.done = True
             return self._frames
         self._frames.append(payload)
         self._chunks += 1

@@ -275,9 +275,6 @@ class ReplayServer:
         """Send a burst; how many messages went out, None if the session is over."""
         for sent in range(BURST):
             message = session.message or session.answer.next_message()
-            if message is None:
-                self._over(session, session.answer.outcome)
-                return None
             if not message:  # still being put together
                 if self._loop.time() >= until:
                     break
@@ -302,6 +299,9 @@ class ReplayServer:
                 return None
             session.message = None
             self._stats.replay_batches += 1
+            if session.answer.done:
+                self._over(session, session.answer.outcome)
+                return None
             if self._loop.time() >= until:
                 break
         session.progress = self._loop.time()

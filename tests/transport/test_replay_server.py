@@ -356,6 +356,7 @@ class Broken:
     def __init__(self, inner):
         self.identity = inner.identity
         self.outcome = "complete"
+        self.done = False
         self._inner = inner
         self._left = 5
 
