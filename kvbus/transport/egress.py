@@ -27,6 +27,10 @@ BURST: Final = 512
 REOPEN: Final = 0.01
 """Seconds until an address that is not free yet is tried again."""
 
+LOOK: Final = 0.1
+"""Seconds after a send until subscriptions are looked for whose signal it may have eaten; they are only counted here, and
+looking after every send would hold up the thread that has to send it."""
+
 Message = tuple[bytes, bytes, bytes, int]
 """Topic, seq frame, payload, number of events."""
 
@@ -66,6 +70,7 @@ class LiveOutput:
         stats.queue_limit += queue_limit
         self._before_send = before_send
         self._soon: asyncio.Handle | None = None
+        self._look: asyncio.TimerHandle | None = None
         self._subscribers = 0
         self._again: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -110,9 +115,10 @@ class LiveOutput:
             self._soon = self._soon or self._loop.call_soon(self.turn)
 
     def _shut(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
+        for timer in (self._again, self._look):
+            if timer is not None:
+                timer.cancel()
+        self._again = self._look = None
         if not self._pump.closed:
             self._stats.subscribers -= self._subscribers
             self._subscribers = 0
@@ -153,6 +159,11 @@ class LiveOutput:
         if queue:
             self._announced = True
             self._soon = self._loop.call_soon(self.turn)
+        if self._look is None:
+            self._look = self._loop.call_later(LOOK, self._look_for_subscriptions)
+
+    def _look_for_subscriptions(self) -> None:
+        self._look = None
         self._pump.sent()
 
     def _send(self, topic: bytes, seq: bytes, payload: bytes, events: int) -> None:
