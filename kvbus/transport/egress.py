@@ -28,7 +28,7 @@ REOPEN: Final = 0.01
 """Seconds until an address that is not free yet is tried again."""
 
 LOOK: Final = 0.1
-"""Seconds after a send until subscriptions are looked for whose signal it may have eaten; they are only counted here, and
+"""Seconds after a send until subscriptions are looked for whose signal it may have eaten. They are only counted here;
 looking after every send would hold up the thread that has to send it."""
 
 Message = tuple[bytes, bytes, bytes, int]
