@@ -10,9 +10,10 @@ import pytest
 
 from kvbus import statestore
 from kvbus.core.codec import encode_batch, encode_value
-from kvbus.core.commands import AnswerReplay
+from kvbus.core.commands import AnswerReplay, RequestReplay
 from kvbus.core.encoding import Profile
-from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Tick
+from kvbus.core.fingerprints import RING
 from kvbus.core.frames import END_SEQ
 from kvbus.core.normalize import Rules
 from kvbus.core.parts import OutputSpec, SourceSpec
@@ -148,6 +149,30 @@ def test_many_batches_written_at_a_time_come_back_or_none_of_them(tmp_path: Path
         assert again.next_seq == (3 + count if cut == len(whole) else 3)
         assert again.blocks == process.blocks or cut < len(whole)
         again.kill()
+
+
+def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path: Path) -> None:
+    """More is delivered at a time than fingerprints are kept of, and handled in slices."""
+    process = started(tmp_path)
+    process.publish(10)
+    payloads = [
+        encode_batch([BlockStored([seq], None, encode_value([seq] * 4), 4, None, "GPU", None, 0)], 1.0 + seq, 0)
+        for seq in range(10, 10 + 3 * RING)
+    ]
+    asked = []
+    for seq, payload in enumerate(payloads[1:], 11):
+        asked += process.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
+    (question,) = [command for command in asked if isinstance(command, RequestReplay)]
+    missing = [b"", b"", (10).to_bytes(8, "big"), payloads[0]]
+    process.relay.handle(ReplayReceived(0, question.request, missing), 1.0)
+    while process.relay.backlog:
+        process.relay.handle(Tick(1.0), 1.0)
+    process.store.flush()
+    assert process.next_seq == 10 + 3 * RING
+    process.kill()
+    again = Process(tmp_path)
+    assert (again.next_seq, again.blocks) == (process.next_seq, process.blocks)
+    again.kill()
 
 
 @pytest.mark.parametrize("written", [0, 1, 16, 31])

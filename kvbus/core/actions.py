@@ -6,10 +6,11 @@ import msgspec
 
 
 class Deliver(msgspec.Struct):
-    """The next batch, in order. ``seq`` 0 opens a life."""
+    """The next batch, in order. ``seq`` 0 opens a life, ``mark`` is the payload's fingerprint."""
 
     seq: int
     payload: bytes
+    mark: int
 
 
 class NewEpoch(msgspec.Struct):

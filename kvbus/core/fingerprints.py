@@ -28,17 +28,13 @@ class Fingerprints:
         self._ring: list[int | None] = [None] * RING
         self._first: int | None = None
 
-    def add(self, seq: int, payload: bytes) -> None:
-        """Batch ``seq`` was delivered; it is the newest one now."""
+    def add(self, seq: int, payload: bytes) -> int:
+        """Batch ``seq`` was delivered; it is the newest one now. Its fingerprint."""
         mark = fingerprint(payload)
         self._ring[seq % RING] = mark
         if seq == 0:
             self._first = mark
-
-    def of(self, seq: int, payload: bytes) -> int:
-        """The fingerprint of batch ``seq``, one of the newest, and this its payload."""
-        mark = self._ring[seq % RING]
-        return fingerprint(payload) if mark is None else mark
+        return mark
 
     def skip(self, first: int, end: int) -> None:
         """Batches ``[first, end)`` were lost."""

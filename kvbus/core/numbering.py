@@ -52,10 +52,10 @@ class Numbering:
         """Everything the live stream has shown is delivered, and it has shown something."""
         return 0 < self.live_top <= self.next and not self.held
 
-    def passed(self, seq: int, payload: bytes) -> None:
-        """The next batch, by the live stream, with nothing known to be missing; whoever calls delivers it."""
+    def passed(self, seq: int, payload: bytes) -> int:
+        """The next batch, by the live stream, with nothing known to be missing; whoever calls delivers it. Its mark."""
         self.next = self.horizon = self.live_top = seq + 1
-        self.marks.add(seq, payload)
+        return self.marks.add(seq, payload)
 
     def live_in_order(self, seq: int, payload: bytes) -> None:
         """The next batch, by the live stream, with nothing held."""
@@ -90,9 +90,9 @@ class Numbering:
             self._deliver(self.next, payload)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
-        self.marks.add(seq, payload)
+        mark = self.marks.add(seq, payload)
         self.next = seq + 1
-        self._actions.append(Deliver(seq, payload))
+        self._actions.append(Deliver(seq, payload, mark))
 
     def _hold(self, seq: int, payload: bytes, *, found: bool) -> None:
         """Keep a batch until its turn. Over a limit the newest are let go: they are missing, and will be asked for."""

@@ -179,11 +179,14 @@ class Relay:
             topic, number, payload = frames
             most = self.limits.max_frame_bytes
             seq = int.from_bytes(number, "big")
-            if len(payload) <= most and len(topic) <= most and source.sequencer.passes(seq, payload, now):
+            mark = None
+            if len(payload) <= most and len(topic) <= most:
+                mark = source.sequencer.passes(seq, payload, now)
+            if mark is not None:
                 stats.bytes += len(payload)
                 source.topic = topic
                 source.down_since = None
-                self._deliver(event.source, source, seq, payload, now)
+                self._deliver(event.source, source, seq, payload, mark, now)
                 return
         message = parse_live(frames, self.limits)
         if isinstance(message, Reason):
@@ -274,7 +277,7 @@ class Relay:
         for _ in range(min(len(actions), SLICE)):
             action = actions.popleft()
             if isinstance(action, Deliver):
-                self._deliver(i, source, action.seq, action.payload, now)
+                self._deliver(i, source, action.seq, action.payload, action.mark, now)
             elif isinstance(action, AskSnapshot):
                 self._out.commands.append(RequestSnapshot(i, action.request))
             elif isinstance(action, Ask):
@@ -293,9 +296,9 @@ class Relay:
         if actions:
             self.backlog = True
 
-    def _deliver(self, i: int, source: Source, seq: int, payload: bytes, now: float) -> None:
+    def _deliver(self, i: int, source: Source, seq: int, payload: bytes, mark: int, now: float) -> None:
         if self.records is not None:
-            self.records.delivered(i, seq, source.topic, payload, source.sequencer.mark(seq, payload))
+            self.records.delivered(i, seq, source.topic, payload, mark)
         self._take(i, source, payload, now, first_of_life=seq == 0)
 
     def _record(self, *record: Any) -> None:

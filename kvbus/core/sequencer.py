@@ -127,24 +127,19 @@ class Sequencer:
         if self.state is not State.LOST:
             self.state = State.CONNECTING
 
-    def passes(self, seq: int, payload: bytes, now: float) -> bool:
+    def passes(self, seq: int, payload: bytes, now: float) -> int | None:
         """The commonest case of :meth:`live`: the next batch, with nothing missing and nothing open.
 
-        True: it is taken, and to be delivered at once, without an action. False: nothing has changed.
+        Its fingerprint: it is taken, and to be delivered at once, without an action. None: nothing has changed.
         """
         numbers = self.numbers
         if not (seq == numbers.next == numbers.horizon and numbers.synced and self.connected):
-            return False
+            return None
         if self._asking.open is not None or self._unverified or self.actions:
-            return False
+            return None
         self._idle_since = now
         self._probe_factor = 1
-        numbers.passed(seq, payload)
-        return True
-
-    def mark(self, seq: int, payload: bytes) -> int:
-        """The fingerprint of a batch that was just delivered."""
-        return self.numbers.marks.of(seq, payload)
+        return numbers.passed(seq, payload)
 
     def live(self, seq: int, payload: bytes, now: float) -> None:
         """One batch of the live stream."""
