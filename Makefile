@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 .PHONY: help demo test bench chaos profile profile-process soak fuzz flood lint format types walls lock clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvbus needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }

@@ -33,6 +33,10 @@ def make_relay() -> Relay:
     )
 
 
+def stored(block: int, tokens: int = 4) -> BlockStored:
+    return BlockStored([block], None, encode_value([block] * tokens), tokens, None, "GPU", None, 0)
+
+
 class Process:
     """One life of kvbus over the directory: a relay, its store, an engine that counts."""
 
@@ -60,9 +64,7 @@ class Process:
         """Store a block a batch; every third batch also removes the block before. All may be written ``together``."""
         for _ in range(count):
             seq = self.relay.sources[0].sequencer.next
-            events: list[BlockStored | BlockRemoved] = [
-                BlockStored([seq], None, encode_value([seq] * tokens), tokens, None, "GPU", None, 0)
-            ]
+            events: list[BlockStored | BlockRemoved] = [stored(seq, tokens)]
             if seq % 3 == 2:
                 events.append(BlockRemoved([seq - 1], "GPU", 0))
             payload = encode_batch(events, 1.0 + seq, 0)
@@ -82,6 +84,14 @@ def started(directory: Path) -> Process:
     process = Process(directory)
     process.connect()
     return process
+
+
+def resumed_from(directory: Path, dump: bytes, log: bytes) -> Process:
+    """A process over these two files, of the first generation."""
+    directory.mkdir()
+    (directory / "state-1.dump").write_bytes(dump)
+    (directory / "state-1.log").write_bytes(log)
+    return Process(directory)
 
 
 def the_files(directory: Path, kind: str) -> list[Path]:
@@ -121,11 +131,7 @@ def test_a_kill_at_any_byte_of_the_log_loses_only_what_was_never_sent(tmp_path: 
     whole = log.read_bytes()
     dump = the_files(tmp_path, "dump")[0].read_bytes()
     for cut in range(32, len(whole) + 1):
-        directory = tmp_path / f"cut-{cut}"
-        directory.mkdir()
-        (directory / "state-1.dump").write_bytes(dump)
-        (directory / "state-1.log").write_bytes(whole[:cut])
-        again = Process(directory)
+        again = resumed_from(tmp_path / f"cut-{cut}", dump, whole[:cut])
         assert again.next_seq == max((count for size, count in sizes.items() if size <= cut), default=0)
         again.kill()
 
@@ -141,11 +147,7 @@ def test_many_batches_written_at_a_time_come_back_or_none_of_them(tmp_path: Path
     process.kill()
     whole, dump = log.read_bytes(), the_files(tmp_path, "dump")[0].read_bytes()
     for cut in {*range(before, len(whole), (len(whole) - before) // 7), len(whole) - 1, len(whole)}:
-        directory = tmp_path / f"cut-{cut}"
-        directory.mkdir()
-        (directory / "state-1.dump").write_bytes(dump)
-        (directory / "state-1.log").write_bytes(whole[:cut])
-        again = Process(directory)
+        again = resumed_from(tmp_path / f"cut-{cut}", dump, whole[:cut])
         assert again.next_seq == (3 + count if cut == len(whole) else 3)
         assert again.blocks == process.blocks or cut < len(whole)
         again.kill()
@@ -155,10 +157,7 @@ def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path
     """More is delivered at a time than fingerprints are kept of, and handled in slices."""
     process = started(tmp_path)
     process.publish(10)
-    payloads = [
-        encode_batch([BlockStored([seq], None, encode_value([seq] * 4), 4, None, "GPU", None, 0)], 1.0 + seq, 0)
-        for seq in range(10, 10 + 3 * RING)
-    ]
+    payloads = [encode_batch([stored(seq)], 1.0 + seq, 0) for seq in range(10, 10 + 3 * RING)]
     asked = []
     for seq, payload in enumerate(payloads[1:], 11):
         asked += process.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +35,7 @@ def owner(library: str) -> str:
     return next((name for name, pattern in OWNERS if re.search(pattern, library)), "other")
 
 
-def sampled(setup: Setup) -> tuple[Counter[tuple[str, str]], float]:
+def sampled(setup: Setup) -> tuple[dict[tuple[str, str], float], float]:
     """Run a setup under ``perf``: percent by thread and owner, and CPU microseconds a batch (of a relay watched)."""
     watchers: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="kvbus-shares-") as directory:
@@ -56,13 +56,12 @@ def sampled(setup: Setup) -> tuple[Counter[tuple[str, str]], float]:
             text=True,
             check=True,
         ).stdout
-    shares: Counter[tuple[str, str]] = Counter()
+    shares: defaultdict[tuple[str, str], float] = defaultdict(float)
     for line in report.splitlines():
         if line and not line.startswith("#"):
             share, thread, library = (part.strip() for part in line.split("|"))
-            shares["I/O thread" if thread.startswith("ZMQ") else "main thread", owner(library)] += float(
-                share.strip("%")
-            )  # type: ignore[assignment]
+            kind = "I/O thread" if thread.startswith("ZMQ") else "main thread"
+            shares[kind, owner(library)] += float(share.strip("%"))
     return shares, result.cpu["relay"] / result.batches * 1e6
 
 
@@ -82,7 +81,7 @@ def main() -> int:
         Setup(arguments.between, arguments.load, arguments.batches, ranks=arguments.ranks, rate=arguments.rate)
     )
     sys.stdout.write(f"{arguments.between}, {arguments.load}: {each:.3g} us of CPU a batch\n")
-    for (thread, who), share in shares.most_common():
+    for (thread, who), share in sorted(shares.items(), key=lambda item: -item[1]):
         if share >= 0.5:
             sys.stdout.write(f"  {share:5.1f} %  {share * each / 100:6.2f} us  {thread}, {who}\n")
     return 0
