@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvbus.config import SourceStream
-from kvbus.core.emit import group_of, out_parent
-from kvbus.core.index import Chunk, Index, TableKey
-from kvbus.core.parts import Source
+from kvbus.core.blocks.announce import group_of, out_parent
+from kvbus.core.blocks.index import Chunk, Index, TableKey
 from kvbus.core.relay import Relay
+from kvbus.core.source import Source
 from kvbus.core.types import Hash
 
 

@@ -30,7 +30,7 @@ def command(*, as_json: bool, without_keys: bool, **flags: Any) -> None:
     """  # noqa: D301 - \b is click's: keep these lines as they are
     config = load_config(**flags)
     if not without_keys:
-        from kvbus.keys import read_keys  # noqa: PLC0415 - brings zmq: no other mistake should wait for it
+        from kvbus.daemon.keys import read_keys  # noqa: PLC0415 - brings zmq: no other mistake should wait for it
 
         read_keys(config)
     if as_json:

@@ -14,15 +14,15 @@ import click
 
 from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, say, until
-from kvbus.client.patience import Timing
 from kvbus.client.subscriber import Subscriber
+from kvbus.client.timeouts import Timing
 from kvbus.client.updates import Lost, LostReason, Rejected, Synced
 from kvbus.client.view import BlockView
 from kvbus.errors import ExitCode, KvbusError
 
 if TYPE_CHECKING:
+    from kvbus.transport.client.subscriber import AnswerFraming
     from kvbus.transport.curve import Curve
-    from kvbus.transport.subscriber import AnswerFraming
 
 _IDLE_S: Final = 2.0
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
-from kvbus.capture import read_capture
+from kvbus.capture.format import read_capture
+from kvbus.capture.play import Faults, Stats, play
 from kvbus.cli.until import run_until_signal, say, until
-from kvbus.play import Faults, Stats, play
-from kvbus.transport.publisher import EnginePublisher, Framing
+from kvbus.transport.engine.publisher import EnginePublisher, Framing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvbus.capture import Message
+    from kvbus.capture.format import Message
 
 _PROBABILITY = click.FloatRange(0, 1)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvbus.capture import CaptureWriter
+from kvbus.capture.format import CaptureWriter
+from kvbus.capture.record import Stats, record
 from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, say, until
-from kvbus.record import Stats, record
-from kvbus.transport.rawsub import RawSubscriber
+from kvbus.transport.client.rawsub import RawSubscriber
 
 if TYPE_CHECKING:
     import asyncio

@@ -29,7 +29,7 @@ def command(**flags: Any) -> None:
     # a daemon's dependencies are imported only when a daemon is run: `kvbus --help` stays quick
     import uvloop  # noqa: PLC0415
 
-    from kvbus.serve import serve  # noqa: PLC0415
+    from kvbus.daemon.serve import serve  # noqa: PLC0415
     from kvbus.telemetry import logs  # noqa: PLC0415
 
     logs.setup(level=config.log_level, log_format=config.log_format)

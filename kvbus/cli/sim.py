@@ -18,7 +18,7 @@ from kvbus.errors import ExitCode, KvbusError
 from kvbus.sim.dialects import DIALECTS, Hashes
 from kvbus.sim.engine import EngineOptions, SimEngine, run
 from kvbus.sim.workload import read_trace, synthetic
-from kvbus.transport.publisher import EnginePublisher, Framing
+from kvbus.transport.engine.publisher import EnginePublisher, Framing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

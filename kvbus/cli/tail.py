@@ -16,15 +16,15 @@ from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.client.subscriber import Subscriber
 from kvbus.client.updates import Gap, Lost, Received, Rejected, Restarted, Snapshot
-from kvbus.core.codec import decode_tokens
-from kvbus.core.schema import BlockRemoved, BlockStored
 from kvbus.core.types import Reason
+from kvbus.core.wire.codec import decode_tokens
+from kvbus.core.wire.schema import BlockRemoved, BlockStored
 
 if TYPE_CHECKING:
     from kvbus.client.updates import Update
-    from kvbus.core.codec import Batch
-    from kvbus.core.schema import Event
     from kvbus.core.types import Hash
+    from kvbus.core.wire.codec import Batch
+    from kvbus.core.wire.schema import Event
 
 _SHOWN_HASHES: Final = 4
 

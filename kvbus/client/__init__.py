@@ -6,8 +6,8 @@
 ...         view.update(update)
 """
 
-from kvbus.client.patience import Limits, Timing
 from kvbus.client.subscriber import Subscriber, SubscriberClosedError
+from kvbus.client.timeouts import Limits, Timing
 from kvbus.client.updates import (
     Gap,
     Lost,

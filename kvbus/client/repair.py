@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvbus.client.memory import Held, Recent, Waiting
+from kvbus.client.buffers import Held, Recent, Waiting
 from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Output, Replace
-from kvbus.client.patience import Limits, Timing
+from kvbus.client.timeouts import Limits, Timing
 from kvbus.client.updates import Gap, Lost, LostReason, Restarted, RestartReason, Synced
 
 if TYPE_CHECKING:
-    from kvbus.core.snapshot import Snapshot
+    from kvbus.core.outputs.snapshot import Snapshot
 
 
 @dataclass(slots=True)

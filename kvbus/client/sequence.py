@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvbus.client.memory import Waiting
+from kvbus.client.buffers import Waiting
 from kvbus.client.outputs import Malformed, Output, StopAsking
 from kvbus.client.repair import Repair
 from kvbus.client.updates import Gap, Lost, LostReason, RestartReason
-from kvbus.core.snapshot import UNAVAILABLE, parse_snapshot
+from kvbus.core.outputs.snapshot import UNAVAILABLE, parse_snapshot
 from kvbus.core.types import Reason
 
 MAX_SEQ: Final = 2**63 - 1

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Final, Self
 from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Malformed, Output, Replace, StopAsking
 from kvbus.client.sequence import Sequence
 from kvbus.client.updates import Received, Rejected, Snapshot, Update
-from kvbus.core.codec import Batch, decode_batch
 from kvbus.core.types import Reason
-from kvbus.transport.subscriber import AnswerFraming, StreamSockets
+from kvbus.core.wire.codec import Batch, decode_batch
+from kvbus.transport.client.subscriber import AnswerFraming, StreamSockets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
 
-    from kvbus.client.patience import Limits, Timing
+    from kvbus.client.timeouts import Limits, Timing
+    from kvbus.transport.client.subscriber import Context
     from kvbus.transport.curve import Curve
-    from kvbus.transport.subscriber import Context
 
 _YIELD_EVERY: Final = 256  # updates handed out before other tasks have their turn
 

@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
-    from kvbus.core.codec import Batch
     from kvbus.core.types import Reason
+    from kvbus.core.wire.codec import Batch
 
 Kind = Literal["batch", "snapshot", "gap", "lost", "restarted", "synced", "rejected"]
 

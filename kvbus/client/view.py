@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import UNSET, UnsetType
 
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
-from kvbus.core.codec import Token, decode_tokens
-from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key
+from kvbus.core.wire.codec import Token, decode_tokens
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvbus.client.updates import Update
-    from kvbus.core.codec import Batch
-    from kvbus.core.schema import Event
+    from kvbus.core.wire.codec import Batch
+    from kvbus.core.wire.schema import Event
 
 Key = tuple[int | None, int | None, str, Hash]
 """(rank, group_idx, medium, hash): the same hash can live in several groups and on several media at once."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvbus.core.answer import ReplayAnswer
-from kvbus.core.snapshot import SnapshotAnswer
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.snapshot import SnapshotAnswer
 
 
 class Publish(msgspec.Struct, gc=False):

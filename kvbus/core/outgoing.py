@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from kvbus.core import persist
-from kvbus.core.answer import ReplayAnswer
+from kvbus.core import write_ahead_log as wal
+from kvbus.core.blocks.compaction import Cut, Part
+from kvbus.core.blocks.index import Index
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish
-from kvbus.core.compaction import Cut, Part
-from kvbus.core.emit import OutEvent
-from kvbus.core.encoding import CANONICAL, Wire, encode
 from kvbus.core.events import ReplayAsked, SnapshotAsked
-from kvbus.core.frames import parse_replay_request
-from kvbus.core.index import Index
-from kvbus.core.parts import NewStream, Output, Source
-from kvbus.core.schema import AllBlocksCleared
-from kvbus.core.snapshot import SnapshotAnswer, parse_snapshot_request
+from kvbus.core.outputs.output import NewStream, Output
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.snapshot import SnapshotAnswer, parse_snapshot_request
+from kvbus.core.source import Source
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.frames import parse_replay_request
+from kvbus.core.wire.profiles import CANONICAL, Wire, encode
+from kvbus.core.wire.schema import AllBlocksCleared
 
 Asked = TypeVar("Asked")
 
@@ -30,7 +31,7 @@ class Outgoing:
     Args:
         sources: the relay's, in their places.
         outputs: the relay's.
-        record: keeps what a restart has to do again (:mod:`kvbus.core.persist`).
+        record: keeps what a restart has to do again (:mod:`kvbus.core.write_ahead_log`).
     """
 
     def __init__(self, sources: list[Source], outputs: list[Output], record: Callable[..., None]) -> None:
@@ -94,13 +95,13 @@ class Outgoing:
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def publish_all(self, i: int, source: Source, events: list[OutEvent], now: float) -> None:
+    def publish_all(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
         """Publish in batches no router chokes on, when a whole cache is told again."""
         for at in range(0, len(events), MAX_BATCH_EVENTS):
             self.publish(i, source, events[at : at + MAX_BATCH_EVENTS], now)
 
     def publish(
-        self, i: int, source: Source, events: Sequence[OutEvent], now: float, whole: bytes | None = None
+        self, i: int, source: Source, events: Sequence[AnyEvent], now: float, whole: bytes | None = None
     ) -> None:
         """Number and keep one batch on every output. ``whole`` says it already, in the canonical encoding."""
         payloads: dict[tuple[Wire, int], bytes] | None = None
@@ -124,7 +125,7 @@ class Outgoing:
         for number, output in enumerate(self._outputs):
             for at, stream in enumerate(output.streams):
                 if stream.heartbeat_due(now):
-                    self._record(persist.HEARTBEAT, number, at, self.wall)
+                    self._record(wal.HEARTBEAT, number, at, self.wall)
                     self.heartbeat(number, at, now)
 
     def heartbeat(self, number: int, at: int, now: float) -> None:
@@ -186,7 +187,7 @@ class Outgoing:
         stream = output.streams[at]
         sources = len(self._sources) if output.spec.merged else 1
         while stream.next_seq - start < sources:
-            self._record(persist.HEARTBEAT, number, at, self.wall)
+            self._record(wal.HEARTBEAT, number, at, self.wall)
             self.heartbeat(number, at, stream.idle_since or 0.0)
         cut = output.cuts.get(at)
         first = stream.journal.first_seq
@@ -206,5 +207,5 @@ class Outgoing:
             ]
             cut = output.cuts[at] = Cut(stream.next_seq - 1, parts, stream.profile.wire)
         if not newest and stream.journal.forget_before(cut.seq + 1):
-            self._record(persist.TOLD, number, at, cut.seq + 1)
+            self._record(wal.TOLD, number, at, cut.seq + 1)
         return cut

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from kvbus.core import codec, persist
-from kvbus.core.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
+from kvbus.core import write_ahead_log as wal
 from kvbus.core.commands import (
     CancelReplay,
     Command,
@@ -34,13 +33,16 @@ from kvbus.core.events import (
     SourceUp,
     Tick,
 )
-from kvbus.core.frames import SEQ_BYTES, Limits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.outgoing import Outgoing
-from kvbus.core.parts import NOBODY, NewStream, Output, OutputSpec, Source, SourceSpec
-from kvbus.core.persist import Records
-from kvbus.core.schema import AllBlocksCleared
-from kvbus.core.snapshot import parse_snapshot
+from kvbus.core.outputs.output import NewStream, Output, OutputSpec
+from kvbus.core.outputs.snapshot import parse_snapshot
+from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
+from kvbus.core.source import NOBODY, Source, SourceSpec
 from kvbus.core.types import Reason
+from kvbus.core.wire import codec
+from kvbus.core.wire.frames import SEQ_BYTES, Limits, ReplayEnd, parse_live, parse_replay
+from kvbus.core.wire.schema import AllBlocksCleared
+from kvbus.core.write_ahead_log import Records
 
 SLICE: Final = 256
 """Batches delivered per event handled: a long catch-up is spread over many, so that the loop stays alive."""
@@ -62,7 +64,7 @@ class Relay:
         self.backlog = False
         """Work was put off to keep the loop alive: send a :class:`~kvbus.core.events.Tick` soon."""
         self.records: Records | None = None
-        """Where the log goes (:mod:`kvbus.core.persist`); None: nothing is kept."""
+        """Where the log goes (:mod:`kvbus.core.write_ahead_log`); None: nothing is kept."""
         self._handlers: dict[type, Callable[..., None]] = {
             BatchReceived: self._batch,
             Oversize: self._oversize,
@@ -116,7 +118,7 @@ class Relay:
 
     def begin(self, now: float, wall: float = 0.0) -> list[Command]:
         """Before anything else: routers of a numbering that goes on from a former process are told to clear."""
-        self._record(persist.BEGUN, 0, wall)
+        self._record(wal.BEGUN, 0, wall)
         self._out.wall = wall
         self._out.begin(now)
         return self._out.told()
@@ -129,36 +131,36 @@ class Relay:
         """
         try:
             kind, i, *rest = record
-            source = self.sources[0 if kind in (persist.HEARTBEAT, persist.TOLD) else i]
-            if kind == persist.DELIVERED:
+            source = self.sources[0 if kind in (wal.HEARTBEAT, wal.TOLD) else i]
+            if kind == wal.DELIVERED:
                 seq, source.topic, payload = rest
                 source.sequencer.again(seq, payload)
                 self._take(i, source, payload, now, first_of_life=seq == 0)
-            elif kind == persist.NEW_EPOCH:
+            elif kind == wal.NEW_EPOCH:
                 source.sequencer.again_another_life(partial=rest[0])
                 self._forget(i, source, now)
-            elif kind == persist.LOST:
+            elif kind == wal.LOST:
                 source.sequencer.partial = True
                 if source.spec.on_lost == "clear":
                     self._forget(i, source, now, same_life=True)
-            elif kind == persist.WITHDRAWN:
+            elif kind == wal.WITHDRAWN:
                 self._withdraw(i, source, now)
-            elif kind == persist.RESTORED:
+            elif kind == wal.RESTORED:
                 self._restore(i, source, now)
-            elif kind == persist.HEARTBEAT:
+            elif kind == wal.HEARTBEAT:
                 self._out.wall = rest[1]
                 self._out.heartbeat(i, rest[0], now)
-            elif kind == persist.TOLD:
+            elif kind == wal.TOLD:
                 self.outputs[i].streams[rest[0]].journal.forget_before(rest[1])
-            elif kind == persist.SNAPSHOT:
+            elif kind == wal.SNAPSHOT:
                 source.sequencer.again_snapshot(rest[0])
                 self._take_snapshot(i, source, rest[1], now)
-            elif kind == persist.BEGUN:
+            elif kind == wal.BEGUN:
                 self.begin(now, rest[0])
             else:
-                raise persist.StateError(f"unknown record {kind!r}")
+                raise wal.StateError(f"unknown record {kind!r}")
         except (LookupError, TypeError, ValueError) as error:
-            raise persist.StateError(f"record: {error}") from error
+            raise wal.StateError(f"record: {error}") from error
         self._out.commands.clear()
 
     def resumed(self, now: float) -> None:
@@ -235,7 +237,7 @@ class Relay:
             return
         if source.sequencer.snapshot(event.request, snapshot.seq, now):
             source.publisher_id = snapshot.publisher_id
-            self._record(persist.SNAPSHOT, event.source, snapshot.seq, snapshot.chunks)
+            self._record(wal.SNAPSHOT, event.source, snapshot.seq, snapshot.chunks)
             self._take_snapshot(event.source, source, snapshot.chunks, now)
             source.sequencer.snapshot_applied(now)
         self._run(event.source, source, now)
@@ -285,10 +287,10 @@ class Relay:
             elif isinstance(action, Stop):
                 self._out.commands.append(CancelReplay(i, action.request))
             elif isinstance(action, NewEpoch):
-                self._record(persist.NEW_EPOCH, i, source.sequencer.partial)
+                self._record(wal.NEW_EPOCH, i, source.sequencer.partial)
                 self._forget(i, source, now)
             elif isinstance(action, Lost):
-                self._record(persist.LOST, i)
+                self._record(wal.LOST, i)
                 if source.spec.on_lost == "clear":
                     self._forget(i, source, now, same_life=True)
             elif isinstance(action, Synced):
@@ -346,7 +348,7 @@ class Relay:
         """The engine is gone for too long: to the routers its blocks are, too."""
         if source.withdrawn:
             return
-        self._record(persist.WITHDRAWN, i)
+        self._record(wal.WITHDRAWN, i)
         source.withdrawn = True
         source.stats.timeouts += 1
         source.sequencer.lose()
@@ -356,7 +358,7 @@ class Relay:
         """The engine is in sync; one that was withdrawn and is still in the same life has its blocks told again."""
         if not source.withdrawn:
             return
-        self._record(persist.RESTORED, i)
+        self._record(wal.RESTORED, i)
         source.withdrawn = False
         self._out.publish_all(i, source, list(source.normalizer.announce()), now)
         source.told = len(source.normalizer.index) > 0

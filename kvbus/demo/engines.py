@@ -11,7 +11,7 @@ from typing import Any, Final
 from kvbus.demo.waiting import pause
 from kvbus.sim.engine import EngineOptions, SimEngine
 from kvbus.sim.workload import synthetic
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 
 _BLOCK_SIZE: Final = 16
 

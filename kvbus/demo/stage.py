@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kvbus.admin.views import source_json
 from kvbus.config import load
-from kvbus.daemon import Daemon
+from kvbus.daemon.daemon import Daemon
 from kvbus.demo.engines import CAST, Casting, Engine, Rank
 from kvbus.demo.frame import Cell, Frame, Match, OutputRow, RouterRow, SourceRow
 from kvbus.demo.keys import Keyring

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from kvbus.sim.workload import Job
-    from kvbus.transport.publisher import EnginePublisher
+    from kvbus.transport.engine.publisher import EnginePublisher
 
 _QUIET_STEPS: Final = 10_000  # steps without an event after which a workload is called stuck
 

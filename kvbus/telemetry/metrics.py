@@ -13,7 +13,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from kvbus.core.relay import Relay
-from kvbus.core.settings import State
+from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import Histogram, ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 

@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 import zmq
 
-from kvbus.core.answer import ReplayAnswer
-from kvbus.core.snapshot import SnapshotAnswer
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.stats import OutputStats
 from kvbus.core.types import Refused
 from kvbus.errors import BindError

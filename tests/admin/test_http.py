@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvbus.admin import http as http_module
 from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
-from kvbus.transport.publisher import EnginePublisher, ReplayFault
+from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import cleared, removed, store, tokens_of
 from tests.core.dsl import payload as batch
 from tests.ports import free_port, free_ports, ports_in_a_row

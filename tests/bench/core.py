@@ -18,13 +18,14 @@ from itertools import islice
 from typing import Any, Final
 
 from kvbus.core.commands import Publish
-from kvbus.core.encoding import PROFILES
 from kvbus.core.events import BatchReceived
-from kvbus.core.normalize import Rules
-from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.settings import Settings
-from kvbus.serve import _rest_collector
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.daemon.serve import _rest_collector
 
 from .loads import load_named, mixed, stores
 from .processes import MEASURED_CORE, rss_bytes, run_child

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 import zmq
 
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 
 from .counters import Counters
 from .loads import END, NUMBERED, end, load_named, monotonic, probe, stamp

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from kvbus.core.persist import Records
-from kvbus.serve import _rest_collector
-from kvbus.statestore import MIN_ROTATE, SPARE, StateStore
+from kvbus.core.write_ahead_log import Records
+from kvbus.daemon.serve import _rest_collector
+from kvbus.daemon.state_store import MIN_ROTATE, SPARE, StateStore
 
 from .core import SLICE, Driver
 from .loads import load_named

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvbus.transport.publisher import EnginePublisher
-from kvbus.transport.rawsub import RawSubscriber
+from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.chaos.proxy import Link
 from tests.chaos.zmtp import Splitter
 from tests.ports import ports_in_a_row

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 import uvloop
 
+from kvbus.capture.play import play
 from kvbus.client import BlockView, Restarted, RestartReason, Snapshot, Subscriber, Synced
-from kvbus.core.codec import encode_batch
-from kvbus.core.schema import BlockStored
-from kvbus.play import play
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.schema import BlockStored
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_ports
 from tests.system.bus import Bus, eventually, running_bus
 from tests.wire.captures import load, truth

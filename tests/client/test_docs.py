@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from kvbus.core.codec import encode_batch
-from kvbus.core.schema import BlockStored
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.schema import BlockStored
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_ports
 from tests.system.bus import eventually, running_bus
 

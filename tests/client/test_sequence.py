@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Malformed, Replace, StopAsking
-from kvbus.client.patience import Limits, Timing
 from kvbus.client.sequence import Sequence
+from kvbus.client.timeouts import Limits, Timing
 from kvbus.client.updates import Gap, Lost, LostReason, Restarted, RestartReason, Synced
 from kvbus.core.types import Reason
 

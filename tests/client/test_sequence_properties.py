@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Replace, StopAsking
-from kvbus.client.patience import Limits, Timing
 from kvbus.client.sequence import Sequence
+from kvbus.client.timeouts import Limits, Timing
 from kvbus.client.updates import Lost, Restarted, Snapshot, Synced
 from kvbus.client.view import BlockView
-from kvbus.core.codec import decode_batch, encode_batch
-from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.transport.subscriber import END
+from kvbus.core.wire.codec import decode_batch, encode_batch
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.transport.client.subscriber import END
 
 TOKENS = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
 

@@ -9,9 +9,9 @@ import pytest
 
 from kvbus.client.updates import Lost, LostReason, Received, Restarted, RestartReason, Snapshot
 from kvbus.client.view import BlockView
-from kvbus.core.codec import Batch, decode_batch
-from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.types import medium_key
+from kvbus.core.wire.codec import Batch, decode_batch
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 DATA = Path(__file__).parent.parent / "wire" / "data"
 # re-blocked and filtered by the bus itself: no router reads these as they are

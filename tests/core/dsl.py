@@ -23,18 +23,18 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from kvbus.core.codec import Batch, decode_batch
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
-from kvbus.core.emit import OutEvent
-from kvbus.core.encoding import PROFILES
 from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
-from kvbus.core.frames import END_SEQ
-from kvbus.core.normalize import Normalizer, Rules
-from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.normalizing.normalizer import Normalizer, Rules
+from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.settings import Settings
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Hash
+from kvbus.core.wire.codec import AnyEvent, Batch, decode_batch
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.core.wire.profiles import PROFILES
 from tests.wire.captures import PlainSetRouter
 
 pack: Final = msgspec.msgpack.encode
@@ -99,13 +99,13 @@ def batch(seq: int, *events: Any, ts: Any = 1.0, rank: Any = 0, topic: bytes = b
     return [topic, seq.to_bytes(8, "big"), payload(*events, ts=ts, rank=rank)]
 
 
-def plain(event: OutEvent | dict[str, Any]) -> dict[str, Any]:
+def plain(event: AnyEvent | dict[str, Any]) -> dict[str, Any]:
     """An event as a map without what is None or was never sent, so that any two spellings of it are equal."""
     fields = unpack(pack(event))
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def plain_all(events: Iterable[OutEvent | dict[str, Any]]) -> list[dict[str, Any]]:
+def plain_all(events: Iterable[AnyEvent | dict[str, Any]]) -> list[dict[str, Any]]:
     """All of them, see :func:`plain`."""
     return [plain(event) for event in events]
 
@@ -145,7 +145,7 @@ class Bench:
         taken = self.normalizer.express(batch) if self.short else None
         if taken is not None:
             self.taken += 1
-            out: Sequence[OutEvent] = taken[0].events
+            out: Sequence[AnyEvent] = taken[0].events
             if taken[1]:
                 assert plain_all(out) == plain_all(decode_batch(batch).events)  # type: ignore[union-attr]
         else:

@@ -1,12 +1,13 @@
 """Sources that come and go: places, numberings, and what everybody else sees of it, which is nothing."""
 
 from kvbus.core.commands import Publish
-from kvbus.core.encoding import PROFILES
 from kvbus.core.events import BatchReceived, Tick
-from kvbus.core.normalize import Rules
-from kvbus.core.parts import NOBODY, NewStream, OutputSpec, SourceSpec
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import NewStream, OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.settings import Settings
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import NOBODY, SourceSpec
+from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import batch, store
 
 

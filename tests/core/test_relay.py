@@ -3,14 +3,14 @@
 import pytest
 
 from kvbus.core.commands import Publish
-from kvbus.core.encoding import PROFILES
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SnapshotAsked, Tick
-from kvbus.core.frames import END_SEQ, Limits
-from kvbus.core.normalize import Rules
+from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outgoing import MAX_BATCH_EVENTS
 from kvbus.core.relay import SLICE, OutputSpec, Relay, SourceSpec
-from kvbus.core.settings import Settings, State
+from kvbus.core.sequencing.settings import Settings, State
 from kvbus.core.types import Reason
+from kvbus.core.wire.frames import END_SEQ, Limits
+from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import (
     Script,
     answer,

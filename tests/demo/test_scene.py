@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
-from kvbus.core.schema import BlockRemoved
+from kvbus.core.wire.schema import BlockRemoved
 from kvbus.demo import scene as scenes
 from kvbus.demo import stage
 from kvbus.demo.frame import Match

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from kvbus.client import BlockView
-from kvbus.core.schema import BlockRemoved, BlockStored
+from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.demo import plain
 from kvbus.demo.verdict import Verdict, compare, truth_keys, view_keys
 from kvbus.sim.engine import EngineOptions, SimEngine

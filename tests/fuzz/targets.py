@@ -6,18 +6,27 @@ from collections.abc import Iterator
 
 import msgspec
 
-from kvbus.core.codec import Batch, decode_batch, decode_plain, encode_batch, encode_positional_batch
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
-from kvbus.core.encoding import PROFILES
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
-from kvbus.core.frames import END_SEQ, Limits, ReplayEnd, ReplayMessage, parse_live, parse_replay, parse_replay_request
-from kvbus.core.normalize import Rules
-from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.validate import check_removed, check_stored
+from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.snapshot import parse_snapshot, parse_snapshot_request
 from kvbus.core.relay import Relay
-from kvbus.core.settings import Settings
-from kvbus.core.snapshot import parse_snapshot, parse_snapshot_request
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
 from kvbus.core.types import Reason
-from kvbus.core.validate import check_removed, check_stored
+from kvbus.core.wire.codec import Batch, decode_batch, decode_plain, encode_batch, encode_positional_batch
+from kvbus.core.wire.frames import (
+    END_SEQ,
+    Limits,
+    ReplayEnd,
+    ReplayMessage,
+    parse_live,
+    parse_replay,
+    parse_replay_request,
+)
+from kvbus.core.wire.profiles import PROFILES
 
 
 def codec(data: bytes) -> None:

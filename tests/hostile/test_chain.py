@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
-from kvbus.core.encoding import Profile
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
-from kvbus.core.normalize import Rules
-from kvbus.core.parts import OutputSpec, SourceSpec
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.settings import Settings
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
+from kvbus.core.wire.profiles import Profile
 from tests.core.dsl import batch, store
 
 

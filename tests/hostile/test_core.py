@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvbus.core.events import BatchReceived, ReplayReceived, Tick
-from kvbus.core.frames import END_SEQ
 from kvbus.core.types import Reason
+from kvbus.core.wire.frames import END_SEQ
 from tests.core.dsl import Script, batch, live, payload, raw, removed, replay_end, store, tick, up
 from tests.hostile.bad import BATCHES, FIELDS, FRAMES, fields, with_field, without
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.core.doubts import SUSPECTS
 from kvbus.core.events import BatchReceived, ReplayAsked, Tick
+from kvbus.core.sequencing.unverified import SUSPECTS
 from tests.core.dsl import Script, batch, payload, removed, store
 from tests.hostile.test_sockets import holds
 from tests.system.bus import eventually

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import zmq
 
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload, removed, store
 from tests.hostile.bad import BATCHES, FRAMES
 from tests.system.bus import RouterOnASet, eventually

@@ -14,8 +14,8 @@ from typing import Any, Final
 import pytest
 import uvloop
 
-from kvbus.play import Faults, play
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.capture.play import Faults, play
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.image.conftest import IMAGE, SECURE, Podman
 from tests.system.bus import RouterOnASet, eventually
 from tests.system.test_run import Place
@@ -79,7 +79,7 @@ def test_nothing_of_kvbus_can_be_written_by_its_user(podman: Podman) -> None:
 
 def test_byte_code_is_there(podman: Podman) -> None:
     """A read-only root cannot keep it later: without it each start compiles everything."""
-    code = "import kvbus.daemon as d; print(d.__cached__)"
+    code = "import kvbus.daemon.daemon as d; print(d.__cached__)"
     (cached,) = podman.shell(f'python -c "{code}" | xargs ls').split()
     assert cached.endswith(".pyc")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from kvbus.transport.publisher import EnginePublisher
+    from kvbus.transport.engine.publisher import EnginePublisher
 
 DATA: Final = Path(__file__).parent.parent / "wire" / "data"
 PREFIX_KINDS: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import pytest
 
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 
 from .dynamo import MASK, DynamoIndexer, Held
 from .support import DATA, Capture, Kvbus, Sentinel, is_sentinel, wait_for, wait_for_subscribers

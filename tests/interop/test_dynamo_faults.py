@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pytest
 
-from kvbus.marks import SeqMarks
-from kvbus.transport.publisher import EnginePublisher, ReplayFault
+from kvbus.daemon.seq_reservation import SeqMarks
+from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 
 from .support import Capture, Kvbus, Sentinel, is_sentinel, wait_for, wait_for_subscribers
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 import zmq
 from zmq.auth import create_certificates, load_certificate
 
-from kvbus.transport.publisher import EnginePublisher, ReplayFault
+from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import payload, removed, store
 from tests.monitoring.prometheus import Prometheus
 from tests.ports import free_port, free_ports, ports_in_a_row

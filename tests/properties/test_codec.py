@@ -4,9 +4,10 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvbus.core.codec import Batch, decode_batch, decode_tokens, encode_batch, encode_positional_batch
-from kvbus.core.dialect import sniff
-from kvbus.core.frames import (
+from kvbus.core.types import Reason
+from kvbus.core.wire.codec import Batch, decode_batch, decode_tokens, encode_batch, encode_positional_batch
+from kvbus.core.wire.dialect import sniff
+from kvbus.core.wire.frames import (
     Limits,
     LiveMessage,
     ReplayEnd,
@@ -15,8 +16,7 @@ from kvbus.core.frames import (
     parse_replay,
     parse_replay_request,
 )
-from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.core.types import Reason
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.core.dsl import Script, pack, payload, plain_all, raw, removed, store, tick
 from tests.wire.captures import CAPTURES, load
 

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.commands import AnswerReplay, Publish
-from kvbus.core.encoding import PROFILES, fold
 from kvbus.core.events import BatchReceived, ReplayAsked, SourceUp, Tick
-from kvbus.core.frames import END_SEQ
-from kvbus.core.normalize import Rules
+from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.relay import OutputSpec, Relay, SourceSpec
-from kvbus.core.settings import Settings
+from kvbus.core.sequencing.settings import Settings
 from kvbus.core.types import medium_key
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.core.wire.profiles import PROFILES, fold
 from tests.core.dsl import batch, unpack
 from tests.properties.test_normalize import EVENTS, KINDS, Model, Naming, named, play
 
@@ -262,7 +262,7 @@ def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, so
 @pytest.mark.parametrize("journal", [1, 3, 6])
 def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
     """A state in many batches, asked for from just behind the journal: the next question is about numbers it has."""
-    monkeypatch.setattr("kvbus.core.compaction.BLOCKS_PER_BATCH", blocks)
+    monkeypatch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", blocks)
     for start in range(12):
         for messages in range(1, 13 - start):
             stage = Stage(1, journal, "unsigned")

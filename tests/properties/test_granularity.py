@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.granularity import SETTLE_EVENTS, Granularity, Treatment
+from kvbus.core.normalizing.block_size import SETTLE_EVENTS, Granularity, Treatment
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128])
 STORES = st.lists(st.tuples(SIZES, st.sampled_from([1, 1, 1, 2, 5])), min_size=1, max_size=60)

@@ -5,11 +5,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.answer import ReplayAnswer
-from kvbus.core.encoding import PROFILES
-from kvbus.core.frames import parse_replay_request, replay_request
-from kvbus.core.journal import Journal
-from kvbus.core.stream import OutputStream
+from kvbus.core.outputs.journal import Journal
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.stream import OutputStream
+from kvbus.core.wire.frames import parse_replay_request, replay_request
+from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import seqs_of
 
 BATCHES = st.lists(st.one_of(st.just(None), st.integers(0, 20)), max_size=60)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.removals import leaf_first
+from kvbus.core.normalizing.removal_order import leaf_first
 
 BLOCKS = st.integers(0, 12)
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from kvbus.core import layers
+from kvbus.core.blocks import overlay as layers
+from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.commands import (
     AnswerReplay,
     AnswerSnapshot,
@@ -27,7 +28,6 @@ from kvbus.core.commands import (
     RequestReplay,
     RequestSnapshot,
 )
-from kvbus.core.encoding import PROFILES, fold
 from kvbus.core.events import (
     BatchReceived,
     ReplayAsked,
@@ -38,12 +38,14 @@ from kvbus.core.events import (
     SourceUp,
     Tick,
 )
-from kvbus.core.frames import END_SEQ, Limits
-from kvbus.core.normalize import Rules
-from kvbus.core.parts import OutputSpec, SourceSpec
-from kvbus.core.persist import Frame, Loader, Records, decode_records, dump
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.settings import Settings, State
+from kvbus.core.sequencing.settings import Settings, State
+from kvbus.core.source import SourceSpec
+from kvbus.core.wire.frames import END_SEQ, Limits
+from kvbus.core.wire.profiles import PROFILES, fold
+from kvbus.core.write_ahead_log import Frame, Records, decode_records
 
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode

@@ -13,10 +13,10 @@ import pytest
 import zmq
 
 from kvbus.client import BlockView, Subscriber, Synced
-from kvbus.core.snapshot import REQUEST
+from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.types import Refused
-from kvbus.reload import Reloader
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.daemon.reload import Reloader
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
 from tests.ports import free_port, free_ports

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from kvbus.cli import main
 from kvbus.errors import ConfigError
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
 from tests.security.keys import Keyring

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvbus.admin import guard, http
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
 from tests.system.bus import Bus, eventually, running_bus

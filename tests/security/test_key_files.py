@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from kvbus.cli import main
 from kvbus.config import load
+from kvbus.daemon.keys import in_clear, read_keys
 from kvbus.errors import ConfigError
-from kvbus.keys import in_clear, read_keys
 from kvbus.transport.curve import (
     MAX_FILE_BYTES,
     KeyFileError,

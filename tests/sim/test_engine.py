@@ -11,8 +11,8 @@ import pytest
 from kvbus.sim.dialects import DIALECTS
 from kvbus.sim.engine import EngineOptions, SimEngine, run
 from kvbus.sim.workload import Job, synthetic
-from kvbus.transport.publisher import EnginePublisher
-from kvbus.transport.rawsub import RawSubscriber
+from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.sim.naive import apply, events_of, truth_of
 
 SMALL = EngineOptions(blocks=300, block_size=16)

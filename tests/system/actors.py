@@ -14,7 +14,7 @@ import zmq
 from kvbus.core.types import medium_key
 from kvbus.sim.engine import EngineOptions, SimEngine
 from kvbus.sim.workload import synthetic
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.system.bus import PATIENCE
 from tests.wire.captures import Key, PlainSetRouter
 

@@ -10,8 +10,8 @@ from typing import Any
 import zmq
 
 from kvbus.config import load
-from kvbus.core.parts import Source
-from kvbus.daemon import Daemon
+from kvbus.core.source import Source
+from kvbus.daemon.daemon import Daemon
 from tests.ports import free_ports
 from tests.wire.captures import PlainSetRouter
 

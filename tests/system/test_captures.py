@@ -8,8 +8,8 @@ import zlib
 import pytest
 import uvloop
 
-from kvbus.play import Faults, play
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.capture.play import Faults, play
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.system.bus import RouterOnASet, eventually, running_bus
 from tests.wire.captures import CAPTURES, load, matches_truth
 

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 import uvloop
 
+from kvbus.capture.play import Faults, play
 from kvbus.core.commands import Command
 from kvbus.core.events import BatchReceived, RelayEvent
-from kvbus.play import Faults, play
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_port
 from tests.system.bus import RouterOnASet, eventually, running_bus
 from tests.wire.captures import load, matches_truth

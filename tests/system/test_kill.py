@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from kvbus.client import BlockView, Subscriber, Timing
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.system.actors import Engine, StrictRouter
 from tests.system.processes import Process, QuickProcess, killed_at_the_end
 from tests.wire.captures import Key

@@ -16,10 +16,10 @@ import zmq
 
 from kvbus.config import load
 from kvbus.core.events import BatchReceived
-from kvbus.daemon import Daemon
+from kvbus.daemon.daemon import Daemon
+from kvbus.daemon.seq_reservation import AHEAD
 from kvbus.errors import BindError
-from kvbus.marks import AHEAD
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import removed, store
 from tests.ports import free_port, free_ports, ports_in_a_row

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbus.capture import read_capture
+from kvbus.capture.format import read_capture
 
 DATA = Path(__file__).parents[1] / "wire" / "data"
 

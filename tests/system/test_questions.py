@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.system.bus import eventually, running_bus
 
 ANSWERS = 40

@@ -17,8 +17,8 @@ import pytest
 import uvloop
 
 from kvbus.client import BlockView, Lost, LostReason, Subscriber, Synced
-from kvbus.core.compaction import Cut
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.core.blocks.compaction import Cut
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.system.actors import Engine, StrictRouter, soon
 from tests.system.bus import PATIENCE, Bus, eventually, running_bus
 from tests.system.processes import Process, killed_at_the_end

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from kvbus import reload
 from kvbus.config import load
-from kvbus.daemon import Daemon
+from kvbus.daemon import reload
+from kvbus.daemon.daemon import Daemon
+from kvbus.daemon.reload import Reloader, refuse
 from kvbus.errors import ConfigError
-from kvbus.reload import Reloader, refuse
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
 from tests.ports import ports_in_a_row

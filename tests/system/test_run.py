@@ -19,7 +19,7 @@ import pytest
 import uvloop
 import zmq
 
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
 from tests.ports import free_ports, ports_in_a_row

@@ -12,7 +12,7 @@ from typing import Self
 
 import zmq
 
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
 from tests.system.bus import eventually, running_bus

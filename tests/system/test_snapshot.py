@@ -9,8 +9,8 @@ import pytest
 import uvloop
 import zmq
 
-from kvbus.play import play
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.capture.play import play
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload, removed, store, unpack
 from tests.ports import free_port, ports_in_a_row
 from tests.system.bus import Bus, eventually, running_bus

@@ -16,7 +16,7 @@ import zmq
 
 from kvbus.errors import UnsupportedError
 from kvbus.transport import sockets
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
 from tests.system.bus import eventually

@@ -17,9 +17,9 @@ import msgspec
 import pytest
 import zmq
 
-from kvbus.core.codec import encode_batch
-from kvbus.core.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.transport.publisher import EnginePublisher, ReplayFault
+from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 
 DATA = Path(__file__).parents[1] / "wire" / "data"
 ESC = "\x1b"

@@ -5,10 +5,10 @@ import contextlib
 import pytest
 import zmq
 
-from kvbus.core.frames import replay_request
+from kvbus.core.wire.frames import replay_request
 from kvbus.errors import BindError
+from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.ingress import Events, LiveStream, Question
-from kvbus.transport.publisher import EnginePublisher
 from tests.ports import free_port
 from tests.transport.loops import END, both_loops, eventually, turns, u64
 

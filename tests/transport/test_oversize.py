@@ -5,7 +5,7 @@ from __future__ import annotations
 import zmq
 
 from kvbus.core.types import Reason
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
 from tests.system.bus import RouterOnASet, eventually, running_bus

@@ -6,15 +6,15 @@ import contextlib
 import pytest
 import zmq
 
-from kvbus.core.answer import ReplayAnswer
-from kvbus.core.encoding import PROFILES
-from kvbus.core.frames import parse_replay_request
-from kvbus.core.journal import Journal
+from kvbus.core.outputs.journal import Journal
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import OutputStats
-from kvbus.core.stream import OutputStream
+from kvbus.core.wire.frames import parse_replay_request
+from kvbus.core.wire.profiles import PROFILES
 from kvbus.errors import BindError
 from kvbus.transport import replay as replay_module
-from kvbus.transport.publisher import EnginePublisher
+from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.replay import MAX_WAITING, Budget, ReplayServer
 from tests.core.dsl import payload as batch
 from tests.core.dsl import removed, store

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kvbus.capture import Message, read_capture
+from kvbus.capture.format import Message, read_capture
 from kvbus.core.types import MEDIA, PREFIX_KINDS, medium_key
 
 DATA: Final = Path(__file__).parent / "data"

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbus.capture import read_capture
+from kvbus.capture.format import read_capture
 from kvbus.sim.dialects import DIALECTS
 from kvbus.sim.engine import EngineOptions, SimEngine
 from kvbus.sim.workload import synthetic

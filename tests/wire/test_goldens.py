@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from kvbus.core.codec import Batch, decode_batch, encode_batch
-from kvbus.core.encoding import PROFILES, encode, fold
-from kvbus.core.normalize import Normalizer, Rules
+from kvbus.core.normalizing.normalizer import Normalizer, Rules
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered
+from kvbus.core.wire.codec import Batch, decode_batch, encode_batch
+from kvbus.core.wire.profiles import PROFILES, encode, fold
 from tests.core.dsl import Script, payload, plain_all, raw, removed, store, tick
 from tests.wire.captures import BY_PREFIX, CAPTURES, PlainSetRouter, events_of, lives, load, matches_truth, truth
 

@@ -1,0 +1,97 @@
+"""Chunks of the index, said as events: what a router is told of blocks it does not know yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Raw, UnsetType
+
+from kvbus.core.blocks.index import Chunk, Index, TableKey, raw_or_unset, slice_array
+from kvbus.core.types import Hash
+from kvbus.core.wire.codec import AnyEvent, with_extras
+from kvbus.core.wire.schema import BlockStored
+
+
+def announce(index: Index) -> Iterator[AnyEvent]:
+    """The shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
+    told: set[tuple[TableKey, Hash]] = set()
+    for key, chunk, a, b in index.snapshot():
+        if chunk.out is None:
+            yield from stores_of(index, chunk, a, b)
+            continue
+        out, pieces = chunk.recut()
+        # two nodes may cover one page: it has one name, and is said once
+        fresh = [at for at in range(a * pieces, b * pieces) if (key, out[at]) not in told]
+        told.update((key, out[at]) for at in fresh)
+        yield from recut_stores(chunk, fresh)
+
+
+def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
+    """Stores that announce blocks ``[a, b)`` of a chunk whose blocks leave as they came."""
+    whole = a == 0 and b == len(chunk.hashes)
+    size = chunk.block_size
+    tokens = Raw(chunk.tokens) if whole else slice_array(chunk.tokens, a * size, b * size)
+    keys = chunk.extra_keys
+    if keys is not None and not whole and keys[0] != 0xC0:
+        keys = bytes(slice_array(keys, a, b))
+    parent = out_parent(index, group_of(chunk), chunk.parent_of(a))
+    return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys)]
+
+
+def recut_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
+    """Stores of the derived pieces at these positions of a re-cut chunk, one per run."""
+    out, pieces = chunk.recut()
+    base = chunk.block_size // pieces
+    start = 0
+    while start < len(positions):
+        end = start + 1
+        while end < len(positions) and positions[end] == positions[end - 1] + 1:
+            end += 1
+        a, b = positions[start], positions[end - 1] + 1
+        parent = out[a - 1] if a else chunk.out_parent
+        tokens = slice_array(chunk.tokens, a * base, b * base)
+        yield _as_event(chunk, out[a:b], parent, tokens, base, None)
+        start = end
+
+
+def group_of(chunk: Chunk) -> int | None:
+    """The group a chunk was stored in."""
+    return None if isinstance(chunk.meta.group_idx, UnsetType) else chunk.meta.group_idx
+
+
+def out_parent(index: Index, group: int | None, parent: Hash | None) -> Hash | None:
+    """The name a router knows an engine's block by: the last piece of it where it was re-cut."""
+    if parent is None:
+        return None
+    holder = index.find(group, parent)
+    if holder is None or holder.out is None:
+        return parent
+    out, pieces = holder.recut()
+    return out[(holder.hashes.index(parent) + 1) * pieces - 1]
+
+
+def _as_event(
+    chunk: Chunk, hashes: Sequence[Hash], parent: Hash | None, tokens: Raw, block_size: int, keys: bytes | None
+) -> AnyEvent:
+    meta = chunk.meta
+    event = BlockStored(
+        list(hashes),
+        parent,
+        tokens,
+        block_size,
+        meta.lora_id,
+        meta.medium,
+        meta.lora_name,
+        meta.group_idx,
+        meta.kind,
+        meta.window,
+        raw_or_unset(keys),
+        raw_or_unset(meta.locality),
+        raw_or_unset(meta.ownership),
+        raw_or_unset(meta.session_id),
+        raw_or_unset(meta.cache_salt),
+        raw_or_unset(meta.lookahead),
+    )
+    if chunk.extras:
+        return with_extras(event, {name: Raw(value) for name, value in chunk.extras.items()})
+    return event

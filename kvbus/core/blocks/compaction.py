@@ -1,0 +1,94 @@
+"""The live state at one cut, told as batches: what a replay that reaches behind the journal is answered with.
+
+Kafka's guarantees for a compacted log, with blocks for keys: whoever reads from the start sees at least the final state
+of every live block; order is kept within what is told (parents before children, one medium at a time); a seq never
+changes its place; and who keeps up with the head sees every batch as it was sent.
+
+A cut copies a small index and holds a large one still (:mod:`kvbus.core.blocks.overlay`): the relay goes on changing
+its state, in a layer on top, while a cut is being told, slice by slice, to several routers at their own pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from kvbus.core.blocks.announce import announce
+from kvbus.core.blocks.index import Index
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.profiles import Wire, encode
+from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
+
+BLOCKS_PER_BATCH: Final = 512
+"""Blocks told in one batch: half a millisecond of work, some 40 kB."""
+
+
+class Part(msgspec.Struct):
+    """One source's share of a cut: its index at that moment, and what its batches are stamped with."""
+
+    index: Index
+    rank: int
+    ts: float
+
+
+class Cut:
+    """The state of a stream as of batch ``seq``, shared by every answer that can use it."""
+
+    def __init__(self, seq: int, parts: list[Part], wire: Wire) -> None:
+        self.seq = seq
+        self.blocks = sum(len(part.index) for part in parts)
+        self._parts = parts
+        self._wire = wire
+        self._tellings: dict[int, Telling] = {}
+
+    def telling(self, room: int) -> Telling:
+        """The cut as at most ``room`` batches (as least one for each source, whatever the room)."""
+        per_batch = BLOCKS_PER_BATCH
+        while self.blocks // per_batch + 2 * len(self._parts) > room and per_batch <= self.blocks:
+            per_batch *= 2
+        telling = self._tellings.get(per_batch)
+        if telling is None:
+            most = self.blocks // per_batch + 2 * len(self._parts)
+            telling = self._tellings[per_batch] = Telling(self._payloads(per_batch), most)
+        return telling
+
+    def _payloads(self, per_batch: int) -> Iterator[bytes]:
+        for part in self._parts:
+            # whoever asks may hold blocks from before: this is the whole truth, not an addition to theirs
+            events: list[AnyEvent] = [AllBlocksCleared()]
+            blocks = 0
+            for event in announce(part.index):
+                events.append(event)
+                blocks += _blocks(event)
+                if blocks >= per_batch:
+                    yield encode(self._wire, events, part.ts, part.rank)
+                    events, blocks = [], 0
+            if events:
+                yield encode(self._wire, events, part.ts, part.rank)
+
+
+def _blocks(event: AnyEvent) -> int:
+    if isinstance(event, BlockStored):
+        return len(event.block_hashes)
+    return len(event["block_hashes"]) if isinstance(event, dict) else 0
+
+
+class Telling:
+    """Batches of a cut, made when they are first wanted and kept for the next one who wants them."""
+
+    def __init__(self, source: Iterator[bytes], most: int) -> None:
+        self.most = most
+        """As many batches as it is at most."""
+        self._source = source
+        self._made: list[bytes] = []
+
+    def get(self, i: int) -> bytes | None:
+        """The i-th batch, None past the last. To be asked in order."""
+        while len(self._made) <= i:
+            payload = next(self._source, None)
+            if payload is None:
+                return None
+            self._made.append(payload)
+        return self._made[i]

@@ -1,0 +1,320 @@
+"""The live blocks of one source: what its engine's cache holds at this moment.
+
+Blocks that came in one event share one :class:`Chunk`, so a block costs a dictionary entry, its hash and its tokens'
+own bytes. Keys are ``(group_idx, medium)`` and then the hash: the same hash lives in several groups with different
+block sizes (vLLM 0.20 and later), and on several media at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from kvbus.core.blocks.overlay import Layers
+from kvbus.core.types import DEVICE_MEDIUM, Hash
+from kvbus.core.wire.codec import decode_tokens, decode_value, encode_value
+from kvbus.core.wire.schema import BlockStored
+
+TableKey = tuple[int | None, str]
+"""Group and medium key."""
+
+
+class Meta(msgspec.Struct, frozen=True, gc=False):
+    """What the blocks of an event share with those of most others: kept once per distinct value."""
+
+    block_size: int
+    lora_id: int | None
+    lora_name: str | None
+    medium: str | None
+    group_idx: Any
+    kind: Any
+    window: Any
+    locality: bytes | None = None
+    ownership: bytes | None = None
+    session_id: bytes | None = None
+    cache_salt: bytes | None = None
+    lookahead: bytes | None = None
+
+
+class Rest(msgspec.Struct, gc=False):
+    """What few chunks have: ``extras`` are fields no struct knows, ``out`` and ``out_parent`` see :class:`Chunk`."""
+
+    extras: dict[str, bytes] | None = None
+    out: list[Hash] | None = None
+    out_parent: Hash | None = None
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """The blocks of one store. ``tokens`` is one msgpack array of ``len(hashes) * block_size`` items.
+
+    ``out`` holds the derived hashes, ``block_size // base`` for each block, where the blocks leave re-cut; None where
+    they leave as they came. ``out_parent`` is what routers know the parent of the first piece by (re-cut chunks only).
+    Six fields: one more would be 16 bytes more for every store of a million.
+    """
+
+    hashes: tuple[Hash, ...]
+    parent: Hash | None
+    tokens: bytes
+    meta: Meta
+    extra_keys: bytes | None = None
+    rest: Rest | None = None
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block, as the engine counts them."""
+        return self.meta.block_size
+
+    @property
+    def extras(self) -> dict[str, bytes] | None:
+        """Fields no struct knows, as raw msgpack."""
+        return None if self.rest is None else self.rest.extras
+
+    @property
+    def out(self) -> list[Hash] | None:
+        """Derived hashes."""
+        return None if self.rest is None else self.rest.out
+
+    @property
+    def out_parent(self) -> Hash | None:
+        """The piece before the first one."""
+        return None if self.rest is None else self.rest.out_parent
+
+    def cut_into(self, out: list[Hash] | None, out_parent: Hash | None) -> None:
+        """Blocks leave under these derived hashes from now on; None: as they came."""
+        if out is not None or self.rest is not None:
+            self.rest = Rest(self.extras, out, out_parent)
+
+    def parent_of(self, i: int) -> Hash | None:
+        """The engine's hash of the block before block ``i``."""
+        return self.hashes[i - 1] if i else self.parent
+
+    def recut(self) -> tuple[list[Hash], int]:
+        """The derived hashes of a re-cut chunk, and how many of them make one of the engine's blocks."""
+        out = self.out or []
+        return out, len(out) // len(self.hashes)
+
+    def token_list(self) -> list[Any]:
+        """All tokens, decoded anew each time."""
+        tokens = decode_tokens(self.tokens)
+        if not isinstance(tokens, list):  # pragma: no cover - only validated tokens are ever stored
+            raise TypeError(tokens)
+        return tokens
+
+    def block_tokens(self, i: int) -> list[Any]:
+        """The tokens of block ``i``."""
+        return self.token_list()[i * self.block_size : (i + 1) * self.block_size]
+
+
+class Table:
+    """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
+
+    __slots__ = ("__weakref__", "_layers", "blocks", "copies", "recut", "refs")
+
+    def __init__(self) -> None:
+        base: dict[Hash, Chunk] = {}
+        self.blocks: MutableMapping[Hash, Chunk] = base
+        self._layers = Layers(base)
+        self.copies: dict[Hash, int] = {}
+        self.refs: dict[Hash, int] = {}
+        """How many live pieces leave under one derived hash (re-cut chunks only)."""
+        self.recut = False
+        """In a cut, which has no ``refs``: whether there are re-cut chunks."""
+
+    def hold(self, cut: Table) -> tuple[MutableMapping[Hash, Chunk], MutableMapping[Hash, Chunk]]:
+        """The blocks as they are now, for a cut, and what to change from now on."""
+        return self._layers.hold(self.blocks, cut)
+
+    def settle(self) -> None:
+        """Go back to one plain dictionary, if no cut needs it as it was."""
+        self.blocks = self._layers.settle(self.blocks)
+
+    def remove(self, block: Hash) -> Chunk | None:
+        """Take one copy away; the chunk if that was the last one, None if copies are left (or none was known)."""
+        copies = self.copies
+        if copies and (left := copies.get(block)) is not None:
+            if left == 1:
+                del copies[block]
+            else:
+                copies[block] = left - 1
+            return None
+        return self.blocks.pop(block, None)
+
+
+_MAX_METAS: Final = 4096
+
+
+class Index:
+    """All tables of one source."""
+
+    def __init__(self) -> None:
+        self.tables: dict[TableKey, Table] = {}
+        self.media_names: set[str] = set()
+        """Media any table is of."""
+        self._metas: dict[Meta, Meta] = {}
+
+    def __len__(self) -> int:
+        return sum(len(table.blocks) for table in self.tables.values())
+
+    def table(self, group: int | None, medium: str) -> Table:
+        """The table of one group and medium, made on first use."""
+        key = (group, medium)
+        table = self.tables.get(key)
+        if table is None:
+            table = self.tables[key] = Table()
+            self.media_names.add(medium)
+        return table
+
+    def media(self) -> dict[str, int]:
+        """Live blocks per medium."""
+        counts: dict[str, int] = {}
+        for (_, medium), table in self.tables.items():
+            counts[medium] = counts.get(medium, 0) + len(table.blocks)
+        return counts
+
+    def find(self, group: int | None, block: Hash) -> Chunk | None:
+        """The chunk that holds this block on any medium of the group."""
+        for (table_group, _), table in self.tables.items():
+            if table_group == group and (chunk := table.blocks.get(block)) is not None:
+                return chunk
+        return None
+
+    def tables_with(self, medium: str, block: Hash) -> list[tuple[TableKey, Table]]:
+        """Every group's table that holds this block on this medium."""
+        return [(key, table) for key, table in self.tables.items() if key[1] == medium and block in table.blocks]
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self.tables = {}
+        self.media_names.clear()
+        self._metas.clear()
+
+    def meta(self, event: BlockStored) -> Meta:
+        """The shared :class:`Meta` of an event."""
+        key = (
+            event.block_size,
+            event.lora_id,
+            event.lora_name,
+            event.medium,
+            event.group_idx,
+            event.kv_cache_spec_kind,
+            event.kv_cache_spec_sliding_window,
+            carried_bytes(event.locality),
+            carried_bytes(event.ownership),
+            carried_bytes(event.session_id),
+            carried_bytes(event.cache_salt),
+            carried_bytes(event.lookahead_token_ids),
+        )
+        return self.shared_meta(Meta(*key))
+
+    def shared_meta(self, meta: Meta) -> Meta:
+        """The one object for this value."""
+        if len(self._metas) >= _MAX_METAS:
+            self._metas.clear()
+        return self._metas.setdefault(meta, meta)
+
+    def settle(self) -> None:
+        """Cuts may have gone: see :meth:`Table.settle`."""
+        for table in self.tables.values():
+            table.settle()
+
+    def copy(self) -> Index:
+        """A cut: the same live blocks, whatever becomes of this index. Shares chunks, and large dictionaries."""
+        cut = Index()
+        for key, table in self.tables.items():
+            kept = cut.table(*key)
+            kept.blocks, table.blocks = table.hold(kept)
+            kept.recut = bool(table.refs)
+        return cut
+
+    def snapshot(self) -> Iterator[tuple[TableKey, Chunk, int, int]]:
+        """Every live run ``(table, chunk, first, last + 1)``: device first, one medium at a time, parents first."""
+        for key in sorted(self.tables, key=_table_order):
+            yield from _table_runs(key, self.tables[key])
+
+
+def _table_order(key: TableKey) -> tuple[bool, str, int]:
+    return (key[1] != DEVICE_MEDIUM, key[1], -1 if key[0] is None else key[0])
+
+
+def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, int, int]]:
+    pieces: dict[Hash, tuple[Chunk, int]] = {}
+    """By derived hash: the re-cut chunk and its block that a piece belongs to."""
+    for chunk in set_of_chunks(table) if table.recut or table.refs else ():
+        if chunk.out is not None:
+            out, per_block = chunk.recut()
+            pieces.update((name, (chunk, at // per_block)) for at, name in enumerate(out))
+    # nothing here is tracked by the collector of cycles: a pass over it would stop the stream
+    runs: dict[int, tuple[tuple[int, int], ...]] = {}
+    whole: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = {}
+
+    def runs_of(chunk: Chunk) -> tuple[tuple[int, int], ...]:
+        found = runs.get(id(chunk))
+        if found is None:
+            found = tuple(live_runs(table, chunk))
+            found = runs[id(chunk)] = whole.setdefault(found, found) if len(found) == 1 else found
+        return found
+
+    def run_before(chunk: Chunk, first: int) -> tuple[Chunk, int, int] | None:
+        """The live run that holds the parent of this run."""
+        if chunk.out is not None and first == 0 and chunk.out_parent is not None:
+            holder, at = pieces.get(chunk.out_parent, (None, 0))
+        else:
+            parent = chunk.parent_of(first)
+            holder = table.blocks.get(parent) if parent is not None else None
+            at = holder.hashes.index(parent) if holder is not None and parent is not None else 0
+        if holder is None:
+            return None
+        return next(((holder, a, b) for a, b in runs_of(holder) if a <= at < b), None)
+
+    done: set[int] = set()
+    for chunk in set_of_chunks(table):
+        for a, b in runs_of(chunk):
+            path: list[tuple[Chunk, int, int]] = []
+            walk: tuple[Chunk, int, int] | None = (chunk, a, b)
+            # up to the first ancestor already announced; marked on the way, so that a cycle of parents ends too
+            while walk is not None and (mark := id(walk[0]) << 32 | walk[1]) not in done:
+                done.add(mark)
+                path.append(walk)
+                walk = run_before(walk[0], walk[1])
+            yield from ((key, *run) for run in reversed(path))
+
+
+def set_of_chunks(table: Table) -> Iterator[Chunk]:
+    """Every chunk with a live block, once, in the order its first one came."""
+    seen: set[int] = set()
+    for chunk in table.blocks.values():
+        if id(chunk) not in seen:
+            seen.add(id(chunk))
+            yield chunk
+
+
+def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
+    """The maximal ranges of a chunk's blocks that are still live through this chunk."""
+    first = None
+    for i, block in enumerate(chunk.hashes):
+        alive = table.blocks.get(block) is chunk
+        if alive and first is None:
+            first = i
+        elif not alive and first is not None:
+            yield first, i
+            first = None
+    if first is not None:
+        yield first, len(chunk.hashes)
+
+
+def carried_bytes(raw: Raw | UnsetType) -> bytes | None:
+    """A carried field's own bytes, None where the event has no such field."""
+    return None if isinstance(raw, UnsetType) else bytes(raw)
+
+
+def raw_or_unset(value: bytes | None) -> Raw:
+    """The reverse of what the index does to carried fields: bytes back to a field of an event."""
+    return UNSET if value is None else Raw(value)  # type: ignore[return-value]
+
+
+def slice_array(raw: bytes, a: int, b: int) -> Raw:
+    """Items ``[a, b)`` of a raw msgpack array."""
+    return encode_value(decode_value(raw)[a:b])

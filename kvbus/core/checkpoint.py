@@ -1,0 +1,163 @@
+"""A checkpoint: the relay's whole state at one moment, written out in slices and loaded into a fresh relay.
+
+Copied as a replay's compaction is, so that the relay goes on while it is written. What has happened since is in the log
+(:mod:`kvbus.core.write_ahead_log`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType, structs
+
+from kvbus.core.blocks.index import Chunk, Index, Meta, Rest, Table, TableKey, live_runs, set_of_chunks
+from kvbus.core.relay import Relay
+from kvbus.core.source import Source
+from kvbus.core.write_ahead_log import StateError, decoded
+
+CHUNKS_PER_RECORD: Final = 256
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def dump(relay: Relay) -> Iterator[bytes]:
+    """The state as blobs: the cut is made when the first one is asked for, the rest may follow when there is time."""
+    head = {
+        "sources": [_source_head(source) for source in relay.sources],
+        "outputs": [
+            [output.spec.name, [[stream.next_seq, stream.topic, stream.publisher_id] for stream in output.streams]]
+            for output in relay.outputs
+        ],
+    }
+    cuts = [_tables(source.normalizer.index) for source in relay.sources]
+    yield _encode(["head", head])
+    for i, tables in enumerate(cuts):
+        for key, table in tables:
+            yield _encode(["table", i, key, list(table.copies.items())])
+            yield from _chunks(i, key, table)
+    yield _encode(["end"])
+
+
+def _source_head(source: Source) -> dict[str, Any]:
+    return {
+        "label": source.spec.label,
+        "rank": source.rank,
+        "ranked": source.ranked,
+        "ts": source.ts,
+        "topic": source.topic,
+        "told": source.told,
+        "withdrawn": source.withdrawn,
+        "publisher_id": source.publisher_id,
+        "sequencer": source.sequencer.dump(),
+        "normalizer": source.normalizer.dump(),
+    }
+
+
+def _tables(index: Index) -> list[tuple[TableKey, Table]]:
+    cut = index.copy()
+    for key, table in cut.tables.items():
+        table.copies = index.tables[key].copies.copy()
+    return list(cut.tables.items())
+
+
+def _chunks(i: int, key: TableKey, table: Table) -> Iterator[bytes]:
+    rows: list[Any] = []
+    for chunk in set_of_chunks(table):
+        rows.append(_chunk_row(table, chunk))
+        if len(rows) == CHUNKS_PER_RECORD:
+            yield _encode(["chunks", i, key, rows])
+            rows = []
+    if rows:
+        yield _encode(["chunks", i, key, rows])
+
+
+def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
+    meta = [False if isinstance(value, UnsetType) else value for value in structs.astuple(chunk.meta)]
+    return [
+        chunk.hashes,
+        chunk.parent,
+        chunk.tokens,
+        meta,
+        chunk.extra_keys,
+        chunk.extras,
+        chunk.out,
+        chunk.out_parent,
+        list(live_runs(table, chunk)),
+    ]
+
+
+class Loader:
+    """Puts a dump into a fresh relay, blob by blob; then the log, record by record."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._metas: dict[tuple[Any, ...], Meta] = {}
+        self.complete = False
+        """The dump's end was seen."""
+
+    def feed(self, blob: bytes) -> None:
+        """One blob of a dump.
+
+        Raises:
+            StateError: it belongs to another version or another configuration.
+        """
+        record = decoded(blob)
+        kind = record[0] if record else None
+        try:
+            if kind == "head":
+                self._head(record[1])
+            elif kind == "table":
+                _, i, key, copies = record
+                table = self._relay.sources[i].normalizer.index.table(*key)
+                table.copies.update((block, count) for block, count in copies)
+            elif kind == "chunks":
+                _, i, key, rows = record
+                table = self._relay.sources[i].normalizer.index.table(*key)
+                for row in rows:
+                    self._chunk(table, row)
+            elif kind == "end":
+                self.complete = True
+            else:
+                raise StateError(f"unknown record {kind!r}")
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"record {kind!r}: {error}") from error
+
+    def _head(self, head: dict[str, Any]) -> None:
+        relay = self._relay
+        labels = [entry["label"] for entry in head["sources"]]
+        shape = [(name, len(streams)) for name, streams in head["outputs"]]
+        if labels != [source.spec.label for source in relay.sources]:
+            raise StateError(f"it has the sources {labels}")
+        if shape != [(output.spec.name, len(output.streams)) for output in relay.outputs]:
+            raise StateError(f"it has the outputs {shape}")
+        for source, entry in zip(relay.sources, head["sources"], strict=True):
+            source.rank, source.ts, source.topic = entry["rank"], entry["ts"], entry["topic"]
+            source.ranked = entry["ranked"]
+            source.told, source.withdrawn = entry["told"], entry["withdrawn"]
+            source.publisher_id = entry["publisher_id"]
+            source.sequencer.load(entry["sequencer"])
+            source.normalizer.load(entry["normalizer"])
+        for output, (_, streams) in zip(relay.outputs, head["outputs"], strict=True):
+            for stream, (next_seq, topic, publisher_id) in zip(output.streams, streams, strict=True):
+                stream.next_seq = stream.first_seq = next_seq
+                if stream.keeps_topic:
+                    stream.topic = topic
+                if stream.publisher_id and publisher_id:
+                    stream.publisher_id = publisher_id
+
+    def _chunk(self, table: Table, row: list[Any]) -> None:
+        hashes, parent, tokens, meta, extra_keys, extras, out, out_parent, runs = row
+        values: tuple[Any, ...] = tuple(UNSET if value is False else value for value in meta)
+        shared = self._metas.setdefault(values, Meta(*values))
+        chunk = Chunk(tuple(hashes), parent, tokens, shared, extra_keys)
+        if extras is not None or out is not None:
+            chunk.rest = Rest(extras, out, out_parent)
+        for a, b in runs:
+            table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
+            if chunk.out is not None:
+                # counted anew: block sizes may have been learned while the dump was being written
+                names, pieces = chunk.recut()
+                for name in names[a * pieces : b * pieces]:
+                    table.refs[name] = table.refs.get(name, 0) + 1

@@ -1,0 +1,170 @@
+"""The first half of normalization: which events of a batch may be applied at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Raw, UnsetType, structs
+
+from kvbus.core.blocks.index import Chunk
+from kvbus.core.normalizing.validate import Store, check_removed, check_stored
+from kvbus.core.stats import SourceStats
+from kvbus.core.types import PREFIX_KINDS, Filtered, Hash, Reason
+from kvbus.core.wire.codec import Batch, decode_value, encode_value
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+
+MAX_RUN: Final = 512
+"""Blocks of one event that stay together: to find one of them costs as many comparisons, to remove all the square."""
+
+MAX_GROUPS: Final = 1024
+"""Groups of one source that anything is remembered of; stores of further ones are refused."""
+
+Step = Store | BlockRemoved | AllBlocksCleared
+"""An event that keeps the rules, in the order it came."""
+
+
+class Intake:
+    """Checks each event of one source and counts what is wrong with it; state is only what the checks learn.
+
+    Args:
+        groups: ``prefix`` leaves out groups whose kind carries no prefixes.
+        stats: where rejections are counted.
+    """
+
+    def __init__(self, groups: Literal["prefix", "all"], stats: SourceStats) -> None:
+        self._groups = groups
+        self._stats = stats
+        self._kinds: dict[type, int] = {int: 0, bytes: 0}
+        self._known: set[int | None] = set()
+        self.no_prefix: set[int | None] = set()
+        """Groups that announced themselves as sliding window, chunked local or mamba."""
+
+    def steps(self, batch: Batch) -> list[Step]:
+        """The events of a batch that may be applied."""
+        stats = self._stats
+        for reason in batch.rejects:
+            stats.rejected[reason] += 1
+        steps: list[Step] = []
+        for position, event in enumerate(batch.events):
+            if isinstance(event, BlockStored):
+                stats.stored += 1
+                store = self._check(event)
+                if store is not None:
+                    if batch.extras is not None:
+                        store.extras = batch.extras.get(position)
+                    steps.extend(pieces(store))
+            elif isinstance(event, BlockRemoved):
+                stats.removed += 1
+                medium = check_removed(event)
+                if isinstance(medium, Reason):
+                    stats.rejected[medium] += 1
+                else:
+                    steps.append(event)
+            else:
+                stats.cleared += 1
+                steps.append(event)
+        return steps
+
+    def _check(self, event: BlockStored) -> Store | None:
+        group = None if isinstance(event.group_idx, UnsetType) else event.group_idx
+        if group not in self._known:
+            if len(self._known) >= MAX_GROUPS:
+                self._stats.rejected[Reason.INDEX_FULL] += 1
+                return None
+            self._known.add(group)
+        kind = event.kv_cache_spec_kind
+        if self._groups == "prefix" and isinstance(kind, str) and kind not in PREFIX_KINDS:
+            self.no_prefix.add(group)
+            self._stats.filtered[Filtered.GROUP] += 1
+            return None
+        store = check_stored(event)
+        if isinstance(store, Reason):
+            self._stats.rejected[store] += 1
+            return None
+        if not event.block_hashes:
+            self._stats.filtered[Filtered.NO_HASHES] += 1
+            return None
+        if not self._right_kind(event.block_hashes[0]):
+            self._stats.rejected[Reason.HASH_KIND] += 1
+            return None
+        return store
+
+    def plain(self, kind: type, stores: int, removals: int) -> bool:
+        """Count the events of a batch that keep every rule; False if its kind of hash is not what the stream speaks."""
+        kinds = self._kinds
+        if stores and kinds[kind] + 1 < kinds[bytes if kind is int else int]:
+            return False
+        kinds[kind] += stores
+        self._stats.stored += stores
+        self._stats.removed += removals
+        return True
+
+    def dump(self) -> list[Any]:
+        """Plain data for a restart."""
+        return [[self._kinds[int], self._kinds[bytes]], list(self.no_prefix), list(self._known)]
+
+    def load(self, data: list[Any]) -> None:
+        """The reverse of :meth:`dump`."""
+        (self._kinds[int], self._kinds[bytes]), no_prefix, known = data
+        self.no_prefix, self._known = set(no_prefix), set(known)
+
+    def _right_kind(self, block: Hash) -> bool:
+        """Whether the hash is of the kind this stream speaks; the majority decides, so an odd event changes nothing."""
+        kinds = self._kinds
+        mine, other = (int, bytes) if isinstance(block, int) else (bytes, int)
+        kinds[mine] += 1
+        return kinds[mine] >= kinds[other]
+
+
+def pieces(store: Store) -> list[Store]:
+    """A store of more than :data:`MAX_RUN` blocks as several that follow one another."""
+    event = store.event
+    hashes, size = event.block_hashes, event.block_size
+    if len(hashes) <= MAX_RUN:
+        return [store]
+    keys = None if isinstance(event.extra_keys, UnsetType) else decode_value(event.extra_keys)
+    each = isinstance(keys, list) and len(keys) == len(hashes)
+    out = []
+    for at in range(0, len(hashes), MAX_RUN):
+        end = at + MAX_RUN
+        tokens = store.tokens[at * size : end * size]
+        piece = structs.replace(
+            event,
+            block_hashes=hashes[at:end],
+            parent_block_hash=hashes[at - 1] if at else event.parent_block_hash,
+            token_ids=encode_value(tokens),
+        )
+        if each:
+            piece.extra_keys = encode_value(keys[at:end])
+        out.append(Store(piece, tokens, store.medium, store.group, store.extras))
+    return out
+
+
+def complete(store: Store, find: Callable[[int | None, Hash], Chunk | None]) -> bool:
+    """Give a tokenless store (an offloaded block of vLLM's) the tokens its hashes have on another medium.
+
+    False if they are not all known, with one block size.
+    """
+    event = store.event
+    tokens: list[Any] = []
+    sizes: set[int] = set()
+    first = None
+    for block in event.block_hashes:
+        chunk = find(store.group, block)
+        if chunk is None:
+            return False
+        first = first or chunk
+        tokens += chunk.block_tokens(chunk.hashes.index(block))
+        sizes.add(chunk.block_size)
+    if len(sizes) != 1 or first is None:
+        return False
+    if event.parent_block_hash is None:
+        event.parent_block_hash = first.parent_of(first.hashes.index(event.block_hashes[0]))
+    event.block_size = sizes.pop()
+    event.token_ids = Raw(msgspec.msgpack.encode(tokens))
+    if event.lora_id is None and event.lora_name is None:
+        event.lora_id, event.lora_name = first.meta.lora_id, first.meta.lora_name
+    store.tokens = tokens
+    return True

@@ -1,0 +1,453 @@
+"""What an engine says, turned into what a router may rely on.
+
+In: decoded batches of one source, in order. Out: events in which every store carries whole blocks of one size, a block
+is stored once and removed once however many copies the engine keeps, parents come before children and leaves go before
+their parents, and media have names routers know. What is left out, or cannot be, is counted with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, structs
+
+from kvbus.core.blocks.announce import announce, out_parent, recut_stores, stores_of
+from kvbus.core.blocks.index import Chunk, Index, Rest, Table, TableKey, carried_bytes
+from kvbus.core.normalizing.admission import Intake, Step, complete
+from kvbus.core.normalizing.block_size import Granularity, Treatment
+from kvbus.core.normalizing.derived_hashes import derive_chunk
+from kvbus.core.normalizing.fast_path import Express, Taken
+from kvbus.core.normalizing.removal_order import leaf_first
+from kvbus.core.normalizing.validate import Store, check_removed
+from kvbus.core.stats import SourceStats
+from kvbus.core.types import DEVICE_MEDIUM, Filtered, Hash, Reason
+from kvbus.core.wire.codec import AnyEvent, Batch, with_extras
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """The operator's choices for one source. ``block_size`` None: learned from the stream."""
+
+    block_size: int | None = None
+    duplicates: Literal["count", "ignore"] = "count"
+    groups: Literal["prefix", "all"] = "prefix"
+    orphans: Literal["pass", "drop"] = "pass"
+    max_blocks: int = 20_000_000
+
+
+class Normalizer:
+    """Validation, copies, granularity and the index of one source's current epoch."""
+
+    def __init__(self, rules: Rules, stats: SourceStats) -> None:
+        self.rules = rules
+        self.stats = stats
+        self.index = Index()
+        self._refused: set[str] = set()
+        """Media of stores that were refused because the index is at its limit."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._granularity: dict[int | None, Granularity] = {}
+        self._coarse: dict[tuple[int | None, str, Hash], int] = {}
+        self._intake = Intake(self.rules.groups, self.stats)
+        self._clears_all_tiers = False
+        self._out: list[AnyEvent] = []
+        self._gone: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
+        self._ghosts: dict[tuple[int | None, Hash], Chunk] = {}
+        """Blocks this batch removed: an offload in the same batch may still speak of them."""
+        self._recut_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
+        self._begin_express()
+
+    def _begin_express(self) -> None:
+        self._express = Express(
+            self.index,
+            self._granularity,
+            self._intake,
+            self.stats,
+            max_blocks=self.rules.max_blocks,
+            prefix_only=self.rules.groups == "prefix",
+            count_copies=self.rules.duplicates == "count",
+        )
+
+    def reset(self, *, same_life: bool = False) -> None:
+        """Nothing is known of the cache any more; in the same life, what was learned of the stream stays."""
+        learned = (self._granularity, self._intake, self._clears_all_tiers)
+        self.index.clear()
+        self._refused.clear()
+        self._begin()
+        if same_life:
+            self._granularity, self._intake, self._clears_all_tiers = learned
+            self._begin_express()
+
+    @property
+    def bytes_hashes(self) -> bool:
+        """Whether the last plain batch named its blocks by byte strings."""
+        return self._express.bytes_hashes
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens per block of the first prefix-carrying group, once known."""
+        for granularity in self._granularity.values():
+            if granularity.base:
+                return granularity.base
+        return self.rules.block_size
+
+    def express(self, payload: bytes) -> Taken | None:
+        """Take in a batch that needs no change; None, with nothing changed, if it is for :meth:`apply`."""
+        return None if self._coarse else self._express.take(payload)
+
+    def apply(self, batch: Batch, *, first_of_life: bool = False) -> list[AnyEvent]:
+        """Take in one batch; the events that leave.
+
+        Args:
+            batch: decoded, its rejects not yet counted.
+            first_of_life: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
+                clear resets every tier; vLLM's speaks of the GPU pool alone).
+        """
+        if first_of_life and batch.events and isinstance(batch.events[0], AllBlocksCleared):
+            self._clears_all_tiers = True
+        self._express.forget()
+        steps = self._intake.steps(batch)
+        if self._observe(steps):
+            self._rebuild()
+        at = 0
+        while at < len(steps):
+            step = steps[at]
+            if isinstance(step, Store):
+                end = at + 1
+                while end < len(steps) and isinstance(steps[end], Store):
+                    end += 1
+                self._store_run(steps[at:end])  # type: ignore[arg-type]
+                at = end
+                continue
+            if isinstance(step, AllBlocksCleared):
+                self._clear()
+            else:
+                self._remove(step)
+            at += 1
+        self._flush_recut()
+        self._flush_removals()
+        self._ghosts.clear()
+        out, self._out = self._out, []
+        return out
+
+    def dump(self) -> dict[str, Any]:
+        """What has been learned about the stream beside its blocks, as plain data."""
+        return {
+            "granularity": [[group, structs.asdict(known)] for group, known in self._granularity.items()],
+            "coarse": [[*key, count] for key, count in self._coarse.items()],
+            "intake": self._intake.dump(),
+            "clears_all_tiers": self._clears_all_tiers,
+            "refused": sorted(self._refused),
+        }
+
+    def load(self, data: dict[str, Any]) -> None:
+        """The reverse of :meth:`dump`; the index is filled separately."""
+        self._granularity.update((group, Granularity(**known)) for group, known in data["granularity"])
+        self._coarse = {(group, medium, block): count for group, medium, block, count in data["coarse"]}
+        self._intake.load(data["intake"])
+        self._clears_all_tiers = data["clears_all_tiers"]
+        self._refused = set(data["refused"])
+
+    @property
+    def full(self) -> bool:
+        """Stores were refused at the index's limit, and no clear has spoken of them since.
+
+        The index is exact about what it holds, and not complete.
+        """
+        return bool(self._refused)
+
+    @property
+    def entries(self) -> int:
+        """Blocks remembered: live ones, and coarse ones that are left out; ``max_blocks`` bounds the sum."""
+        return len(self.index) + len(self._coarse)
+
+    def announce(self) -> Iterable[AnyEvent]:
+        """The live set, said from nothing; see :func:`kvbus.core.blocks.announce.announce`."""
+        return announce(self.index)
+
+    # -- granularity -----------------------------------------------------------------------------------------------
+
+    def _observe(self, steps: list[Step]) -> bool:
+        """Learn block sizes from the whole batch before any of it is applied; True if the past must be re-told."""
+        changed = False
+        for step in steps:
+            if not isinstance(step, Store) or not step.tokens:
+                continue
+            granularity = self._granularity.get(step.group)
+            if granularity is None:
+                granularity = self._granularity[step.group] = Granularity(self.rules.block_size)
+            size, blocks = step.event.block_size, len(step.event.block_hashes)
+            changed |= granularity.observe(size, blocks)
+        return changed and len(self.index) > 0
+
+    def _rebuild(self) -> None:
+        """Block sizes turned out different from what was assumed: say everything again in the right ones."""
+        self.stats.rebuilds += 1
+        for (group, medium), table in self.index.tables.items():
+            self._drop_coarse(group, medium, table)
+        for (group, medium), chunk, a, b in self.index.snapshot():
+            granularity = self._granularity[group]
+            if granularity.treatment(chunk.block_size) is Treatment.REBLOCK:
+                if chunk.out is None:
+                    self._recut(chunk, group, granularity.base)
+                self._reference((group, medium), chunk, a, b)
+        self._out.append(AllBlocksCleared())
+        self._out.extend(announce(self.index))
+
+    def _recut(self, chunk: Chunk, group: int | None, base: int) -> None:
+        before = out_parent(self.index, group, chunk.parent)
+        chunk.cut_into(derive_chunk(chunk, base, before), before)
+
+    def _drop_coarse(self, group: int | None, medium: str, table: Table) -> None:
+        table.refs.clear()
+        granularity = self._granularity[group]
+        for block, chunk in list(table.blocks.items()):
+            chunk.cut_into(None, None)
+            if granularity.treatment(chunk.block_size) in (Treatment.COARSE, Treatment.REJECT):
+                del table.blocks[block]
+                key = (group, medium, block)
+                self._coarse[key] = self._coarse.get(key, 0) + 1 + table.copies.pop(block, 0)
+                self.stats.filtered[Filtered.COARSE] += 1
+
+    # -- stores ----------------------------------------------------------------------------------------------------
+
+    def _store_run(self, run: list[Store]) -> None:
+        """Consecutive stores; one whose parent comes later in the run waits for it."""
+        if len(run) == 1:
+            self._store(run[0])
+            return
+        where: dict[tuple[int | None, Hash], int] | None = None
+        done = [False] * len(run)
+        for start in range(len(run)):
+            if done[start]:
+                continue
+            stack = [start]
+            done[start] = True
+            while stack:
+                store = run[stack[-1]]
+                parent = store.event.parent_block_hash
+                if parent is not None and self.index.find(store.group, parent) is None:
+                    if where is None:
+                        where = {
+                            (later.group, block): at
+                            for at, later in reversed(list(enumerate(run)))
+                            for block in later.event.block_hashes
+                        }
+                    later_at = where.get((store.group, parent))
+                    if later_at is not None and not done[later_at]:
+                        done[later_at] = True
+                        stack.append(later_at)
+                        continue
+                self._store(store)
+                stack.pop()
+
+    def _store(self, store: Store) -> None:
+        event = store.event
+        if not store.tokens and not complete(store, self._known):
+            self.stats.filtered[Filtered.TOKENLESS] += 1
+            return
+        granularity = self._granularity[store.group]
+        treatment = granularity.treatment(event.block_size)
+        if treatment is Treatment.REJECT:
+            self.stats.rejected[Reason.BLOCK_SIZE] += 1
+            return
+        table = self.index.table(store.group, store.medium)
+        hashes = event.block_hashes
+        if treatment is Treatment.COARSE:
+            if len(self.index) + len(self._coarse) + len(hashes) > self.rules.max_blocks:
+                self.stats.rejected[Reason.INDEX_FULL] += 1
+                return
+            self.stats.filtered[Filtered.COARSE] += 1
+            for block in hashes:
+                key = (store.group, store.medium, block)
+                self._coarse[key] = self._coarse.get(key, 0) + 1
+            return
+        fresh = table.blocks.keys().isdisjoint(hashes)
+        parent = event.parent_block_hash
+        if parent is not None and not self._parent_ok(store, parent, table):
+            return
+        new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
+        if new and len(self.index) + len(self._coarse) + new > self.rules.max_blocks:
+            self.stats.rejected[Reason.INDEX_FULL] += 1
+            self._refused.add(store.medium)
+            return
+        if event.medium is not None:
+            event.medium = event.medium.upper()
+        chunk = Chunk(
+            tuple(hashes), parent, bytes(event.token_ids), self.index.meta(event), carried_bytes(event.extra_keys)
+        )
+        if store.extras:
+            chunk.rest = Rest({name: bytes(raw) for name, raw in store.extras.items()})
+        if treatment is Treatment.REBLOCK:
+            self._recut(chunk, store.group, granularity.base)
+        if fresh:
+            table.blocks.update(dict.fromkeys(hashes, chunk))
+            if treatment is Treatment.NATIVE:
+                self._flush_removals()
+                self._out.append(with_extras(event, store.extras) if store.extras else event)
+                return
+            self._announce_new((store.group, store.medium), chunk, 0, len(hashes))
+            return
+        self._store_copies(store, table, chunk)
+
+    def _known(self, group: int | None, block: Hash) -> Chunk | None:
+        return self.index.find(group, block) or self._ghosts.get((group, block))
+
+    def _parent_ok(self, store: Store, parent: Hash, table: Table) -> bool:
+        if parent in store.event.block_hashes and parent not in table.blocks:
+            self.stats.rejected[Reason.SELF_PARENT] += 1
+            return False
+        if self.index.find(store.group, parent) is None:
+            if self.rules.orphans == "drop":
+                self.stats.filtered[Filtered.ORPHAN_DROPPED] += 1
+                if self._refused:
+                    self._refused.add(store.medium)  # its parent may be what the limit has kept out
+                return False
+            self.stats.filtered[Filtered.ORPHAN_PASSED] += 1
+        return True
+
+    def _store_copies(self, store: Store, table: Table, chunk: Chunk) -> None:
+        """A store of which some blocks are live already: those are copies, the rest leaves as one store per run."""
+        size = chunk.block_size
+        key = (store.group, store.medium)
+        first_new = None
+        for i, block in enumerate(chunk.hashes):
+            held = table.blocks.get(block)
+            if held is None:
+                first_new = i if first_new is None else first_new
+                continue
+            if first_new is not None:
+                self._add_run(key, chunk, first_new, i)
+                first_new = None
+            self.stats.filtered[Filtered.COPY] += 1
+            if self.rules.duplicates == "count":
+                table.copies[block] = table.copies.get(block, 0) + 1
+            if held.tokens != chunk.tokens and not _same_tokens(held, block, store.tokens[i * size : (i + 1) * size]):
+                self.stats.rejected[Reason.HASH_COLLISION] += 1
+        if first_new is not None:
+            self._add_run(key, chunk, first_new, len(chunk.hashes))
+
+    def _add_run(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
+        blocks = self.index.table(*key).blocks
+        for block in chunk.hashes[a:b]:
+            blocks[block] = chunk
+        self._announce_new(key, chunk, a, b)
+
+    def _announce_new(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
+        if chunk.out is None:
+            stores = list(stores_of(self.index, chunk, a, b))
+        else:
+            stores = list(recut_stores(chunk, self._reference(key, chunk, a, b)))
+        if stores:
+            self._flush_removals()
+            self._out.extend(stores)
+
+    def _reference(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
+        """Count the derived pieces of blocks ``[a, b)``; the positions of those routers do not have.
+
+        A piece that went earlier in the same batch (a radix node was split: removed, and stored again as two) has not
+        left yet, and stays: to a router with a tree the removal of an inner block would cost all that hangs on it.
+        """
+        refs = self.index.table(*key).refs
+        out, pieces = chunk.recut()
+        fresh = []
+        for at in range(a * pieces, b * pieces):
+            count = refs.get(out[at], 0)
+            refs[out[at]] = count + 1
+            if not count and self._recut_gone.pop((key, out[at]), None) is None:
+                fresh.append(at)
+        return fresh
+
+    # -- removals and clears ---------------------------------------------------------------------------------------
+
+    def _remove(self, event: BlockRemoved) -> None:
+        medium = check_removed(event)
+        group = event.group_idx if event.group_idx is not UNSET else None
+        for block in event.block_hashes:
+            self._remove_one(group, medium, block)
+
+    def _remove_one(self, group: int | None, medium: str, block: Hash) -> None:
+        key: TableKey = (group, medium)
+        if self._coarse and (left := self._coarse.get((group, medium, block))) is not None:
+            if left == 1:
+                del self._coarse[(group, medium, block)]
+            else:
+                self._coarse[(group, medium, block)] = left - 1
+            self.stats.filtered[Filtered.COARSE] += 1
+            return
+        table = self.index.tables.get(key)
+        if table is None or block not in table.blocks:
+            holders = self.index.tables_with(medium, block) if group is None else []
+            if len(holders) != 1:
+                reason = Filtered.GROUP if group in self._intake.no_prefix else Filtered.UNKNOWN_BLOCK
+                self.stats.filtered[reason] += 1
+                return
+            key, table = holders[0]
+        chunk = table.remove(block)
+        if chunk is None:
+            self.stats.filtered[Filtered.COPY] += 1
+            return
+        at = chunk.hashes.index(block)
+        self._ghosts[group, block] = chunk
+        if chunk.out is None:
+            self._gone.setdefault(key, {})[block] = (chunk.parent_of(at), chunk)
+            return
+        out, pieces = chunk.recut()
+        for i in range(at * pieces, (at + 1) * pieces):
+            name = out[i]
+            table.refs[name] -= 1
+            if not table.refs[name]:
+                del table.refs[name]
+                self._recut_gone[key, name] = (out[i - 1] if i else chunk.out_parent, chunk)
+
+    def _flush_recut(self) -> None:
+        """End of a batch: pieces that were not stored again leave."""
+        for (key, name), gone in self._recut_gone.items():
+            self._gone.setdefault(key, {})[name] = gone
+        self._recut_gone.clear()
+
+    def _flush_removals(self) -> None:
+        """The removals since the last store leave, leaves first; one event for each run of one spelling."""
+        for gone in self._gone.values():
+            order = leaf_first([(block, parent) for block, (parent, _) in gone.items()])
+            for (medium, group), run in groupby(order, key=lambda block: _spelling(gone[block][1])):
+                self._out.append(BlockRemoved(list(run), medium, group))
+        self._gone.clear()
+
+    def _clear(self) -> None:
+        """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
+
+        Where other tiers stay live the clear leaves as removals, because routers understand AllBlocksCleared as all.
+        """
+        survivors = not self._clears_all_tiers and any(
+            table.blocks for (_, medium), table in self.index.tables.items() if medium != DEVICE_MEDIUM
+        )
+        self._coarse = {key: n for key, n in self._coarse.items() if survivors and key[1] != DEVICE_MEDIUM}
+        self._refused.discard(DEVICE_MEDIUM)
+        if self._clears_all_tiers:
+            self._refused.clear()
+        if not survivors:
+            self._gone.clear()  # the clear says that, too
+            self._recut_gone.clear()
+            self.index.clear()
+            self._out.append(AllBlocksCleared())
+            return
+        for key, table in self.index.tables.items():
+            if key[1] == DEVICE_MEDIUM:
+                table.copies.clear()
+                for block in list(table.blocks):
+                    self._remove_one(key[0], DEVICE_MEDIUM, block)
+
+
+def _spelling(chunk: Chunk) -> tuple[str | None, Any]:
+    """Medium and group as the engine wrote them when it stored the chunk."""
+    return chunk.meta.medium, chunk.meta.group_idx
+
+
+def _same_tokens(held: Chunk, block: Hash, tokens: list[Any]) -> bool:
+    mine = held.block_tokens(held.hashes.index(block))
+    return len(mine) == len(tokens) and all(a == b for a, b in zip(mine, tokens, strict=True))

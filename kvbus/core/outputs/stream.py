@@ -1,0 +1,52 @@
+"""One numbered stream of an output: dense seq, journal, heartbeat."""
+
+from __future__ import annotations
+
+from kvbus.core.outputs.journal import Journal
+from kvbus.core.wire.profiles import Profile
+
+
+class OutputStream:
+    """The seq of a stream never goes back and never skips: what is not sent live is still in the journal."""
+
+    def __init__(
+        self,
+        topic: bytes | None,
+        profile: Profile,
+        journal: Journal,
+        *,
+        heartbeat: float,
+        rank: int,
+        publisher_id: bytes = b"",
+        first_seq: int = 0,
+    ) -> None:
+        self.topic = topic or b""
+        self.keeps_topic = topic is None
+        self.profile = profile
+        self.journal = journal
+        self.heartbeat = heartbeat
+        self.rank = rank
+        self.publisher_id = publisher_id
+        """16 bytes behind the seq in every sequence frame where the snapshot protocol is offered, else nothing."""
+        self.first_seq = first_seq
+        """What the numbering of this process began with."""
+        self.next_seq = first_seq
+        self.closed = False
+        """Its source is gone; the numbering is kept for the next one in its place."""
+        self.idle_since: float | None = None
+
+    def append(self, payload: bytes, now: float, *, empty: bool = False) -> int:
+        """Number one batch and keep it for replay; its seq."""
+        seq = self.next_seq
+        self.next_seq = seq + 1
+        self.journal.append(seq, payload, empty=empty)
+        self.idle_since = now
+        return seq
+
+    def heartbeat_due(self, now: float) -> bool:
+        """Whether the stream has been silent for ``heartbeat`` seconds (0: never)."""
+        if not self.heartbeat or self.closed:
+            return False
+        if self.idle_since is None:
+            self.idle_since = now
+        return now - self.idle_since >= self.heartbeat

@@ -1,0 +1,174 @@
+"""What a publisher is asked, and what its answer says about the life it is in.
+
+A request that continues a life reaches back over the last batches delivered (:data:`OVERLAP`), so that its answer can
+be told from one of another life by content. The newest of them is the *tip*: a publisher in the same life has it,
+unless its buffer was trimmed beyond.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
+from kvbus.core.sequencing.gap_tracker import Numbering
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.stats import SourceStats
+
+ATTEMPTS: Final = 2
+"""Replay requests made for one gap before it is lost: the first, and one retry."""
+
+OVERLAP: Final = 8
+"""Batches delivered that a request asks for again: one alone may be the new life's, delivered before anyone knew."""
+
+
+class Purpose(StrEnum):
+    """Why a publisher was asked."""
+
+    SYNC = "sync"
+    SNAPSHOT = "snapshot"
+    GAP = "gap"
+    PROBE = "probe"
+    VERIFY = "verify"
+    HISTORY = "history"
+
+
+INTERRUPTIBLE: Final = (Purpose.PROBE, Purpose.HISTORY)
+"""Questions nothing waits for: a more urgent one takes their place."""
+
+
+class Request(msgspec.Struct):
+    """The open request."""
+
+    id: int
+    purpose: Purpose
+    start: int
+    tip: int
+    """The newest batch delivered whose content is known, -1 if none is or if it does not matter."""
+    expects: bool
+    """A batch from ``start`` on was known to exist when it was asked: an empty answer says something."""
+    known: int
+    """One past the highest batch known to exist when it was asked."""
+    deadline: float
+    hard_deadline: float
+    items: int = 0
+    first: int = -1
+    last: int = -1
+    seen_tip: bool = False
+
+    def take(self, seq: int) -> bool:
+        """Count one batch of the answer; whether it is progress."""
+        if not self.items:
+            self.first = seq
+        self.items += 1
+        if seq == self.tip:
+            self.seen_tip = True
+        if seq <= self.last:
+            return False
+        self.last = seq
+        return True
+
+    def contradicts(self, seq: int, payload: bytes, numbers: Numbering) -> bool:
+        """Whether this batch of the answer cannot belong to the life known so far. To be asked before :meth:`take`."""
+        if numbers.marks.matches(seq, payload, numbers.next) is False:
+            return True
+        if self.purpose is Purpose.SYNC:
+            return False
+        if self.tip < 0:
+            return self.purpose is Purpose.VERIFY  # there is nothing left to know it by
+        if self.seen_tip:
+            return False
+        if seq <= self.tip:
+            # every batch from the start to the tip was delivered: one that the publisher has left out was not its own
+            return self.items > 0 and seq > self.last + 1
+        if self.items:
+            return self.first <= self.tip  # it has what came before the tip, and not the tip
+        # trimmed beyond the tip: what lies between is lost in any case, and for a gap it is known to be
+        return self.purpose is not Purpose.GAP
+
+    @property
+    def lacks_tip(self) -> bool:
+        """The answer, over now, had batches from before the tip and not the tip."""
+        return self.tip >= 0 and self.items > 0 and not self.seen_tip and self.first <= self.tip
+
+
+def start_of(purpose: Purpose, numbers: Numbering) -> tuple[int, int]:
+    """Where a question begins, and its tip."""
+    if purpose is Purpose.HISTORY:
+        return 0, -1
+    if purpose in (Purpose.SYNC, Purpose.SNAPSHOT):
+        return numbers.next, -1
+    tip = numbers.marks.newest(numbers.next)
+    if tip < 0 or (purpose is Purpose.GAP and tip != numbers.next - 1):
+        return (numbers.next if purpose is Purpose.GAP else max(numbers.next - 1, 0)), -1
+    # not back over a batch that was lost: an answer may break off at it, for it may be too large to be taken
+    return numbers.marks.run_to(tip, OVERLAP), tip
+
+
+class Asking:
+    """The open question, if there is one. Each has an id of its own, so that answers to an old one cannot mix in.
+
+    Args:
+        settings: how long an answer may take.
+        stats: where questions, answers that are late and answers that do not come are counted.
+        actions: where decisions go.
+    """
+
+    __slots__ = ("_actions", "_last_id", "_settings", "_stats", "open")
+
+    def __init__(self, settings: Settings, stats: SourceStats, actions: deque[Action]) -> None:
+        self.open: Request | None = None
+        self._last_id = 0
+        self._settings = settings
+        self._stats = stats
+        self._actions = actions
+
+    def ask(self, purpose: Purpose, numbers: Numbering, now: float) -> None:
+        """Ask; a question that is open is withdrawn."""
+        self.stop()
+        self._last_id += 1
+        settings = self._settings
+        start, tip = start_of(purpose, numbers)
+        self.open = Request(
+            self._last_id,
+            purpose,
+            start,
+            tip,
+            start < max(numbers.next, numbers.live_top),
+            numbers.horizon,
+            now + settings.replay_timeout,
+            now + settings.replay_total_timeout,
+        )
+        self._stats.replays += 1
+        asks_snapshot = purpose is Purpose.SNAPSHOT
+        self._actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
+
+    def stop(self) -> None:
+        """No answer is waited for any more."""
+        if self.open is not None:
+            self._actions.append(Stop(self.open.id))
+            self.open = None
+
+    def answered_by(self, request: int) -> Request | None:
+        """The question that something with this id answers; None, and counted, if it is not open any more."""
+        if self.open is None or self.open.id != request:
+            self._stats.stale_replies += 1
+            return None
+        return self.open
+
+    def expired(self, now: float) -> Request | None:
+        """The question whose answer does not come, withdrawn and counted; None if there is none such."""
+        asked = self.open
+        if asked is None or (now < asked.deadline and now < asked.hard_deadline):
+            return None
+        self._stats.replay_timeouts += 1
+        self.stop()
+        return asked
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether another question may be asked now."""
+        return self.open is None or self.open.purpose in INTERRUPTIBLE

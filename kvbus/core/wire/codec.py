@@ -1,0 +1,373 @@
+"""Payload bytes to canonical events and back.
+
+Decoding is optimistic: a batch whose events are all well-formed is decoded by one typed call. If that refuses, the
+envelope is opened and each event is looked at alone, so that one bad event is named and counted and the others of its
+batch live. Nothing here raises on bad input: it becomes a :class:`~kvbus.core.types.Reason`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw, structs
+
+from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Reason
+from kvbus.core.wire.schema import (
+    CARRIED,
+    AllBlocksCleared,
+    ArrayBatch,
+    BlockRemoved,
+    BlockStored,
+    ClearedArray,
+    Event,
+    MapBatch,
+    PlainBatch,
+    PlainRemoved,
+    PlainStored,
+    RawBatch,
+    RawMapBatch,
+    RemovedArray,
+    StoredArray,
+)
+
+MAX_EVENTS: Final = 65_536
+"""Events one batch may hold unless told otherwise; real batches hold a few hundred."""
+
+_decode_maps: Final = msgspec.msgpack.Decoder(MapBatch).decode
+_decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
+_decode_plain_ints: Final = msgspec.msgpack.Decoder(PlainBatch[int]).decode
+_decode_plain_bytes: Final = msgspec.msgpack.Decoder(
+    PlainBatch[Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)]]
+).decode
+_decode_envelope: Final = msgspec.msgpack.Decoder(RawBatch).decode
+_decode_map_envelope: Final = msgspec.msgpack.Decoder(RawMapBatch).decode
+_decode_any: Final = msgspec.msgpack.Decoder(Any).decode
+_decode_map_event: Final[Callable[[Raw | bytes], Event]] = msgspec.msgpack.Decoder(
+    BlockStored | BlockRemoved | AllBlocksCleared
+).decode
+_decode_array_event: Final = msgspec.msgpack.Decoder(StoredArray | RemovedArray | ClearedArray).decode
+_decode_raw_fields: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
+_decode_raw_list: Final = msgspec.msgpack.Decoder(list[Raw]).decode
+_decode_tokens: Final = msgspec.msgpack.Decoder(list[int]).decode
+_decode_pairs: Final = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+_EVENT_STRUCTS: Final[dict[str, Any]] = {
+    "BlockStored": BlockStored,
+    "BlockRemoved": BlockRemoved,
+    "AllBlocksCleared": AllBlocksCleared,
+}
+_STORED_FIELDS: Final = frozenset(BlockStored.__struct_fields__)
+_STORED_ARRAY_FIELDS: Final = StoredArray.__struct_fields__
+_REMOVED_FIELDS: Final = frozenset(BlockRemoved.__struct_fields__)
+
+AnyEvent = Event | PlainStored[Any] | PlainRemoved[Any] | dict[str, Any]
+"""An event ready to be encoded; a plain map where it carries fields no struct knows."""
+
+Extras = dict[str, Raw]
+"""Fields no struct knows, as raw msgpack, to be sent on where the output's encoding has a place for them (maps)."""
+
+
+class Batch(msgspec.Struct):
+    """One decoded batch.
+
+    ``extras`` maps an event's position to fields this version does not know. ``rejects`` holds one reason for each
+    event that was left out. ``rank`` is None where the engine sends none (vLLM 0.9.0).
+    """
+
+    ts: float
+    events: list[Event]
+    rank: int | None = None
+    extras: dict[int, Extras] | None = None
+    rejects: list[Reason] = msgspec.field(default_factory=list)
+
+
+def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
+    """Decode one payload of any dialect; a reason if not even the envelope is one, or it holds too many events.
+
+    Sources: vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23, TensorRT-LLM through Dynamo, llm-d-inference-sim, Dynamo's
+    mocker. Positional and map events may be mixed in one batch.
+    """
+    try:
+        if first_event_is_array(payload):
+            array = _decode_arrays(payload)
+            if math.isfinite(array.ts) and len(array.events) <= max_events:
+                return Batch(array.ts, [_from_array(e) for e in array.events], array.rank)
+        else:
+            maps = _decode_maps(payload)
+            if math.isfinite(maps.ts) and len(maps.events) <= max_events:
+                return Batch(maps.ts, maps.events, maps.rank)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        pass
+    return _decode_each(payload, max_events)
+
+
+_PLAIN_HEAD: Final = b"\x93\xcb"
+"""An array of three that begins with a float64, as every engine sends it."""
+
+
+def decode_plain(payload: bytes, *, bytes_first: bool) -> PlainBatch[Any] | None:
+    """Decode a batch of the commonest kind: maps of the common fields, hashes of one kind; None for any other.
+
+    ``bytes_first`` says which kind of hash to expect; it changes nothing but the time this takes.
+    """
+    if payload[:2] != _PLAIN_HEAD:
+        return None
+    first, second = (
+        (_decode_plain_bytes, _decode_plain_ints) if bytes_first else (_decode_plain_ints, _decode_plain_bytes)
+    )
+    try:
+        return first(payload)
+    except msgspec.ValidationError as error:
+        if "block_hash" not in str(error):  # `$.events[…].block_hashes[…]` or `….parent_block_hash`
+            return None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    try:
+        return second(payload)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+_EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
+"""Where the events array starts, by the type byte of ``ts`` (float64 from every engine; others by hand-made peers)."""
+
+
+def event_offset(payload: bytes | memoryview) -> int:
+    """Offset of the first event's first byte in an array batch; 0 if there is none or the batch is no array."""
+    if len(payload) < 4 or payload[0] & 0xF0 != 0x90:
+        return 0
+    at = _EVENTS_AT.get(payload[1], 2)
+    if at >= len(payload):
+        return 0
+    head = payload[at]
+    if 0x91 <= head <= 0x9F:
+        return at + 1
+    return at + 3 if head == 0xDC else at + 5 if head == 0xDD else 0
+
+
+def first_event_is_array(payload: bytes | memoryview) -> bool:
+    """Whether a batch's first event is positional: the cheapest look that picks the right decoder."""
+    at = event_offset(payload)
+    return 0 < at < len(payload) and (payload[at] & 0xF0 == 0x90 or payload[at] in (0xDC, 0xDD))
+
+
+def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason:
+    envelope = _open(payload)
+    if isinstance(envelope, Reason):
+        return envelope
+    if not math.isfinite(envelope.ts):
+        return Reason.BATCH_SHAPE
+    if len(envelope.events) > max_events:
+        return Reason.TOO_MANY_EVENTS
+    batch = Batch(envelope.ts, [], envelope.rank)
+    for raw in envelope.events:
+        extras: Extras = {}
+        event = _decode_event(raw, extras)
+        if isinstance(event, Reason):
+            batch.rejects.append(event)
+            continue
+        if extras:
+            if batch.extras is None:
+                batch.extras = {}
+            batch.extras[len(batch.events)] = extras
+        batch.events.append(event)
+    return batch
+
+
+def _open(payload: bytes | memoryview) -> RawBatch | Reason:
+    try:
+        return _decode_envelope(payload)
+    except RecursionError:
+        return Reason.NESTING
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        pass
+    except msgspec.DecodeError:
+        return Reason.NOT_MSGPACK
+    try:
+        named = _decode_map_envelope(payload)
+    except RecursionError:
+        return Reason.NESTING
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Reason.BATCH_SHAPE
+    rank = named.data_parallel_rank if named.data_parallel_rank is not None else named.attn_dp_rank
+    return RawBatch(named.ts, named.events, rank)
+
+
+def _decode_event(raw: Raw, extras: Extras) -> Event | Reason:
+    """One event alone; fields unknown to the structs land in ``extras``."""
+    head = memoryview(raw)[0]
+    is_map = 0x80 <= head <= 0x8F or head in (0xDE, 0xDF)
+    try:
+        if is_map:
+            return _decode_map_event(raw)
+        return _from_array(_decode_array_event(raw))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        pass
+    try:
+        return _lenient_map(raw, extras) if is_map else _lenient_array(raw)
+    except RecursionError:
+        return Reason.NESTING
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Reason.WRONG_TYPE
+
+
+def _lenient_map(raw: Raw, extras: Extras) -> Event | Reason:
+    fields = _decode_raw_fields(raw)
+    tag = _decode_any(fields.pop("type", b"\xc0"))
+    if not isinstance(tag, str) or tag not in _EVENT_STRUCTS:
+        return Reason.UNKNOWN_EVENT
+    known = _STORED_FIELDS if tag == "BlockStored" else _REMOVED_FIELDS if tag == "BlockRemoved" else frozenset()
+    for name in [name for name in fields if name not in known]:
+        _decode_any(fields[name])  # a field is carried only if it is whole: truncated or too deep raises here
+        extras[name] = fields.pop(name)
+    return _typed(tag, fields)
+
+
+def _lenient_array(raw: Raw) -> Event | Reason:
+    items = _decode_raw_list(raw)
+    if not items:
+        return Reason.UNKNOWN_EVENT
+    tag = _decode_any(items[0])
+    if not isinstance(tag, str) or tag not in _EVENT_STRUCTS:
+        return Reason.UNKNOWN_EVENT
+    if tag == "AllBlocksCleared":
+        return AllBlocksCleared()
+    names = _STORED_ARRAY_FIELDS if tag == "BlockStored" else RemovedArray.__struct_fields__
+    # a later version's array is longer; its tail has no name here and no place in any encoding
+    fields = dict(zip(names, items[1:], strict=False))
+    if tag == "BlockStored" and "lora_name" in fields:
+        seventh = _decode_any(fields["lora_name"])
+        if isinstance(seventh, dict):
+            del fields["lora_name"]
+            if "cache_salt" in seventh:
+                fields["cache_salt"] = Raw(_encode(seventh["cache_salt"]))
+    return _typed(tag, fields)
+
+
+_REQUIRED: Final = {
+    "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size"),
+    "BlockRemoved": ("block_hashes",),
+    "AllBlocksCleared": (),
+}
+
+
+def _typed(tag: str, fields: Extras) -> Event | Reason:
+    """The struct of these known fields, or the reason the first bad one gives."""
+    for name in _REQUIRED[tag]:
+        if name not in fields:
+            if name == "parent_block_hash":
+                fields[name] = Raw(b"\xc0")  # SGLang 0.5.20 and later omit what is None
+                continue
+            return Reason.MISSING_FIELD
+    for name, raw in fields.items():
+        if name in CARRIED:
+            _decode_any(raw)
+    try:
+        return _decode_map_event(_encode({"type": tag, **fields}))
+    except msgspec.ValidationError as error:
+        where = str(error)
+        if "`$.block_hashes" in where or "`$.parent_block_hash" in where:
+            value = _decode_any(fields["block_hashes"])
+            return Reason.HASH_KIND if isinstance(value, list) else Reason.WRONG_TYPE
+        return Reason.WRONG_TYPE
+
+
+def _from_array(event: StoredArray | RemovedArray | ClearedArray) -> Event:
+    if isinstance(event, StoredArray):
+        stored = BlockStored(
+            event.block_hashes,
+            event.parent_block_hash,
+            event.token_ids,
+            event.block_size,
+            event.lora_id,
+            event.medium,
+            None,
+            event.group_idx,
+            event.kv_cache_spec_kind,
+            event.kv_cache_spec_sliding_window,
+            event.extra_keys,
+        )
+        if isinstance(event.lora_name, str):
+            stored.lora_name = event.lora_name
+        elif event.lora_name is not None and "cache_salt" in event.lora_name:
+            stored.cache_salt = Raw(_encode(event.lora_name["cache_salt"]))
+        return stored
+    if isinstance(event, RemovedArray):
+        return BlockRemoved(event.block_hashes, event.medium, event.group_idx)
+    return AllBlocksCleared()
+
+
+_POSITIONAL: Final = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+
+Token = int | tuple[int, int]
+
+
+def decode_tokens(raw: Raw | bytes) -> list[Token] | Reason:
+    """Token ids (each in [0, 2**32)) or EAGLE's pairs of them; a reason if they are anything else."""
+    try:
+        tokens = _decode_tokens(raw)
+    except RecursionError:
+        return Reason.NESTING
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _decode_bigrams(raw)
+    if tokens and (min(tokens) < 0 or max(tokens) > MAX_TOKEN_ID):
+        return Reason.TOKEN_RANGE
+    return tokens  # type: ignore[return-value]
+
+
+def _decode_bigrams(raw: Raw | bytes) -> list[Token] | Reason:
+    try:
+        pairs = _decode_pairs(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return Reason.WRONG_TYPE
+    if any(not 0 <= token <= MAX_TOKEN_ID for pair in pairs for token in pair):
+        return Reason.TOKEN_RANGE
+    return pairs  # type: ignore[return-value]
+
+
+def encode_value(value: Any) -> Raw:
+    """Any plain value as raw msgpack, to be put into an event."""
+    return Raw(_encode(value))
+
+
+def decode_value(raw: Raw | bytes) -> Any:
+    """The plain value of raw msgpack that has been decoded once before (it does not fail)."""
+    return _decode_any(raw)
+
+
+def encode_batch(events: Sequence[AnyEvent], ts: float, rank: int | None) -> bytes:
+    """``[ts, events, rank]`` with map events, as vLLM 0.24 and later send them."""
+    return _encode((ts, events, rank))
+
+
+def encode_positional_batch(events: Sequence[AnyEvent], ts: float, rank: int | None) -> bytes:
+    """``[ts, events, rank]`` with positional events, all that an array-only router reads.
+
+    vLLM 0.10.2's length (through ``medium``); vLLM 0.20's (through ``group_idx``) where there are groups, because the
+    same hash may be live in several of them. Fields without a place are left out.
+    """
+    return _encode((ts, [_to_array(e) for e in events], rank))
+
+
+def _to_array(event: AnyEvent) -> tuple[Any, ...]:
+    if isinstance(event, AllBlocksCleared):
+        return ("AllBlocksCleared",)
+    if isinstance(event, BlockRemoved | PlainRemoved):
+        head: tuple[Any, ...] = ("BlockRemoved", event.block_hashes, event.medium)
+        return head if event.group_idx is UNSET else (*head, event.group_idx)
+    fields = event if isinstance(event, dict) else structs.asdict(event)
+    head = ("BlockStored", *(fields[name] for name in _POSITIONAL))
+    if fields.get("group_idx", UNSET) is UNSET:
+        return head
+    extra_keys = fields.get("extra_keys", UNSET)
+    return (*head, fields["lora_name"], None if extra_keys is UNSET else extra_keys, fields["group_idx"])
+
+
+def with_extras(event: BlockStored, extras: Extras) -> dict[str, Any]:
+    """The event as a map that also carries fields no struct knows."""
+    known = {name: value for name in event.__struct_fields__ if (value := getattr(event, name)) is not UNSET}
+    return {"type": "BlockStored", **known, **extras}

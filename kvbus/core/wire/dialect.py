@@ -1,0 +1,75 @@
+"""A name for the dialect a payload is in, for people: nothing is decided by it.
+
+The wire names no version. What can be told is the form of the first BlockStored and, for positional events, its
+length, which narrows it to the releases named here (docs/PROTOCOL.md has the whole table).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kvbus.core.wire.codec import event_offset
+
+_ARRAYS: Final = {
+    (2, 6): "vllm-0.9.0",
+    (3, 6): "vllm-0.9.1..0.10.0 | sglang-0.4.7..0.5.8",
+    (3, 7): "vllm-0.10.2..0.13 | sglang-0.5.9..0.5.17",
+    (3, 8): "vllm-0.14..0.16",
+    (3, 9): "vllm-0.18",
+    (3, 10): "vllm-0.20",
+    (3, 12): "vllm-0.22..0.23",
+}
+_VLLM_KEYS: Final = frozenset({"group_idx", "extra_keys", "locality", "ownership", "kv_cache_spec_kind"})
+_SGLANG_KEYS: Final = frozenset({"cache_salt"})
+_decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+class Sniffer:
+    """Remembers what it was shown: a stream keeps its dialect, and naming it again costs nothing."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._seen: set[tuple[int, int]] = set()
+
+    def see(self, payload: bytes) -> None:
+        """Look at one batch; the form of its first event decides whether it is worth a closer look."""
+        at = event_offset(payload)
+        form = (payload[0], payload[at] if at < len(payload) else 0)
+        if form not in self._seen and (name := sniff(payload)) is not None:
+            self.name = name
+            self._seen = {form}
+
+
+def sniff(payload: bytes) -> str | None:
+    """The dialect of a batch's first event, None if that is no BlockStored or the batch is empty."""
+    at = event_offset(payload)
+    if not 0 < at < len(payload):
+        return "vllm-dev (map batch)" if payload[:1] and payload[0] & 0xF0 == 0x80 else None
+    head = payload[at]
+    if head & 0xF0 == 0x90:
+        if payload[at + 1 : at + 13] != b"\xabBlockStored":
+            return None
+        length = head & 0x0F
+        if length == 8 and _seventh_is_map(payload):
+            return "sglang-0.5.18..0.5.19"
+        return _ARRAYS.get((payload[0] & 0x0F, length), f"array/{length}")
+    if head & 0xF0 != 0x80 and head not in (0xDE, 0xDF):
+        return None
+    # the key set is looked for in the first event's bytes: a name that appears as a value there does no harm
+    text = bytes(payload[at : at + 4096])
+    if b"\xabBlockStored" not in text[:40]:
+        return None
+    if any(key.encode() in text for key in _VLLM_KEYS):
+        return "vllm-0.30..0.33" if b"ownership" in text else "vllm-0.24..0.33"
+    if any(key.encode() in text for key in _SGLANG_KEYS):
+        return "sglang-0.5.20..0.5.23"
+    return "vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm"
+
+
+def _seventh_is_map(payload: bytes) -> bool:
+    batch = _decode_raw(payload)
+    seventh = _decode_raw(_decode_raw(batch[1])[0])[7]
+    head = memoryview(seventh)[0]
+    return head & 0xF0 == 0x80 or head in (0xDE, 0xDF)

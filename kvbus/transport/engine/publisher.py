@@ -1,0 +1,278 @@
+"""The engine's side of the wire: what a vLLM, SGLang or simulated engine binds.
+
+`EnginePublisher` is a PUB socket plus, if asked for, the ROUTER that replays the last batches. It stands in
+for an engine in ``kvbus sim``, ``kvbus play``, the demo and the tests, so it repeats the engines' habits,
+good and bad: a sequence number without an epoch, a trimmed buffer that says nothing, requests without a
+delimiter dropped in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+import zmq
+
+from kvbus.errors import BindError
+from kvbus.transport.client.rawsub import refused
+from kvbus.transport.engine.replay import END_SEQ, Framing, ReplayBuffer, ReplayFault, ReplayServer, answer
+from kvbus.transport.sockets import end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+__all__ = ["END_SEQ", "EnginePublisher", "Framing", "ReplayFault", "binds"]
+
+_REBIND_S: Final = 5.0  # libzmq gives a closed listener's address back asynchronously
+
+
+def binds(endpoint: str) -> bool:
+    """Tell whether an engine binds this endpoint or dials out to it.
+
+    vLLM's rule: wildcards, ``ipc://`` and ``inproc://`` are bound, a concrete host is connected to.
+    SGLang adds ``0.0.0.0`` from 0.5.13 on.
+    """
+    return any(mark in endpoint for mark in ("*", "::", "ipc://", "inproc://", "0.0.0.0"))  # noqa: S104
+
+
+class EnginePublisher:
+    """A PUB socket and a replay ROUTER that behave as an engine's do.
+
+    Args:
+        endpoint: where the live stream goes: ``tcp://*:5557``, ``tcp://127.0.0.1:*``, ``ipc://…``.
+        replay_endpoint: where the ROUTER binds (engines always bind it), or None for no replay.
+        topic: first frame of every message.
+        framing: layout of replay answers. ``3``: vLLM up to 0.25 and SGLang up to 0.5.21; ``4``: vLLM from
+            0.26, SGLang from 0.5.22, Dynamo's mocker; ``sim``: llm-d-inference-sim, today the same as ``4``.
+        buffer_steps: batches kept for replay; the oldest are trimmed without notice.
+        bind: True binds, False dials out, None follows the engines' own rule (`binds`).
+        hwm: send high-water mark of the PUB socket, messages a subscriber; what is beyond is dropped
+            silently.
+        context: a ZeroMQ context to share (``inproc://``); by default the publisher has its own.
+
+    Sockets open in `start` (or ``async with``) and close in `close`. `publish`, `skip` and `restart`
+    belong to one thread.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay_endpoint: str | None,
+        *,
+        topic: bytes = b"",
+        framing: Framing = "4",
+        buffer_steps: int = 10_000,
+        bind: bool | None = None,
+        hwm: int = 100_000,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        self.topic: Final = topic
+        self.framing: Final = framing
+        self.bind: Final = binds(endpoint) if bind is None else bind
+        self.replay_fault = ReplayFault.NONE
+        self.replay_requests = 0
+        """Well-formed replay requests received so far, over all lives."""
+        self._endpoint = endpoint
+        self._replay_endpoint = replay_endpoint
+        self._hwm = hwm
+        self._own_context = context is None
+        self._context = context
+        self._buffer = ReplayBuffer(buffer_steps)
+        self._next_seq = 0
+        self._subscriptions = 0
+        self._pub: zmq.Socket[bytes] | None = None
+        self._server: ReplayServer | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The live endpoint; after `start` the one really bound, port included."""
+        return self._endpoint
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        """The replay endpoint; after `start` the one really bound, port included."""
+        return self._replay_endpoint
+
+    @property
+    def next_seq(self) -> int:
+        """The sequence number that the next batch gets."""
+        return self._next_seq
+
+    @property
+    def buffered(self) -> int:
+        """Batches that a replay from 0 would answer with."""
+        return len(self._buffer)
+
+    def start(self) -> None:
+        """Open the sockets.
+
+        Raises:
+            BindError: an endpoint cannot be bound.
+            ValueError: an endpoint is malformed.
+        """
+        if self._pub is not None:
+            return
+        if self._context is None:
+            self._context = zmq.Context()
+        try:
+            self._open(self._context, patient=False)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close the sockets; batches not yet on the wire have `linger` seconds to leave."""
+        self._shut(linger)
+        if self._own_context and self._context is not None:
+            end(self._context)
+            self._context = None
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def publish(self, payload: bytes, *, seq: int | None = None, live: bool = True) -> int:
+        """Publish one encoded batch and keep it for replay.
+
+        Args:
+            payload: the msgpack batch.
+            seq: sequence number to use instead of the next one; numbering goes on from it.
+            live: False buffers the batch but keeps it off the PUB socket: a batch lost on its way.
+
+        Returns:
+            The batch's sequence number.
+        """
+        if self._pub is None:
+            raise RuntimeError("the publisher is not started")
+        if seq is None:
+            seq = self._next_seq
+        self._next_seq = seq + 1
+        self._buffer.append(seq, payload)
+        if live:
+            self.send_frames(self.topic, seq.to_bytes(8, "big"), payload)
+        return seq
+
+    def send_again(self, seq: int) -> None:
+        """Send a buffered batch live once more: a duplicate, or the late half of a reordering.
+
+        Raises:
+            KeyError: `seq` was never published or is trimmed already.
+        """
+        self.send_frames(self.topic, seq.to_bytes(8, "big"), self._buffer.find(seq))
+
+    def send_frames(self, *frames: bytes) -> None:
+        """Send one multipart message on the PUB socket as it is, malformed or not."""
+        if self._pub is None:
+            raise RuntimeError("the publisher is not started")
+        # plain sends: pyzmq's send_multipart costs twice as much
+        for frame in frames[:-1]:
+            self._pub.send(frame, zmq.SNDMORE)
+        self._pub.send(frames[-1])
+
+    def skip(self) -> int:
+        """Use up a sequence number with nothing behind it and return it.
+
+        vLLM takes the number before it encodes and sends: an exception there leaves a hole
+        that no replay fills.
+        """
+        seq = self._next_seq
+        self._next_seq += 1
+        return seq
+
+    def restart(self, linger: float = 0.0) -> None:
+        """Die and come back: empty buffer, seq from 0, same endpoints, every connection dropped.
+
+        Blocks for the few milliseconds that the operating system needs to give the addresses back.
+        """
+        if self._context is None:
+            raise RuntimeError("the publisher is not started")
+        self._shut(linger)
+        self._buffer.clear()
+        self._next_seq = 0
+        self._subscriptions = 0
+        self._open(self._context, patient=True)
+
+    async def wait_for_subscriber(self, timeout: float | None = None, *, count: int = 1) -> None:  # noqa: ASYNC109
+        """Wait until `count` subscriptions have arrived in this life.
+
+        What is published before is lost to the subscriber.
+
+        Raises:
+            TimeoutError: they did not arrive within `timeout` seconds.
+        """
+        async with asyncio.timeout(timeout):
+            while self._count_subscriptions() < count:  # noqa: ASYNC110 - the socket sets no asyncio.Event
+                await asyncio.sleep(0.002)
+
+    def _asked(self, start: int) -> Iterator[list[bytes]]:
+        self.replay_requests += 1
+        return answer(self._buffer.since(start), self.framing, self.topic, self.replay_fault)
+
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]], *, patient: bool) -> None:
+        # XPUB is PUB to its subscribers, and lets a test wait for one instead of sleeping
+        self._pub = context.socket(zmq.XPUB)
+        self._pub.setsockopt(zmq.SNDHWM, self._hwm)
+        self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
+        if self.bind:
+            self._endpoint = _bind(self._pub, self._endpoint, patient=patient)
+        else:
+            _dial(self._pub, self._endpoint)
+        if self._replay_endpoint is not None:
+            router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+            try:
+                # without MANDATORY a ROUTER drops at its high-water mark in silence, and END with it
+                router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+                self._replay_endpoint = _bind(router, self._replay_endpoint, patient=patient)
+            except (BindError, ValueError):
+                router.close(0)
+                raise
+            self._server = ReplayServer(router, context, self._asked)
+
+    def _shut(self, linger: float) -> None:
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+        if self._pub is not None:
+            self._pub.close(int(linger * 1000))
+            self._pub = None
+
+    def _count_subscriptions(self) -> int:
+        while self._pub is not None:
+            try:
+                message = self._pub.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if message[:1] == b"\x01":
+                self._subscriptions += 1
+        return self._subscriptions
+
+
+def _bind(socket: zmq.Socket[bytes], endpoint: str, *, patient: bool = False) -> str:
+    """Bind and return the real endpoint; `patient` waits for an address that we have just left ourselves."""
+    # libzmq spells "any port" as a star
+    wanted = f"{endpoint[:-1]}*" if endpoint.startswith("tcp://") and endpoint.endswith(":0") else endpoint
+    deadline = time.monotonic() + (_REBIND_S if patient else 0.0)
+    while True:
+        try:
+            socket.bind(wanted)
+            break
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                raise refused(error, endpoint, bind=True) from error
+            time.sleep(0.002)
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0") or endpoint
+
+
+def _dial(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise refused(error, endpoint, bind=False) from error

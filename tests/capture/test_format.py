@@ -1,0 +1,73 @@
+"""The capture format: what is written is read, and a bad line is named."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from kvbus.capture.format import CaptureError, CaptureWriter, Message, read_capture
+from kvbus.errors import ExitCode
+
+MESSAGES = [Message(0.0, b"", 0, b"\x90"), Message(1.5, b"kv@a", 2**64 - 2, b"\x00\xff")]
+
+
+@pytest.mark.parametrize("name", ["stream.jsonl", "stream.jsonl.gz"])
+def test_what_is_written_is_read(name, tmp_path):
+    path = tmp_path / name
+    with CaptureWriter(path) as writer:
+        for message in MESSAGES:
+            writer.write(message)
+        assert writer.written == 2
+    assert list(read_capture(path)) == MESSAGES
+    assert (path.read_bytes()[:2] == b"\x1f\x8b") is name.endswith(".gz")
+
+
+def test_every_line_is_in_the_file_when_write_returns(tmp_path):
+    path = tmp_path / "stream.jsonl"
+    with CaptureWriter(path) as writer:
+        writer.write(MESSAGES[0])
+        assert path.read_bytes() == b'{"t":0.0,"topic":"","seq":0,"payload":"kA=="}\n'
+
+
+def test_empty_lines_are_no_messages(tmp_path):
+    path = tmp_path / "stream.jsonl"
+    path.write_text('\n{"t":0,"topic":"","seq":0,"payload":"kA=="}\n\n')
+    assert list(read_capture(path)) == MESSAGES[:1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "stream.jsonl:2: not a recorded message"),
+        (b"[]", "stream.jsonl:2: not a recorded message"),
+        (b'{"t":0,"topic":"","seq":0}', "stream.jsonl:2: not a recorded message: .*payload"),
+        (b'{"t":0,"topic":"","seq":0,"payload":"?"}', "stream.jsonl:2: not a recorded message"),
+        (b'{"t":0,"topic":"","seq":-1,"payload":""}', "stream.jsonl:2: seq -1 is not an unsigned"),
+        (b"\xff\xfe", "stream.jsonl:2: not a recorded message"),
+    ],
+)
+def test_a_bad_line_is_named(line, message, tmp_path):
+    path = tmp_path / "stream.jsonl"
+    path.write_bytes(b'{"t":0,"topic":"","seq":0,"payload":"kA=="}\n' + line + b"\n")
+    with pytest.raises(CaptureError, match=message) as error:
+        list(read_capture(path))
+    assert error.value.exit_code is ExitCode.CONFIG
+
+
+def test_a_cut_off_compressed_file_gives_what_it_has_and_an_error(tmp_path):
+    path = tmp_path / "stream.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"t":0,"topic":"","seq":0,"payload":"kA=="}\n')[:-6])
+    with pytest.raises(CaptureError, match=r"stream\.jsonl\.gz:"):
+        list(read_capture(path))
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(CaptureError, match=r"nowhere\.jsonl:1: No such file"):
+        list(read_capture(tmp_path / "nowhere.jsonl"))
+    with pytest.raises(CaptureError, match=r"out\.jsonl: No such file"):
+        CaptureWriter(tmp_path / "no" / "out.jsonl")
+
+
+def test_a_full_disk_is_told():
+    with CaptureWriter(Path("/dev/full")) as writer, pytest.raises(CaptureError, match="No space left"):
+        writer.write(MESSAGES[0])

@@ -1,0 +1,93 @@
+import pytest
+
+from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Cut, Part
+from kvbus.core.blocks.index import Index
+from kvbus.core.wire.profiles import Wire
+from tests.core.dsl import Bench, cleared, plain_all, removed, store, unpack
+from tests.wire.captures import PlainSetRouter
+
+
+def bench_of(*events):
+    bench = Bench()
+    bench.feed(*events)
+    return bench
+
+
+def told(cut, room=10**6):
+    telling = cut.telling(room)
+    found = []
+    while (body := telling.get(len(found))) is not None:
+        found.append(body)
+    return found
+
+
+def cut_of(*benches, seq=9, encoding="map"):
+    parts = [Part(bench.normalizer.index.copy(), rank, 1.5) for rank, bench in enumerate(benches)]
+    return Cut(seq, parts, Wire(encoding))
+
+
+def test_it_begins_with_a_clear_because_whoever_asks_may_hold_something():
+    (body,) = told(cut_of(bench_of(store([1, 2]), store([3], 2))))
+    ts, events, rank = unpack(body)
+    assert (ts, rank) == (1.5, 0)
+    assert plain_all(events) == plain_all([cleared(), store([1, 2]), store([3], 2)])
+
+
+def test_nothing_is_told_as_a_clear():
+    (body,) = told(Cut(9, [Part(Index(), 3, 1.5)], Wire()))
+    assert unpack(body) == [1.5, [cleared()], 3]
+
+
+def test_every_source_with_its_rank():
+    bodies = told(cut_of(bench_of(store([1])), bench_of(store([2]))))
+    assert [unpack(body)[2] for body in bodies] == [0, 1]
+    assert [event["type"] for body in bodies for event in unpack(body)[1]] == ["AllBlocksCleared", "BlockStored"] * 2
+
+
+def test_batches_are_of_a_bounded_number_of_blocks():
+    bodies = told(cut_of(bench_of(*[store([block]) for block in range(3 * BLOCKS_PER_BATCH + 1)])))
+    sizes = [sum(event["type"] == "BlockStored" for event in unpack(body)[1]) for body in bodies]
+    assert sizes == [BLOCKS_PER_BATCH] * 3 + [1]
+
+
+def test_blocks_are_what_is_counted_not_events():
+    runs = [store([8 * at + i for i in range(8)]) for at in range(BLOCKS_PER_BATCH // 4)]
+    bodies = told(cut_of(bench_of(*runs)))
+    sizes = [sum(len(event.get("block_hashes", ())) for event in unpack(body)[1]) for body in bodies]
+    assert sizes == [BLOCKS_PER_BATCH] * 2
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 10, 1000])
+def test_it_fits_the_room_there_is(room):
+    bench = bench_of(*[store([block], block - 1 or None) for block in range(1, 5001)])
+    bodies = told(cut_of(bench), room)
+    assert len(bodies) <= room
+    router = PlainSetRouter()
+    for seq, body in enumerate(bodies):
+        router.apply(seq, body)
+    assert router.blocks == bench.router.blocks
+    assert router.violations == []
+    assert router.orphans == 0
+
+
+def test_a_cut_stays_what_it_was_whatever_becomes_of_the_index():
+    bench = bench_of(store([1, 2, 3]), store([4], medium="CPU"), store([1]))
+    before = dict(bench.router.blocks)
+    cut = cut_of(bench)
+    bench.feed(removed([1, 1, 2]), store([5]), removed([4], medium="CPU"))
+    bench.feed(cleared(), store([6]))
+    router = PlainSetRouter()
+    for seq, body in enumerate(told(cut)):
+        router.apply(seq, body)
+    assert router.blocks == before
+
+
+def test_it_is_made_once_for_all_who_ask():
+    cut = cut_of(bench_of(store([1])))
+    assert cut.telling(100) is cut.telling(50)
+    assert cut.telling(100).get(0) is cut.telling(50).get(0)
+
+
+def test_in_the_encoding_of_the_stream():
+    (body,) = told(cut_of(bench_of(store([1], group=0)), encoding="array"))
+    assert [event[0] for event in unpack(body)[1]] == ["AllBlocksCleared", "BlockStored"]

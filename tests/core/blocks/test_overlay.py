@@ -1,0 +1,90 @@
+"""A dictionary with layers is a dictionary, and whoever holds it still sees no change."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.core.blocks import overlay as layers
+from kvbus.core.blocks.overlay import MAX_LAYERS, Layer, Layers
+
+KEYS = st.integers(0, 7)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), KEYS, st.integers(0, 99)),
+        st.tuples(st.just("remove"), KEYS, st.just(0)),
+        st.tuples(st.just("hold"), st.just(0), st.just(0)),
+        st.tuples(st.just("let go"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.just("settle"), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+class Holder:
+    pass
+
+
+@given(STEPS)
+def test_it_is_what_a_dictionary_would_be(steps):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "SMALL", 0)
+        base: dict[int, int] = {}
+        stack, top, model = Layers(base), base, {}
+        held = []
+        for what, key, value in steps:
+            if what == "set":
+                top[key] = model[key] = value
+            elif what == "remove":
+                assert top.pop(key, None) == model.pop(key, None)
+            elif what == "hold":
+                holder = Holder()
+                kept, top = stack.hold(top, holder)
+                held.append((holder, kept, dict(model)))
+            elif what == "let go" and key < len(held):
+                del held[key]
+            elif what == "settle":
+                top = stack.settle(top)
+                if not held:
+                    assert top is base
+            assert dict(top) == model
+            assert len(top) == len(model)
+            assert {key for key in range(8) if key in top} == set(model)
+            assert top.keys().isdisjoint(range(4)) == model.keys().isdisjoint(range(4))
+            for _, kept, then in held:
+                assert dict(kept) == then
+                assert len(kept) == len(then)
+
+
+def test_what_is_small_is_copied(monkeypatch):
+    monkeypatch.setattr(layers, "SMALL", 2)
+    base = {1: 1}
+    kept, top = Layers(base).hold(base, Holder())
+    assert top is base
+    assert kept == base
+    assert kept is not base
+
+
+def test_layers_are_bounded(monkeypatch):
+    monkeypatch.setattr(layers, "SMALL", 0)
+    base = {n: n for n in range(5)}
+    stack, top, held = Layers(base), base, [Holder() for _ in range(MAX_LAYERS + 1)]
+    for holder in held:
+        kept, top = stack.hold(top, holder)
+        top[len(top)] = 0
+    assert isinstance(kept, dict)
+    assert len(top) == 5 + len(held)
+    held.clear()
+    del holder
+    assert stack.settle(top) is base
+    assert len(base) == 5 + MAX_LAYERS + 1
+
+
+def test_removing_what_is_not_there():
+    layer = Layer({1: 1})
+    del layer[1]
+    with pytest.raises(KeyError):
+        del layer[1]
+    with pytest.raises(KeyError):
+        layer[1]

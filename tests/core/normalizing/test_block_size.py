@@ -1,0 +1,108 @@
+import pytest
+
+from kvbus.core.normalizing.block_size import RELEARN_EVENTS, SETTLE_EVENTS, YOUNG, Granularity, Treatment
+
+
+def learned(*stores, pinned=None):
+    """A granularity that has seen these ``(size, blocks)``, one batch each."""
+    granularity = Granularity(pinned)
+    for size, blocks in stores:
+        granularity.observe(size, blocks)
+    return granularity
+
+
+class TestFixedBlocks:
+    def test_one_size_is_passed_as_it_is(self):
+        granularity = learned((16, 1), (16, 3))
+        assert (granularity.base, granularity.variable) == (16, False)
+        assert granularity.treatment(16) is Treatment.NATIVE
+
+    @pytest.mark.parametrize("size", [1, 7, 8, 17, 24])
+    def test_an_odd_size_is_rejected_once_blocks_are_proven(self, size):
+        assert learned((16, 2), (size, 1)).treatment(size) is Treatment.REJECT
+
+    def test_many_stores_of_one_size_prove_it_too(self):
+        assert learned(*[(16, 1)] * SETTLE_EVENTS, (7, 1)).treatment(16) is Treatment.NATIVE
+
+    def test_nothing_is_known_before_the_first_store(self):
+        assert Granularity().base == 0
+        assert Granularity(16).base == 16
+
+
+class TestTwoGranularities:
+    @pytest.mark.parametrize("stores", [[(16, 2), (128, 1)], [(16, 2), (128, 2)], [(128, 1), (16, 2)]])
+    def test_the_coarse_one_is_left_out(self, stores):
+        granularity = learned(*stores)
+        assert granularity.treatment(16) is Treatment.NATIVE
+        assert granularity.treatment(128) is Treatment.COARSE
+        assert granularity.treatment(100) is Treatment.REJECT
+
+    @pytest.mark.parametrize("coarse", range(1, YOUNG + 1))
+    def test_a_coarse_stream_that_was_there_first_is_overruled_at_once(self, coarse):
+        granularity = learned(*[(128, 2)] * coarse, (16, 2))
+        assert granularity.treatment(16) is Treatment.NATIVE
+        assert granularity.treatment(128) is Treatment.COARSE
+
+    def test_and_after_a_while_when_it_had_proven_itself(self):
+        stores = [(128, 2)] * (YOUNG + 1) + [(16, 2)] * (RELEARN_EVENTS - 1)
+        assert learned(*stores).treatment(16) is Treatment.REJECT
+        assert learned(*stores, (16, 2)).treatment(16) is Treatment.NATIVE
+
+    def test_one_odd_event_does_not_overrule_what_is_proven(self):
+        stores = [(16, 2)] * (YOUNG + 1)
+        assert learned(*stores, (6, 2)).treatment(16) is Treatment.NATIVE
+        assert learned(*stores, (6, 2)).treatment(6) is Treatment.REJECT
+
+    def test_single_blocks_never_overrule(self):
+        assert learned((16, 2), *[(8, 1)] * 100).treatment(16) is Treatment.NATIVE
+
+    def test_what_changes_the_past_is_told(self):
+        granularity = Granularity()
+        assert granularity.observe(128, 1) is False
+        assert granularity.observe(128, 1) is False
+        assert granularity.observe(16, 2) is True
+        assert granularity.observe(16, 2) is False
+
+
+class TestVariableNodes:
+    def test_two_sizes_and_never_several_blocks(self):
+        granularity = learned((48, 1), (32, 1))
+        assert granularity.variable
+        assert granularity.base == 16
+        assert granularity.treatment(48) is granularity.treatment(32) is Treatment.REBLOCK
+
+    def test_the_divisor_shrinks_with_what_is_seen(self):
+        assert learned((96, 1), (48, 1)).base == 48
+        assert learned((96, 1), (48, 1), (16, 1)).base == 16
+
+    def test_several_blocks_in_one_event_end_the_assumption(self):
+        granularity = learned((128, 1), (16, 1), (16, 2))
+        assert not granularity.variable
+        assert granularity.treatment(16) is Treatment.NATIVE
+        assert granularity.treatment(128) is Treatment.COARSE
+
+    def test_settled_after_a_while(self):
+        stores = [(48, 1), (32, 1)] * (SETTLE_EVENTS // 2)
+        granularity = learned(*stores)
+        assert granularity.treatment(40) is Treatment.REJECT
+
+
+class TestPinned:
+    @pytest.mark.parametrize(
+        ("size", "treatment"),
+        [(16, Treatment.NATIVE), (32, Treatment.REBLOCK), (8, Treatment.REJECT), (24, Treatment.REJECT)],
+    )
+    def test_what_is_no_multiple_is_rejected_and_multiples_are_cut(self, size, treatment):
+        granularity = learned((size, 2), pinned=16)
+        assert granularity.base == 16
+        assert granularity.treatment(size) is treatment
+
+    def test_variable_nodes_are_cut_to_the_pinned_size(self):
+        granularity = learned((48, 1), (96, 1), (40, 1), pinned=16)
+        assert granularity.base == 16
+        assert granularity.treatment(48) is Treatment.REBLOCK
+        assert granularity.treatment(40) is Treatment.REJECT
+
+    @pytest.mark.parametrize("stores", [[(16, 1), (32, 2)], [(32, 2), (16, 1)]], ids=["fine first", "coarse first"])
+    def test_the_pinned_size_is_never_rejected(self, stores):
+        assert learned(*stores, pinned=16).treatment(16) is Treatment.NATIVE

@@ -1,0 +1,101 @@
+import pytest
+
+from kvbus.core.blocks.index import Chunk, Meta
+from kvbus.core.normalizing.derived_hashes import derive, derive_chunk
+from kvbus.core.wire.codec import encode_value
+
+FIRST = 7713946297145647563
+SECOND = 10578922383325983977
+FIRST_BYTES = "a731f2feccc7c63e6cdfa6613bcd95127dc0f7960771fe3163cce44772b87b58"
+
+
+def meta(block_size=16, **fields):
+    return Meta(
+        **{
+            "block_size": block_size,
+            "lora_id": None,
+            "lora_name": None,
+            "medium": None,
+            "group_idx": None,
+            "kind": None,
+            "window": None,
+            **fields,
+        }
+    )
+
+
+def chunk(hashes, tokens, size, *, keys=None, **fields):
+    raw = None if keys is None else bytes(encode_value(keys))
+    return Chunk(tuple(hashes), None, bytes(encode_value(tokens)), meta(size, **fields), raw)
+
+
+def test_names_are_documented_and_do_not_change():
+    """Two kvbus in one fleet, or one before and after an upgrade, must give the same name to the same block."""
+    assert derive(None, [1, 2, 3, 4], b"", as_bytes=False) == FIRST
+    assert derive(FIRST, [5, 6, 7, 8], b"", as_bytes=False) == SECOND
+    assert derive(None, [1, 2, 3, 4], b"", as_bytes=True).hex() == FIRST_BYTES
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_the_kind_of_the_engines_hashes_is_kept(as_bytes):
+    name = derive(None, [1], b"", as_bytes=as_bytes)
+    assert isinstance(name, bytes if as_bytes else int)
+    assert len(name) == 32 if as_bytes else 0 <= name < 2**64
+
+
+def test_everything_that_tells_blocks_apart_tells_names_apart():
+    names = {
+        derive(None, [1, 2], b"", as_bytes=False),
+        derive(1, [1, 2], b"", as_bytes=False),
+        derive(None, [2, 1], b"", as_bytes=False),
+        derive(None, [(1, 2)], b"", as_bytes=False),
+        derive(None, [1, 2], b"salt", as_bytes=False),
+        derive(b"\x01", [1, 2], b"", as_bytes=False),
+    }
+    assert len(names) == 6
+
+
+def test_a_chunk_is_cut_into_a_chain():
+    tokens = list(range(64))
+    names = derive_chunk(chunk([1, 2], tokens, 32), 16, None)
+    assert len(set(names)) == 4
+    tail = derive_chunk(chunk([9], tokens[32:], 32), 16, names[1])
+    assert names[2:] == tail
+
+
+def test_however_it_was_cut_before_the_names_are_equal():
+    tokens = list(range(96))
+    whole = derive_chunk(chunk([1], tokens, 96), 16, None)
+    assert derive_chunk(chunk([1, 2], tokens, 48), 16, None) == whole
+    assert derive_chunk(chunk([1, 2, 3, 4, 5, 6], tokens, 16), 16, None) == whole
+
+
+@pytest.mark.parametrize(
+    "fields", [{"lora_id": 1}, {"lora_name": "a"}, {"cache_salt": bytes(encode_value("s"))}, {"keys": [["image"]]}]
+)
+def test_salt_adapter_and_keys_change_every_name(fields):
+    tokens = list(range(32))
+    base = derive_chunk(chunk([1], tokens, 32), 16, None)
+    other = derive_chunk(chunk([1], tokens, 32, **fields), 16, None)
+    assert not set(base) & set(other)
+
+
+def test_where_a_block_lies_changes_no_name():
+    tokens = list(range(32))
+    names = {tuple(derive_chunk(chunk([1], tokens, 32, medium=m), 16, None)) for m in (None, "GPU", "CPU_PINNED")}
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize("keys", [5, "abc", {"a": 1}, [], None])
+def test_keys_that_are_no_list_per_block_are_no_salt(keys):
+    tokens = list(range(32))
+    assert derive_chunk(chunk([1], tokens, 32, keys=keys), 16, None) == derive_chunk(chunk([1], tokens, 32), 16, None)
+
+
+def test_pairs_of_eagle():
+    pairs = [(i, i + 1) for i in range(32)]
+    assert len(set(derive_chunk(chunk([1], pairs, 32), 16, None))) == 2
+
+
+def test_bytes_stay_bytes():
+    assert all(len(name) == 32 for name in derive_chunk(chunk([b"x"], list(range(32)), 32), 16, None))

@@ -1,0 +1,120 @@
+"""The rules of one event: each break has one reason."""
+
+import pytest
+from msgspec import Raw
+
+from kvbus.core.normalizing.validate import Store, check_hashes, check_removed, check_stored
+from kvbus.core.types import MEDIA, Reason, medium_key
+from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.schema import CARRIED
+from tests.core.dsl import payload, removed, store, tokens_of
+
+
+def checked(event):
+    (decoded,) = decode_batch(payload(event)).events
+    return check_stored(decoded) if event["type"] == "BlockStored" else check_removed(decoded)
+
+
+@pytest.mark.parametrize(
+    "hashes", [[0], [1, -1, 2**64 - 1, -(2**63)], [b"x"], [b"x" * 64, b"y" * 32], [b"\x00"]], ids=repr
+)
+def test_hashes_of_one_kind(hashes):
+    assert check_hashes(hashes) is None
+
+
+@pytest.mark.parametrize("hashes", [[1, b"x"], [b"x", 1], [b""], [b"x", b""], [b"x" * 65]], ids=repr)
+def test_hashes_mixed_empty_or_too_long(hashes):
+    assert check_hashes(hashes) is Reason.HASH_KIND
+    assert checked(store(hashes)) is Reason.HASH_KIND
+    assert checked(removed(hashes)) is Reason.HASH_KIND
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (store([1], b"x"), Reason.HASH_KIND),
+        (store([b"x"], 1), Reason.HASH_KIND),
+        (store([b"x"], b""), Reason.HASH_KIND),
+        (store([b"x"], b"x" * 65), Reason.HASH_KIND),
+        (store([1], tokens=[-1] * 16), Reason.TOKEN_RANGE),
+        (store([1], tokens=[0] * 15 + [2**32]), Reason.TOKEN_RANGE),
+        (store([1], tokens=[1.0] * 16), Reason.WRONG_TYPE),
+        (store([1], tokens=["1"] * 16), Reason.WRONG_TYPE),
+        (store([1], tokens=None) | {"token_ids": None}, Reason.WRONG_TYPE),
+        (store([1], tokens=[[1, 2, 3]] * 16), Reason.WRONG_TYPE),
+        (store([1], tokens=[0] * 15), Reason.TOKEN_COUNT),
+        (store([1], tokens=[0] * 17), Reason.TOKEN_COUNT),
+        (store([1, 2], tokens=[0] * 16), Reason.TOKEN_COUNT),
+        (store([1, 2], tokens=[0] * 33, block_size=0), Reason.TOKEN_COUNT),
+        (store([1], tokens=[0] * 16, block_size=2**31), Reason.TOKEN_COUNT),
+        (store([1], tokens=[0] * 16, block_size=-1), Reason.BLOCK_SIZE),
+        (store([1], tokens=[0] * 16, block_size=2**31 + 1), Reason.BLOCK_SIZE),
+        (store([1], tokens=[0] * 16, block_size=2**64 - 1), Reason.BLOCK_SIZE),
+        (store([1], tokens=[], block_size=-(2**63)), Reason.BLOCK_SIZE),
+        (store([1, 1]), Reason.DUPLICATE_HASH),
+        (store([b"x", b"y", b"x"]), Reason.DUPLICATE_HASH),
+        (store([1], medium="HBM"), Reason.UNKNOWN_MEDIUM),
+        (store([1], medium=""), Reason.UNKNOWN_MEDIUM),
+        (removed([1], medium="HBM"), Reason.UNKNOWN_MEDIUM),
+    ],
+)
+def test_a_rule_and_its_reason(event, reason):
+    assert checked(event) is reason
+
+
+@pytest.mark.parametrize("medium", [None, *MEDIA, *(name.lower() for name in MEDIA)])
+def test_every_medium_goes_to_its_key(medium):
+    good = checked(store([1], medium=medium))
+    assert isinstance(good, Store)
+    assert good.medium == medium_key(medium)
+    assert checked(removed([1], medium=medium)) == medium_key(medium)
+
+
+def test_what_validation_finds_out_is_kept():
+    good = checked(store([1, 2], 3, medium="cpu", group=4))
+    assert (good.medium, good.group, good.tokens) == ("CPU", 4, tokens_of(1) + tokens_of(2))
+    assert checked(store([1])).group is None
+    assert checked(store([1]) | {"group_idx": None}).group is None
+
+
+@pytest.mark.parametrize(("hashes", "size"), [([1], 32), ([1, 2], 16), ([1, 2, 3, 4], 8)])
+def test_a_block_size_of_zero_follows_from_the_counts(hashes, size):
+    good = checked(store(hashes, tokens=list(range(32)), block_size=0))
+    assert good.event.block_size == size
+
+
+def test_pairs_are_counted_as_pairs():
+    assert checked(store([1, 2], tokens=[[i, i + 1] for i in range(32)])).tokens[0] == (0, 1)
+    assert checked(store([1], tokens=[[i, i + 1] for i in range(8)])) is Reason.TOKEN_COUNT
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        store([], tokens=list(range(16))),
+        store([], tokens=[]),
+        store([1], tokens=[], block_size=0),
+        store([1, 2], tokens=[]),
+        removed([]),
+        removed([1, 1]),
+    ],
+    ids=["no hashes", "nothing", "no tokens", "no tokens, a size", "nothing gone", "two copies gone"],
+)
+def test_what_is_odd_but_real(event):
+    assert not isinstance(checked(event), Reason)
+
+
+@pytest.mark.parametrize("raw", [b"\xa1\xff", b"\x81\x80\x01", b"\x91\xa1\xff"], ids=["text", "key", "text inside"])
+@pytest.mark.parametrize("name", CARRIED)
+def test_a_carried_field_that_is_no_msgpack(name, raw):
+    assert checked(store([1]) | {name: Raw(raw)}) is Reason.WRONG_TYPE
+
+
+@pytest.mark.parametrize("keys", [5, True, 1.5, "keys", b"keys", {"a": 1}])
+def test_extra_keys_that_are_no_list(keys):
+    assert checked(store([1]) | {"extra_keys": keys}) is Reason.WRONG_TYPE
+
+
+@pytest.mark.parametrize("keys", [None, [], [None], [["a"], None, [b"x", [1]]]])
+def test_extra_keys_that_are(keys):
+    assert isinstance(checked(store([1]) | {"extra_keys": keys}), Store)

@@ -1,0 +1,222 @@
+import gc
+import weakref
+
+import pytest
+
+from kvbus.core.blocks.compaction import Cut, Part
+from kvbus.core.outputs import replay_answer as answer_module
+from kvbus.core.outputs.journal import Journal
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.stream import OutputStream
+from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.frames import END_SEQ, parse_replay_request, replay_request
+from kvbus.core.wire.profiles import PROFILES, Wire
+from tests.core.dsl import Bench, cleared, plain_all, seqs_of, store, unpack
+
+
+def stream(profile="vllm", *, topic=b"kv", batches=100):
+    return OutputStream(topic, PROFILES[profile], Journal(batches, 10**6), heartbeat=0.0, rank=0)
+
+
+def filled(count, **options):
+    made = stream(**options)
+    for seq in range(count):
+        assert made.append(b"batch %d" % seq, 0.0) == seq
+    return made
+
+
+def never(start):
+    raise AssertionError("the journal holds all that was asked for")
+
+
+def ask(of, start, cut=never):
+    return ReplayAnswer(of, parse_replay_request([b"id", *replay_request(start)]), cut)
+
+
+def cutter(of, *hashes):
+    """Cuts of a stream whose source holds these blocks, each in an event of its own; and how often one was made."""
+    bench = Bench()
+    bench.feed(*[store([block]) for block in hashes])
+    made = []
+
+    def cut(start=0):
+        made.append(Cut(of.next_seq - 1, [Part(bench.normalizer.index.copy(), 0, 1.0)], Wire()))
+        return made[-1]
+
+    return cut, made
+
+
+def messages_of(answer):
+    found = []
+    while (message := answer.next_message()) is not None:
+        found.append(message)
+    return found
+
+
+class TestAnswers:
+    @pytest.mark.parametrize("profile", ["vllm", "sglang"])
+    def test_messages_in_the_framing_of_the_profile(self, profile):
+        answer = ask(filled(2, profile=profile), 1)
+        topic = [b"kv"] if profile == "vllm" else []
+        none = [b""] if profile == "vllm" else []
+        assert answer.next_message() == [b"id", b"", *topic, (1).to_bytes(8, "big"), b"batch 1"]
+        assert answer.next_message() == [b"id", b"", *none, END_SEQ, b""]
+        assert answer.next_message() is None
+        assert answer.next_message() is None
+
+    @pytest.mark.parametrize(("start", "first"), [(0, 0), (4, 4), (9, 9), (10, 10), (11, 10), (2**64 - 1, 10)])
+    def test_from_where_it_was_asked_to_the_newest(self, start, first):
+        assert seqs_of(ask(filled(10), start)) == [*range(first, 10), "END"]
+
+    def test_a_stream_with_nothing_ends_at_once(self):
+        assert seqs_of(ask(stream(), 0)) == ["END"]
+
+    def test_a_malformed_request_ends_at_once(self):
+        answer = ReplayAnswer(filled(10), parse_replay_request([b"id", b"", b"what"]), never)
+        assert seqs_of(answer) == ["END"]
+
+    def test_it_ends_at_the_batch_that_was_newest_when_asked(self):
+        made = filled(5)
+        answer = ask(made, 3)
+        made.append(b"later", 0.0)
+        assert seqs_of(answer) == [3, 4, "END"]
+
+    def test_heartbeats_are_answered_one_by_one(self):
+        made = filled(2)
+        for _ in range(5):
+            made.append(b"beat", 0.0, empty=True)
+        made.append(b"batch 7", 0.0)
+        assert seqs_of(ask(made, 0)) == [*range(8), "END"]
+        assert seqs_of(ask(made, 4)) == [4, 5, 6, 7, "END"]
+
+    def test_a_run_that_grows_while_it_is_read_ends_where_it_was(self):
+        made = filled(1)
+        made.append(b"beat", 0.0, empty=True)
+        answer = ask(made, 0)
+        for _ in range(5):
+            made.append(b"beat", 0.0, empty=True)
+        assert seqs_of(answer) == [0, 1, "END"]
+
+    def test_payloads_are_those_of_their_seq(self):
+        made = filled(120)
+        answer = ask(made, 90)
+        for seq in range(90, 120):
+            assert answer.next_message()[-2:] == [seq.to_bytes(8, "big"), b"batch %d" % seq]
+
+    def test_two_answers_do_not_disturb_each_other(self):
+        made = filled(10)
+        one, other = ask(made, 0), ask(made, 5)
+        one.next_message()
+        assert seqs_of(other) == [*range(5, 10), "END"]
+        assert seqs_of(one) == [*range(1, 10), "END"]
+
+
+class TestBehindTheJournal:
+    def test_state_then_filler_then_the_journal(self):
+        made = filled(150)
+        cut, cuts = cutter(made, 1, 2)
+        answer = ask(made, 40, cut)
+        messages = messages_of(answer)
+        assert [int.from_bytes(message[-2], "big") for message in messages[:-1]] == list(range(40, 150))
+        assert messages[-1][-2] == END_SEQ
+        told = [unpack(message[-1])[1] for message in messages[:-1]]
+        assert plain_all(told[0]) == plain_all([cleared(), store([1]), store([2])])
+        assert set(map(len, told[1:])) == {0}
+        assert answer.outcome == "compacted"
+        assert len(cuts) == 1
+
+    def test_what_the_journal_holds_needs_no_cut(self):
+        made = filled(150)
+        answer = ask(made, 50)
+        assert seqs_of(answer) == [*range(50, 150), "END"]
+        assert answer.outcome == "complete"
+
+    def test_a_cut_that_is_shared_is_followed_by_the_journal(self):
+        made = filled(150)
+        cut, cuts = cutter(made, 1)
+        shared = cut()
+        for seq in range(150, 170):
+            made.append(b"batch %d" % seq, 0.0)
+        messages = messages_of(ask(made, 0, lambda start: shared))
+        assert [int.from_bytes(message[-2], "big") for message in messages[:-1]] == list(range(170))
+        assert messages[150][-1] == b"batch 150"
+        assert len(cuts) == 1
+
+    def test_what_comes_while_the_state_is_told_is_on_the_live_stream(self):
+        made = filled(150)
+        cut, _ = cutter(made, 1)
+        answer = ask(made, 0, cut)
+        answer.next_message()
+        made.append(b"later", 0.0)
+        assert seqs_of(answer) == [*range(1, 150), "END"]
+
+    def test_one_so_slow_that_the_journal_is_gone_is_told_anew(self):
+        made = filled(150)
+        cut, cuts = cutter(made, 1)
+        shared = [cut()]
+        for seq in range(150, 170):
+            made.append(b"batch %d" % seq, 0.0)
+        answer = ask(made, 0, lambda start: shared.pop() if shared else cut())
+        for _ in range(155):
+            answer.next_message()
+        for seq in range(170, 1000):
+            made.append(b"batch %d" % seq, 0.0)
+        messages = messages_of(answer)
+        assert [int.from_bytes(message[-2], "big") for message in messages[:-1]] == list(range(155, 1000))
+        assert plain_all(unpack(messages[0][-1])[1]) == plain_all([cleared(), store([1])])
+        assert len(cuts) == 2
+
+    def test_trimming_while_the_journal_is_read(self):
+        made = filled(100)
+        cut, cuts = cutter(made, 1)
+        answer = ask(made, 0, cut)
+        for _ in range(10):
+            answer.next_message()
+        for seq in range(100, 150):
+            made.append(b"batch %d" % seq, 0.0)
+        assert seqs_of(answer) == [*range(10, 150), "END"]
+        assert len(cuts) == 1
+
+    def test_a_large_state_in_a_small_room_is_still_told_whole(self):
+        made = filled(102)
+        cut, _ = cutter(made, *range(5000))
+        messages = messages_of(ask(made, 1, cut))
+        told = [event for message in messages[:-1] for event in unpack(message[-1])[1] if message[-1][:1] == b"\x93"]
+        assert sum(len(event["block_hashes"]) for event in told if event["type"] == "BlockStored") == 5000
+
+    def test_filler_has_an_end(self, monkeypatch):
+        monkeypatch.setattr(answer_module, "MAX_FILLER", 1000)
+        made = stream()
+        made.next_seq = 10**12
+        made.append(b"newest", 0.0)
+        cut, _ = cutter(made, 1)
+        answer = ask(made, 0, cut)
+        messages = messages_of(answer)
+        assert len(messages) < 10
+        assert decode_batch(messages[0][-1]).events
+        seqs = [int.from_bytes(message[-2], "big") for message in messages[:-1]]
+        assert seqs == list(range(seqs[0], 10**12 + 1)), "it begins late, as a trimmed buffer does, and has no hole"
+        assert answer.outcome == "late"
+
+    @pytest.mark.parametrize(("newest", "first", "outcome"), [(1001, 0, "compacted"), (1002, 1001, "late")])
+    def test_filler_goes_as_far_as_it_may(self, monkeypatch, newest, first, outcome):
+        monkeypatch.setattr(answer_module, "MAX_FILLER", 1000)
+        made = stream()
+        made.next_seq = newest
+        made.append(b"newest", 0.0)
+        cut, _ = cutter(made, 1)
+        answer = ask(made, 0, cut)
+        assert seqs_of(answer) == [*range(first, newest + 1), "END"]
+        assert answer.outcome == outcome
+
+    def test_whoever_asks_while_the_journal_part_is_read_is_told_the_same_cut(self):
+        made = filled(150)
+        cut, cuts = cutter(made, 1)
+        shared = weakref.ref(cut())
+        answer = ask(made, 0, lambda start: cuts.pop())
+        answer.next_message()
+        made.append(b"later", 0.0)
+        assert shared() is not None
+        assert seqs_of(answer)[-2:] == [149, "END"]
+        gc.collect()
+        assert shared() is None

@@ -1,0 +1,365 @@
+"""Bytes to events: every dialect, every way to be wrong."""
+
+import math
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from kvbus.core.types import Reason
+from kvbus.core.wire.codec import (
+    MAX_EVENTS,
+    Batch,
+    decode_batch,
+    decode_tokens,
+    encode_batch,
+    encode_positional_batch,
+    event_offset,
+    with_extras,
+)
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from tests.core.dsl import cleared, pack, payload, plain_all, removed, store, tokens_of, unpack
+
+GOOD = store([1, 2])
+DEEP = b"\x91" * 100_000 + b"\x01"
+
+
+def array(event):
+    """A map event by position, as vLLM 0.10.2 sent it."""
+    if event["type"] == "BlockStored":
+        names = ("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+    else:
+        names = ("type", "block_hashes", "medium")[: 1 if event["type"] == "AllBlocksCleared" else 3]
+    return [event.get(name) for name in names]
+
+
+def decoded(*events, **envelope):
+    batch = decode_batch(payload(*events, **envelope))
+    assert isinstance(batch, Batch), batch
+    return batch
+
+
+class TestDialects:
+    def test_maps_and_arrays_say_the_same(self):
+        events = [store([1, 2], 3), removed([1]), cleared()]
+        assert plain_all(decoded(*map(array, events)).events) == plain_all(decoded(*events).events) == plain_all(events)
+
+    def test_maps_and_arrays_in_one_batch(self):
+        events = [store([1]), array(store([2])), removed([1]), array(removed([2])), array(cleared()), cleared()]
+        batch = decoded(*events)
+        assert batch.rejects == []
+        kinds = [BlockStored, BlockStored, BlockRemoved, BlockRemoved, AllBlocksCleared, AllBlocksCleared]
+        assert [type(event) for event in batch.events] == kinds
+
+    def test_two_elements_have_no_rank(self):
+        assert decode_batch(pack([1.5, [GOOD]])).rank is None
+
+    @pytest.mark.parametrize("name", ["data_parallel_rank", "attn_dp_rank"])
+    def test_a_batch_that_is_a_map(self, name):
+        batch = decode_batch(pack({"ts": 1.5, "events": [GOOD], name: 3}))
+        assert (batch.ts, batch.rank, plain_all(batch.events)) == (1.5, 3, plain_all([GOOD]))
+
+    @pytest.mark.parametrize("rank", [0, 7, None])
+    def test_the_rank_is_handed_on(self, rank):
+        assert decoded(GOOD, rank=rank).rank == rank
+
+    @pytest.mark.parametrize("ts", [0.0, 1, 2**40, 1.7e9])
+    def test_a_ts_is_a_number(self, ts):
+        assert decoded(GOOD, ts=ts).ts == ts
+        assert plain_all(decoded(array(GOOD), ts=ts).events) == plain_all([GOOD])
+
+    def test_the_salt_of_sglang_0_5_18(self):
+        batch = decoded([*array(GOOD), {"cache_salt": "s"}])
+        assert plain_all(batch.events) == plain_all([GOOD | {"cache_salt": "s"}])
+
+    def test_the_name_of_vllm_0_14(self):
+        assert plain_all(decoded([*array(GOOD), "adapter"]).events) == plain_all([GOOD | {"lora_name": "adapter"}])
+
+    def test_an_array_longer_than_any_known(self):
+        known = [*array(GOOD), None, None, 1, "full_attention", None]
+        event = GOOD | {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
+        assert plain_all(decoded([*known, "new", {"x": 1}]).events) == plain_all([event])
+
+    def test_a_missing_parent_is_the_root(self):
+        event = dict(GOOD)
+        del event["parent_block_hash"]
+        assert decoded(event).events[0].parent_block_hash is None
+
+    def test_an_empty_batch(self):
+        assert decoded().events == []
+
+    @pytest.mark.parametrize("count", [1, 15, 16, 300])
+    def test_batches_of_any_length(self, count):
+        events = [removed([i]) for i in range(count)]
+        assert plain_all(decoded(*events).events) == plain_all(events)
+        assert plain_all(decoded(*map(array, events)).events) == plain_all(events)
+        big = b"\x93\xcb" + bytes(8) + b"\xdd" + count.to_bytes(4, "big") + b"".join(map(pack, events)) + b"\x00"
+        assert plain_all(decode_batch(big).events) == plain_all(events)
+
+
+class TestUnknownFields:
+    def test_they_are_kept(self):
+        batch = decoded(cleared(), GOOD | {"novelty": [1, {"a": b"x"}], "other": None})
+        assert batch.rejects == []
+        assert {name: unpack(raw) for name, raw in batch.extras[1].items()} == {
+            "novelty": [1, {"a": b"x"}],
+            "other": None,
+        }
+
+    def test_they_are_sent_on_in_maps(self):
+        batch = decoded(GOOD | {"novelty": [1]})
+        event = with_extras(batch.events[0], batch.extras[0])
+        assert plain_all(unpack(encode_batch([event], 1.0, 0))[1]) == plain_all([GOOD | {"novelty": [1]}])
+
+    def test_by_position_there_is_no_place_for_them(self):
+        batch = decoded(GOOD | {"novelty": [1]})
+        event = with_extras(batch.events[0], batch.extras[0])
+        assert unpack(encode_positional_batch([event], 1.0, 0))[1] == [array(GOOD)]
+
+    def test_positions_are_those_of_the_events_kept(self):
+        batch = decoded({"type": "Nonsense"}, GOOD, GOOD | {"novelty": 1})
+        assert list(batch.extras) == [1]
+
+
+WRONG = [
+    (5, Reason.WRONG_TYPE),
+    (None, Reason.WRONG_TYPE),
+    ([], Reason.UNKNOWN_EVENT),
+    ([5], Reason.UNKNOWN_EVENT),
+    (["Nonsense", 1], Reason.UNKNOWN_EVENT),
+    ({}, Reason.UNKNOWN_EVENT),
+    ({"type": "Nonsense"}, Reason.UNKNOWN_EVENT),
+    ({"type": 5}, Reason.UNKNOWN_EVENT),
+    ({"type": None, "block_hashes": [1]}, Reason.UNKNOWN_EVENT),
+    ({"type": "BlockRemoved"}, Reason.MISSING_FIELD),
+    (["BlockRemoved"], Reason.MISSING_FIELD),
+    (["BlockStored"], Reason.MISSING_FIELD),
+    (["BlockStored", [1], None, [1]], Reason.MISSING_FIELD),
+    (["BlockStored", [1], None, [1], "16"], Reason.WRONG_TYPE),
+    (["BlockRemoved", ["1"]], Reason.HASH_KIND),
+    (["BlockRemoved", [1], 5], Reason.WRONG_TYPE),
+]
+
+
+def wrong_types():
+    """Every field of every type it must not have."""
+    for value in ("1", 1.0, True, None, [1], {"a": 1}):
+        yield GOOD | {"block_hashes": [value, 2]}, Reason.HASH_KIND
+        yield removed([1, value]), Reason.HASH_KIND
+        if not isinstance(value, list):
+            yield GOOD | {"block_hashes": value}, Reason.WRONG_TYPE
+            yield removed([1]) | {"block_hashes": value}, Reason.WRONG_TYPE
+        yield GOOD | {"block_size": value}, Reason.WRONG_TYPE
+        if value is None:
+            continue
+        yield GOOD | {"parent_block_hash": value}, Reason.HASH_KIND
+        for name in ("lora_id", "group_idx", "kv_cache_spec_sliding_window"):
+            yield GOOD | {name: value}, Reason.WRONG_TYPE
+        if not isinstance(value, str):
+            for name in ("medium", "lora_name", "kv_cache_spec_kind"):
+                yield GOOD | {name: value}, Reason.WRONG_TYPE
+            yield removed([1]) | {"medium": value}, Reason.WRONG_TYPE
+
+
+def malformed():
+    """Text that is no UTF-8, and a map with a map for a key."""
+    for value in (Raw(b"\xa1\xff"), Raw(b"\x81\x80\x01")):
+        for event in (GOOD | {"medium": value}, GOOD | {"novelty": value}, {"type": value}, [*array(GOOD), value]):
+            yield event, Reason.WRONG_TYPE
+    yield {"type": "BlockRemoved", 5: 1}, Reason.WRONG_TYPE
+
+
+def missing():
+    for name in ("block_hashes", "token_ids", "block_size"):
+        yield {key: value for key, value in GOOD.items() if key != name}, Reason.MISSING_FIELD
+
+
+WRONG += [*missing(), *wrong_types(), *malformed()]
+
+
+class TestABadEvent:
+    @pytest.mark.parametrize(("event", "reason"), WRONG, ids=[f"{reason}-{i}" for i, (_, reason) in enumerate(WRONG)])
+    def test_it_is_named_and_the_rest_of_the_batch_lives(self, event, reason):
+        batch = decoded(store([7]), event, removed([8]))
+        assert batch.rejects == [reason]
+        assert plain_all(batch.events) == plain_all([store([7]), removed([8])])
+        assert batch.ts == 1.0
+
+    def test_each_one_is_counted(self):
+        assert decoded({"type": "x"}, GOOD, removed(["1"]), {"type": "BlockRemoved"}).rejects == [
+            Reason.UNKNOWN_EVENT,
+            Reason.HASH_KIND,
+            Reason.MISSING_FIELD,
+        ]
+
+
+class TestABadBatch:
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            b"",
+            b"\xc1",
+            b"\x93",
+            b"\xdd\xff\xff\xff\xff",
+            b"\x93\xcb" + bytes(8) + b"\xdd\xff\xff\xff\xff\xc0",
+            b"\x93\xcb" + bytes(8) + b"\xdc\xff\xff",
+            payload(GOOD)[:-1],
+            payload(GOOD)[:40],
+            payload(GOOD) + b"\x00",
+            payload(["BlockRemoved", Raw(b"\xdd\xff\xff\xff\xff\x01")]),
+            payload(GOOD | {"block_hashes": Raw(b"\xc6\xff\xff\xff\xff")}),
+        ],
+        ids=lambda raw: raw[:12].hex() or "empty",
+    )
+    def test_what_is_truncated_or_no_msgpack(self, raw):
+        assert decode_batch(raw) is Reason.NOT_MSGPACK
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            pack(None),
+            pack(5),
+            pack("batch"),
+            pack([]),
+            pack([1.0]),
+            pack({}),
+            pack({"ts": 1.0}),
+            pack({"events": []}),
+            pack(["1.0", [], 0]),
+            pack([None, [], 0]),
+            pack([1.0, None, 0]),
+            pack([1.0, {}, 0]),
+            pack([1.0, [], "0"]),
+            pack([1.0, [], 0.5]),
+            pack([math.nan, [GOOD], 0]),
+            pack([math.inf, [GOOD], 0]),
+            pack([-math.inf, [array(GOOD)], 0]),
+            pack({"ts": math.nan, "events": []}),
+        ],
+        ids=repr,
+    )
+    def test_what_is_no_batch(self, raw):
+        assert decode_batch(raw) is Reason.BATCH_SHAPE
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            payload(Raw(DEEP)),
+            payload(GOOD, Raw(DEEP)),
+            payload(GOOD | {"extra_keys": Raw(DEEP)}),
+            payload(GOOD | {"novelty": Raw(DEEP)}),
+            payload([*array(GOOD), Raw(DEEP)]),
+            payload(GOOD | {"token_ids": Raw(DEEP)}),
+        ],
+        ids=range(6),
+    )
+    def test_what_is_nested_too_deep(self, raw):
+        assert decode_batch(raw) is Reason.NESTING
+
+    @pytest.mark.parametrize("raw", [DEEP, payload(rank=Raw(DEEP)), payload(ts=Raw(DEEP))], ids=range(3))
+    def test_a_nest_where_a_number_belongs(self, raw):
+        assert decode_batch(raw) is Reason.BATCH_SHAPE
+
+    def test_a_map_that_is_nested_too_deep(self):
+        assert decode_batch(pack({"ts": 1.0, "events": [], "novelty": Raw(DEEP)})) is Reason.NESTING
+
+    @pytest.mark.parametrize("event", [removed([1]), array(removed([1])), {"type": "Nonsense"}])
+    def test_too_many_events(self, event):
+        raw = pack(event)
+
+        def of(count):
+            return b"\x93\xcb" + bytes(8) + b"\xdd" + count.to_bytes(4, "big") + raw * count + b"\x00"
+
+        assert decode_batch(of(MAX_EVENTS + 1)) is Reason.TOO_MANY_EVENTS
+        batch = decode_batch(of(MAX_EVENTS))
+        assert len(batch.events) + len(batch.rejects) == MAX_EVENTS
+
+
+class TestTokens:
+    @pytest.mark.parametrize("tokens", [[], [0], [2**32 - 1], list(range(1000))])
+    def test_ids(self, tokens):
+        assert decode_tokens(pack(tokens)) == tokens
+
+    def test_pairs(self):
+        assert decode_tokens(pack([[0, 1], [2**32 - 1, 2]])) == [(0, 1), (2**32 - 1, 2)]
+
+    @pytest.mark.parametrize("tokens", [[-1], [2**32], [1, 2, -(2**63)], [2**64 - 1], [[0, -1]], [[2**32, 0]]])
+    def test_out_of_range(self, tokens):
+        assert decode_tokens(pack(tokens)) is Reason.TOKEN_RANGE
+
+    @pytest.mark.parametrize(
+        "tokens",
+        [
+            None,
+            5,
+            "abc",
+            b"abc",
+            {},
+            [1.0],
+            ["1"],
+            [None],
+            [True],
+            [[1]],
+            [[1, 2, 3]],
+            [1, [2, 3]],
+            [[1, "2"]],
+            [[[1, 2], 3]],
+        ],
+    )
+    def test_anything_else(self, tokens):
+        assert decode_tokens(pack(tokens)) is Reason.WRONG_TYPE
+
+    @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x91", b"\xdd\xff\xff\xff\xff", b"\x91\xa1\xff", b"\x81\x80\x01"])
+    def test_what_is_no_msgpack(self, raw):
+        assert decode_tokens(raw) is Reason.WRONG_TYPE
+
+    def test_nested_too_deep(self):
+        assert decode_tokens(DEEP) is Reason.WRONG_TYPE
+
+
+class TestEncoding:
+    def test_a_round_trip_changes_nothing(self):
+        events = [
+            GOOD | {"lora_id": 5, "lora_name": "a", "extra_keys": [None, ["x", b"y"]], "cache_salt": "s"},
+            store([b"a" * 32], b"b" * 32, group=2, kv_cache_spec_kind="mla_attention", kv_cache_spec_sliding_window=4),
+            store([-1], 2**64 - 1, tokens=[[1, 2]] * 16, locality="x", ownership={"a": 1}, lookahead_token_ids=[9]),
+            removed([1, -1], medium="CPU", group=1, locality="x"),
+            cleared(),
+        ]
+        batch = decoded(*events, ts=12.5, rank=3)
+        again = decode_batch(encode_batch(batch.events, batch.ts, batch.rank))
+        assert plain_all(again.events) == plain_all(events)
+        assert (again.ts, again.rank) == (12.5, 3)
+
+    def test_a_token_array_is_passed_byte_for_byte(self):
+        tokens = b"\xdd" + (16).to_bytes(4, "big") + b"".join(b"\xce" + t.to_bytes(4, "big") for t in tokens_of(1))
+        batch = decoded(store([1]) | {"token_ids": Raw(tokens)})
+        assert tokens in encode_batch(batch.events, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "offset"),
+    [
+        (pack([1.0, [1], 0]), 11),
+        (pack([1, [1], 0]), 3),
+        (pack([2**40, [1], 0]), 11),
+        (pack([1.0, [1] * 16, 0]), 13),
+        (pack([1.0, [1] * 70_000, 0]), 15),
+        (pack([1.0, [], 0]), 0),
+        (pack({"ts": 1.0}), 0),
+        (b"", 0),
+        (b"\x93\xcb", 0),
+        (b"\x93\xcb\x00\x00", 0),
+    ],
+    ids=range(10),
+)
+def test_where_the_first_event_begins(raw, offset):
+    assert event_offset(raw) == offset
+    if offset:
+        assert raw[offset] == 1
+
+
+def test_msgspec_is_not_asked_for_more_memory_than_there_are_bytes():
+    for head in (b"\xdd", b"\xdf", b"\xc6", b"\xdb"):
+        with pytest.raises(msgspec.DecodeError):
+            msgspec.msgpack.decode(head + b"\xff\xff\xff\xff")

@@ -1,0 +1,101 @@
+import pytest
+
+from kvbus.core.wire.dialect import sniff
+from tests.core.dsl import cleared, pack, payload, store
+from tests.wire.captures import CAPTURES, load
+
+TOKENS = list(range(16))
+ARRAY = ["BlockStored", [1], None, TOKENS, 16, None, "GPU", None, None, 0, "full_attention", None]
+
+OLD_ARRAY = "vllm-0.9.1..0.10.0 | sglang-0.4.7..0.5.8"
+MEDIUM_ARRAY = "vllm-0.10.2..0.13 | sglang-0.5.9..0.5.17"
+BARE_MAP = "vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm"
+CAPTURED = {
+    "sglang0510_positional": {MEDIUM_ARRAY},
+    "sglang0523_eagle_bigram": {BARE_MAP},
+    "sglang0523_hicache": {BARE_MAP},
+    "sglang0523_map": {BARE_MAP},
+    "sglang0523_page1": {BARE_MAP},
+    "sglang0523_salt_session": {"sglang-0.5.20..0.5.23", BARE_MAP},
+    "sglang055_collisions": {OLD_ARRAY},
+    "sglang055_eagle": {OLD_ARRAY},
+    "sglang055_positional": {OLD_ARRAY},
+    "syn_sglang0523_tiers_disk": {BARE_MAP},
+    "syn_sglang_variable": {OLD_ARRAY},
+    "syn_vllm020_positional": {"vllm-0.20"},
+    "syn_vllm023_positional": {"vllm-0.22..0.23"},
+    "syn_vllm090_positional": {"vllm-0.9.0"},
+    "syn_vllm_two_granularities": {BARE_MAP},
+    "vllm0110_positional_bytes": {MEDIUM_ARRAY},
+}
+MAPS_OF_0_33 = [name for name in CAPTURES if "vllm033" in name]
+
+
+def names_of(capture):
+    return {sniff(message.payload) for message in load(capture)} - {None}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_the_name_of_a_capture(name):
+    assert names_of(name) == CAPTURED[name]
+
+
+def test_every_capture_is_looked_at():
+    assert {*CAPTURED, *MAPS_OF_0_33} == set(CAPTURES)
+
+
+@pytest.mark.parametrize("name", MAPS_OF_0_33)
+def test_vllm_0_33_leaves_out_what_is_none_and_cannot_be_told_from_0_24(name):
+    assert names_of(name) == {"vllm-0.24..0.33"}
+
+
+@pytest.mark.parametrize(
+    ("length", "name"),
+    [
+        (6, "vllm-0.9.1..0.10.0 | sglang-0.4.7..0.5.8"),
+        (7, "vllm-0.10.2..0.13 | sglang-0.5.9..0.5.17"),
+        (8, "vllm-0.14..0.16"),
+        (9, "vllm-0.18"),
+        (10, "vllm-0.20"),
+        (11, "array/11"),
+        (12, "vllm-0.22..0.23"),
+    ],
+)
+def test_positional_stores_by_their_length(length, name):
+    assert sniff(payload(ARRAY[:length])) == name
+
+
+def test_a_salted_store_is_sglangs():
+    assert sniff(payload([*ARRAY[:7], {"cache_salt": "s"}])) == "sglang-0.5.18..0.5.19"
+
+
+def test_a_batch_that_is_a_map():
+    assert sniff(pack({"ts": 1.0, "events": [], "data_parallel_rank": 0})) == "vllm-dev (map batch)"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x93",
+        payload(),
+        payload(cleared()),
+        payload(["BlockRemoved", [1]]),
+        payload(5),
+        payload({"type": 1}),
+        b"\xc1" * 40,
+    ],
+)
+def test_nothing_to_tell_it_by(raw):
+    assert sniff(raw) is None
+
+
+def test_a_map_store_says_no_more_than_it_can():
+    assert sniff(payload(store([1]))) == "vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm"
+
+
+@pytest.mark.parametrize("eighth", [b"\xa1\xff", b"\x81\x80\x01"], ids=["not utf-8", "a map as a key"])
+def test_an_eighth_element_that_cannot_be_decoded(eighth):
+    event = pack(ARRAY[:7])
+    body = b"\x93\xcb" + bytes(8) + b"\x91" + b"\x98" + event[1:] + eighth + b"\x00"
+    assert sniff(body) in ("vllm-0.14..0.16", "sglang-0.5.18..0.5.19")

@@ -1,0 +1,143 @@
+import pytest
+
+from kvbus.core.types import Reason
+from kvbus.core.wire.frames import (
+    END_SEQ,
+    Limits,
+    LiveMessage,
+    ReplayEnd,
+    ReplayMessage,
+    ReplayRequest,
+    parse_live,
+    parse_replay,
+    parse_replay_request,
+    replay_data,
+    replay_end,
+    replay_request,
+)
+
+LIMITS = Limits(max_frame_bytes=1000)
+SEVEN = (7).to_bytes(8, "big")
+PUBLISHER = bytes(range(16))
+
+
+class TestLive:
+    def test_topic_seq_payload(self):
+        assert parse_live([b"kv", SEVEN, b"x"], LIMITS) == LiveMessage(b"kv", 7, b"x")
+
+    def test_a_publisher_id_behind_the_seq(self):
+        assert parse_live([b"", SEVEN + PUBLISHER, b"x"], LIMITS) == LiveMessage(b"", 7, b"x", PUBLISHER)
+
+    @pytest.mark.parametrize("count", [n for n in range(51) if n != 3])
+    def test_any_other_number_of_frames(self, count):
+        assert parse_live([SEVEN] * count, LIMITS) is Reason.FRAME_COUNT
+
+    @pytest.mark.parametrize("width", [0, 1, 7, 9, 16, 23, 25])
+    def test_a_seq_of_the_wrong_width(self, width):
+        assert parse_live([b"", bytes(width), b""], LIMITS) is Reason.SEQ_WIDTH
+
+    @pytest.mark.parametrize("tail", [b"", PUBLISHER])
+    @pytest.mark.parametrize(("seq", "good"), [(0, True), (2**63 - 1, True), (2**63, False), (2**64 - 1, False)])
+    def test_a_seq_is_a_number_below_two_to_the_63(self, seq, good, tail):
+        parsed = parse_live([b"", seq.to_bytes(8, "big") + tail, b"x"], LIMITS)
+        assert parsed == (LiveMessage(b"", seq, b"x", tail or None) if good else Reason.SEQ_RANGE)
+
+    @pytest.mark.parametrize("frames", [[b"", SEVEN, bytes(1001)], [bytes(1001), SEVEN, b""]])
+    def test_a_frame_over_the_limit(self, frames):
+        assert parse_live(frames, LIMITS) is Reason.FRAME_SIZE
+        assert isinstance(parse_live([frame[:1000] for frame in frames], LIMITS), LiveMessage)
+
+
+class TestReplay:
+    @pytest.mark.parametrize("head", [[], [b""], [b"", b""], [b"", b"kv@pod@model"], [b"kv"]])
+    def test_every_framing_has_seq_and_payload_last(self, head):
+        for tail in (b"", PUBLISHER):
+            message = parse_replay([*head, SEVEN + tail, b"x"], LIMITS)
+            assert isinstance(message, ReplayMessage)
+            assert (message.seq, message.payload, message.publisher_id) == (7, b"x", tail or None)
+
+    @pytest.mark.parametrize(
+        "frames",
+        [
+            [b"", END_SEQ, b""],
+            [b"", b"", END_SEQ, b""],
+            [b"", b"kv", END_SEQ, b""],
+            [END_SEQ, b""],
+            [END_SEQ],
+            [b"", END_SEQ],
+            [b"", END_SEQ + PUBLISHER, b""],
+        ],
+    )
+    def test_the_end_in_every_framing(self, frames):
+        assert parse_replay(frames, LIMITS) == ReplayEnd()
+
+    @pytest.mark.parametrize("count", [0, 1, 5, 17, 50])
+    def test_the_wrong_number_of_frames(self, count):
+        assert parse_replay([SEVEN] * count, LIMITS) is Reason.FRAME_COUNT
+
+    @pytest.mark.parametrize("width", [0, 1, 7, 9, 16, 25])
+    def test_a_seq_of_the_wrong_width(self, width):
+        assert parse_replay([b"", bytes(width), b"x"], LIMITS) is Reason.SEQ_WIDTH
+
+    def test_a_seq_out_of_range(self):
+        assert parse_replay([b"", (2**63).to_bytes(8, "big"), b"x"], LIMITS) is Reason.SEQ_RANGE
+
+    def test_a_payload_over_the_limit(self):
+        assert parse_replay([b"", SEVEN, bytes(1001)], LIMITS) is Reason.FRAME_SIZE
+
+
+class TestRequest:
+    def test_what_a_dealer_sends(self):
+        assert replay_request(7) == [b"", SEVEN]
+
+    def test_what_a_dealer_sends_is_understood(self):
+        assert parse_replay_request([b"id", *replay_request(7)]) == ReplayRequest([b"id", b""], 7)
+
+    def test_without_the_delimiter_the_answer_has_none_either(self):
+        assert parse_replay_request([b"id", SEVEN]) == ReplayRequest([b"id"], 7)
+
+    @pytest.mark.parametrize(
+        "frames",
+        [
+            [b"id", b"", b""],
+            [b"id", b"", b"\0" * 7],
+            [b"id", b"", b"\0" * 24],
+            [b"id", b"", b"snapshot!"],
+            [b"id", b"", b"", SEVEN],
+            [b"id", b""],
+            [b"id", *[SEVEN] * 49],
+        ],
+    )
+    def test_a_malformed_start_is_past_every_end(self, frames):
+        request = parse_replay_request(frames)
+        assert request is not None
+        assert request.start == 2**64 - 1
+        assert request.envelope[0] == b"id"
+
+    @pytest.mark.parametrize("frames", [[], [b"id"]])
+    def test_nobody_to_answer(self, frames):
+        assert parse_replay_request(frames) is None
+
+
+class TestAnswer:
+    def test_framing_3(self):
+        assert replay_data("3", [b"id", b""], b"kv", SEVEN, b"x") == [b"id", b"", SEVEN, b"x"]
+        assert replay_end("3", [b"id", b""]) == [b"id", b"", END_SEQ, b""]
+
+    def test_framing_4_has_the_topic_and_an_end_without(self):
+        assert replay_data("4", [b"id", b""], b"kv", SEVEN, b"x") == [b"id", b"", b"kv", SEVEN, b"x"]
+        assert replay_end("4", [b"id", b""]) == [b"id", b"", b"", END_SEQ, b""]
+
+    @pytest.mark.parametrize("tail", [b"", PUBLISHER])
+    @pytest.mark.parametrize("framing", ["3", "4"])
+    def test_what_is_answered_is_understood(self, framing, tail):
+        sent = replay_data(framing, [b"id", b""], b"kv", (2**40).to_bytes(8, "big") + tail, b"x")
+        message = parse_replay(sent[1:], LIMITS)
+        assert (message.seq, message.payload, message.publisher_id) == (2**40, b"x", tail or None)
+        assert parse_replay(replay_end(framing, [b"id", b""])[1:], LIMITS) == ReplayEnd()
+
+    def test_the_envelope_is_not_changed(self):
+        envelope = [b"id", b""]
+        replay_data("4", envelope, b"kv", SEVEN, b"x")
+        replay_end("4", envelope)
+        assert envelope == [b"id", b""]

@@ -1,0 +1,103 @@
+import pytest
+
+from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.profiles import PROFILES, Profile, Wire, encode, fold
+from kvbus.core.wire.schema import AllBlocksCleared
+from tests.core.dsl import payload, plain_all, removed, store, unpack
+
+
+def test_every_profile_a_configuration_may_name():
+    assert {name: (p.wire.encoding, p.framing) for name, p in PROFILES.items()} == {
+        "vllm": ("map", "4"),
+        "dynamo": ("map", "4"),
+        "llm-d": ("map", "4"),
+        "aibrix": ("array", "4"),
+        "sglang": ("map", "3"),
+    }
+
+
+@pytest.mark.parametrize("encoding", ["map", "array"])
+def test_a_batch_is_an_array_of_three(encoding):
+    assert unpack(encode(Wire(encoding), [], 1.5, 3)) == [1.5, [], 3]
+
+
+@pytest.mark.parametrize("encoding", ["map", "array"])
+def test_both_encodings_say_the_same(encoding):
+    events = [store([2**64 - 1, 2], 3), removed([b"x" * 32]), {"type": "AllBlocksCleared"}]
+    batch = decode_batch(payload(*events))
+    again = decode_batch(encode(Wire(encoding), batch.events, 1.0, 0))
+    assert plain_all(again.events) == plain_all(batch.events)
+
+
+def test_by_position_lengths_are_those_of_vllm_0_20_where_there_are_groups():
+    batch = decode_batch(payload(store([1], group=0), removed([1], group=0), {"type": "AllBlocksCleared"}))
+    assert [len(event) for event in unpack(encode(Wire("array"), batch.events, 1.0, 0))[1]] == [10, 4, 1]
+
+
+def test_and_those_of_vllm_0_10_2_where_there_are_none():
+    batch = decode_batch(payload(store([1]), removed([1]), {"type": "AllBlocksCleared"}))
+    assert [len(event) for event in unpack(encode(Wire("array"), batch.events, 1.0, 0))[1]] == [7, 3, 1]
+
+
+def test_the_default_profile_is_the_newest_engine():
+    assert Profile() == PROFILES["vllm"]
+    assert AllBlocksCleared() == decode_batch(encode(Wire("array"), [AllBlocksCleared()], 1.0, 0)).events[0]
+
+
+def test_by_position_every_field_is_in_its_place():
+    event = store([1, 2], 3, group=4, lora_id=5, lora_name="a", extra_keys=[None, ["x"]], novelty=1)
+    (stored, gone) = decode_batch(payload(event, removed([1], group=4))).events
+    assert unpack(encode(Wire("array"), [stored, gone], 1.0, 0))[1] == [
+        ["BlockStored", [1, 2], 3, event["token_ids"], 16, 5, "GPU", "a", [None, ["x"]], 4],
+        ["BlockRemoved", [1], "GPU", 4],
+    ]
+
+
+HASH = bytes(range(32))
+
+
+def sent(profile, *events):
+    return plain_all(unpack(encode(PROFILES[profile].wire, decode_batch(payload(*events)).events, 1.0, 0))[1])
+
+
+class TestDynamo:
+    def test_byte_hashes_leave_as_the_integers_vllm_would_have_sent(self):
+        number = int.from_bytes(HASH[-8:], "big")
+        assert fold(HASH) == number
+        tokens = [1] * 16
+        assert sent("dynamo", store([HASH], HASH, tokens=tokens), removed([HASH])) == plain_all(
+            [store([number], number, tokens=tokens), removed([number])]
+        )
+
+    def test_integers_stay(self):
+        events = [store([-1, 2**64 - 1], 5), removed([-1]), {"type": "AllBlocksCleared"}]
+        assert sent("dynamo", *events) == plain_all(events)
+
+    @pytest.mark.parametrize(
+        ("medium", "wanted"), [("FS", "DISK"), ("OBJ", "EXTERNAL"), ("CPU", "CPU"), ("GPU", "GPU")]
+    )
+    def test_media_it_does_not_know_leave_under_names_it_does(self, medium, wanted):
+        assert sent("dynamo", store([1], medium=medium), removed([1], medium=medium)) == plain_all(
+            [store([1], medium=wanted), removed([1], medium=wanted)]
+        )
+
+    def test_unknown_fields_and_a_root_without_parent(self):
+        event = {"block_hashes": [HASH], "parent_block_hash": None, "medium": "FS", "type": "BlockStored", "novelty": 1}
+        (got,) = unpack(encode(PROFILES["dynamo"].wire, [event], 1.0, 0))[1]
+        assert got == event | {"block_hashes": [fold(HASH)], "medium": "DISK"}
+
+    def test_the_event_itself_is_not_changed(self):
+        events = decode_batch(payload(store([HASH], HASH, medium="FS"))).events
+        before = plain_all(events)
+        encode(PROFILES["dynamo"].wire, events, 1.0, 0)
+        assert plain_all(events) == before
+
+
+@pytest.mark.parametrize("profile", ["vllm", "llm-d", "sglang"])
+def test_others_get_what_the_engine_sent(profile):
+    events = [store([HASH], HASH, medium="FS"), removed([HASH], medium="OBJ")]
+    assert sent(profile, *events) == plain_all(events)
+
+
+def test_equal_wires_are_one_key():
+    assert len({PROFILES[name].wire for name in ("vllm", "llm-d", "sglang")}) == 1

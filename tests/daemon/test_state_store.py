@@ -1,0 +1,376 @@
+"""``state_dir`` on a real file system: what is written comes back, what is damaged is refused and nothing else suffers."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from kvbus.core.commands import AnswerReplay, RequestReplay
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Tick
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.fingerprints import RING
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
+from kvbus.core.wire.codec import encode_batch, encode_value
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.core.wire.profiles import Profile
+from kvbus.core.wire.schema import BlockRemoved, BlockStored
+from kvbus.core.write_ahead_log import StateError
+from kvbus.daemon import state_store as statestore
+from kvbus.daemon.state_store import StateStore
+from tests.wire.captures import PlainSetRouter
+
+NAMES = ["engine", "routers"]
+
+
+def make_relay() -> Relay:
+    return Relay(
+        [SourceSpec("engine", 0, Settings(), Rules())], [OutputSpec("routers", Profile(), [None], heartbeat=0)]
+    )
+
+
+def stored(block: int, tokens: int = 4) -> BlockStored:
+    return BlockStored([block], None, encode_value([block] * tokens), tokens, None, "GPU", None, 0)
+
+
+class Process:
+    """One life of kvbus over the directory: a relay, its store, an engine that counts."""
+
+    def __init__(self, directory: Path, names: list[str] = NAMES) -> None:
+        self.relay = make_relay()
+        self.store = StateStore(directory, names)
+        self.resumed = self.store.open(self.relay, 0.0)
+
+    @property
+    def blocks(self) -> set[int | bytes]:
+        tables = self.relay.sources[0].normalizer.index.tables.values()
+        return {block for table in tables for block in table.blocks}
+
+    @property
+    def next_seq(self) -> int:
+        return self.relay.outputs[0].streams[0].next_seq
+
+    def connect(self) -> None:
+        self.relay.handle(SourceUp(0), 1.0)
+        last = self.relay.sources[0].sequencer.next - 1
+        if last < 0:
+            self.relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
+
+    def publish(self, count: int, *, tokens: int = 4, together: bool = False) -> None:
+        """Store a block a batch; every third batch also removes the block before. All may be written ``together``."""
+        for _ in range(count):
+            seq = self.relay.sources[0].sequencer.next
+            events: list[BlockStored | BlockRemoved] = [stored(seq, tokens)]
+            if seq % 3 == 2:
+                events.append(BlockRemoved([seq - 1], "GPU", 0))
+            payload = encode_batch(events, 1.0 + seq, 0)
+            self.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
+            if not together:
+                self.store.flush()
+        self.store.flush()
+
+    def kill(self) -> None:
+        """What the kernel has is what there is: nothing is closed in order."""
+        for fd in (self.store._log, self.store._dump_file):
+            if fd is not None:
+                os.close(fd)
+
+
+def started(directory: Path) -> Process:
+    process = Process(directory)
+    process.connect()
+    return process
+
+
+def resumed_from(directory: Path, dump: bytes, log: bytes) -> Process:
+    """A process over these two files, of the first generation."""
+    directory.mkdir()
+    (directory / "state-1.dump").write_bytes(dump)
+    (directory / "state-1.log").write_bytes(log)
+    return Process(directory)
+
+
+def the_files(directory: Path, kind: str) -> list[Path]:
+    return sorted(directory.glob(f"*.{kind}"))
+
+
+def test_nothing_is_there_at_first(tmp_path: Path) -> None:
+    process = Process(tmp_path / "made" / "here")
+    assert not process.resumed
+    assert process.next_seq == 0
+
+
+def test_after_a_kill_everything_is_as_it_was(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    again = Process(tmp_path)
+    assert again.resumed
+    assert again.blocks == process.blocks
+    assert again.next_seq == process.next_seq == 20
+    assert again.relay.sources[0].sequencer.next == 20
+    journal = again.relay.outputs[0].streams[0].journal
+    assert [journal.at(at).payload for at in range(20)] == [  # type: ignore[union-attr]
+        process.relay.outputs[0].streams[0].journal.at(at).payload  # type: ignore[union-attr]
+        for at in range(20)
+    ]
+
+
+def test_a_kill_at_any_byte_of_the_log_loses_only_what_was_never_sent(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    sizes = {}
+    (log,) = the_files(tmp_path, "log")
+    for count in range(1, 6):
+        process.publish(1)
+        sizes[log.stat().st_size] = count
+    process.kill()
+    whole = log.read_bytes()
+    dump = the_files(tmp_path, "dump")[0].read_bytes()
+    for cut in range(32, len(whole) + 1):
+        again = resumed_from(tmp_path / f"cut-{cut}", dump, whole[:cut])
+        assert again.next_seq == max((count for size, count in sizes.items() if size <= cut), default=0)
+        again.kill()
+
+
+@pytest.mark.parametrize(("count", "tokens"), [(300, 4), (1500, 16), (40, 2000), (5, 40_000)])
+def test_many_batches_written_at_a_time_come_back_or_none_of_them(tmp_path: Path, count: int, tokens: int) -> None:
+    """However many pieces and calls a frame takes: nothing of it was sent before all of it was written."""
+    process = started(tmp_path)
+    process.publish(3, tokens=tokens)
+    (log,) = the_files(tmp_path, "log")
+    before = log.stat().st_size
+    process.publish(count, tokens=tokens, together=True)
+    process.kill()
+    whole, dump = log.read_bytes(), the_files(tmp_path, "dump")[0].read_bytes()
+    for cut in {*range(before, len(whole), (len(whole) - before) // 7), len(whole) - 1, len(whole)}:
+        again = resumed_from(tmp_path / f"cut-{cut}", dump, whole[:cut])
+        assert again.next_seq == (3 + count if cut == len(whole) else 3)
+        assert again.blocks == process.blocks or cut < len(whole)
+        again.kill()
+
+
+def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path: Path) -> None:
+    """More is delivered at a time than fingerprints are kept of, and handled in slices."""
+    process = started(tmp_path)
+    process.publish(10)
+    payloads = [encode_batch([stored(seq)], 1.0 + seq, 0) for seq in range(10, 10 + 3 * RING)]
+    asked = []
+    for seq, payload in enumerate(payloads[1:], 11):
+        asked += process.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
+    (question,) = [command for command in asked if isinstance(command, RequestReplay)]
+    missing = [b"", b"", (10).to_bytes(8, "big"), payloads[0]]
+    process.relay.handle(ReplayReceived(0, question.request, missing), 1.0)
+    while process.relay.backlog:
+        process.relay.handle(Tick(1.0), 1.0)
+    process.store.flush()
+    assert process.next_seq == 10 + 3 * RING
+    process.kill()
+    again = Process(tmp_path)
+    assert (again.next_seq, again.blocks) == (process.next_seq, process.blocks)
+    again.kill()
+
+
+@pytest.mark.parametrize("written", [0, 1, 16, 31])
+def test_a_kill_before_a_new_log_has_its_header_loses_nothing(tmp_path: Path, written: int) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    (log,) = the_files(tmp_path, "log")
+    (tmp_path / "state-2.log").write_bytes(log.read_bytes()[:written])
+    again = Process(tmp_path)
+    assert again.resumed
+    assert again.store.refused == 0
+    assert again.blocks == process.blocks
+    assert again.next_seq == 20
+
+
+def test_a_short_log_of_something_else_is_refused(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    (tmp_path / "state-2.log").write_bytes(b"not ours")
+    with pytest.raises(StateError, match="another version"):
+        Process(tmp_path)
+
+
+@pytest.mark.parametrize("position", [3, 20, 40, -3])
+def test_a_damaged_dump_is_refused_and_moved_aside(tmp_path: Path, position: int) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    Process(tmp_path).kill()  # a dump with blocks in it
+    (dump,) = the_files(tmp_path, "dump")
+    body = bytearray(dump.read_bytes())
+    body[position] ^= 0xFF
+    dump.write_bytes(body)
+    with pytest.raises(StateError):
+        Process(tmp_path)
+    assert not the_files(tmp_path, "dump")
+    assert len(list(tmp_path.glob("*.refused-*"))) == 2
+    assert not Process(tmp_path).resumed
+
+
+def test_a_log_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    (log,) = the_files(tmp_path, "log")
+    body = bytearray(log.read_bytes())
+    body[60] ^= 0xFF
+    log.write_bytes(body)
+    with pytest.raises(StateError):
+        Process(tmp_path)
+
+
+def test_the_state_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    with pytest.raises(StateError, match="another configuration"):
+        Process(tmp_path, ["other", "routers"])
+
+
+def test_logs_are_rotated_and_both_count_until_the_dump_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statestore, "MIN_ROTATE", 500)
+    process = started(tmp_path)
+    process.publish(30)
+    process.store.work()  # begins the next generation
+    process.publish(10)
+    again_early = tmp_path / "early"
+    again_early.mkdir()
+    for path in [*the_files(tmp_path, "dump")[:1], *the_files(tmp_path, "log")]:
+        (again_early / path.name).write_bytes(path.read_bytes())
+    while process.store._dumping is not None:
+        process.store.work()
+    process.publish(3)
+    process.kill()
+    assert len(the_files(tmp_path, "dump")) == len(the_files(tmp_path, "log")) == 1
+    late = Process(tmp_path)
+    assert late.blocks == process.blocks
+    assert late.next_seq == 43
+    early = Process(again_early)
+    assert early.next_seq == 40
+    late.kill()
+    early.kill()
+
+
+def rotated(process: Process) -> None:
+    process.store.work()
+    while process.store._dumping is not None:
+        process.store.work()
+
+
+def test_a_log_written_over_an_older_one_may_be_killed_at_any_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statestore, "MIN_ROTATE", 100)
+    process = started(tmp_path / "first")
+    for count in (20, 100):
+        process.publish(count)
+        rotated(process)
+    spare = tmp_path / "first" / statestore.SPARE
+    older = spare.read_bytes()
+    process.publish(300)
+    rotated(process)
+    (log,) = the_files(tmp_path / "first", "log")
+    (dump,) = the_files(tmp_path / "first", "dump")
+    sizes = {os.lseek(process.store._log or 0, 0, os.SEEK_CUR): 0}
+    for count in range(1, 4):
+        process.publish(1)
+        sizes[os.lseek(process.store._log or 0, 0, os.SEEK_CUR)] = count
+    process.kill()
+    end = max(sizes)
+    whole = log.read_bytes()
+    assert whole[end:] == older[end:] != b""
+    for cut in range(min(sizes), end + 1):
+        directory = tmp_path / f"cut-{cut}"
+        directory.mkdir()
+        (directory / dump.name).write_bytes(dump.read_bytes())
+        torn = whole[:cut] + older[cut:]
+        (directory / log.name).write_bytes(torn)
+        again = Process(directory)
+        # what the older log has in common with the end of a frame makes that frame whole
+        assert again.next_seq == 420 + max(count for size, count in sizes.items() if torn[:size] == whole[:size])
+        again.kill()
+    for at in range(min(sizes), min(size for size, count in sizes.items() if count == 2)):
+        directory = tmp_path / f"damaged-{at}"
+        directory.mkdir()
+        (directory / dump.name).write_bytes(dump.read_bytes())
+        (directory / log.name).write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        with pytest.raises(StateError, match="damaged"):
+            Process(directory)
+
+
+def test_a_disk_that_is_full_costs_the_state_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(statestore, "_write", full)
+    process.publish(5)
+    monkeypatch.undo()
+    process.publish(5)
+    assert process.next_seq == 15
+    assert process.store.failed
+    assert "No space left on device" in caplog.text
+    assert process.store.refused == 0
+    assert list(tmp_path.iterdir()) == []  # what is out of date does not keep the disk full
+    process.kill()
+    # what is on disk is older than what was sent: it must not be taken for the truth
+    assert not Process(tmp_path).resumed
+
+
+@pytest.mark.parametrize("room", [0, 40])
+def test_a_disk_that_is_full_at_the_start_costs_the_state_and_not_the_relay(tmp_path: Path, room: int) -> None:
+    """Not even the head of a file fits, or only that."""
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        again = Process(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert again.resumed
+    assert again.next_seq == 5
+    assert again.store.failed
+    assert again.relay.records is None
+    again.store.close()
+    # what is on disk is older than what was sent: it must not be taken for the truth
+    assert not Process(tmp_path).resumed
+
+
+def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_restart_either(tmp_path: Path) -> None:
+    """Whoever was being told when the process was killed asks on from where it is."""
+    process = started(tmp_path)
+    process.publish(20)
+    journal = process.relay.outputs[0].streams[0].journal
+    journal.forget_before(5)  # as if it were a short one
+    (command,) = process.relay.handle(ReplayAsked(0, 0, [b"id", b"", (3).to_bytes(8, "big")]), 1.0)
+    assert isinstance(command, AnswerReplay)
+    assert command.answer.next_message() is not None
+    process.publish(2)
+    process.kill()
+    again = Process(tmp_path)
+    assert again.next_seq == 22
+    assert again.relay.outputs[0].streams[0].journal.first_seq == journal.first_seq == 20
+    (command,) = again.relay.handle(ReplayAsked(0, 0, [b"id", b"", (4).to_bytes(8, "big")]), 1.0)
+    assert isinstance(command, AnswerReplay)
+    router = PlainSetRouter()
+    while (message := command.answer.next_message()) is not None and message[-2] != END_SEQ:
+        router.apply(int.from_bytes(message[-2], "big"), message[-1])
+    assert command.answer.outcome == "compacted"
+    assert {block for _, _, block in router.blocks} == again.blocks
+    assert router.violations == []

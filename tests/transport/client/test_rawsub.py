@@ -1,0 +1,103 @@
+"""RawSubscriber under both event loops: nothing is missed by the edge-triggered pump."""
+
+import asyncio
+
+import pytest
+import uvloop
+
+from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.engine.publisher import EnginePublisher
+
+ANY = "tcp://127.0.0.1:*"
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request):
+    def go(main):
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(main())
+
+    return go
+
+
+def test_a_flood_arrives_whole_and_in_order(run):
+    async def main():
+        async with EnginePublisher(ANY, None) as engine, RawSubscriber(engine.endpoint) as sub:
+            await engine.wait_for_subscriber(5)
+            for n in range(20_000):
+                engine.publish(n.to_bytes(4, "big"))
+            return [int.from_bytes((await sub.recv())[2], "big") for _ in range(20_000)]
+
+    assert run(main) == list(range(20_000))
+
+
+def test_single_messages_wake_a_waiting_reader_each_time(run):
+    async def main():
+        async with EnginePublisher(ANY, None) as engine, RawSubscriber(engine.endpoint) as sub:
+            await engine.wait_for_subscriber(5)
+            got = []
+            for n in range(200):
+                waiting = asyncio.ensure_future(sub.recv())
+                await asyncio.sleep(0)  # let it reach its wait
+                engine.publish(b"%d" % n)
+                async with asyncio.timeout(5):
+                    got.append((await waiting)[2])
+            return got
+
+    assert run(main) == [b"%d" % n for n in range(200)]
+
+
+def test_an_idle_subscriber_with_messages_waiting_does_not_spin_the_loop(run):
+    async def main():
+        async with EnginePublisher(ANY, None) as engine, RawSubscriber(engine.endpoint) as sub:
+            await engine.wait_for_subscriber(5)
+            wakes = 0
+            wake = sub._wake
+
+            def counted():
+                nonlocal wakes
+                wakes += 1
+                wake()
+
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(sub._fd)
+            loop.add_reader(sub._fd, counted)
+            engine.publish(b"x")
+            while not sub._readable.is_set():  # noqa: ASYNC110 - waiting on it would consume it
+                await asyncio.sleep(0)
+            before = wakes
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            spun = wakes - before
+            return spun, await sub.recv()
+
+    spun, frames = run(main)
+    assert spun < 5
+    assert frames[2] == b"x"
+
+
+def test_the_topic_is_a_prefix(run):
+    async def main():
+        async with (
+            EnginePublisher(ANY, None) as engine,
+            RawSubscriber(engine.endpoint, topic=b"kv@a") as sub,
+        ):
+            await engine.wait_for_subscriber(5)
+            engine.send_frames(b"kv@b", b"no")
+            engine.send_frames(b"kv@a@m", b"yes")
+            async for frames in sub:
+                return frames
+            return None
+
+    assert run(main) == [b"kv@a@m", b"yes"]
+
+
+def test_a_bad_endpoint_is_a_value_error(run):
+    async def main():
+        for bind, verb in ((False, "connect to"), (True, "bind")):
+            with pytest.raises(ValueError, match=f"cannot {verb} nonsense"):
+                RawSubscriber("nonsense", bind=bind).start()
+        with pytest.raises(RuntimeError, match="not started"):
+            await RawSubscriber(ANY).recv()
+
+    run(main)

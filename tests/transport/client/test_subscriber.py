@@ -1,0 +1,555 @@
+"""The subscriber over real sockets, on asyncio and on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+
+import msgspec
+import pytest
+import uvloop
+import zmq
+
+from kvbus.client import (
+    BlockView,
+    Gap,
+    Lost,
+    LostReason,
+    Received,
+    Rejected,
+    Restarted,
+    RestartReason,
+    Snapshot,
+    Subscriber,
+    SubscriberClosedError,
+    Synced,
+    Timing,
+)
+from kvbus.client.outputs import Replace
+from kvbus.client.subscriber import _Decoding
+from kvbus.core.types import Reason
+from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.schema import BlockStored
+from kvbus.errors import BindError
+from kvbus.transport.client.subscriber import END, StreamSockets, split_answer
+from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
+
+# no confirmation of a silent connection unless a test is about it: it would race with what the test publishes
+QUICK = Timing(connect_s=5, idle_s=0.2, retry_s=0.01, confirm_s=60)
+TOKENS = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
+SEQ = (7).to_bytes(8, "big")
+END_SEQ = b"\xff" * 8
+
+
+def payload(*hashes, ts=1.0, padding=0):
+    events = [BlockStored([block], None, TOKENS, 2) for block in hashes]
+    if padding:
+        events[0].token_ids = msgspec.Raw(msgspec.msgpack.encode([1] * padding))
+    return encode_batch(events, ts, 0)
+
+
+def run(loop_factory, main):
+    async def guarded():
+        async with asyncio.timeout(30):
+            await main()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(guarded())
+    gc.collect()  # an unclosed socket or context warns, and warnings are errors
+
+
+@pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def loops(request):
+    return lambda main: run(request.param, main)
+
+
+def engine(**options):
+    return EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True, **options)
+
+
+def subscribed(publisher, timing=QUICK, **options):
+    return Subscriber(publisher.endpoint, publisher.replay_endpoint, timing=timing, **options)
+
+
+async def until(subscriber, kind, view=None):
+    """Receive up to the first update of this kind; all of them, in order."""
+    seen = []
+    while not seen or not isinstance(seen[-1], kind):
+        seen.append(await subscriber.receive())
+        if view is not None:
+            view.update(seen[-1])
+    return seen
+
+
+async def in_step(publisher, subscriber):
+    """Replayed, and the subscription has arrived at the publisher."""
+    await until(subscriber, Synced)
+    await publisher.wait_for_subscriber()
+
+
+@pytest.mark.parametrize(
+    ("frames", "framing", "answer"),
+    [
+        ([b"", SEQ, b"p"], "auto", (b"", SEQ, b"p")),
+        ([b"", SEQ, b"p"], "3", (b"", SEQ, b"p")),
+        ([b"", b"t", SEQ, b"p"], "auto", (b"t", SEQ, b"p")),
+        ([b"", b"", SEQ, b"p"], "4", (b"", SEQ, b"p")),
+        ([b"t", SEQ, b"p"], "auto", (b"t", SEQ, b"p")),
+        ([b"", b"t", SEQ, b"p"], "sim", (b"t", SEQ, b"p")),
+        ([b"", b"", SEQ + b"i" * 16, b"p"], "auto", (b"", SEQ + b"i" * 16, b"p")),
+        ([b"", END_SEQ, b""], "auto", END),
+        ([b"", b"", END_SEQ, b""], "auto", END),
+        ([b"", SEQ, b"p"], "4", None),
+        ([b"", b"", SEQ, b"p"], "3", None),
+        ([b"p"], "auto", None),
+        ([b"", b"short", b"p"], "auto", None),
+        ([b"", b"", b"", SEQ, b"p"], "auto", None),
+    ],
+)
+def test_answer_layouts(frames, framing, answer):
+    assert split_answer(frames, framing) == answer
+
+
+@pytest.mark.parametrize("framing", ["3", "4", "sim"])
+def test_history_then_live(loops, framing):
+    async def main():
+        async with engine(framing=framing, topic=b"kv@a@m") as publisher:
+            for seq in range(3):
+                publisher.publish(payload(seq))
+            async with subscribed(publisher) as subscriber:
+                history = await until(subscriber, Synced)
+                assert [update.seq for update in history] == [0, 1, 2, 2]
+                assert all(update.replayed for update in history[:3])
+                await publisher.wait_for_subscriber()
+                publisher.publish(payload(3))
+                (live,) = await until(subscriber, Received)
+                assert (live.seq, live.topic) == (3, b"kv@a@m")
+                assert live.batch.events[0].block_hashes == [3]
+
+    loops(main)
+
+
+def test_a_lost_batch_is_fetched(loops):
+    async def main():
+        async with engine() as publisher, subscribed(publisher) as subscriber:
+            await in_step(publisher, subscriber)
+            publisher.publish(payload(0))
+            publisher.publish(payload(1), live=False)
+            publisher.publish(payload(2))
+            seen = await until(subscriber, Synced)
+            assert [type(update) for update in seen] == [Received, Gap, Received, Received, Synced]
+            assert [update.seq for update in seen if isinstance(update, Received)] == [0, 1, 2]
+
+    loops(main)
+
+
+def test_a_batch_lost_on_an_otherwise_silent_stream_is_found(loops):
+    async def main():
+        silent = Timing(confirm_s=0.02)
+        async with engine() as publisher, subscribed(publisher, silent) as subscriber:
+            await until(subscriber, Synced)
+            publisher.publish(payload(0), live=False)  # before the subscription came into force
+            seen = await until(subscriber, Synced)
+            assert [update.seq for update in seen] == [0, 0]
+
+    loops(main)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4, 5, 9], ids="{} batches in the new life".format)
+def test_a_restart_is_noticed_however_far_the_new_life_is(loops, ahead):
+    async def main():
+        async with engine() as publisher:
+            view = BlockView()
+            async with subscribed(publisher) as subscriber:
+                await in_step(publisher, subscriber)
+                for seq in range(4):
+                    publisher.publish(payload(seq))
+                while len(view) < 4:
+                    view.update(await subscriber.receive())
+                publisher.restart()
+                for seq in range(ahead):
+                    publisher.publish(payload(100 + seq, ts=2.0))
+                await until(subscriber, Restarted, view)
+                await until(subscriber, Synced, view)
+                assert {block.hash for block in view} == {100 + seq for seq in range(ahead)}
+                assert subscriber.epoch == 1
+
+    loops(main)
+
+
+@pytest.mark.parametrize(
+    "fault", [ReplayFault.NO_END, ReplayFault.DUPLICATE, ReplayFault.INTERLEAVE], ids=lambda fault: fault.value
+)
+def test_a_replay_server_out_of_order(loops, fault):
+    async def main():
+        async with engine() as publisher:
+            publisher.replay_fault = fault
+            for seq in range(3):
+                publisher.publish(payload(seq))
+            async with subscribed(publisher) as subscriber:
+                seen = await until(subscriber, Synced)
+                assert [update.seq for update in seen] == [0, 1, 2, 2]
+
+    loops(main)
+
+
+def test_nobody_answers(loops):
+    async def main():
+        async with engine() as publisher:
+            publisher.replay_fault = ReplayFault.SILENT
+            async with subscribed(publisher) as subscriber:
+                assert await subscriber.receive() == Lost(0, None, LostReason.NO_ANSWER)
+                assert publisher.replay_requests == QUICK.attempts
+
+    loops(main)
+
+
+def test_a_trimmed_history(loops):
+    async def main():
+        async with engine(buffer_steps=2) as publisher:
+            for seq in range(5):
+                publisher.publish(payload(seq))
+            async with subscribed(publisher) as subscriber:
+                seen = await until(subscriber, Synced)
+                assert seen[0] == Lost(0, 2, LostReason.TRIMMED)
+                assert [update.seq for update in seen[1:]] == [3, 4, 4]
+
+    loops(main)
+
+
+def test_a_subscriber_that_binds(loops):
+    async def main():
+        async with Subscriber("tcp://127.0.0.1:*", bind=True, timing=QUICK) as subscriber:
+            publisher = EnginePublisher(subscriber.endpoint, None, bind=False)
+            async with publisher:
+                await publisher.wait_for_subscriber()
+                publisher.publish(payload(5))
+                update = await subscriber.receive()
+                assert (update.seq, update.replayed) == (0, False)
+
+    loops(main)
+
+
+def test_messages_that_are_none(loops):
+    async def main():
+        async with engine() as publisher, subscribed(publisher) as subscriber:
+            await in_step(publisher, subscriber)
+            publisher.send_frames(b"only one")
+            publisher.send_frames(b"t", b"seq?", payload())
+            publisher.publish(b"\xc1")
+            publisher.publish(payload(1))
+            assert await subscriber.receive() == Rejected(None, b"only one", Reason.FRAME_COUNT)
+            assert await subscriber.receive() == Rejected(None, b"t", Reason.SEQ_WIDTH)
+            assert await subscriber.receive() == Rejected(0, b"", Reason.NOT_MSGPACK)
+            assert (await subscriber.receive()).seq == 1
+
+    loops(main)
+
+
+def test_a_message_over_the_limit_does_not_make_it_deaf(loops):
+    async def main():
+        async with engine() as publisher, subscribed(publisher, max_message_bytes=1000) as subscriber:
+            await in_step(publisher, subscriber)
+            publisher.publish(payload(0))
+            publisher.send_frames(b"", SEQ, b"x" * 2000)
+            await until(subscriber, Received)
+            # the connection breaks, and a second subscription arrives: the next life of the socket
+            connected = asyncio.ensure_future(publisher.wait_for_subscriber(count=2))
+            receiving = asyncio.ensure_future(until(subscriber, Received))
+            await connected
+            publisher.publish(payload(1))
+            assert (await receiving)[-1].seq == 1
+
+    loops(main)
+
+
+def test_a_burst_arrives_whole_and_lets_others_run(loops):
+    async def main():
+        async with engine() as publisher, subscribed(publisher) as subscriber:
+            await in_step(publisher, subscriber)
+            turns = 0
+
+            async def other():
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            for seq in range(3000):
+                publisher.publish(payload(seq))
+            task = asyncio.ensure_future(other())
+            seen = []
+            while len(seen) < 3000:
+                update = await subscriber.receive()
+                if isinstance(update, Received):
+                    seen.append(update.seq)
+            task.cancel()
+            assert seen == list(range(3000))
+            assert turns > 5
+
+    loops(main)
+
+
+def test_cancelling_a_receive_loses_nothing(loops):
+    async def main():
+        async with engine() as publisher, subscribed(publisher) as subscriber:
+            await in_step(publisher, subscriber)
+            waiting = asyncio.ensure_future(subscriber.receive())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            publisher.publish(payload(0))
+            assert (await subscriber.receive()).seq == 0
+
+    loops(main)
+
+
+def test_closing_ends_whoever_waits(loops):
+    async def main():
+        async with engine() as publisher:
+            subscriber = subscribed(publisher)
+            await until(subscriber, Synced)
+            waiting = asyncio.ensure_future(subscriber.receive())
+            await asyncio.sleep(0)
+            await subscriber.aclose()
+            with pytest.raises(SubscriberClosedError):
+                await waiting
+            with pytest.raises(SubscriberClosedError):
+                await subscriber.receive()
+            await subscriber.aclose()
+
+    loops(main)
+
+
+def test_leaving_the_loop_closes_the_sockets(loops, monkeypatch):
+    closed = []
+    abort = StreamSockets.abort
+    monkeypatch.setattr(StreamSockets, "abort", lambda self: (closed.append(self), abort(self))[1])
+
+    async def main():
+        async with engine() as publisher:
+            publisher.publish(payload(0))
+
+            async def follow():
+                async for _ in subscribed(publisher):
+                    pass
+
+            task = asyncio.ensure_future(follow())
+            await publisher.wait_for_subscriber()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert len(closed) == 1
+
+    loops(main)
+
+
+def test_iteration_ends_when_somebody_closes(loops):
+    async def main():
+        async with engine() as publisher:
+            publisher.publish(payload(0))
+            subscriber = subscribed(publisher)
+            kinds = []
+            async for update in subscriber:
+                kinds.append(update.kind)
+                if update.kind == "synced":
+                    await subscriber.aclose()
+            assert kinds == ["batch", "synced"]
+
+    loops(main)
+
+
+def test_two_tasks_cannot_share_a_subscriber(loops):
+    async def main():
+        async with engine() as publisher, subscribed(publisher) as subscriber:
+            await in_step(publisher, subscriber)
+            first = asyncio.ensure_future(subscriber.receive())
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="another task"):
+                await subscriber.receive()
+            publisher.publish(payload(0))
+            assert (await first).seq == 0
+
+    loops(main)
+
+
+def test_a_slow_caller_does_not_spin(loops):
+    """While nobody receives, a waiting message must not keep the event loop awake."""
+
+    async def main():
+        async with engine() as publisher, subscribed(publisher) as subscriber:
+            await in_step(publisher, subscriber)
+            calls = 0
+            readable = subscriber._sockets._readable
+
+            def counting(socket):
+                nonlocal calls
+                calls += 1
+                readable(socket)
+
+            sub = subscriber._sockets._sub
+            asyncio.get_running_loop().add_reader(sub.getsockopt(zmq.FD), counting, sub)
+            for seq in range(50):
+                publisher.publish(payload(seq))
+            while not sub.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # noqa: ASYNC110 - the socket has no event to wait for
+                await asyncio.sleep(0)
+            calls = 0
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert calls < 100
+            assert (await subscriber.receive()).seq == 0
+
+    loops(main)
+
+
+def test_replay_alone_needs_no_live_endpoint(loops):
+    async def main():
+        async with engine() as publisher:
+            publisher.publish(payload(0))
+            async with Subscriber(None, publisher.replay_endpoint, timing=QUICK) as subscriber:
+                assert [update.kind for update in await until(subscriber, Synced)] == ["batch", "synced"]
+
+    loops(main)
+
+
+@pytest.mark.parametrize(
+    "endpoints", [("nonsense", None), ("tcp://127.0.0.1:5557", "tcp://no-port"), (None, None, "nonsense")]
+)
+def test_malformed_endpoints_are_named_and_nothing_leaks(loops, endpoints):
+    async def main():
+        live, replay, *asked = endpoints
+        subscriber = Subscriber(live, replay, snapshot_endpoint=asked[0] if asked else None)
+        with pytest.raises(ValueError, match=r"nonsense|no-port"):
+            subscriber.open()
+        assert subscriber._sockets._context is None
+
+    loops(main)
+
+
+def test_a_taken_address(loops):
+    async def main():
+        async with Subscriber("tcp://127.0.0.1:*", bind=True) as first:
+            second = Subscriber(first.endpoint, bind=True)
+            with pytest.raises(BindError):
+                second.open()
+
+    loops(main)
+
+
+def test_no_endpoint_at_all():
+    with pytest.raises(ValueError, match="endpoint"):
+        Subscriber(None)
+
+
+def test_a_restart_reason_is_told(loops):
+    async def main():
+        async with engine() as publisher, subscribed(publisher) as subscriber:
+            await in_step(publisher, subscriber)
+            publisher.publish(payload(0))
+            await until(subscriber, Received)
+            publisher.send_frames(b"", bytes(8), payload(9, ts=3.0))
+            assert await subscriber.receive() == Restarted(1, RestartReason.PAYLOAD)
+
+    loops(main)
+
+
+# -- snapshots
+
+ID = b"publisher 16 byt"
+
+
+@contextlib.contextmanager
+def snapshots():
+    """A snapshot ROUTER; what it is given is what it answers."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        yield router, f"tcp://127.0.0.1:{port}"
+
+
+async def answer(router, seq, *chunks, delimiter=()):
+    while not router.poll(0):  # noqa: ASYNC110 - the socket has no event to wait for
+        await asyncio.sleep(0)
+    client, *request = router.recv_multipart()
+    assert request == [b"snapshot"]
+    router.send_multipart([client, *delimiter, seq.to_bytes(8, "big", signed=True), ID, *chunks])
+
+
+def live(publisher, seq, block):
+    publisher.send_frames(b"", seq.to_bytes(8, "big") + ID, payload(block))
+
+
+@pytest.mark.parametrize("delimiter", [[], [b""]])
+def test_a_snapshot_of_many_chunks_then_live(loops, delimiter):
+    async def main():
+        view = BlockView()
+        with snapshots() as (router, endpoint):
+            async with (
+                engine() as publisher,
+                Subscriber(publisher.endpoint, snapshot_endpoint=endpoint, timing=QUICK) as subscriber,
+            ):
+                served = asyncio.ensure_future(answer(router, 40, *map(payload, range(100)), delimiter=delimiter))
+                seen = await until(subscriber, Synced, view)
+                await served
+                assert [update.kind for update in seen] == ["snapshot", "synced"]
+                assert {block.hash for block in view} == set(range(100))
+                await publisher.wait_for_subscriber()
+                live(publisher, 41, 100)
+                await until(subscriber, Received, view)
+                # a gap, and no replay: another snapshot
+                live(publisher, 43, 7)
+                served = asyncio.ensure_future(answer(router, 43, payload(7)))
+                assert isinstance((await until(subscriber, Snapshot, view))[0], Gap)
+                await served
+                assert {block.hash for block in view} == {7}
+
+    loops(main)
+
+
+def test_a_snapshot_that_is_not_available(loops):
+    async def main():
+        with snapshots() as (router, endpoint):
+            async with engine() as publisher:
+                publisher.publish(payload(0))
+                async with subscribed(publisher, snapshot_endpoint=endpoint) as subscriber:
+                    served = asyncio.ensure_future(answer(router, -2))
+                    assert [update.kind for update in await until(subscriber, Synced)] == ["batch", "synced"]
+                    await served
+
+    loops(main)
+
+
+def test_a_chunk_that_cannot_be_read(loops):
+    async def main():
+        with snapshots() as (router, endpoint):
+            async with Subscriber(None, snapshot_endpoint=endpoint, timing=QUICK) as subscriber:
+                served = asyncio.ensure_future(answer(router, 3, payload(1), b"\xc1", payload(2)))
+                taken, *rest = await until(subscriber, Synced)
+                await served
+                assert [event.block_hashes for batch in taken.batches for event in batch.events] == [[1], [2]]
+                assert rest == [Rejected(3, b"", Reason.NOT_MSGPACK), Synced(3)]
+
+    loops(main)
+
+
+def test_cancelling_while_a_snapshot_is_decoded_loses_nothing(loops):
+    async def main():
+        with snapshots() as (router, endpoint):
+            async with Subscriber(None, snapshot_endpoint=endpoint, timing=QUICK) as subscriber:
+                served = asyncio.ensure_future(answer(router, 3, *map(payload, range(50))))
+                assert isinstance(await subscriber.receive(), Snapshot)
+                await served
+                assert await subscriber.receive() == Synced(3)
+                subscriber._updates.append(_Decoding(Replace(4, tuple(map(payload, range(50))))))
+                receiving = asyncio.ensure_future(subscriber.receive())
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                receiving.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await receiving
+                taken = await subscriber.receive()
+                assert [batch.events[0].block_hashes for batch in taken.batches] == [[block] for block in range(50)]
+
+    loops(main)
