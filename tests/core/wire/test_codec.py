@@ -19,9 +19,10 @@ from kvbus.core.wire.codec import (
 )
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.core.dsl import cleared, pack, payload, plain_all, removed, store, tokens_of, unpack
+from tests.hostile.bad import DEEP as LEVELS
 
 GOOD = store([1, 2])
-DEEP = b"\x91" * 100_000 + b"\x01"
+DEEP = b"\x91" * LEVELS + b"\x01"
 
 
 def array(event):
