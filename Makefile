@@ -3,9 +3,16 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TOOLS  := $(VENV)/.tools
+BUILD  := $(VENV)/build
+PIP    := -m pip install --quiet --disable-pip-version-check --require-hashes
+DOCKER ?= docker
+IMAGE  ?= kvbus:local
+VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench chaos profile profile-process soak fuzz flood lint format types walls lock clean
+.PHONY: help setup tools demo test bench chaos profile profile-process soak fuzz flood lint format charts dockerfile wheel \
+	image version lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -14,11 +21,23 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvbus needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	@echo "setting up $(VENV) (once)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python $(PIP) -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
+# next to requirements.lock: the pins they share are equal
+$(TOOLS): $(STAMP) .ci/tools.lock
+	@$(BIN)/python $(PIP) --only-binary :all: -r .ci/tools.lock
+	@touch $@
+
+$(BUILD)/.installed: requirements-build.lock
+	@$(PYTHON) -m venv $(BUILD)
+	@$(BUILD)/bin/python $(PIP) --only-binary :all: -r requirements-build.lock
+	@touch $@
+
 setup: $(STAMP)
+
+tools: $(TOOLS)
 
 demo: $(STAMP) ## engines, bus and routers on this machine, live (SECONDS=20)
 	@$(BIN)/kvbus demo $(if $(SECONDS),--seconds $(SECONDS),)
@@ -61,8 +80,26 @@ format: $(STAMP) ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+charts: $(TOOLS) ## both charts: linted, rendered, checked by Kubernetes' schemas and by kvbus
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup tests/chart $(ARGS)
+
+dockerfile: $(TOOLS) ## hadolint
+	@$(BIN)/hadolint Dockerfile
+
+wheel: $(STAMP) $(BUILD)/.installed ## sdist and wheel in dist/, and the wheel run once
+	@rm -rf dist
+	@$(BUILD)/bin/python -m hatchling build -d dist
+	@PYTHONPATH=$$(echo dist/*.whl) $(BIN)/python -P -m kvbus --version | grep -Fx "kvbus $(VERSION)"
+
+image: ## the container image (IMAGE=kvbus:local PLATFORMS=linux/amd64,linux/arm64 ARGS=--push)
+	@$(DOCKER) $(if $(PLATFORMS),buildx build --platform $(PLATFORMS),build) $(IMAGE:%=--tag %) \
+		--build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(ARGS) .
+
+version: ## the version, that of pyproject.toml
+	@echo $(VERSION)
+
 lock: ## pin every dependency anew (needs uv)
 	uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-header -o requirements.lock
 
 clean: ## forget the environment and every cache
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
