@@ -34,7 +34,7 @@ from tests.system.test_captures import CASES
 from tests.wire.captures import CAPTURES, load, truth
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text()
 PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
@@ -207,8 +207,8 @@ def test_relative_links_lead_somewhere(document):
 class TestReadme:
     def test_every_make_target_exists(self):
         targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-        contributing = (ROOT / "CONTRIBUTING.md").read_text()
-        named = set(re.findall(r"(?:^|`)make ([a-z-]+)", README + contributing, re.MULTILINE))
+        others = "".join((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "MAINTAINERS.md"))
+        named = set(re.findall(r"(?:^|`)make ([a-z-]+)", README + others, re.MULTILINE))
         assert {"demo", "test"} <= named <= targets
 
     def test_the_configuration_is_good(self, tmp_path):

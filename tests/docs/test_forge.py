@@ -1,0 +1,165 @@
+"""What a forge runs of this repository follows from the repository: make targets, Pythons, the least rights, fixed actions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT: Final = Path(__file__).parents[2]
+GITHUB: Final = ROOT / ".github"
+WORKFLOWS: Final = sorted((GITHUB / "workflows").glob("*.yml"))
+PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PREREQUISITES: Final = {"setup", "tools"}
+"""Targets that others make by themselves."""
+
+each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+
+
+def read(path: Path) -> Any:
+    return YAML(typ="safe", pure=True).load(path.read_text())
+
+
+def jobs(path: Path) -> dict[str, Any]:
+    return dict(read(path)["jobs"])
+
+
+def commands(path: Path) -> Iterator[str]:
+    for job in jobs(path).values():
+        yield from (step["run"] for step in job.get("steps", ()) if "run" in step)
+
+
+def made(text: str) -> set[str]:
+    """The targets of each `make` in shell text."""
+    calls = re.findall(
+        r"""(?:^|[\s(])make((?: +(?:--silent|[A-Z]+=(?:"[^"]*"|\S+)|[a-z][a-z-]*))+)""", text, re.MULTILINE
+    )
+    return {word for call in calls for word in re.findall(r" ([a-z][a-z-]*)", re.sub(r'"[^"]*"', "", call))}
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_there_are_workflows() -> None:
+    assert [path.name for path in WORKFLOWS] == ["ci.yml", "release.yml"]
+
+
+@each_workflow
+def test_every_make_target_exists(path: Path) -> None:
+    found = made("\n".join(commands(path)))
+    assert found
+    assert found <= targets()
+
+
+def test_the_forge_makes_what_the_local_run_makes() -> None:
+    local = made((ROOT / ".ci" / "run").read_text())
+    assert {"lint", "test", "wheel", "dockerfile"} <= local <= targets()
+    assert local - PREREQUISITES <= made("\n".join(commands(GITHUB / "workflows" / "ci.yml")))
+
+
+def test_every_python_of_the_classifiers_is_tested_and_no_other() -> None:
+    said = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if re.search(r":: Python :: 3\.\d+$", each)]
+    tested = jobs(GITHUB / "workflows" / "ci.yml")["test"]["strategy"]["matrix"]["python"]
+    assert tested == said
+    assert PROJECT["requires-python"] == f">={said[0]}"
+
+
+def test_the_image_is_built_for_both_architectures_before_and_at_a_release() -> None:
+    both = ["linux/amd64", "linux/arm64"]
+    assert jobs(GITHUB / "workflows" / "ci.yml")["image"]["strategy"]["matrix"]["platform"] == both
+    pushed = "\n".join(commands(GITHUB / "workflows" / "release.yml"))
+    assert re.findall(r"make image PLATFORMS=(\S+)", pushed) == [",".join(both)]
+
+
+@each_workflow
+def test_actions_are_pinned_by_commit_with_their_version_beside(path: Path) -> None:
+    uses = re.findall(r"uses: (.+)$", path.read_text(), re.MULTILINE)
+    for each in uses:
+        assert re.fullmatch(r"\./\S+|[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each), each
+    assert len(uses) == sum("uses" in step for job in jobs(path).values() for step in (job, *job.get("steps", ())))
+
+
+def test_one_action_has_one_version() -> None:
+    pins = {each for path in WORKFLOWS for each in re.findall(r"uses: (\S+@[0-9a-f]{40} # \S+)", path.read_text())}
+    assert len({pin.partition("@")[0] for pin in pins}) == len(pins)
+
+
+@each_workflow
+def test_rights_are_read_only_except_where_something_is_published(path: Path) -> None:
+    assert read(path)["permissions"] == {"contents": "read"}
+    given = {
+        (name, right)
+        for name, job in jobs(path).items()
+        for right, how in job.get("permissions", {}).items()
+        if how == "write"
+    }
+    assert given == ({("pypi", "id-token"), ("image", "packages")} if path.name == "release.yml" else set())
+    checkouts = [
+        step
+        for job in jobs(path).values()
+        for step in job.get("steps", ())
+        if step.get("uses", "").startswith("actions/checkout@")
+    ]
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+@each_workflow
+def test_every_job_ends_and_a_newer_run_does_not_meet_an_older_one(path: Path) -> None:
+    for name, job in jobs(path).items():
+        assert "uses" in job or 0 < job["timeout-minutes"] <= 60, name
+    # in a workflow that is called github.workflow is the caller's name: groups named by it would wait for each other
+    assert read(path)["concurrency"]["group"] == f"{path.stem}-${{{{ github.ref }}}}"
+
+
+def test_nothing_is_published_that_was_not_tested() -> None:
+    release = jobs(GITHUB / "workflows" / "release.yml")
+    assert release["ci"]["uses"] == "./.github/workflows/ci.yml"
+    assert {name for name, job in release.items() if "permissions" in job} == {"pypi", "image"}
+    assert release["pypi"]["needs"] == release["image"]["needs"] == "ci"
+
+
+@each_workflow
+def test_no_shell_text_has_an_expression_in_it(path: Path) -> None:
+    """A branch's name, say, would be run as text of the script; variables are only values."""
+    assert not [text for text in commands(path) if "${{" in text]
+
+
+def test_make_knows_the_version() -> None:
+    done = subprocess.run(
+        ["make", "--silent", "version"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f"{PROJECT['version']}\n"
+
+
+def test_the_hooks_run_what_lint_runs() -> None:
+    (local,) = read(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert local["repo"] == "local"
+    lint = (ROOT / "Makefile").read_text().split("\nlint:", 1)[1].split("\n\n", 1)[0]
+    hooks = {hook["entry"].removeprefix(".venv/bin/").replace(" --force-exclude", "") for hook in local["hooks"]}
+    wanted = re.findall(r"@\$\(BIN\)/(.+)", lint)
+    assert hooks == {each.replace(" --check", "").removesuffix(" .") for each in wanted}
+
+
+def test_forms_have_what_a_forge_wants_of_them() -> None:
+    for name in ("bug", "feature"):
+        form = read(GITHUB / "ISSUE_TEMPLATE" / f"{name}.yml")
+        assert form.keys() == {"name", "description", "labels", "body"}
+        asked = [field for field in form["body"] if field["type"] != "markdown"]
+        assert len({field["id"] for field in asked}) == len(asked)
+        assert all(field["attributes"]["label"] for field in asked)
+        assert any(field.get("validations", {}).get("required") for field in asked)
+    assert read(GITHUB / "ISSUE_TEMPLATE" / "config.yml") == {"blank_issues_enabled": False}
+
+
+def test_dependencies_are_watched() -> None:
+    updates = read(GITHUB / "dependabot.yml")["updates"]
+    assert {"pip", "github-actions", "docker"} <= {each["package-ecosystem"] for each in updates}
+    for each in updates:
+        assert (ROOT / each["directory"].lstrip("/")).is_dir()
