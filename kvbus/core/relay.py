@@ -281,8 +281,10 @@ class Relay:
             if isinstance(action, Deliver):
                 self._deliver(i, source, action.seq, action.payload, action.mark, now)
             elif isinstance(action, AskSnapshot):
+                source.sequencer.sent(action.request, now)
                 self._out.commands.append(RequestSnapshot(i, action.request))
             elif isinstance(action, Ask):
+                source.sequencer.sent(action.request, now)
                 self._out.commands.append(RequestReplay(i, action.request, action.start))
             elif isinstance(action, Stop):
                 self._out.commands.append(CancelReplay(i, action.request))

@@ -22,6 +22,7 @@ from kvbus.core.stats import ProcessStats
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon import build as wiring
 from kvbus.daemon import output_sockets as outlets
+from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.keys import Keys, in_clear, read_keys, source_domain
 from kvbus.daemon.output_sockets import Outlets
 from kvbus.daemon.source_sockets import Inlets
@@ -30,7 +31,7 @@ from kvbus.errors import StateDirError
 from kvbus.transport.sockets import Guard, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
-log = logging.getLogger("kvbus.daemon.daemon")
+log = logging.getLogger("kvbus.daemon")
 
 TICK: Final = 0.1
 """Seconds between two looks at deadlines."""
@@ -55,6 +56,9 @@ class Daemon:
     def __init__(self, config: Config, *, keep_seqs: bool = True) -> None:
         check_library()
         self.config = config
+        self._loop = asyncio.get_running_loop()
+        self.clock = RunningClock(self._loop.time)
+        """What the relay's deadlines are measured by."""
         self.keys = read_keys(config)
         self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
@@ -64,12 +68,11 @@ class Daemon:
         self.relay = wiring.make_relay(config, self.streams, self.marks)
         self.state = self._load_state() if config.state_dir is not None and keep_seqs else None
         self.started = False
-        self._loop = asyncio.get_running_loop()
         self._context = make_context()
         self.zap = ZapHandler(self._context)
         outlets.allow(self.zap, self.keys)
         before_send = self.state.flush if self.state is not None else None
-        self.outlets = Outlets(self._context, config, self.relay, self._feed, before_send)
+        self.outlets = Outlets(self._context, config, self.relay, self._feed, before_send, self.clock.time)
         latency = self.process.relay_latency
         self.inlets = Inlets(self._context, self.relay, self._feed, self._feed_live, self.outlets.flush, latency)
         self._admin = AdminServer(self)
@@ -82,7 +85,7 @@ class Daemon:
         if self.config.state_dir is None:
             return None
         store = StateStore(self.config.state_dir, self.identity())
-        now = asyncio.get_running_loop().time()
+        now = self.clock.time()
         try:
             self.resumed = store.open(self.relay, now)
         except StateError:
@@ -115,7 +118,7 @@ class Daemon:
                     self.outlets.open(number, at, self.output_guard(number))
             await self._admin.start()
             if not self.resumed:
-                self.carry_out(self.relay.begin(self._loop.time(), time.time()))
+                self.carry_out(self.relay.begin(self.clock.time(), time.time()))
             for stream in self.streams.values():
                 self.inlets.open(stream, self.source_guard(stream))
         except BaseException:
@@ -140,11 +143,11 @@ class Daemon:
         return Guard(self.config.limits.max_frame_bytes, self.keys.get(domain), domain)
 
     def _feed(self, event: RelayEvent) -> None:
-        self.carry_out(self.relay.handle(event, self._loop.time()))
+        self.carry_out(self.relay.handle(event, self.clock.time()))
 
     def _feed_live(self, event: RelayEvent) -> None:
         """One of a burst of batches: what follows from it is sent when the burst is over."""
-        for command in self.relay.handle(event, self._loop.time()):
+        for command in self.relay.handle(event, self.clock.time()):
             self._carry_out(command)
 
     def carry_out(self, commands: list[Command]) -> None:

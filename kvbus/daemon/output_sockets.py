@@ -17,7 +17,7 @@ from kvbus.transport.replay import Budget, ReplayServer
 from kvbus.transport.sockets import Context, Guard
 from kvbus.transport.zap import ZapHandler
 
-log = logging.getLogger("kvbus.daemon.daemon")
+log = logging.getLogger("kvbus.daemon")
 
 LOOK_AGAIN: Final = 0.01
 """Seconds between two looks at whether all answers are sent."""
@@ -35,6 +35,7 @@ class Outlets:
         relay: whose outputs these are.
         feed: takes routers' requests.
         before_send: called before anything leaves; None where no state is kept.
+        clock: seconds in which the process was running, for what is given up.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class Outlets:
         relay: Relay,
         feed: Callable[[RelayEvent], None],
         before_send: Callable[[], None] | None,
+        clock: Callable[[], float],
     ) -> None:
         self._context = context
         self._config = config
         self._relay = relay
         self._feed = feed
         self._before_send = before_send
+        self._clock = clock
         self._budgets = [Budget(config.limits.max_replay_sessions, output.stats) for output in relay.outputs]
         self._live: dict[Place, LiveOutput] = {}
         self._waiting: list[LiveOutput] = []
@@ -101,6 +104,7 @@ class Outlets:
             budget=self._budgets[number],
             before_send=self._before_send,
             guard=guard,
+            clock=self._clock,
         )
 
     def _asker(self, number: int, at: int) -> Callable[[list[bytes]], None]:

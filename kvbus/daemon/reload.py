@@ -22,7 +22,7 @@ from kvbus.daemon.keys import Keys, output_domain, read_keys, source_domain
 from kvbus.errors import BindError, ConfigError, KvbusError, Problem
 from kvbus.transport.curve import Curve
 
-log = logging.getLogger("kvbus.daemon.reload")
+log = logging.getLogger("kvbus.reload")
 
 RELOADABLE: Final = frozenset({"sources", "log_level", "shutdown_timeout", "key_reload_interval"})
 """Keys that a reload may change; everything else takes a restart."""
@@ -154,7 +154,7 @@ class Reloader:
     def _remove(self, slot: int) -> None:
         daemon = self._daemon
         daemon.inlets.close(slot)
-        daemon.carry_out(daemon.relay.remove(slot, asyncio.get_running_loop().time()))
+        daemon.carry_out(daemon.relay.remove(slot, daemon.clock.time()))
         for number, output in enumerate(daemon.config.outputs):
             if output.layout != "merged":
                 daemon.outlets.close(number, slot, daemon.config.shutdown_timeout)
@@ -168,8 +168,8 @@ class Reloader:
             daemon.marks.add(number, stream.index)
             first = daemon.marks.first(number, stream.index)
             streams.append(wiring.new_stream(config, output, stream, first))
-        now = asyncio.get_running_loop().time()
-        daemon.carry_out(daemon.relay.place(stream.index, wiring.source_spec(config, stream), streams, now))
+        commands = daemon.relay.place(stream.index, wiring.source_spec(config, stream), streams, daemon.clock.time())
+        daemon.carry_out(commands)
 
     async def _apply_keys(self, keys: Keys, fresh: frozenset[int]) -> None:
         """Take other keys: whoever must show a key again is made to, everyone else stays connected.

@@ -27,7 +27,7 @@ from kvbus.transport.ingress import Events, LiveStream, Question
 from kvbus.transport.pump import Handler
 from kvbus.transport.sockets import Context, Guard
 
-log = logging.getLogger("kvbus.daemon.daemon")
+log = logging.getLogger("kvbus.daemon")
 
 
 class Inlets:

@@ -43,7 +43,7 @@ _SOURCE_COUNTERS: Final = (
     ("source_recovered_batches_total", "recovered", "Missing batches that came after all, late or by replay."),
     ("source_lost_batches_total", "lost", "Missing batches that no replay brought."),
     ("source_duplicate_batches_total", "duplicates", "Batches that came again and were dropped."),
-    ("source_restarts_total", "restarts", "New lives (epochs) of the engine's publisher."),
+    ("source_restarts_total", "restarts", "New epochs of the engine's publisher that were proven by what it sent."),
     ("source_replays_total", "replays", "Replay requests sent to the engine."),
     ("source_replay_timeouts_total", "replay_timeouts", "Replay answers given up for want of progress."),
     ("source_stale_replies_total", "stale_replies", "Replay messages that answer no open request."),

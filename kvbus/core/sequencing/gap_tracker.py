@@ -174,6 +174,12 @@ class Numbering:
         self._actions.append(Lost(1))
         self.drain()
 
+    def expose(self, end: int) -> None:
+        """Batches up to ``end`` exist: those that nobody had shown so far are missing."""
+        if self.synced and end > self.horizon:
+            self._stats.missing += end - self.horizon
+        self.horizon = max(self.horizon, end)
+
     def write_off(self) -> int:
         """All that is pending is lost; how much that was. Not yet a new beginning."""
         count = self._stats.pending

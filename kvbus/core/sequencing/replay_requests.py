@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
+from math import inf
 from typing import Final
 
 import msgspec
@@ -52,8 +53,9 @@ class Request(msgspec.Struct):
     """A batch from ``start`` on was known to exist when it was asked: an empty answer says something."""
     known: int
     """One past the highest batch known to exist when it was asked."""
-    deadline: float
-    hard_deadline: float
+    deadline: float = inf
+    """When it is given up, unless it makes progress: counted from the moment it is sent, see :meth:`Asking.sent`."""
+    hard_deadline: float = inf
     items: int = 0
     first: int = -1
     last: int = -1
@@ -86,8 +88,14 @@ class Request(msgspec.Struct):
             return self.items > 0 and seq > self.last + 1
         if self.items:
             return self.first <= self.tip  # it has what came before the tip, and not the tip
-        # trimmed beyond the tip: what lies between is lost in any case, and for a gap it is known to be
-        return self.purpose is not Purpose.GAP
+        return False
+
+    def begins_beyond_tip(self, seq: int) -> bool:
+        """Whether an answer that begins with ``seq`` leaves open which epoch it is of: it was trimmed beyond the tip.
+
+        For a gap that is expected: what lies between is known to be missing, and was trimmed.
+        """
+        return self.purpose in (Purpose.PROBE, Purpose.VERIFY) and not self.items and 0 <= self.tip < seq
 
     @property
     def lacks_tip(self) -> bool:
@@ -126,11 +134,10 @@ class Asking:
         self._stats = stats
         self._actions = actions
 
-    def ask(self, purpose: Purpose, numbers: Numbering, now: float) -> None:
+    def ask(self, purpose: Purpose, numbers: Numbering) -> None:
         """Ask; a question that is open is withdrawn."""
         self.stop()
         self._last_id += 1
-        settings = self._settings
         start, tip = start_of(purpose, numbers)
         self.open = Request(
             self._last_id,
@@ -139,12 +146,17 @@ class Asking:
             tip,
             start < max(numbers.next, numbers.live_top),
             numbers.horizon,
-            now + settings.replay_timeout,
-            now + settings.replay_total_timeout,
         )
         self._stats.replays += 1
         asks_snapshot = purpose is Purpose.SNAPSHOT
         self._actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
+
+    def sent(self, request: int, now: float) -> None:
+        """The question has left; behind a backlog that is long after it was asked. From now on its time runs."""
+        asked = self.open
+        if asked is not None and asked.id == request:
+            asked.deadline = now + self._settings.replay_timeout
+            asked.hard_deadline = now + self._settings.replay_total_timeout
 
     def stop(self) -> None:
         """No answer is waited for any more."""

@@ -61,6 +61,9 @@ class Sequencer:
 
         Empty answers of one that does show that it is in another life, of one that does not they prove nothing.
         """
+        self._trimmed_at = -1
+        """``next`` when a probe was answered from beyond the tip; -1: none was."""
+        self._trimmed_since = 0.0
         self._empty_at = -1
         """``live_top`` when an answer was empty that should not have been, on this connection; -1: there was none."""
         self._resyncing = False
@@ -107,10 +110,10 @@ class Sequencer:
         self.state = State.SYNCING
         self._attempts = 0
         if self.next == 0:
-            self._sync(now)
+            self._sync()
         else:
             self._unverified = True
-            self._ask(Purpose.VERIFY, now)
+            self._ask(Purpose.VERIFY)
 
     def down(self, now: float) -> None:
         """The connection is gone; what is held back may still be completed once it is back."""
@@ -187,6 +190,8 @@ class Sequencer:
         if asked.contradicts(seq, payload, numbers):
             self._new_epoch(now)
             return
+        if asked.begins_beyond_tip(seq) and not self._goes_on_behind_tip(asked, seq, now):
+            return
         if asked.take(seq):
             asked.deadline = now + self.settings.replay_timeout
         self._buffer = True
@@ -209,6 +214,37 @@ class Sequencer:
         else:
             numbers.replayed(seq, payload)
         self._check_done(now)
+
+    def _goes_on_behind_tip(self, asked: Request, seq: int, now: float) -> bool:
+        """An answer begins with ``seq``, beyond the tip, which proves neither epoch; whether to take it all the same.
+
+        The publisher has trimmed its buffer beyond what was delivered. While the connection stood, what lies between
+        was sent on it, in order: after a pause of this process, or behind a backlog, it still waits to be read. So the
+        live stream is waited for, until it has brought nothing for longer than an answer may take.
+        """
+        numbers = self.numbers
+        if self._unverified:
+            # it was sent while the connection was away, and is gone whichever epoch it was of
+            far = self._is_far(seq)
+            if not far:
+                numbers.expose(seq)
+            self._new_epoch(now, restart=far)
+            return False
+        if asked.purpose is Purpose.VERIFY:
+            self._doubts.settled(now)  # it numbers far beyond the suspects: they are not its newest batches
+        elif seq <= numbers.next:
+            return True
+        elif self._trimmed_at != numbers.next:
+            self._trimmed_at, self._trimmed_since = numbers.next, now
+        elif now - self._trimmed_since >= 2 * self.settings.replay_timeout:
+            return True
+        self._asking.stop()
+        self._settled(now)
+        return False
+
+    def sent(self, request: int, now: float) -> None:
+        """A question has left: it was only asked before, perhaps behind a backlog of batches."""
+        self._asking.sent(request, now)
 
     def replay_ended(self, request: int, now: float) -> None:
         """The END marker of an answer."""
@@ -236,12 +272,12 @@ class Sequencer:
         self.numbers.lose_next()
         self._cut_at = self.next
         if not self.synced:
-            self._ask(Purpose.SYNC, now)
+            self._ask(Purpose.SYNC)
             return
         if asked.purpose is Purpose.VERIFY:
             self._doubts.suspects.clear()
         self.state = State.GAP
-        self._ask(Purpose.GAP, now)
+        self._ask(Purpose.GAP)
 
     def snapshot(self, request: int, seq: int, now: float) -> bool:
         """A snapshot as of batch ``seq`` (-1: nothing was published yet, below: there is none); True: apply it now.
@@ -280,7 +316,7 @@ class Sequencer:
             self._begin_life()
             self.partial = False
             if self.settings.replay:
-                self._sync(now)
+                self._sync()
             else:
                 self.state = State.LIVE
         self._probe(now)
@@ -346,24 +382,24 @@ class Sequencer:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, purpose: Purpose, now: float) -> None:
-        self._asking.ask(purpose, self.numbers, now)
+    def _ask(self, purpose: Purpose) -> None:
+        self._asking.ask(purpose, self.numbers)
 
-    def _sync(self, now: float) -> None:
+    def _sync(self) -> None:
         """Learn what a life has been so far."""
         self.state = State.SYNCING
-        self._ask(Purpose.SNAPSHOT if self.settings.snapshot else Purpose.SYNC, now)
+        self._ask(Purpose.SNAPSHOT if self.settings.snapshot else Purpose.SYNC)
 
     def _probe(self, now: float) -> None:
         interval = self.settings.probe_interval
         if not (self.settings.replay and self.connected and self.state is State.LIVE):
             return
         if self._asking.open is None and self._history.due(now):
-            self._ask(Purpose.HISTORY, now)
+            self._ask(Purpose.HISTORY)
         if self._asking.open is None and interval and now - self._idle_since >= interval * self._probe_factor:
             self._idle_since = now
             self._probe_factor = min(self._probe_factor * 2, MAX_PROBE_BACKOFF)
-            self._ask(Purpose.PROBE, now)
+            self._ask(Purpose.PROBE)
 
     def _check_done(self, now: float) -> None:
         """An answer that has caught up with the live stream has done its work, whether or not it ever ENDs."""
@@ -396,7 +432,7 @@ class Sequencer:
         elif purpose is Purpose.SYNC and not self.synced:
             if not answered and not asked.items and self._attempts < ATTEMPTS - 1:
                 self._attempts += 1
-                self._ask(Purpose.SYNC, now)
+                self._ask(Purpose.SYNC)
                 return
             if asked.items == 0 and self.next == 0:
                 if self.held:
@@ -418,7 +454,7 @@ class Sequencer:
             self._give_up()
             self._settled(now)
         else:
-            self._ask(Purpose.SYNC, now)
+            self._ask(Purpose.SYNC)
 
     def _settled(self, now: float) -> None:
         """Between requests: either everything known is delivered, or there is a gap to ask for."""
@@ -433,7 +469,7 @@ class Sequencer:
             self.actions.append(Synced())
         self.state = State.LIVE if self.connected else State.CONNECTING
         if self._doubts.suspects and self.settings.replay and self._doubts.may_ask(now):
-            self._ask(Purpose.VERIFY, now)
+            self._ask(Purpose.VERIFY)
         self._advance(now)
 
     # -- order -------------------------------------------------------------------------------------------------------
@@ -449,7 +485,7 @@ class Sequencer:
             return
         if self._unverified:
             if self._asking.open is None:
-                self._ask(Purpose.VERIFY, now)
+                self._ask(Purpose.VERIFY)
             return
         self.numbers.drain()
         if self.numbers.complete:
@@ -473,13 +509,13 @@ class Sequencer:
             self.stats.gaps += 1
         if self._attempts >= ATTEMPTS:
             if self.settings.snapshot:
-                self._ask(Purpose.SNAPSHOT, now)  # what is lost for good, the publisher can still tell the sum of
+                self._ask(Purpose.SNAPSHOT)  # what is lost for good, the publisher can still tell the sum of
                 return
             self._give_up()
             self._advance(now)
             return
         self._attempts += 1
-        self._ask(Purpose.GAP, now)
+        self._ask(Purpose.GAP)
 
     def _settle_without_replay(self) -> None:
         while not self.numbers.complete:
@@ -520,7 +556,7 @@ class Sequencer:
                 self._new_epoch(now)
             return
         if self._doubts.may_ask(now) and self._asking.interruptible:
-            self._ask(Purpose.VERIFY, now)
+            self._ask(Purpose.VERIFY)
 
     def _is_far(self, seq: int) -> bool:
         """Whether a number is too far ahead of what is known to be behind a gap."""
@@ -544,7 +580,7 @@ class Sequencer:
         if not answered:
             self._attempts += 1
             if self._attempts < ATTEMPTS:
-                self._ask(Purpose.VERIFY, now)
+                self._ask(Purpose.VERIFY)
                 return False
             if self.settings.trust_unverified and not self._doubts.go_on:
                 self._unverified = False
@@ -581,7 +617,7 @@ class Sequencer:
             self.stats.duplicates -= 1
             self.numbers.live_later(seq, suspects.get(seq))
         if self.settings.replay:
-            self._sync(now)
+            self._sync()
         else:
             self.state = State.LIVE
         self._advance(now)
