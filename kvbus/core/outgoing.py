@@ -43,7 +43,7 @@ class Outgoing:
         self.commands: list[Command] = []
         """What the shell has to do."""
 
-    def told(self) -> list[Command]:
+    def take_commands(self) -> list[Command]:
         """The commands so far."""
         commands, self.commands = self.commands, []
         return commands
@@ -199,7 +199,7 @@ class Outgoing:
             told = enumerate(self._sources) if output.spec.merged else [(at, self._sources[at])]
             parts = [
                 Part(
-                    Index() if source.withdrawn else source.normalizer.index.copy(),
+                    Index() if source.expired else source.normalizer.index.copy(),
                     output.rank_of(i, source),
                     source.ts,
                 )
@@ -207,5 +207,5 @@ class Outgoing:
             ]
             cut = output.cuts[at] = Cut(stream.next_seq - 1, parts, stream.profile.wire)
         if not newest and stream.journal.forget_before(cut.seq + 1):
-            self._record(wal.TOLD, number, at, cut.seq + 1)
+            self._record(wal.JOURNAL_TRIMMED, number, at, cut.seq + 1)
         return cut

@@ -208,7 +208,7 @@ class RelayCollector(Collector):
             "Live blocks, as routers were told of them.",
             ["source", "medium"],
             (
-                ([s.spec.label, medium], 0 if s.withdrawn else count)
+                ([s.spec.label, medium], 0 if s.expired else count)
                 for s in sources
                 for medium, count in {DEVICE_MEDIUM: 0, **s.normalizer.index.media()}.items()
             ),

@@ -524,7 +524,7 @@ class TestLives:
     def test_lost_stays_lost_until_it_is_back(self):
         line = synced(5)
         line.down()
-        line.sequencer.lose()
+        line.sequencer.expire()
         assert line.state is State.LOST
         line.up()
         line.replayed(4)
