@@ -18,6 +18,7 @@ from kvbus.config.values import (
     Endpoint,
     Framing,
     HttpAddress,
+    HttpHosts,
     Int,
     LogLevel,
     Name,
@@ -351,8 +352,14 @@ class Config(_Section):
     http: HttpAddress | None = _key(
         "127.0.0.1:9477",
         "Address of `/metrics`, `/livez`, `/readyz`, `/sources`, `/blocks` and the status page; port 0: any "
-        "free port; null: no HTTP.",
+        "free port; null: no HTTP. `/blocks` is answered to loopback alone, whatever the address.",
         example="127.0.0.1:9477",
+    )
+    http_allowed_hosts: HttpHosts = _key(
+        (),
+        "Further names by which `/blocks` may be asked for (the Host header), beside localhost, 127.0.0.0/8 and [::1]; "
+        "still from loopback alone.",
+        example=["kvbus.example.internal"],
     )
     state_dir: Path | None = _key(
         None,

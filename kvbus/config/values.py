@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, PlainValidator
 
 from kvbus.config import topics
-from kvbus.config.endpoints import parse_address, parse_endpoint
+from kvbus.config.endpoints import host_name, parse_address, parse_endpoint
 
 _NAME_CHARS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _MAX_NAME: Final = 63
@@ -30,6 +30,15 @@ def _endpoint(value: str) -> str:
 
 def _address(value: str) -> str:
     parse_address(value)
+    return value
+
+
+def _hosts(value: object) -> object:
+    if not isinstance(value, list | tuple) or not all(isinstance(host, str) for host in value):
+        raise ValueError("must be a list of host names or addresses")
+    for host in value:
+        if host_name(host) is None or ":" in host.rpartition("]")[2]:
+            raise ValueError(f"{host!r} is no host name or address (no scheme, port or wildcard; IPv6 in brackets)")
     return value
 
 
@@ -71,6 +80,7 @@ Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, AfterValidator(_name)]
 Template = Annotated[Text, AfterValidator(topics.check_template)]
 HttpAddress = Annotated[str, AfterValidator(_address)]
+HttpHosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
 BlockSize = Annotated[int | Literal["auto"], PlainValidator(_block_size)]
 Framing = Annotated[Literal["auto", 3, 4], PlainValidator(_framing)]
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)]

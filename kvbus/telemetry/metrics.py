@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
-from kvbus.core.stats import Histogram, ProcessStats
+from kvbus.core.stats import Histogram, HttpRefusal, ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -83,6 +83,12 @@ class RelayCollector(Collector):
             "HTTP connections that were closed on the client, by reason.",
             ["reason"],
             (([reason], process.http_closed[reason]) for reason in HTTP_REASONS),
+        )
+        yield _counter(
+            "http_refused_total",
+            "HTTP requests for token ids that were refused, by reason.",
+            ["reason"],
+            (([reason], process.http_refused[reason]) for reason in HttpRefusal),
         )
         for name, field, text in (
             ("config_reloads_total", "config_reloads", "Configurations read again at SIGHUP, by what became of them."),

@@ -61,6 +61,7 @@ def test_defaults_are_the_documented_ones(read):
             }
         ],
         "http": "127.0.0.1:9477",
+        "http_allowed_hosts": [],
         "state_dir": None,
         "shutdown_timeout": 5.0,
         "key_reload_interval": 10.0,
@@ -128,6 +129,17 @@ def test_a_whole_list_as_json_then_its_elements(read):
     env = {"KVBUS_SOURCES__0__TOPIC": "t", "KVBUS_SOURCES": '[{"endpoint": "ipc:///json"}]'}
     source = read("sources: [{}, {}]\noutputs: [{}]", env=env).sources
     assert [(s.endpoint, s.topic) for s in source] == [("ipc:///json", "t")]
+
+
+def test_a_list_of_values_whole_and_by_element(read):
+    text = "http_allowed_hosts: [a.internal, b.internal]\n" + MINIMAL
+    assert read(text).http_allowed_hosts == ("a.internal", "b.internal")
+    env = {"KVBUS_HTTP_ALLOWED_HOSTS__1": "c.internal", "KVBUS_HTTP_ALLOWED_HOSTS__2": "[::2]"}
+    assert read(text, env=env).http_allowed_hosts == ("a.internal", "c.internal", "[::2]")
+    env["KVBUS_HTTP_ALLOWED_HOSTS"] = '["d.internal", "e.internal"]'
+    assert read(text, env=env).http_allowed_hosts == ("d.internal", "c.internal", "[::2]")
+    flags = {"http_allowed_hosts": "[f.internal]", "http_allowed_hosts[1]": "g.internal"}
+    assert read(text, env=env, flags=flags).http_allowed_hosts == ("f.internal", "g.internal")
 
 
 def test_null_and_types_in_variables(read):
