@@ -22,10 +22,14 @@ from kvbus.config.values import (
     Int,
     LogLevel,
     Name,
+    OutputType,
+    ProfileName,
     Seconds,
     Template,
     Text,
 )
+from kvbus.core.wire import frames
+from kvbus.core.wire.profiles import PROFILES
 
 
 def _key(
@@ -128,6 +132,7 @@ class OutputConfig(_Section):
     """One set of outgoing endpoints, with the framing and encoding its routers understand."""
 
     name: Name = _key("routers", "Metrics label, unique.", example="routers")
+    type: OutputType = _key("zmq", "What carries it, `zmq` or another part that is installed.", example="zmq")
     endpoint: Endpoint = _key(
         "tcp://*:5657", "Where routers subscribe, `tcp://host:port` or `ipc://path`.", example="tcp://*:5657"
     )
@@ -149,9 +154,7 @@ class OutputConfig(_Section):
         "`ipc://` at `PATH-i`; merged: one endpoint, one seq.",
         example="per_source",
     )
-    profile: Literal["vllm", "dynamo", "llm-d", "aibrix", "sglang"] = _key(
-        "vllm", "Whose framing and encoding this output speaks.", example="vllm"
-    )
+    profile: ProfileName = _key("vllm", "Whose framing and encoding this output speaks.", example="vllm")
     topic: Template | None = _key(
         None,
         "null: the source's own; else a template of `{model}`, `{worker}`, `{source}`, `{rank}`.",
@@ -212,11 +215,11 @@ class OutputConfig(_Section):
         return data
 
     @property
-    def framing(self) -> Literal[3, 4]:
+    def framing(self) -> frames.Framing:
         """Frames of a replay answer, with ``auto`` resolved by the profile."""
         if self.replay_framing == "auto":
-            return 3 if self.profile == "sglang" else 4
-        return self.replay_framing
+            return PROFILES[self.profile].framing
+        return "3" if self.replay_framing == 3 else "4"
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
         """Where the i-th source (all ranks counted, from 0) is served; the same for all of them if merged."""

@@ -42,6 +42,7 @@ def test_defaults_are_the_documented_ones(read):
         "outputs": [
             {
                 "name": "routers",
+                "type": "zmq",
                 "endpoint": "tcp://*:5657",
                 "replay_endpoint": "tcp://*:5658",
                 "snapshot_endpoint": None,
@@ -155,7 +156,7 @@ def test_null_and_types_in_variables(read):
     assert config.http is None
     assert config.sources[0].bind is True
     assert config.block_size == 64
-    assert config.outputs[0].framing == 3
+    assert config.outputs[0].framing == "3"
     assert config.source_timeout == 1.5
     assert config.log_level == "debug"
 
