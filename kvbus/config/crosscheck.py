@@ -253,19 +253,38 @@ class _Checks:
     def topics(self) -> None:
         for i, output in enumerate(self.config.outputs):
             key: Path = ("outputs", i, "topic")
-            if output.topic is None or not self.sound(key):
+            if not self.sound(key):
                 continue
-            if "model" in topics.fields(output.topic) and self.config.model is None:
+            llm_d = output.profile == "llm-d" and self.sound((*key[:-1], "profile"))
+            if output.topic is None:
+                if llm_d:
+                    self.llm_d_own(key)
+            elif "model" in topics.fields(output.topic) and not self.config.model:
                 if self.sound(("model",)):
-                    self.report(("model",), f"{show(key)} uses {{model}}", example="model: Qwen/Qwen3-32B")
-            elif output.profile == "llm-d" and self.sound((*key[:-1], "profile"), ("worker",), ("model",)):
-                self.llm_d(key, output.topic)
+                    example = "model: Qwen/Qwen3-32B"
+                    self.report(("model",), f"{show(key)} uses {{model}}", value=self.config.model, example=example)
+            elif llm_d and self.sound(("worker",), ("model",)):
+                # One rendering stands for all: neither a source's name nor a rank can hold an @.
+                model, worker = self.config.model or "", self.config.worker
+                text = topics.render(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
+                if not _names_pod_and_model(text):
+                    self.llm_d(key, f"this renders to {text!r}")
 
-    def llm_d(self, key: Path, template: str) -> None:
-        # One rendering stands for all: neither a source's name nor a rank can hold an @.
-        model, worker = self.config.model or "", self.config.worker
-        text = topics.render(template, model=model, worker=worker, source="engine", rank=0).decode()
-        parts = text.split("@")
-        if len(parts) != _LLM_D_PARTS or not all(parts):
-            wrong = f"profile llm-d needs exactly three parts, kv@POD@MODEL; this renders to {text!r}"
-            self.report(key, wrong, value=template, example='topic: "kv@{worker}@{model}"')
+    def llm_d_own(self, key: Path) -> None:
+        """Refuse the sources' own topics where they are known only once the engine publishes."""
+        for i, source in enumerate(self.config.sources):
+            prefix: Path = ("sources", i, "topic")
+            if self.sound(prefix) and not _names_pod_and_model(source.topic):
+                self.llm_d(key, f"null is the source's own, and {show(prefix)} is {source.topic!r}")
+                return
+
+    def llm_d(self, key: Path, found: str) -> None:
+        wrong = f"profile llm-d needs exactly three parts, kv@POD@MODEL; {found}"
+        value = shown(self.value(key))
+        self.problems.append(Problem(show(key), wrong, value, 'topic: "kv@{worker}@{model}"', self.origins.get(key)))
+
+
+def _names_pod_and_model(topic: str) -> bool:
+    """Whether llm-d's router, which listens to ``kv@``, finds a pod and a model in a topic."""
+    parts = topic.split("@")
+    return len(parts) == _LLM_D_PARTS and parts[0] == "kv" and all(parts)
