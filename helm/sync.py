@@ -220,12 +220,25 @@ def render(values: dict[str, Any], release: str = "demo", namespace: str = "defa
         return chart.render(values, name=release, namespace=namespace)
 
 
+_OF_THE_RELEASE: Final = "app.kubernetes.io/"
+_MODEL: Final = "metadata.annotations['kvbus/model']"
+"""Where a pod that is not the chart's says what it serves: a model's name may have a slash, which no label may."""
+
+
 def _patch() -> str:
-    """The sidecar as a strategic merge patch, told everything in its environment."""
-    text = render({"kvbus": {"configFrom": "environment"}})["kvbus/templates/workload.yaml"]
-    pod = YAML(typ="safe", pure=True).load(text)["spec"]["template"]["spec"]
-    for sidecar in pod["initContainers"]:  # the model is the chart's own
-        sidecar["env"] = [variable for variable in sidecar["env"] if variable["name"] != "KVBUS_MODEL"]
+    """The sidecar as a strategic merge patch, told everything in its environment.
+
+    It is llm-d's preset, the only one whose router needs something of the stream that the others ignore: the topic. The
+    ports are those of the other presets, so that it is found where every document says.
+    """
+    values = {"router": "llm-d", "ports": {"events": 5657, "replay": 5658}, "configFrom": "environment"}
+    text = render({"kvbus": values})["kvbus/templates/workload.yaml"]
+    template = YAML(typ="safe", pure=True).load(text)["spec"]["template"]
+    pod, labels = template["spec"], template["metadata"]["labels"]
+    for variable in (variable for sidecar in pod["initContainers"] for variable in sidecar["env"]):
+        if variable["name"] == "KVBUS_MODEL":  # the one here is the chart's own
+            del variable["value"]
+            variable["valueFrom"] = {"fieldRef": {"fieldPath": _MODEL}}
     spec = {
         "initContainers": pod["initContainers"],
         "volumes": [volume for volume in pod["volumes"] if volume["name"].startswith("kvbus-")],
@@ -234,7 +247,12 @@ def _patch() -> str:
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": "any"},
-        "spec": {"template": {"metadata": {"labels": {"kvbus/sidecar": "true"}}, "spec": spec}},
+        "spec": {
+            "template": {
+                "metadata": {"labels": {name: labels[name] for name in labels if not name.startswith(_OF_THE_RELEASE)}},
+                "spec": spec,
+            }
+        },
     }
     return _NOTICE + dump(patch)
 

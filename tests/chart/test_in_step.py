@@ -106,14 +106,23 @@ def customized() -> Any:
     return read_yaml(done.stdout)
 
 
-def test_the_component_puts_sidecarinto_a_workload(customized: Any) -> None:
+def test_the_component_puts_a_sidecar_into_a_workload(customized: Any) -> None:
     pod = customized["spec"]["template"]
     assert [each["name"] for each in pod["spec"]["initContainers"]] == ["kvbus", "fetch"]
-    assert pod["metadata"]["labels"] == {"app": "engine", "kvbus/sidecar": "true"}
+    assert pod["metadata"]["labels"] == {
+        "app": "engine",
+        "kvbus/sidecar": "true",
+        "llm-d.ai/inference-serving": "true",
+    }
     assert {each["name"] for each in pod["spec"]["volumes"]} == {"weights", "kvbus-state"}
     sidecar = container(pod, "kvbus")
     assert sidecar["image"] == f"registry.example.com/kvbus:{VERSION}"
-    config = load(None, env=environment(sidecar), overrides={})
+    (model,) = (each["valueFrom"]["fieldRef"] for each in sidecar["env"] if each["name"] == "KVBUS_MODEL")
+    (annotation,) = pod["metadata"]["annotations"]
+    assert model["fieldPath"] == f"metadata.annotations['{annotation}']"
+    served = {"KVBUS_MODEL": pod["metadata"]["annotations"][annotation]}
+    config = load(None, env=environment(sidecar) | served, overrides={})
+    assert config.outputs[0].profile == "llm-d"
     engine = container(pod, "engine")
     assert config.sources[0].endpoint in engine["args"][-1]
     assert str(config.sources[0].replay_endpoint) in engine["args"][-1]

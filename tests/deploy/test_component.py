@@ -1,0 +1,144 @@
+"""The kustomize component: its sidecar, run with the environment a pod would give it, is heard by llm-d's filter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import zmq
+from ruamel.yaml import YAML
+
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.ports import free_ports
+from tests.system.bus import eventually
+
+KUBERNETES: Final = Path(__file__).parents[2] / "deploy" / "kubernetes"
+PORTS: Final = {"engine": "15557", "engine_replay": "15657", "events": "5657", "replay": "5658", "http": "9477"}
+POD_IP: Final = "10.1.2.3"
+BATCHES: Final = 60
+END: Final = b"\xff" * 8
+
+
+def read(path: str) -> Any:
+    return YAML(typ="safe", pure=True).load((KUBERNETES / path).read_text())
+
+
+def annotations() -> dict[str, str]:
+    """What the example's pods say of themselves."""
+    return dict(read("example/engine.yaml")["spec"]["template"]["metadata"]["annotations"])
+
+
+def told(said: dict[str, str], ports: dict[str, int], directory: Path) -> dict[str, str]:
+    """The sidecar's variables as the kubelet fills them in, on ports and in a directory of this machine."""
+    (sidecar,) = read("component/sidecar.yaml")["spec"]["template"]["spec"]["initContainers"]
+    assert sidecar["args"] == ["run"]
+    fields = {"status.podIP": POD_IP} | {f"metadata.annotations['{key}']": value for key, value in said.items()}
+    known: dict[str, str] = {}
+    for variable in sidecar["env"]:
+        value = variable.get("value")
+        if value is None:
+            value = fields.get(variable["valueFrom"]["fieldRef"]["fieldPath"], "")
+        for name, text in known.items():
+            value = value.replace(f"$({name})", text)
+        known[variable["name"]] = value
+    there = {PORTS[name]: str(number) for name, number in ports.items()}
+    moved = {
+        name: re.sub(r"(?<=:)\d+\b", lambda port: there.get(port[0], port[0]), text) for name, text in known.items()
+    }
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
+    return {**clean, **moved, "KVBUS_STATE_DIR": str(directory / "state"), "XDG_RUNTIME_DIR": str(directory)}
+
+
+@contextlib.contextmanager
+def sidecar(env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-m", "kvbus", "run"], env=env, stderr=file)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+
+
+@contextlib.contextmanager
+def connected(kind: int, port: int, *options: tuple[int, bytes]) -> Iterator[Callable[[], list[list[bytes]]]]:
+    """A socket of a router; calling it takes in what has come, and gives everything so far."""
+    context = zmq.Context()
+    socket = context.socket(kind)
+    for option, value in options:
+        socket.setsockopt(option, value)
+    socket.connect(f"tcp://127.0.0.1:{port}")
+    if kind == zmq.DEALER:
+        socket.send_multipart([b"", bytes(8)])
+    got: list[list[bytes]] = []
+
+    def received() -> list[list[bytes]]:
+        while socket.poll(0):
+            got.append(socket.recv_multipart())
+        return got
+
+    try:
+        yield received
+    finally:
+        socket.close(0)
+        context.term()
+
+
+def hashes(messages: list[list[bytes]]) -> list[int]:
+    """The blocks in order; a heartbeat has none."""
+    return [
+        block
+        for frames in messages
+        if frames[-2] != END
+        for event in msgspec.msgpack.decode(frames[-1])[1]
+        for block in event["block_hashes"]
+    ]
+
+
+def test_the_component_reaches_a_router_with_llm_ds_filter(tmp_path: Path) -> None:
+    async def main() -> None:
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        topic = f"kv@{POD_IP}:8000@Qwen/Qwen3-32B".encode()
+        log = tmp_path / "kvbus.log"
+        engine = EnginePublisher(
+            f"tcp://127.0.0.1:{ports['engine']}", f"tcp://127.0.0.1:{ports['engine_replay']}", bind=False
+        )
+        with (
+            sidecar(told(annotations(), ports, tmp_path), log),
+            connected(zmq.SUB, ports["events"], (zmq.SUBSCRIBE, b"kv@")) as heard,
+        ):
+            await eventually(heard, f"a heartbeat: {log.read_text()}")
+            async with engine:
+                for block in range(BATCHES):
+                    engine.publish(batch(store([block])))
+                await eventually(lambda: len(hashes(heard())) >= BATCHES, "the whole stream")
+                with connected(zmq.DEALER, ports["replay"]) as replayed:
+                    await eventually(lambda: replayed() and replayed()[-1][-2] == END, "the whole replay")
+                    answer = replayed()[:-1]
+            live = heard()
+        assert hashes(live) == hashes(answer) == list(range(BATCHES))
+        assert {frames[0] for frames in live} == {frames[1] for frames in answer} == {topic}
+        seqs = [int.from_bytes(frames[1], "big") for frames in live]
+        assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
+
+    asyncio.run(main())
+
+
+def test_without_its_annotation_the_sidecar_says_what_is_missing(tmp_path: Path) -> None:
+    """A pod whose model nobody named would be indexed under no model, and the router would look there in vain."""
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    log = tmp_path / "kvbus.log"
+    with sidecar(told({}, ports, tmp_path), log) as process:
+        assert process.wait(30) == 78
+    assert "model = '': outputs[0].topic uses {model}" in log.read_text()
