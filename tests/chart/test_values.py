@@ -18,6 +18,7 @@ from tests.chart.charts import CHART, LIBRARY, Values, helm, render
     [
         ({"mode": "sidecar"}, "/mode"),
         ({"replicas": -1}, "/replicas"),
+        ({"replicas": "3"}, "/replicas"),
         ({"model": ""}, "/model"),
         ({"repliacs": 2}, "repliacs"),
         ({"kvbus": {"prots": {}}}, "prots"),
@@ -77,10 +78,12 @@ PAIR = {"keyPair": "x", "routers": {"a": "x" * 40}}
         ({"kvbus": {"curve": {"routers": PAIR["routers"]}}}, "encrypt nothing"),
         ({"kvbus": {"curve": {**PAIR, "existingSecret": "s"}}}, "either existingSecret"),
         ({"kvbus": {"state": {"existingClaim": "c"}}, "replicas": 2}, "a state belongs to one kvbus"),
+        ({"kvbus": {"state": {"existingClaim": "c"}}, "replicas": None}, "a state belongs to one kvbus"),
         ({"mode": "deployment"}, "mode=deployment needs kvbus.config.sources"),
         ({"mode": "daemonset"}, "mode=daemonset needs kvbus.config.sources"),
         ({"mode": "deployment", "kvbus": {"router": "llm-d", "config": {"sources": [SOURCE]}}}, "needs mode=worker"),
         ({"mode": "deployment", "replicas": 2, "kvbus": {"config": {"sources": [SOURCE]}}}, "service.headless=true"),
+        ({"mode": "deployment", "replicas": None, "kvbus": {"config": {"sources": [SOURCE]}}}, "service.headless=true"),
         (
             {"mode": "daemonset", "podDisruptionBudget": {"enabled": True}, "kvbus": {"config": {"sources": [SOURCE]}}},
             "no effect with mode=daemonset",

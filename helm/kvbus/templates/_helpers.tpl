@@ -26,6 +26,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- else if ne .Values.mode "deployment" }}true{{ end -}}
 {{- end -}}
 
+{{- /* "true" or nothing: several pods may run at once. How many an autoscaler wants is not known here. */ -}}
+{{- define "kvbus.severalPods" -}}
+{{- if or (eq .Values.mode "daemonset") (kindIs "invalid" .Values.replicas) (gt (int .Values.replicas) 1) }}true{{ end -}}
+{{- end -}}
+
 {{- /* What a schema cannot see, beyond the library's own check. */ -}}
 {{- define "kvbus.refuse" -}}
 {{- $v := .Values -}}
@@ -43,11 +48,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail (printf "kvbus.router=%s takes the address of the engine's pod from the stream's: it needs mode=worker" $v.kvbus.router) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq $v.mode "deployment") (gt (int $v.replicas) 1) (not (include "kvbus.headless" .)) -}}
-{{- fail "mode=deployment with replicas > 1 needs service.headless=true: each pod numbers its own stream, and a router's subscription and replay must meet the same one" -}}
+{{- if and (eq $v.mode "deployment") (include "kvbus.severalPods" .) (not (include "kvbus.headless" .)) -}}
+{{- fail "mode=deployment with replicas > 1 or null (an autoscaler's number) needs service.headless=true: each pod numbers its own stream, and a router's subscription and replay must meet the same one" -}}
 {{- end -}}
-{{- if and $v.kvbus.state.existingClaim (or (eq $v.mode "daemonset") (gt (int $v.replicas) 1)) -}}
-{{- fail "kvbus.state.existingClaim: a state belongs to one kvbus; use it with replicas=1, and not with mode=daemonset" -}}
+{{- if and $v.kvbus.state.existingClaim (include "kvbus.severalPods" .) -}}
+{{- fail "kvbus.state.existingClaim: a state belongs to one kvbus; use it with replicas=1, not with null (an autoscaler's number), and not with mode=daemonset" -}}
 {{- end -}}
 {{- if and $v.monitoring.podMonitor.enabled $v.monitoring.serviceMonitor.enabled -}}
 {{- fail "monitoring.podMonitor and monitoring.serviceMonitor would scrape every pod twice: enable one of them" -}}
