@@ -3,6 +3,7 @@
 
 What follows from what:
 
+* the version in charts, Dockerfile, documents and examples from pyproject.toml,
 * the schema of ``kvbus.config`` from kvbus's own configuration model,
 * the ``kvbus:`` section of the application chart's values and schema, and its copy of the library, from the library,
 * the tables in both READMEs from the values and their comments,
@@ -17,6 +18,7 @@ import io
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -56,19 +58,40 @@ RENDERED: Final = {
         "kvbus alone, in front of engines elsewhere that bind: put their names in.",
     ),
 }
+VERSION: Final = str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+"""The project's version: nowhere else is it written by hand."""
+
+_OF_AN_IMAGE: Final = r"REGISTRY/kvbus:"
+_VERSIONED: Final = {
+    LIBRARY / "Chart.yaml": (r"^version: ", r"^appVersion: "),
+    LIBRARY / "README.md": (r"name: kvbus-lib, version: ",),
+    LIBRARY / "templates" / "_check.tpl": (r"name: kvbus-lib, version: ",),
+    LIBRARY / "templates" / "_sidecar.tpl": (r'image\.tag \| default "',),
+    CHART / "Chart.yaml": (r"^version: ", r"^appVersion: ", r"^    version: "),
+    CHART / "README.md": (_OF_AN_IMAGE,),
+    ROOT / "Dockerfile": (r"^ARG VERSION=",),
+    ROOT / "docs" / "KUBERNETES.md": (_OF_AN_IMAGE, r"newTag: "),
+    MANIFESTS / "example" / "kustomization.yaml": (r"newTag: ",),
+    ROOT / "tests" / "chart" / "data" / "other" / "Chart.yaml": (r"^    version: ",),
+}
+"""Files that name the version, and what stands before it there."""
+_NUMBER: Final = r"[0-9]+\.[0-9]+\.[0-9]+"
+"""Of all that pip calls a version, what Helm calls one, too."""
+
 _BEGIN: Final = "<!-- values -->"
 _END: Final = "<!-- /values -->"
 
 
 def expected() -> dict[Path, str]:
     """Path to text, of every file that can be made here."""
-    files = dict(library())
+    files = {path: current(path) for path in _VERSIONED}
+    files |= library()
     for source in sorted(LIBRARY.rglob("*")):
         if source.is_file() and source.name != "README.md":
             files[CHART / "charts" / LIBRARY.name / source.relative_to(LIBRARY)] = files.get(source, read(source))
     files[CHART / "values.schema.json"] = chart_schema(files[LIBRARY / "values.schema.json"])
     files[CHART / "values.yaml"] = chart_values(read(LIBRARY / "values.yaml"))
-    files[CHART / "README.md"] = with_table(read(CHART / "README.md"), files[CHART / "values.yaml"])
+    files[CHART / "README.md"] = with_table(files[CHART / "README.md"], files[CHART / "values.yaml"])
     files |= {target: read(source) for source, target in COPIES.items() if source.exists()}
     return files
 
@@ -76,6 +99,22 @@ def expected() -> dict[Path, str]:
 def read(path: Path) -> str:
     """The text of a file."""
     return path.read_text(encoding="utf-8")
+
+
+def current(path: Path) -> str:
+    """The text of a file that names the version, with the one of pyproject.toml.
+
+    Raises:
+        ValueError: The version is not where it used to be, or not of the form MAJOR.MINOR.PATCH.
+    """
+    if not re.fullmatch(_NUMBER, VERSION):
+        raise ValueError(f"pyproject.toml: version {VERSION} must be MAJOR.MINOR.PATCH, which pip and Helm both take")
+    text = read(path)
+    for before in _VERSIONED[path]:
+        text, found = re.subn(f"({before}){_NUMBER}", rf"\g<1>{VERSION}", text, flags=re.MULTILINE)
+        if not found:
+            raise ValueError(f"{path.relative_to(ROOT)}: no version behind {before}")
+    return text
 
 
 def library() -> Iterator[tuple[Path, str]]:
@@ -86,7 +125,7 @@ def library() -> Iterator[tuple[Path, str]]:
         **config_definitions(),
     }
     yield LIBRARY / "values.schema.json", json.dumps(schema, indent=2) + "\n"
-    yield LIBRARY / "README.md", with_table(read(LIBRARY / "README.md"), read(LIBRARY / "values.yaml"))
+    yield LIBRARY / "README.md", with_table(current(LIBRARY / "README.md"), read(LIBRARY / "values.yaml"))
 
 
 def config_definitions() -> dict[str, Any]:
