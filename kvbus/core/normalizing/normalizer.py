@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, structs
 
 from kvbus.core.blocks.announce import announce, out_parent, recut_stores, stores_of
-from kvbus.core.blocks.index import Chunk, Index, Rest, Table, TableKey, carried_bytes
+from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Rest, Table, TableKey, carried_bytes
 from kvbus.core.normalizing.admission import Intake, Step, complete
 from kvbus.core.normalizing.block_size import Granularity, Treatment
 from kvbus.core.normalizing.derived_hashes import derive_chunk
@@ -411,11 +411,13 @@ class Normalizer:
         self._recut_gone.clear()
 
     def _flush_removals(self) -> None:
-        """The removals since the last store leave, leaves first; one event for each run of one spelling."""
+        """The removals since the last store leave, leaves first: one event for each run of one spelling, or several."""
         for gone in self._gone.values():
             order = leaf_first([(block, parent) for block, (parent, _) in gone.items()])
             for (medium, group), run in groupby(order, key=lambda block: _spelling(gone[block][1])):
-                self._out.append(BlockRemoved(list(run), medium, group))
+                named = list(run)
+                for at in range(0, len(named), MAX_RUN):
+                    self._out.append(BlockRemoved(named[at : at + MAX_RUN], medium, group))
         self._gone.clear()
 
     def _clear(self) -> None:
