@@ -52,7 +52,9 @@ decode = msgspec.msgpack.decode
 
 Change = tuple[Any, ...]
 """``("store", block, medium)``, ``("chain", block, medium)``: the block and all before it, in one event;
-``("remove", block, medium)``; ``("clear",)``: the GPU's."""
+``("remove", block, medium)``; ``("clear",)``: the GPU's, and another one in the same batch the other tiers'."""
+
+CLEARED = {"type": "AllBlocksCleared"}
 
 Blocks = set[tuple[str, Any]]
 
@@ -145,9 +147,10 @@ class Engine:
                     events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
             elif self.seq or events:  # a life that opens with a clear is SGLang's, whose clears mean every medium
                 self._see(run)
-                events.append({"type": "AllBlocksCleared"})
+                again = CLEARED in events
+                events.append(CLEARED)
                 for counts in (self.truth, self.visible):
-                    for key in [key for key in counts if key[0] == "GPU"]:
+                    for key in [key for key in counts if (key[0] == "GPU") != again]:
                         del counts[key]
         self._see(run)
         payload = encode([float(self.life), events, self.rank])

@@ -113,7 +113,7 @@ class Normalizer:
         steps = self._intake.steps(batch)
         if self._observe(steps):
             self._rebuild()
-        at = 0
+        at = clears = 0
         while at < len(steps):
             step = steps[at]
             if isinstance(step, Store):
@@ -124,7 +124,8 @@ class Normalizer:
                 at = end
                 continue
             if isinstance(step, AllBlocksCleared):
-                self._clear()
+                self._clear(again=clears > 0)
+                clears += 1
             else:
                 self._remove(step)
             at += 1
@@ -420,29 +421,31 @@ class Normalizer:
                     self._out.append(BlockRemoved(named[at : at + MAX_RUN], medium, group))
         self._gone.clear()
 
-    def _clear(self) -> None:
+    def _clear(self, *, again: bool) -> None:
         """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
 
-        Where other tiers stay live the clear leaves as removals, because routers understand AllBlocksCleared as all.
+        vLLM resets what its pool has moved to other tiers by a second clear in the same batch (``again``). Where other
+        tiers stay live a clear leaves as removals, because routers understand AllBlocksCleared as all.
         """
-        survivors = not self._clears_all_tiers and any(
-            table.blocks for (_, medium), table in self.index.tables.items() if medium != DEVICE_MEDIUM
-        )
-        self._coarse = {key: n for key, n in self._coarse.items() if survivors and key[1] != DEVICE_MEDIUM}
-        self._refused.discard(DEVICE_MEDIUM)
-        if self._clears_all_tiers:
-            self._refused.clear()
-        if not survivors:
-            self._gone.clear()  # the clear says that, too
-            self._recut_gone.clear()
-            self.index.clear()
-            self._out.append(AllBlocksCleared())
+        survive = {
+            medium
+            for medium in self.index.media_names | self._refused | {key[1] for key in self._coarse}
+            if not self._clears_all_tiers and (medium == DEVICE_MEDIUM) == again
+        }
+        self._coarse = {key: n for key, n in self._coarse.items() if key[1] in survive}
+        self._refused &= survive
+        if any(table.blocks for (_, medium), table in self.index.tables.items() if medium in survive):
+            for (group, medium), table in self.index.tables.items():
+                if medium not in survive:
+                    table.copies.clear()
+                    for block in list(table.blocks):
+                        self._remove_one(group, medium, block)
             return
-        for key, table in self.index.tables.items():
-            if key[1] == DEVICE_MEDIUM:
-                table.copies.clear()
-                for block in list(table.blocks):
-                    self._remove_one(key[0], DEVICE_MEDIUM, block)
+        self._gone.clear()  # the clear says that, too
+        self._recut_gone.clear()
+        self.index.clear()
+        if not (self._out and isinstance(self._out[-1], AllBlocksCleared)):
+            self._out.append(AllBlocksCleared())
 
 
 def _spelling(chunk: Chunk) -> tuple[str | None, Any]:
