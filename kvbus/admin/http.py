@@ -1,4 +1,4 @@
-"""The HTTP server: probes, metrics, state. Read-only; on loopback unless the operator says otherwise."""
+"""The HTTP server: probes, metrics, state for all who reach it, token ids for loopback alone. Read-only."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 from typing import Any, Final, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from kvbus.admin import views
+from kvbus.admin.access import Access, how_to_get_in
 from kvbus.admin.guard import PATIENCE, Gate
-from kvbus.admin.page import PAGE
+from kvbus.admin.page import status_page
 from kvbus.config import Config, SourceStream
 from kvbus.core.relay import Relay
-from kvbus.core.stats import ProcessStats
+from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.errors import BindError
 from kvbus.telemetry.metrics import CONTENT_TYPE, Exposition
+
+log = logging.getLogger("kvbus.admin.http")
 
 YIELD_EVERY: Final = 500
 """Lines of ``/blocks`` written before the loop's other work gets its turn."""
@@ -42,6 +46,7 @@ class AdminServer:
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
+        self._access = Access(observed.config.http_allowed_hosts)
         self._exposition = Exposition(observed)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -64,7 +69,7 @@ class AdminServer:
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/sources", self._sources)
-        app.router.add_get("/blocks", self._blocks)
+        app.router.add_get("/blocks", self._content(self._blocks))
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -93,6 +98,26 @@ class AdminServer:
         with self.gate.answering(request.transport):
             return await handler(request)
 
+    def _content(self, handler: Handler) -> Handler:
+        """A handler whose answer holds token ids, for those who may read them."""
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            refusal = self._access.refusal(request)
+            if refusal is None:
+                return await handler(request)
+            log.warning("%s refused to %s: %s", request.path, request.remote, refusal)
+            return self._refused(403, refusal, how_to_get_in(refusal, request.path, self._port))
+
+        return guarded
+
+    def _refused(self, status: int, refusal: HttpRefusal, text: str) -> web.Response:
+        self._observed.process.http_refused[refusal] += 1
+        return _problem(status, text)
+
+    @property
+    def _port(self) -> int:
+        return 0 if self.address is None else self.address[1]
+
     async def close(self) -> None:
         """Stop listening."""
         if self._listener is not None:
@@ -102,8 +127,12 @@ class AdminServer:
             await self._runner.cleanup()
             self._runner = None
 
-    async def _page(self, _request: web.Request) -> web.Response:
-        return web.Response(text=PAGE, content_type="text/html")
+    async def _page(self, request: web.Request) -> web.Response:
+        refusal = self._access.refusal(request)
+        if refusal is None or refusal is HttpRefusal.CROSS_SITE:  # a link led here; the page asks as itself from now on
+            return web.Response(text=status_page(""), content_type="text/html")
+        note = how_to_get_in(refusal, "/blocks", self._port)
+        return web.Response(text=status_page(note), content_type="text/html")
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._exposition.render(), headers={"Content-Type": CONTENT_TYPE})
@@ -128,7 +157,7 @@ class AdminServer:
             known = ", ".join(s.spec.label for s in self._observed.relay.present)
             return _problem(404, f"no source {name!r}; there are: {known}")
         if self._dumps >= MAX_DUMPS:
-            return _problem(503, f"{MAX_DUMPS} dumps are under way; try again")
+            return self._refused(503, HttpRefusal.BUSY, f"{MAX_DUMPS} dumps are under way; try again")
         self._dumps += 1
         try:
             # one moment of each source, cheap to take; what takes time is put into words a part at a time

@@ -1,8 +1,10 @@
-"""The status page: one static document that reads ``/sources`` every two seconds."""
+"""The status page: one document that reads ``/sources`` every two seconds."""
 
+import html
 from typing import Final
 
-PAGE: Final = """<!doctype html>
+_NOTE: Final = "<!-- note -->"
+_PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>kvbus</title>
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <style>
@@ -17,6 +19,7 @@ th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
 <h1>kvbus</h1>
 <p>KV-cache events, exact and rebuildable. Data: <a href="/sources">/sources</a>, <a href="/blocks">/blocks</a>,
 <a href="/metrics">/metrics</a>; probes: <a href="/livez">/livez</a>, <a href="/readyz">/readyz</a>.</p>
+<!-- note -->
 <table><thead><tr><th>source</th><th>state</th><th>epoch</th><th>last seq</th><th>blocks</th><th>batches</th>
 <th>recovered</th><th>lost</th><th>rejected</th><th>block size</th><th>dialect</th></tr></thead><tbody></tbody></table>
 <p id="note"></p>
@@ -40,3 +43,8 @@ async function show(){
 show();setInterval(show,2000);
 </script></body></html>
 """
+
+
+def status_page(note: str) -> str:
+    """The page as HTML; ``note`` says what is not shown to whoever asks, if anything."""
+    return _PAGE.replace(_NOTE, f"<p>{html.escape(note)}</p>" if note else "")

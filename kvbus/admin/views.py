@@ -21,7 +21,7 @@ def hash_json(block: Hash | None) -> int | str | None:
 def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
     """One entry of ``/sources``."""
     sequencer, stats = source.sequencer, source.stats
-    media = {} if source.withdrawn else source.normalizer.index.media()
+    media = {} if source.expired else source.normalizer.index.media()
     return {
         "name": source.spec.label,
         "rank": source.rank,
@@ -68,8 +68,8 @@ class Cut:
     def __init__(self, source: Source) -> None:
         self.label = source.spec.label
         self.rank = source.rank
-        # of a withdrawn source routers hold nothing
-        self.index = Index() if source.withdrawn else source.normalizer.index.copy()
+        # of a expired source routers hold nothing
+        self.index = Index() if source.expired else source.normalizer.index.copy()
         self._copies = {key: table.copies.copy() for key, table in source.normalizer.index.tables.items()}
 
     def lines(self) -> Iterator[dict[str, Any]]:

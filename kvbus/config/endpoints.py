@@ -1,4 +1,4 @@
-"""Endpoints: what ``tcp://host:port`` and ``ipc://path`` mean, and which endpoint the n-th stream has."""
+"""Endpoints: what ``tcp://host:port`` and ``ipc://path`` mean, which endpoint the n-th stream has, hosts of HTTP."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _MAX_IPC_PATH: Final = 107  # sun_path is 108 bytes, one of them the terminating
 _WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")
+_HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?")
 _RANK: Final = "{rank}"
 
 
@@ -35,12 +36,17 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine (or pod) can reach it."""
-        if self.is_ipc:
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return self.is_ipc or is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address without brackets is this machine's (or pod's) own, IPv4 mapped to IPv6 included."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _host(text: str) -> str:
@@ -90,6 +96,19 @@ def parse_address(address: str) -> tuple[str, int]:
         raise ValueError(f"the port must be between 0 and {MAX_PORT}")
     host = match["host"].strip("[]")
     return ("0.0.0.0" if host == "*" else host), port  # noqa: S104 - asked for by the user
+
+
+def host_name(authority: str) -> str | None:
+    """The name or address in a Host header, without port and brackets, as it is compared; ``None`` if there is none."""
+    match = _HOST.fullmatch(authority.lower())
+    if match is None:
+        return None
+    if not match["name"].startswith("["):
+        return match["name"].removesuffix(".") or None  # localhost. is localhost, written in full
+    try:
+        return str(ipaddress.IPv6Address(match["name"][1:-1]))
+    except ValueError:
+        return None
 
 
 def endpoint_offset(endpoint: str, n: int) -> str:

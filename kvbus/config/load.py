@@ -160,7 +160,7 @@ def _apply_env(draft: _Draft, env: Mapping[str, str]) -> None:
         if not name.upper().startswith(PREFIX) or name in RESERVED:
             continue
         path = tuple(paths.index(piece) for piece in name[len(PREFIX) :].lower().split("__"))
-        if paths.field_at(path) is not None or paths.is_structure(path):
+        if paths.is_known(path):
             found.append((path, name, value))
         elif not _is_service_link(name, value):
             near = paths.suggest(path)
@@ -190,7 +190,7 @@ def _apply_text(draft: _Draft, key: str, value: Any) -> None:
     except ValueError as error:
         draft.problems.append(Problem(key, str(error), value=shown(value), origin="command line"))
         return
-    if paths.field_at(path) is None and not paths.is_structure(path):
+    if not paths.is_known(path):
         near = paths.suggest(path)
         wrong = "unknown key" if near is None else f"unknown key, did you mean {near}?"
         draft.problems.append(Problem(paths.show(path), wrong, value=shown(value), origin="command line"))

@@ -18,13 +18,18 @@ from kvbus.config.values import (
     Endpoint,
     Framing,
     HttpAddress,
+    HttpHosts,
     Int,
     LogLevel,
     Name,
+    OutputType,
+    ProfileName,
     Seconds,
     Template,
     Text,
 )
+from kvbus.core.wire import frames
+from kvbus.core.wire.profiles import PROFILES
 
 
 def _key(
@@ -127,6 +132,7 @@ class OutputConfig(_Section):
     """One set of outgoing endpoints, with the framing and encoding its routers understand."""
 
     name: Name = _key("routers", "Metrics label, unique.", example="routers")
+    type: OutputType = _key("zmq", "What carries it, `zmq` or another part that is installed.", example="zmq")
     endpoint: Endpoint = _key(
         "tcp://*:5657", "Where routers subscribe, `tcp://host:port` or `ipc://path`.", example="tcp://*:5657"
     )
@@ -148,9 +154,7 @@ class OutputConfig(_Section):
         "`ipc://` at `PATH-i`; merged: one endpoint, one seq.",
         example="per_source",
     )
-    profile: Literal["vllm", "dynamo", "llm-d", "aibrix", "sglang"] = _key(
-        "vllm", "Whose framing and encoding this output speaks.", example="vllm"
-    )
+    profile: ProfileName = _key("vllm", "Whose framing and encoding this output speaks.", example="vllm")
     topic: Template | None = _key(
         None,
         "null: the source's own; else a template of `{model}`, `{worker}`, `{source}`, `{rank}`.",
@@ -211,11 +215,11 @@ class OutputConfig(_Section):
         return data
 
     @property
-    def framing(self) -> Literal[3, 4]:
+    def framing(self) -> frames.Framing:
         """Frames of a replay answer, with ``auto`` resolved by the profile."""
         if self.replay_framing == "auto":
-            return 3 if self.profile == "sglang" else 4
-        return self.replay_framing
+            return PROFILES[self.profile].framing
+        return "3" if self.replay_framing == 3 else "4"
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
         """Where the i-th source (all ranks counted, from 0) is served; the same for all of them if merged."""
@@ -351,8 +355,14 @@ class Config(_Section):
     http: HttpAddress | None = _key(
         "127.0.0.1:9477",
         "Address of `/metrics`, `/livez`, `/readyz`, `/sources`, `/blocks` and the status page; port 0: any "
-        "free port; null: no HTTP.",
+        "free port; null: no HTTP. `/blocks` is answered to loopback alone, whatever the address.",
         example="127.0.0.1:9477",
+    )
+    http_allowed_hosts: HttpHosts = _key(
+        (),
+        "Further names by which `/blocks` may be asked for (the Host header), beside localhost, 127.0.0.0/8 and [::1]; "
+        "still from loopback alone.",
+        example=["kvbus.example.internal"],
     )
     state_dir: Path | None = _key(
         None,

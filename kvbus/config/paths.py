@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Path = tuple[str | int, ...]
 
 LISTS: Final[dict[str, type[BaseModel]]] = {"sources": SourceConfig, "outputs": OutputConfig}
+PLAIN_LISTS: Final = frozenset({"http_allowed_hosts"})
+"""Lists whose elements are single values."""
 SECTIONS: Final[dict[str, type[BaseModel]]] = {"limits": Limits}
 
 _PIECE: Final = re.compile(r"\.?([^.\[\]]+)|\[(\d{1,6})\]")
@@ -77,7 +79,15 @@ def field_at(path: Path) -> FieldInfo | None:
 
 def is_structure(path: Path) -> bool:
     """Whether a path names a list, a list's element or a section, rather than a single value."""
-    return model_at(path) is not None or (len(path) == 1 and path[0] in LISTS)
+    return model_at(path) is not None or (len(path) == 1 and path[0] in {*LISTS, *PLAIN_LISTS})
+
+
+def is_known(path: Path) -> bool:
+    """Whether a path names anything that can be set."""
+    match path:
+        case (str(name), int()) if name in PLAIN_LISTS:
+            return True
+    return field_at(path) is not None or is_structure(path)
 
 
 def suggest(path: Path) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator
 
+from kvbus import parts
 from kvbus.config import topics
-from kvbus.config.endpoints import parse_address, parse_endpoint
+from kvbus.config.endpoints import host_name, parse_address, parse_endpoint
+from kvbus.core.wire.profiles import PROFILES
 
 _NAME_CHARS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _MAX_NAME: Final = 63
@@ -30,6 +32,22 @@ def _endpoint(value: str) -> str:
 
 def _address(value: str) -> str:
     parse_address(value)
+    return value
+
+
+def _hosts(value: object) -> object:
+    if not isinstance(value, list | tuple) or not all(isinstance(host, str) for host in value):
+        raise ValueError("must be a list of host names or addresses")
+    for host in value:
+        if host_name(host) is None or ":" in host.rpartition("]")[2]:
+            raise ValueError(f"{host!r} is no host name or address (no scheme, port or wildcard; IPv6 in brackets)")
+    return value
+
+
+def _output_type(value: str) -> str:
+    found = parts.installed(parts.OUTPUTS)
+    if value not in found:
+        raise ValueError(f"must be one of those that are installed: {', '.join(found) or 'there is none'}")
     return value
 
 
@@ -69,8 +87,15 @@ Seconds = Annotated[float, BeforeValidator(_not_bool)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, AfterValidator(_name)]
+if TYPE_CHECKING:
+    ProfileName = str
+else:
+    ProfileName = Literal[*PROFILES]
+"""A family of routers; the core's table is the only list of them."""
+OutputType = Annotated[str, AfterValidator(_output_type)]
 Template = Annotated[Text, AfterValidator(topics.check_template)]
 HttpAddress = Annotated[str, AfterValidator(_address)]
+HttpHosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
 BlockSize = Annotated[int | Literal["auto"], PlainValidator(_block_size)]
 Framing = Annotated[Literal["auto", 3, 4], PlainValidator(_framing)]
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)]

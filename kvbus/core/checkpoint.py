@@ -47,8 +47,8 @@ def _source_head(source: Source) -> dict[str, Any]:
         "ranked": source.ranked,
         "ts": source.ts,
         "topic": source.topic,
-        "told": source.told,
-        "withdrawn": source.withdrawn,
+        "announced": source.announced,
+        "expired": source.expired,
         "publisher_id": source.publisher_id,
         "sequencer": source.sequencer.dump(),
         "normalizer": source.normalizer.dump(),
@@ -135,7 +135,7 @@ class Loader:
         for source, entry in zip(relay.sources, head["sources"], strict=True):
             source.rank, source.ts, source.topic = entry["rank"], entry["ts"], entry["topic"]
             source.ranked = entry["ranked"]
-            source.told, source.withdrawn = entry["told"], entry["withdrawn"]
+            source.announced, source.expired = entry["announced"], entry["expired"]
             source.publisher_id = entry["publisher_id"]
             source.sequencer.load(entry["sequencer"])
             source.normalizer.load(entry["normalizer"])

@@ -46,7 +46,7 @@ class Oversize(msgspec.Struct, frozen=True):
     source: int
 
 
-class ReplayCut(msgspec.Struct, frozen=True):
+class ReplayAborted(msgspec.Struct, frozen=True):
     """The answer to replay request ``request`` broke off at a frame that is too large to be taken."""
 
     source: int
@@ -84,7 +84,7 @@ RelayEvent = (
     | BatchReceived
     | Oversize
     | ReplayReceived
-    | ReplayCut
+    | ReplayAborted
     | SnapshotReceived
     | ReplayAsked
     | SnapshotAsked

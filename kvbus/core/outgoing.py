@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from kvbus.core import write_ahead_log as wal
+from kvbus.core.blocks.announce import MOST_BLOCKS, blocks_in
 from kvbus.core.blocks.compaction import Cut, Part
 from kvbus.core.blocks.index import Index
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish
@@ -43,7 +44,7 @@ class Outgoing:
         self.commands: list[Command] = []
         """What the shell has to do."""
 
-    def told(self) -> list[Command]:
+    def take_commands(self) -> list[Command]:
         """The commands so far."""
         commands, self.commands = self.commands, []
         return commands
@@ -96,9 +97,21 @@ class Outgoing:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def publish_all(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
-        """Publish in batches no router chokes on, when a whole cache is told again."""
-        for at in range(0, len(events), MAX_BATCH_EVENTS):
-            self.publish(i, source, events[at : at + MAX_BATCH_EVENTS], now)
+        """Publish in batches no router chokes on, when a whole cache is told again or large blocks are cut."""
+        if 0 < len(events) <= MAX_BATCH_EVENTS and blocks_in(events) <= MOST_BLOCKS:
+            self.publish(i, source, events, now)
+            return
+        batch: list[AnyEvent] = []
+        blocks = 0
+        for event in events:
+            count = blocks_in([event])
+            if batch and (len(batch) == MAX_BATCH_EVENTS or blocks + count > MOST_BLOCKS):
+                self.publish(i, source, batch, now)
+                batch, blocks = [], 0
+            batch.append(event)
+            blocks += count
+        if batch:
+            self.publish(i, source, batch, now)
 
     def publish(
         self, i: int, source: Source, events: Sequence[AnyEvent], now: float, whole: bytes | None = None
@@ -178,34 +191,31 @@ class Outgoing:
     def _cut(self, number: int, at: int, start: int = 0, *, newest: bool = False) -> Cut:
         """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it.
 
-        ``newest`` for snapshots, which have no journal behind them. It is told in the numbers from ``start`` on, one
-        batch for each source at least: where there are fewer, empty batches make room. Up to the cut these numbers are
-        never answered from the journal again: whoever is cut off in the middle of being told, and asks on from where it
-        is, would be given changes to a state it does not have.
+        ``newest`` for snapshots, which have no numbers and no journal behind them. For others the state is told in the
+        numbers from ``start`` on: where there are too few for it, empty batches make room. Up to the cut these numbers
+        are never answered from the journal again: whoever is cut off in the middle of being told, and asks on from
+        where it is, would be given changes to a state it does not have.
         """
         output = self._outputs[number]
         stream = output.streams[at]
-        sources = len(self._sources) if output.spec.merged else 1
-        while stream.next_seq - start < sources:
-            self._record(wal.HEARTBEAT, number, at, self.wall)
-            self.heartbeat(number, at, stream.idle_since or 0.0)
         cut = output.cuts.get(at)
-        first = stream.journal.first_seq
         if cut is not None and cut.seq < stream.next_seq - 1:
-            followed = first is not None and cut.seq + 1 >= first
-            if newest or not followed or cut.seq + 1 - start < sources:
+            first = stream.journal.first_seq
+            if newest or first is None or cut.seq + 1 < first:
                 cut = None
-        if cut is None:
-            told = enumerate(self._sources) if output.spec.merged else [(at, self._sources[at])]
-            parts = [
-                Part(
-                    Index() if source.withdrawn else source.normalizer.index.copy(),
-                    output.rank_of(i, source),
-                    source.ts,
-                )
-                for i, source in told
-            ]
-            cut = output.cuts[at] = Cut(stream.next_seq - 1, parts, stream.profile.wire)
+        if cut is None or not (newest or cut.seq + 1 - start >= cut.fewest):
+            cut = output.cuts[at] = Cut(stream.next_seq - 1, self._parts(output, at), stream.profile.wire)
+            while not newest and stream.next_seq - start < cut.fewest:
+                self._record(wal.HEARTBEAT, number, at, self.wall)
+                self.heartbeat(number, at, stream.idle_since or 0.0)
+            cut.seq = stream.next_seq - 1
         if not newest and stream.journal.forget_before(cut.seq + 1):
-            self._record(wal.TOLD, number, at, cut.seq + 1)
+            self._record(wal.JOURNAL_TRIMMED, number, at, cut.seq + 1)
         return cut
+
+    def _parts(self, output: Output, at: int) -> list[Part]:
+        sources = enumerate(self._sources) if output.spec.merged else [(at, self._sources[at])]
+        return [
+            Part(Index() if source.expired else source.normalizer.index.copy(), output.rank_of(i, source), source.ts)
+            for i, source in sources
+        ]

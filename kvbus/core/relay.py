@@ -24,8 +24,8 @@ from kvbus.core.events import (
     BatchReceived,
     Oversize,
     RelayEvent,
+    ReplayAborted,
     ReplayAsked,
-    ReplayCut,
     ReplayReceived,
     SnapshotAsked,
     SnapshotReceived,
@@ -69,7 +69,7 @@ class Relay:
             BatchReceived: self._batch,
             Oversize: self._oversize,
             ReplayReceived: self._replayed,
-            ReplayCut: self._replay_cut,
+            ReplayAborted: self._replay_aborted,
             SnapshotReceived: self._snapshot_received,
             SourceUp: self._up,
             SourceDown: self._down,
@@ -102,12 +102,12 @@ class Relay:
             self.sources.append(Source(NOBODY))
         self.sources[i] = Source(spec)
         self._out.welcome(i, spec.rank, streams, now)
-        return self._out.told()
+        return self._out.take_commands()
 
     def remove(self, i: int, now: float) -> list[Command]:
         """Take a source away: routers are told that its blocks are gone, and its place is free."""
         self._remove(i, now)
-        return self._out.told()
+        return self._out.take_commands()
 
     def _remove(self, i: int, now: float) -> None:
         source = self.sources[i]
@@ -121,9 +121,9 @@ class Relay:
         self._record(wal.BEGUN, 0, wall)
         self._out.wall = wall
         self._out.begin(now)
-        return self._out.told()
+        return self._out.take_commands()
 
-    def again(self, record: Sequence[Any], now: float) -> None:
+    def apply_record(self, record: Sequence[Any], now: float) -> None:
         """Handle one record of the log once more, after a restart; what follows from it was sent before.
 
         Raises:
@@ -131,29 +131,29 @@ class Relay:
         """
         try:
             kind, i, *rest = record
-            source = self.sources[0 if kind in (wal.HEARTBEAT, wal.TOLD) else i]
+            source = self.sources[0 if kind in (wal.HEARTBEAT, wal.JOURNAL_TRIMMED) else i]
             if kind == wal.DELIVERED:
                 seq, source.topic, payload = rest
-                source.sequencer.again(seq, payload)
+                source.sequencer.restore_batch(seq, payload)
                 self._take(i, source, payload, now, first_of_life=seq == 0)
             elif kind == wal.NEW_EPOCH:
-                source.sequencer.again_another_life(partial=rest[0])
+                source.sequencer.restore_epoch(partial=rest[0])
                 self._forget(i, source, now)
             elif kind == wal.LOST:
                 source.sequencer.partial = True
                 if source.spec.on_lost == "clear":
                     self._forget(i, source, now, same_life=True)
-            elif kind == wal.WITHDRAWN:
-                self._withdraw(i, source, now)
-            elif kind == wal.RESTORED:
-                self._restore(i, source, now)
+            elif kind == wal.EXPIRED:
+                self._expire(i, source, now)
+            elif kind == wal.REANNOUNCED:
+                self._reannounce(i, source, now)
             elif kind == wal.HEARTBEAT:
                 self._out.wall = rest[1]
                 self._out.heartbeat(i, rest[0], now)
-            elif kind == wal.TOLD:
+            elif kind == wal.JOURNAL_TRIMMED:
                 self.outputs[i].streams[rest[0]].journal.forget_before(rest[1])
             elif kind == wal.SNAPSHOT:
-                source.sequencer.again_snapshot(rest[0])
+                source.sequencer.restore_snapshot(rest[0])
                 self._take_snapshot(i, source, rest[1], now)
             elif kind == wal.BEGUN:
                 self.begin(now, rest[0])
@@ -163,10 +163,10 @@ class Relay:
             raise wal.StateError(f"record: {error}") from error
         self._out.commands.clear()
 
-    def resumed(self, now: float) -> None:
+    def recovery_finished(self, now: float) -> None:
         """All of the log was handled: every source is away until its connection stands again."""
         for source in self.sources:
-            source.sequencer.resumed()
+            source.sequencer.recovery_finished()
             if source.sequencer.next or len(source.normalizer.index):
                 source.down_since = now
 
@@ -181,14 +181,14 @@ class Relay:
             topic, number, payload = frames
             most = self.limits.max_frame_bytes
             seq = int.from_bytes(number, "big")
-            mark = None
+            fingerprint = None
             if len(payload) <= most and len(topic) <= most:
-                mark = source.sequencer.passes(seq, payload, now)
-            if mark is not None:
+                fingerprint = source.sequencer.accept_in_order(seq, payload, now)
+            if fingerprint is not None:
                 stats.bytes += len(payload)
                 source.topic = topic
                 source.down_since = None
-                self._deliver(event.source, source, seq, payload, mark, now)
+                self._deliver(event.source, source, seq, payload, fingerprint, now)
                 return
         message = parse_live(frames, self.limits)
         if isinstance(message, Reason):
@@ -198,7 +198,7 @@ class Relay:
         source.topic = message.topic
         if message.publisher_id != source.publisher_id:
             if source.publisher_id is not None and message.publisher_id is not None:
-                source.sequencer.another_life(now)
+                source.sequencer.publisher_changed(now)
             source.publisher_id = message.publisher_id
         source.down_since = None
         source.sequencer.live(message.seq, message.payload, now)
@@ -223,10 +223,10 @@ class Relay:
         stats.batches += 1
         stats.rejected[Reason.FRAME_SIZE] += 1
 
-    def _replay_cut(self, event: ReplayCut, now: float) -> None:
+    def _replay_aborted(self, event: ReplayAborted, now: float) -> None:
         source = self.sources[event.source]
         source.stats.rejected[Reason.FRAME_SIZE] += 1
-        source.sequencer.replay_cut(event.request, now)
+        source.sequencer.replay_aborted(event.request, now)
         self._run(event.source, source, now)
 
     def _snapshot_received(self, event: SnapshotReceived, now: float) -> None:
@@ -270,7 +270,7 @@ class Relay:
             source.sequencer.tick(now)
             self._run(i, source, now)
             if source.down_since is not None and now - source.down_since >= source.spec.timeout:
-                self._withdraw(i, source, now)
+                self._expire(i, source, now)
         self._out.heartbeats(now)
 
     def _run(self, i: int, source: Source, now: float) -> None:
@@ -279,10 +279,12 @@ class Relay:
         for _ in range(min(len(actions), SLICE)):
             action = actions.popleft()
             if isinstance(action, Deliver):
-                self._deliver(i, source, action.seq, action.payload, action.mark, now)
+                self._deliver(i, source, action.seq, action.payload, action.fingerprint, now)
             elif isinstance(action, AskSnapshot):
+                source.sequencer.sent(action.request, now)
                 self._out.commands.append(RequestSnapshot(i, action.request))
             elif isinstance(action, Ask):
+                source.sequencer.sent(action.request, now)
                 self._out.commands.append(RequestReplay(i, action.request, action.start))
             elif isinstance(action, Stop):
                 self._out.commands.append(CancelReplay(i, action.request))
@@ -294,13 +296,13 @@ class Relay:
                 if source.spec.on_lost == "clear":
                     self._forget(i, source, now, same_life=True)
             elif isinstance(action, Synced):
-                self._restore(i, source, now)
+                self._reannounce(i, source, now)
         if actions:
             self.backlog = True
 
-    def _deliver(self, i: int, source: Source, seq: int, payload: bytes, mark: int, now: float) -> None:
+    def _deliver(self, i: int, source: Source, seq: int, payload: bytes, fingerprint: int, now: float) -> None:
         if self.records is not None:
-            self.records.delivered(i, seq, source.topic, payload, mark)
+            self.records.delivered(i, seq, source.topic, payload, fingerprint)
         self._take(i, source, payload, now, first_of_life=seq == 0)
 
     def _record(self, *record: Any) -> None:
@@ -324,8 +326,8 @@ class Relay:
                 whole = whole and plain.rank == source.rank
             if source.dialect.name is None:
                 source.dialect.see(payload)
-            if plain.events and not source.withdrawn:
-                source.told = True
+            if plain.events and not source.expired:
+                source.announced = True
                 self._out.publish(i, source, plain.events, now, payload if whole else None)
             return
         batch = codec.decode_batch(payload, self.limits.max_events)
@@ -338,33 +340,33 @@ class Relay:
             source.see_rank(batch.rank)
         source.dialect.see(payload)
         events = source.normalizer.apply(batch, first_of_life=first_of_life)
-        if source.withdrawn:
+        if source.expired:
             return
         if events:
-            source.told = True
+            source.announced = True
             self._out.publish_all(i, source, events, now)
 
-    def _withdraw(self, i: int, source: Source, now: float) -> None:
+    def _expire(self, i: int, source: Source, now: float) -> None:
         """The engine is gone for too long: to the routers its blocks are, too."""
-        if source.withdrawn:
+        if source.expired:
             return
-        self._record(wal.WITHDRAWN, i)
-        source.withdrawn = True
+        self._record(wal.EXPIRED, i)
+        source.expired = True
         source.stats.timeouts += 1
-        source.sequencer.lose()
+        source.sequencer.expire()
         self._clear(i, source, now)
 
-    def _restore(self, i: int, source: Source, now: float) -> None:
-        """The engine is in sync; one that was withdrawn and is still in the same life has its blocks told again."""
-        if not source.withdrawn:
+    def _reannounce(self, i: int, source: Source, now: float) -> None:
+        """The engine is in sync; one that was expired and is still in the same life has its blocks told again."""
+        if not source.expired:
             return
-        self._record(wal.RESTORED, i)
-        source.withdrawn = False
+        self._record(wal.REANNOUNCED, i)
+        source.expired = False
         self._out.publish_all(i, source, list(source.normalizer.announce()), now)
-        source.told = len(source.normalizer.index) > 0
+        source.announced = len(source.normalizer.index) > 0
 
     def _clear(self, i: int, source: Source, now: float) -> None:
         """Tell the routers that nothing of this source is there any more, if they were ever told of anything."""
-        if source.told:
-            source.told = False
+        if source.announced:
+            source.announced = False
             self._out.publish(i, source, [AllBlocksCleared()], now)

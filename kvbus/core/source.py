@@ -50,9 +50,9 @@ class Source:
         self.dialect = Sniffer()
         self.publisher_id: bytes | None = None
         self.down_since: float | None = None
-        self.told = False
+        self.announced = False
         """Routers have been told of at least one block that nothing has cleared since."""
-        self.withdrawn = False
+        self.expired = False
         """Routers were told that nothing is there while the index is kept, in case the engine comes back."""
 
     def says(self, wire: Wire) -> bool:

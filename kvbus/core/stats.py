@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from enum import StrEnum
 
 import msgspec
 
@@ -76,6 +77,16 @@ class Histogram:
         self.total += value
 
 
+class HttpRefusal(StrEnum):
+    """Why an HTTP request was refused."""
+
+    PEER = "peer"
+    FORWARDED = "forwarded"
+    HOST = "host"
+    CROSS_SITE = "cross_site"
+    BUSY = "busy"
+
+
 class ProcessStats:
     """What concerns the process as a whole; histograms in seconds."""
 
@@ -86,6 +97,8 @@ class ProcessStats:
         """Files of a saved state that could not be used and were moved aside."""
         self.http_closed: Counter[str] = Counter()
         """HTTP connections closed on the client, by reason: too_many, slow."""
+        self.http_refused: Counter[HttpRefusal] = Counter()
+        """Requests for content that were refused."""
         self.config_reloads: Counter[str] = Counter()
         """By outcome: applied, refused."""
         self.key_reloads: Counter[str] = Counter()

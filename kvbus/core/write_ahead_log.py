@@ -16,12 +16,12 @@ from kvbus.core.sequencing.fingerprints import fingerprint, length
 DELIVERED: Final = 0
 NEW_EPOCH: Final = 1
 LOST: Final = 2
-WITHDRAWN: Final = 3
-RESTORED: Final = 4
+EXPIRED: Final = 3
+REANNOUNCED: Final = 4
 HEARTBEAT: Final = 5
 BEGUN: Final = 6
 SNAPSHOT: Final = 7
-TOLD: Final = 8
+JOURNAL_TRIMMED: Final = 8
 
 Record = tuple[Any, ...]
 
@@ -49,9 +49,9 @@ class Records:
         self.heads: list[Record] = []
         self.payloads: list[bytes] = []
 
-    def delivered(self, i: int, seq: int, topic: bytes, payload: bytes, mark: int) -> None:
-        """A batch of source ``i``; ``mark`` is its payload's fingerprint."""
-        self.heads.append((DELIVERED, i, seq, topic, mark))
+    def delivered(self, i: int, seq: int, topic: bytes, payload: bytes, known: int) -> None:
+        """A batch of source ``i``; ``known`` is its payload's fingerprint."""
+        self.heads.append((DELIVERED, i, seq, topic, known))
         self.payloads.append(payload)
 
     def take(self) -> Frame:
@@ -62,7 +62,7 @@ class Records:
 
 
 def decode_records(body: bytes, payloads: bytes) -> list[list[Any]] | None:
-    """The records a frame was made of, payloads in place of their marks; None if one is not what it was.
+    """The records a frame was made of, payloads in place of their fingerprints; None if one is not what it was.
 
     Raises:
         StateError: they are no records.
@@ -73,10 +73,10 @@ def decode_records(body: bytes, payloads: bytes) -> list[list[Any]] | None:
         if not isinstance(record, list) or not record:
             raise StateError(f"no record: {record!r}")
         if record[0] == DELIVERED:
-            mark = record[-1]
-            end = at + length(mark)
+            known = record[-1]
+            end = at + length(known)
             record[-1], at = payloads[at:end], end
-            if fingerprint(record[-1]) != mark:
+            if fingerprint(record[-1]) != known:
                 return None
     return records
 

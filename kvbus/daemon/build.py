@@ -66,7 +66,7 @@ def _output_spec(config: Config, number: int, streams: Mapping[int, SourceStream
         ]
     return OutputSpec(
         output.name,
-        Profile(PROFILES[output.profile].wire, "3" if output.framing == 3 else "4"),
+        Profile(PROFILES[output.profile].wire, output.framing),
         [each.topic for each in new],
         merged,
         # the snapshot protocol's consumers count on an empty batch a second

@@ -21,16 +21,16 @@ from kvbus.core.events import RelayEvent, Tick
 from kvbus.core.stats import ProcessStats
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon import build as wiring
-from kvbus.daemon import output_sockets as outlets
+from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.keys import Keys, in_clear, read_keys, source_domain
-from kvbus.daemon.output_sockets import Outlets
+from kvbus.daemon.outputs import Outputs, allow, guard_of
 from kvbus.daemon.source_sockets import Inlets
 from kvbus.daemon.state_store import StateStore
 from kvbus.errors import StateDirError
 from kvbus.transport.sockets import Guard, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
-log = logging.getLogger("kvbus.daemon.daemon")
+log = logging.getLogger("kvbus.daemon")
 
 TICK: Final = 0.1
 """Seconds between two looks at deadlines."""
@@ -55,6 +55,9 @@ class Daemon:
     def __init__(self, config: Config, *, keep_seqs: bool = True) -> None:
         check_library()
         self.config = config
+        self._loop = asyncio.get_running_loop()
+        self.clock = RunningClock(self._loop.time)
+        """What the relay's deadlines are measured by."""
         self.keys = read_keys(config)
         self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
@@ -64,14 +67,13 @@ class Daemon:
         self.relay = wiring.make_relay(config, self.streams, self.marks)
         self.state = self._load_state() if config.state_dir is not None and keep_seqs else None
         self.started = False
-        self._loop = asyncio.get_running_loop()
         self._context = make_context()
         self.zap = ZapHandler(self._context)
-        outlets.allow(self.zap, self.keys)
+        allow(self.zap, self.keys)
         before_send = self.state.flush if self.state is not None else None
-        self.outlets = Outlets(self._context, config, self.relay, self._feed, before_send)
+        self.outputs = Outputs(self._context, config, self.relay, self._feed, before_send, self.clock.time)
         latency = self.process.relay_latency
-        self.inlets = Inlets(self._context, self.relay, self._feed, self._feed_live, self.outlets.flush, latency)
+        self.inlets = Inlets(self._context, self.relay, self._feed, self._feed_live, self.outputs.flush, latency)
         self._admin = AdminServer(self)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
@@ -82,7 +84,7 @@ class Daemon:
         if self.config.state_dir is None:
             return None
         store = StateStore(self.config.state_dir, self.identity())
-        now = asyncio.get_running_loop().time()
+        now = self.clock.time()
         try:
             self.resumed = store.open(self.relay, now)
         except StateError:
@@ -112,10 +114,10 @@ class Daemon:
         try:
             for number, output in enumerate(self.relay.outputs):
                 for at in output.open_streams:
-                    self.outlets.open(number, at, self.output_guard(number))
+                    self.outputs.drivers[number].open(at, self.output_guard(number))
             await self._admin.start()
             if not self.resumed:
-                self.carry_out(self.relay.begin(self._loop.time(), time.time()))
+                self.carry_out(self.relay.begin(self.clock.time(), time.time()))
             for stream in self.streams.values():
                 self.inlets.open(stream, self.source_guard(stream))
         except BaseException:
@@ -132,7 +134,7 @@ class Daemon:
 
     def output_guard(self, number: int, keys: Keys | None = None) -> Guard:
         """What an output takes from its routers."""
-        return outlets.guard_of(self.config, number, self.keys if keys is None else keys)
+        return guard_of(self.config, number, self.keys if keys is None else keys)
 
     def source_guard(self, stream: SourceStream) -> Guard:
         """What a source takes from its engine."""
@@ -140,25 +142,25 @@ class Daemon:
         return Guard(self.config.limits.max_frame_bytes, self.keys.get(domain), domain)
 
     def _feed(self, event: RelayEvent) -> None:
-        self.carry_out(self.relay.handle(event, self._loop.time()))
+        self.carry_out(self.relay.handle(event, self.clock.time()))
 
     def _feed_live(self, event: RelayEvent) -> None:
         """One of a burst of batches: what follows from it is sent when the burst is over."""
-        for command in self.relay.handle(event, self._loop.time()):
+        for command in self.relay.handle(event, self.clock.time()):
             self._carry_out(command)
 
     def carry_out(self, commands: list[Command]) -> None:
         """Do what the relay says."""
         for command in commands:
             self._carry_out(command)
-        self.outlets.flush()
+        self.outputs.flush()
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Publish):
             self.marks.use(command.output, command.stream, command.seq)
-            self.outlets.publish(command)
+            self.outputs.drivers[command.output].publish(command)
         elif isinstance(command, AnswerReplay | AnswerSnapshot):
-            self.outlets.answer(command)
+            self.outputs.drivers[command.output].answer(command)
         elif isinstance(command, RequestReplay | RequestSnapshot):
             self.inlets.ask(command)
         else:
@@ -218,9 +220,9 @@ class Daemon:
         if self._ticker is not None:
             self._ticker.cancel()
         self.inlets.close_all()
-        await self.outlets.drain(until - self._loop.time())
+        await self.outputs.drain(until - self._loop.time())
         await self._admin.close()
-        self.outlets.close_all(max(0.0, until - self._loop.time()))
+        self.outputs.close(max(0.0, until - self._loop.time()))
         self.zap.close()
         if self.state is not None:
             self.state.close()

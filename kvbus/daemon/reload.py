@@ -16,13 +16,13 @@ from typing import Any, Final
 from kvbus.config import Config, SourceStream
 from kvbus.core.events import SourceDown
 from kvbus.daemon import build as wiring
-from kvbus.daemon import output_sockets as outlets
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, output_domain, read_keys, source_domain
+from kvbus.daemon.outputs import allow
 from kvbus.errors import BindError, ConfigError, KvbusError, Problem
 from kvbus.transport.curve import Curve
 
-log = logging.getLogger("kvbus.daemon.reload")
+log = logging.getLogger("kvbus.reload")
 
 RELOADABLE: Final = frozenset({"sources", "log_level", "shutdown_timeout", "key_reload_interval"})
 """Keys that a reload may change; everything else takes a restart."""
@@ -116,7 +116,7 @@ class Reloader:
         ]
         before, daemon.config = daemon.config, config
         try:
-            self._open_outlets(added)
+            self._open_streams(added)
         except BindError:
             daemon.config = before
             raise
@@ -136,7 +136,7 @@ class Reloader:
             log.info("sources: %d added, %d changed, %d removed", len(added), len(changed), len(removed))
         logging.getLogger().setLevel(config.log_level.upper())
 
-    def _open_outlets(self, added: list[SourceStream]) -> None:
+    def _open_streams(self, added: list[SourceStream]) -> None:
         """The streams of new sources, all or none."""
         daemon, opened = self._daemon, []
         try:
@@ -144,20 +144,20 @@ class Reloader:
                 if output.layout == "merged":
                     continue
                 for stream in added:
-                    daemon.outlets.open(number, stream.index, daemon.output_guard(number))
+                    daemon.outputs.drivers[number].open(stream.index, daemon.output_guard(number))
                     opened.append((number, stream.index))
         except BaseException:
             for number, at in opened:
-                daemon.outlets.close(number, at)
+                daemon.outputs.drivers[number].close(at)
             raise
 
     def _remove(self, slot: int) -> None:
         daemon = self._daemon
         daemon.inlets.close(slot)
-        daemon.carry_out(daemon.relay.remove(slot, asyncio.get_running_loop().time()))
+        daemon.carry_out(daemon.relay.remove(slot, daemon.clock.time()))
         for number, output in enumerate(daemon.config.outputs):
             if output.layout != "merged":
-                daemon.outlets.close(number, slot, daemon.config.shutdown_timeout)
+                daemon.outputs.drivers[number].close(slot, daemon.config.shutdown_timeout)
 
     def _place(self, stream: SourceStream) -> None:
         daemon, config, streams = self._daemon, self._daemon.config, []
@@ -168,8 +168,8 @@ class Reloader:
             daemon.marks.add(number, stream.index)
             first = daemon.marks.first(number, stream.index)
             streams.append(wiring.new_stream(config, output, stream, first))
-        now = asyncio.get_running_loop().time()
-        daemon.carry_out(daemon.relay.place(stream.index, wiring.source_spec(config, stream), streams, now))
+        commands = daemon.relay.place(stream.index, wiring.source_spec(config, stream), streams, daemon.clock.time())
+        daemon.carry_out(commands)
 
     async def _apply_keys(self, keys: Keys, fresh: frozenset[int]) -> None:
         """Take other keys: whoever must show a key again is made to, everyone else stays connected.
@@ -180,19 +180,19 @@ class Reloader:
         """
         daemon = self._daemon
         before, daemon.keys = daemon.keys, keys
-        outlets.allow(daemon.zap, keys)
+        allow(daemon.zap, keys)
         for domain in before.keys() - keys.keys():
             daemon.zap.forget(domain)
         for number, output in enumerate(daemon.config.outputs):
             domain = output_domain(output.name)
             if _shake_again(before.get(domain), keys.get(domain)):
                 log.info("output %s: keys changed or withdrawn, every router has to connect again", output.name)
-                daemon.outlets.reopen(number, daemon.output_guard(number))
+                daemon.outputs.drivers[number].reopen(daemon.output_guard(number))
         for slot, stream in daemon.streams.items():
             domain = source_domain(daemon.config.sources[stream.source_index].name)
             if slot not in fresh and _shake_again(before.get(domain), keys.get(domain)):
                 log.info("source %s: keys changed or withdrawn, connecting again", stream.label)
-                daemon.carry_out(daemon.relay.handle(SourceDown(slot), asyncio.get_running_loop().time()))
+                daemon.carry_out(daemon.relay.handle(SourceDown(slot), daemon.clock.time()))
                 daemon.inlets.close(slot)
                 await self._open_inlet(stream)
 

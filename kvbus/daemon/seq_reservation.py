@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-log = logging.getLogger("kvbus.daemon.seq_reservation")
+log = logging.getLogger("kvbus.marks")
 
 AHEAD: Final = 4096
 """Numbers reserved at a time: the gap a kill leaves, which replay answers fill with empty batches."""

@@ -14,7 +14,7 @@ from kvbus.config import Config
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
 
-log = logging.getLogger("kvbus.daemon.daemon")
+log = logging.getLogger("kvbus.daemon")
 
 
 async def serve(config: Config, load: Callable[[], Config]) -> None:

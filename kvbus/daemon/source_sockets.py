@@ -12,7 +12,7 @@ from kvbus.core.events import (
     BatchReceived,
     Oversize,
     RelayEvent,
-    ReplayCut,
+    ReplayAborted,
     ReplayReceived,
     SnapshotReceived,
     SourceDown,
@@ -27,7 +27,7 @@ from kvbus.transport.ingress import Events, LiveStream, Question
 from kvbus.transport.pump import Handler
 from kvbus.transport.sockets import Context, Guard
 
-log = logging.getLogger("kvbus.daemon.daemon")
+log = logging.getLogger("kvbus.daemon")
 
 
 class Inlets:
@@ -133,7 +133,7 @@ class Inlets:
             endpoint,
             request,
             lambda frames: self._feed(event(slot, command.request, frames)),
-            on_cut=lambda: self._feed(ReplayCut(slot, command.request)),
+            on_abort=lambda: self._feed(ReplayAborted(slot, command.request)),
             guard=self._guards[slot],
         )
 

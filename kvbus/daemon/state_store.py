@@ -30,7 +30,7 @@ log = logging.getLogger("kvbus.state")
 
 T = TypeVar("T")
 
-MAGIC: Final = b"kvbus-state-007\n"
+MAGIC: Final = b"kvbus-state-008\n"
 _HEAD: Final = struct.Struct("=8sQII")
 """The file's mark, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
 
@@ -119,9 +119,9 @@ class StateStore:
         for later in sorted(n for n in self._generations("log") if n >= generation):
             for written in self._frames(self._path(later, "log"), decode_records, torn_end=True):
                 for record in written:
-                    relay.again(record, now)
+                    relay.apply_record(record, now)
                 records += len(written)
-        relay.resumed(now)
+        relay.recovery_finished(now)
         blocks = sum(len(source.normalizer.index) for source in relay.sources)
         log.info("state loaded: %d blocks, %d log records since the dump", blocks, records)
 

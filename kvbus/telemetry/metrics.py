@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
-from kvbus.core.stats import Histogram, ProcessStats
+from kvbus.core.stats import Histogram, HttpRefusal, ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -43,7 +43,7 @@ _SOURCE_COUNTERS: Final = (
     ("source_recovered_batches_total", "recovered", "Missing batches that came after all, late or by replay."),
     ("source_lost_batches_total", "lost", "Missing batches that no replay brought."),
     ("source_duplicate_batches_total", "duplicates", "Batches that came again and were dropped."),
-    ("source_restarts_total", "restarts", "New lives (epochs) of the engine's publisher."),
+    ("source_restarts_total", "restarts", "New epochs of the engine's publisher that were proven by what it sent."),
     ("source_replays_total", "replays", "Replay requests sent to the engine."),
     ("source_replay_timeouts_total", "replay_timeouts", "Replay answers given up for want of progress."),
     ("source_stale_replies_total", "stale_replies", "Replay messages that answer no open request."),
@@ -83,6 +83,12 @@ class RelayCollector(Collector):
             "HTTP connections that were closed on the client, by reason.",
             ["reason"],
             (([reason], process.http_closed[reason]) for reason in HTTP_REASONS),
+        )
+        yield _counter(
+            "http_refused_total",
+            "HTTP requests for token ids that were refused, by reason.",
+            ["reason"],
+            (([reason], process.http_refused[reason]) for reason in HttpRefusal),
         )
         for name, field, text in (
             ("config_reloads_total", "config_reloads", "Configurations read again at SIGHUP, by what became of them."),
@@ -208,7 +214,7 @@ class RelayCollector(Collector):
             "Live blocks, as routers were told of them.",
             ["source", "medium"],
             (
-                ([s.spec.label, medium], 0 if s.withdrawn else count)
+                ([s.spec.label, medium], 0 if s.expired else count)
                 for s in sources
                 for medium, count in {DEVICE_MEDIUM: 0, **s.normalizer.index.media()}.items()
             ),

@@ -96,7 +96,7 @@ class Question:
         endpoint: of a publisher's replay, or of its snapshots.
         request: the frames to send.
         on_message: called with the frames of each message of the answer.
-        on_cut: called when a frame over the limit has ended the answer, after everything before it was handed over.
+        on_abort: called when a frame over the limit has ended the answer, after everything before it was handed over.
         guard: what is taken from the engine.
     """
 
@@ -107,11 +107,11 @@ class Question:
         request: list[bytes],
         on_message: Handler,
         *,
-        on_cut: Callable[[], None] = lambda: None,
+        on_abort: Callable[[], None] = lambda: None,
         guard: Guard = PLAIN,
     ) -> None:
         socket = make_socket(context, zmq.DEALER)
-        self._on_cut = on_cut
+        self._on_abort = on_abort
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None
         self._monitor = ConnectionMonitor(socket, _ignore, abandoned=self._cut)
@@ -132,7 +132,7 @@ class Question:
             self._pump.kick()
             self._later = self._loop.call_later(LOOK_AGAIN, self._cut, stood)
             return
-        self._on_cut()
+        self._on_abort()
 
     def close(self) -> None:
         """Want no more of the answer."""

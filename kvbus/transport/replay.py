@@ -92,6 +92,7 @@ class ReplayServer:
         stall_timeout: seconds without progress before a requester is forgotten.
         before_send: called before any of an answer leaves (the state it follows from is written first).
         guard: who may ask, and how much they may send.
+        clock: seconds, monotonic, by which progress is measured; None for the loop's.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -108,6 +109,7 @@ class ReplayServer:
         stall_timeout: float = 30.0,
         before_send: Callable[[], None] | None = None,
         guard: Guard = PLAIN,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._context = context
         self._endpoint = endpoint
@@ -127,6 +129,7 @@ class ReplayServer:
         self._queued = 0
         self._handle: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
+        self._clock = clock or self._loop.time
 
     def _open(self, guard: Guard) -> None:
         socket = make_socket(self._context, zmq.ROUTER)
@@ -197,7 +200,7 @@ class ReplayServer:
                 self._socket.send_multipart(answer.refusal(), zmq.NOBLOCK)
             self._pump.kick()
             return
-        session = Session(answer, self._loop.time())
+        session = Session(answer, self._clock())
         behind = self._behind.get(answer.identity)
         if behind is not None:
             behind.append(session)
@@ -221,7 +224,7 @@ class ReplayServer:
         while self._waiting and self._budget.take(self._free):
             self._counted += 1
             session = self._waiting.popleft()
-            session.progress = self._loop.time()
+            session.progress = self._clock()
             self._active.append(session)
             self._wait(-1)
 
@@ -285,7 +288,7 @@ class ReplayServer:
                 self._socket.send_multipart(message, zmq.NOBLOCK)
             except zmq.Again:
                 session.message = message
-                now = self._loop.time()
+                now = self._clock()
                 if sent:
                     session.progress = now
                 elif now - session.progress > self._stall_timeout:
@@ -304,7 +307,7 @@ class ReplayServer:
                 return None
             if self._loop.time() >= until:
                 break
-        session.progress = self._loop.time()
+        session.progress = self._clock()
         return sent + 1
 
     def close(self, linger: float = 0.0) -> None:

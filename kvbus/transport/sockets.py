@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,30 +18,38 @@ from kvbus.transport.curve import Curve
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
+KEEPALIVE: Final[dict[int, int]] = {
+    # A peer that is gone without a FIN: after 30 s without a byte its kernel is asked, every 10 s, and after three
+    # questions without an answer the connection is over. While something sent is not acknowledged TCP does not ask:
+    # it is over when the kernel gives up sending (net.ipv4.tcp_retries2, a quarter of an hour).
+    # Not by ZMTP heartbeats, on any socket: go-zeromq (llm-d, its simulated engine) hands a PING to its application
+    # like a message and answers nothing. Routers and quiet engines that live would be cut off, answers broken.
+    # Not by TCP_USER_TIMEOUT (TCP_MAXRT): it also ends the connection of a live peer that does not read for a while.
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 30,
+    zmq.TCP_KEEPALIVE_INTVL: 10,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
 _COMMON: Final[dict[int, int]] = {
+    **KEEPALIVE,
     zmq.LINGER: 0,  # closing never blocks; what must leave is flushed before
     zmq.IPV6: 1,  # dual stack where the host has it
-    zmq.TCP_KEEPALIVE: 1,
     zmq.HANDSHAKE_IVL: 3_000,  # who says nothing holds no connection for longer, and who was refused may try again
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 2_000,  # an engine that restarts is found again within two seconds
 }
-_HEARTBEAT: Final[dict[int, int]] = {
-    # a half-open connection (a pod gone without FIN) is noticed; ZMTP 3.1 peers answer, older ones are not asked
-    zmq.HEARTBEAT_IVL: 5_000,
-    zmq.HEARTBEAT_TIMEOUT: 15_000,
-}
 
 OPTIONS: Final[dict[int, dict[int, int]]] = {
-    # engines publish in bursts and must never be slowed: the queue is here, and drained at once
-    zmq.SUB: {**_COMMON, **_HEARTBEAT, zmq.RCVHWM: 200_000},
+    # engines publish in bursts and must never be slowed: the queue is here, and drained at once;
+    # it only receives, so an engine that vanished is noticed after 60 s, and its replay is asked for what is missing
+    zmq.SUB: {**_COMMON, zmq.RCVHWM: 200_000},
     # an engine's ROUTER drops at its own high-water mark in silence: never let it fill up because of us
     zmq.DEALER: {**_COMMON, zmq.RCVHWM: 0},
     # NODROP: a full router shows as EAGAIN, and only then one batch is sent the lossy way and counted;
     # VERBOSER: every subscription is seen, which is how subscribers are counted
-    zmq.XPUB: {**_COMMON, **_HEARTBEAT, zmq.XPUB_NODROP: 1, zmq.XPUB_VERBOSER: 1},
+    zmq.XPUB: {**_COMMON, zmq.XPUB_NODROP: 1, zmq.XPUB_VERBOSER: 1},
     # MANDATORY: a full or vanished requester shows as an error instead of a lost frame
-    zmq.ROUTER: {**_COMMON, **_HEARTBEAT, zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 1_000},
+    zmq.ROUTER: {**_COMMON, zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 1_000},
 }
 
 
@@ -119,11 +128,16 @@ def _may_batch() -> bool:
     return bool(allowed)
 
 
+def set_options(socket: Socket, options: Mapping[int, int]) -> None:
+    """Set them, before any bind or connect."""
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+
+
 def make_socket(context: Context, kind: int, **more: int) -> Socket:
     """A socket with its table's options; ``more`` overrides by option name, such as ``SNDHWM=10``."""
     socket = context.socket(kind)
-    for option, value in OPTIONS[kind].items():
-        socket.setsockopt(option, value)
+    set_options(socket, OPTIONS[kind])
     for name, value in more.items():
         socket.setsockopt(getattr(zmq, name), value)
     return socket

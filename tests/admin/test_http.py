@@ -269,7 +269,7 @@ async def test_a_dump_is_one_moment_however_slowly_it_is_read():
             engine.publish(batch(store(list(range(first, first + 1000)), tokens=[7] * 1000, block_size=1)))
         await relayed(client, count // 1000)
         reader, writer = await asyncio.open_connection(*client.bus.daemon.http_address, limit=2**12)
-        writer.write(b"GET /blocks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /blocks HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"chunked" in head.lower()  # the answer is not put together before it begins
         first = await reader.readline()
@@ -321,7 +321,7 @@ async def test_too_many_dumps_at_once_are_told_to_come_back():
         for _ in range(http_module.MAX_DUMPS):
             reader, writer = await asyncio.open_connection(*client.bus.daemon.http_address, limit=2**12)
             writers.append(writer)
-            writer.write(b"GET /blocks HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
         status, text = await client.status("/blocks")
         assert status == 503

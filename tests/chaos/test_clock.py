@@ -10,10 +10,10 @@ import kvbus
 ROOT = Path(kvbus.__file__).parent
 WALL = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("time", "strftime"), ("time", "gmtime")}
 READS = {
-    "daemon.py": "the `ts` of heartbeats, and of the clear that opens a numbering",
-    "statestore.py": "the name of files that are moved aside",
+    "daemon/daemon.py": "the `ts` of heartbeats, and of the clear that opens a numbering",
+    "daemon/state_store.py": "the name of files that are moved aside",
 }
-PEERS = ("sim/", "demo/", "cli/", "play.py", "record.py", "telemetry/logs.py")
+PEERS = ("sim/", "demo/", "cli/", "capture/", "telemetry/logs.py")
 """Engines, and what people read: no part of the relay."""
 
 

@@ -121,7 +121,29 @@ def test_engines_that_dial_in_over_the_network_have_a_rule_of_their_own() -> Non
     source = {"endpoint": "tcp://*:6000", "replay_endpoint": "tcp://engine:6001", "bind": True}
     values = {"mode": "deployment", "kvbus": {"config": {"sources": [source]}}, "networkPolicy": {"enabled": True}}
     ingress = render(values).one("NetworkPolicy")["spec"]["ingress"]
-    assert [[rule["port"] for rule in each["ports"]] for each in ingress] == [[5657, 5658], [9477], [6000]]
+    assert [[rule["port"] for rule in each["ports"]] for each in ingress] == [[5657, 5658], [6000]]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "everything"])
+def test_a_network_policy_without_monitoring_lets_nobody_to_http(case: str) -> None:
+    values = {**CASES[case], "networkPolicy": {"enabled": True}}
+    release = render(values)
+    (http,) = (port["containerPort"] for port in release.kvbus["ports"] if port["name"] == "kvbus-http")
+    ingress = release.one("NetworkPolicy")["spec"]["ingress"]
+    assert ingress, "routers may come"
+    assert all(rule["ports"] for rule in ingress), "a rule without ports opens every port"
+    assert http not in {rule["port"] for each in ingress for rule in each["ports"]}
+    assert f"lets nobody to port {http}: networkPolicy.monitoring is empty" in release.notes
+
+
+def test_monitoring_is_exactly_who_is_named() -> None:
+    prometheus = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    release = render({"networkPolicy": {"enabled": True, "monitoring": prometheus}})
+    rules = release.one("NetworkPolicy")["spec"]["ingress"]
+    (http,) = (each for each in rules if {"protocol": "TCP", "port": 9477} in each["ports"])
+    assert http == {"from": prometheus, "ports": [{"protocol": "TCP", "port": 9477}]}
+    assert "lets nobody" not in release.notes
+    assert "lets nobody" not in render().notes
 
 
 def test_nothing_optional_is_there_unasked() -> None:

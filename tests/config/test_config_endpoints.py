@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.config import endpoint_offset, parse_address, parse_endpoint
+from kvbus.config.endpoints import host_name
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,30 @@ def test_what_is_local():
     assert parse_endpoint("tcp://127.8.9.1:1").is_loopback
     assert parse_endpoint("tcp://[::1]:1").is_loopback
     assert parse_endpoint("ipc:///x").is_loopback
+    assert parse_endpoint("tcp://[::ffff:127.0.0.1]:1").is_loopback
     assert not parse_endpoint("tcp://engine:1").is_loopback
+    assert not parse_endpoint("tcp://[::ffff:10.0.0.1]:1").is_loopback
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("localhost", "localhost"),
+        ("LOCALHOST.:9477", "localhost"),
+        ("localhost:", "localhost"),
+        ("127.0.0.1:80", "127.0.0.1"),
+        ("[0:0::1]:80", "::1"),
+        ("my_host-1.internal", "my_host-1.internal"),
+        *(
+            (bad, None)
+            for bad in ("", ".", ":80", "a:x", "a:1:2", "a b", "a@b", "::1", "[::1", "[::g]", "[::1]a", "[a]")
+        ),
+        ("a/b", None),
+        ("\u0131", None),
+    ],
+)
+def test_names_in_a_host_header(header, name):
+    assert host_name(header) == name
 
 
 @given(st.integers(1, 65535), st.integers(0, 65535))

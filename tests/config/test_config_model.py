@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kvbus.config import Config, OutputConfig, load, render_topic
+from kvbus.core.wire.profiles import PROFILES
 
 TWO = """
 model: org/m
@@ -37,11 +38,11 @@ def test_where_streams_are_served(read):
     assert merged.stream_endpoints(2) == merged.stream_endpoints(0) == ("tcp://*:8200", None, None)
 
 
-@pytest.mark.parametrize("profile", ["vllm", "dynamo", "llm-d", "aibrix", "sglang"])
+@pytest.mark.parametrize("profile", PROFILES)
 def test_framing_by_profile(profile):
-    assert OutputConfig(profile=profile).framing == (3 if profile == "sglang" else 4)
-    assert OutputConfig(profile=profile, replay_framing=3).framing == 3
-    assert OutputConfig(profile=profile, replay_framing=4).framing == 4
+    assert OutputConfig(profile=profile).framing == PROFILES[profile].framing
+    assert OutputConfig(profile=profile, replay_framing=3).framing == "3"
+    assert OutputConfig(profile=profile, replay_framing=4).framing == "4"
 
 
 def test_topics(read):

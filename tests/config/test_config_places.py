@@ -42,6 +42,7 @@ def test_defaults_are_the_documented_ones(read):
         "outputs": [
             {
                 "name": "routers",
+                "type": "zmq",
                 "endpoint": "tcp://*:5657",
                 "replay_endpoint": "tcp://*:5658",
                 "snapshot_endpoint": None,
@@ -61,6 +62,7 @@ def test_defaults_are_the_documented_ones(read):
             }
         ],
         "http": "127.0.0.1:9477",
+        "http_allowed_hosts": [],
         "state_dir": None,
         "shutdown_timeout": 5.0,
         "key_reload_interval": 10.0,
@@ -130,6 +132,17 @@ def test_a_whole_list_as_json_then_its_elements(read):
     assert [(s.endpoint, s.topic) for s in source] == [("ipc:///json", "t")]
 
 
+def test_a_list_of_values_whole_and_by_element(read):
+    text = "http_allowed_hosts: [a.internal, b.internal]\n" + MINIMAL
+    assert read(text).http_allowed_hosts == ("a.internal", "b.internal")
+    env = {"KVBUS_HTTP_ALLOWED_HOSTS__1": "c.internal", "KVBUS_HTTP_ALLOWED_HOSTS__2": "[::2]"}
+    assert read(text, env=env).http_allowed_hosts == ("a.internal", "c.internal", "[::2]")
+    env["KVBUS_HTTP_ALLOWED_HOSTS"] = '["d.internal", "e.internal"]'
+    assert read(text, env=env).http_allowed_hosts == ("d.internal", "c.internal", "[::2]")
+    flags = {"http_allowed_hosts": "[f.internal]", "http_allowed_hosts[1]": "g.internal"}
+    assert read(text, env=env, flags=flags).http_allowed_hosts == ("f.internal", "g.internal")
+
+
 def test_null_and_types_in_variables(read):
     env = {
         "KVBUS_HTTP": "null",
@@ -143,7 +156,7 @@ def test_null_and_types_in_variables(read):
     assert config.http is None
     assert config.sources[0].bind is True
     assert config.block_size == 64
-    assert config.outputs[0].framing == 3
+    assert config.outputs[0].framing == "3"
     assert config.source_timeout == 1.5
     assert config.log_level == "debug"
 

@@ -415,4 +415,4 @@ def open_holes(sequencer: Any) -> int:
     """How many batches are known to exist and have neither come nor been given up."""
     if not sequencer.synced:
         return 0
-    return sequencer.horizon - sequencer.next - sum(seq >= sequencer.next for seq in sequencer.held)
+    return sequencer.log_end - sequencer.next - sum(seq >= sequencer.next for seq in sequencer.held)

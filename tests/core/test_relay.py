@@ -2,6 +2,8 @@
 
 import pytest
 
+from kvbus.core.blocks.announce import MOST_BLOCKS
+from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SnapshotAsked, Tick
 from kvbus.core.normalizing.normalizer import Rules
@@ -52,6 +54,15 @@ def answered(script, start):
     while (message := command.answer.next_message())[-2] != END_SEQ:
         found.append(message[-1])
     return found
+
+
+def sent(script):
+    """How many blocks the batches name that were just sent, none of them more than routers take."""
+    batches = [unpack(command.payload)[1] for command in script.whatever()]
+    named = [[len(event["block_hashes"]) for event in events] for events in batches]
+    assert max(map(sum, named)) <= MOST_BLOCKS
+    assert max(map(max, named)) <= MAX_RUN
+    return sum(map(sum, named))
 
 
 class RankedRouter:
@@ -385,6 +396,23 @@ class TestAnEngineThatIsGone:
         script >> replay_end()
         assert [command.events for command in script.whatever() if isinstance(command, Publish)] == sizes
         assert len(blocks(script)) == count
+        assert script.router.violations == []
+
+
+class TestLargeBlocks:
+    """An event that leaves re-cut may be many times as large as it came."""
+
+    @pytest.mark.parametrize("count", [1, 3, 20])
+    def test_what_is_cut_leaves_in_batches_routers_take(self, count):
+        script = Script(block_size=16)
+        names = list(range(1, count + 1))
+        script >> up() >> live(0, store(names, block_size=16 * 5000))
+        assert sent(script) == count * 5000
+        assert len(blocks(script)) == count * 5000
+        assert script.router.orphans == 0
+        script >> live(1, removed(names))
+        assert sent(script) == count * 5000
+        assert script.router.blocks == {}
         assert script.router.violations == []
 
 

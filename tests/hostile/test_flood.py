@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvbus.core.events import BatchReceived, ReplayAsked, Tick
-from kvbus.core.sequencing.unverified import SUSPECTS
+from kvbus.core.sequencing.unverified import MAX_STALE
 from tests.core.dsl import Script, batch, payload, removed, store
 from tests.hostile.test_sockets import holds
 from tests.system.bus import eventually
@@ -51,7 +51,7 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
             script.now += 1.0
             script.relay.handle(Tick(), script.now)
         assert len(script.relay.outputs[0].streams[0].journal) <= 20
-        assert len(source.sequencer._doubts.suspects) <= SUSPECTS
+        assert len(source.sequencer._unverified_batches.stale) <= MAX_STALE
         if round_ in (5, 15):
             sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
@@ -70,7 +70,7 @@ def test_suspects_are_bounded() -> None:
         script.relay.handle(BatchReceived(0, batch(n)), script.now)
     for n in range(1, 1900):
         script.relay.handle(BatchReceived(0, batch(n, store([9]))), script.now)
-    assert 0 < len(script.source.sequencer._doubts.suspects) <= SUSPECTS
+    assert 0 < len(script.source.sequencer._unverified_batches.stale) <= MAX_STALE
     assert script.stats.duplicates >= 1800
 
 

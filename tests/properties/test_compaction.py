@@ -21,7 +21,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.types import medium_key
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES, fold
-from tests.core.dsl import batch, unpack
+from tests.core.dsl import batch, cleared, unpack
 from tests.properties.test_normalize import EVENTS, KINDS, Model, Naming, named, play
 
 SCRIPTS = st.lists(st.tuples(st.integers(0, 2), st.lists(EVENTS, max_size=6)), min_size=1, max_size=15)
@@ -39,10 +39,10 @@ def keys_of(event, rank):
 class Routers:
     """One router on a plain set and one that counts references, by rank; fed with the same stream."""
 
-    def __init__(self):
+    def __init__(self, first=0):
         self.plain = set()
         self.counts = Counter()
-        self.next = 0
+        self.next = first
 
     def take(self, seq, payload):
         assert seq == self.next, "contiguous, and every batch at its seq"
@@ -69,20 +69,31 @@ class Routers:
 class Stage:
     """Naive engines, a relay without a clock, and a router that was there all the time."""
 
-    def __init__(self, sources, journal, kind, profile="vllm"):
+    def __init__(self, sources, journal, kind, profile="vllm", *, first=0, rules=None):
         self.relay = Relay(
             [
                 # all of rank 0, as engines that know nothing of each other are
-                SourceSpec(f"engine-{i}", 0, Settings(replay=False, probe_interval=0.0), Rules())
+                SourceSpec(f"engine-{i}", 0, Settings(replay=False, probe_interval=0.0), rules or Rules())
                 for i in range(sources)
             ],
-            [OutputSpec("out", PROFILES[profile], [None], merged=sources > 1, heartbeat=0.0, journal_batches=journal)],
+            [
+                OutputSpec(
+                    "out",
+                    PROFILES[profile],
+                    [None],
+                    merged=sources > 1,
+                    heartbeat=0.0,
+                    journal_batches=journal,
+                    first_seqs=[first],
+                )
+            ],
         )
+        self.first = first
         self.models = [Model() for _ in range(sources)]
         self.name = Naming(kind)
         self.said = [0] * sources
         self.published = []
-        self.there = Routers()
+        self.there = Routers(first)
         for i in range(sources):
             self.handle(SourceUp(i))
 
@@ -90,17 +101,25 @@ class Stage:
         answers = []
         for command in self.relay.handle(event, 0.0):
             if isinstance(command, Publish):
-                assert command.seq == len(self.published)
+                assert command.seq == self.end
                 self.published.append(command.payload)
                 self.there.take(command.seq, command.payload)
             elif isinstance(command, AnswerReplay):
                 answers.append(command.answer)
         return answers
 
+    @property
+    def end(self):
+        """One past the newest seq."""
+        return self.first + len(self.published)
+
     def say(self, source, wanted):
         """One engine publishes one batch."""
         i = source % len(self.models)
         (events,) = play(self.models[i], self.name, [wanted])
+        self.send(i, events)
+
+    def send(self, i, events):
         self.said[i] += 1  # the first one is no 0: a clear in it is the GPU pool's, as in any other batch
         self.handle(BatchReceived(i, batch(self.said[i], *events)))
 
@@ -131,6 +150,10 @@ class Reader:
                 self.over = True
                 return
             seq = int.from_bytes(message[-2], "big")
+            if self.answer.outcome == "late" and not self.payloads:
+                assert self.router.next <= seq
+                assert unpack(message[-1])[1][0] == cleared(), "whoever believes something is told to forget it"
+                self.router.next = seq
             self.payloads[seq] = message[-1]
             self.router.take(seq, message[-1])
 
@@ -140,9 +163,10 @@ class Reader:
             self.pull()
         assert self.answer.next_message() is None
         self.stage.catch_up()
-        assert self.router.next <= len(self.stage.published)
-        for seq in range(self.router.next, len(self.stage.published)):
-            self.router.take(seq, self.stage.published[seq])
+        stage = self.stage
+        assert self.router.next <= stage.end
+        for seq in range(self.router.next, stage.end):
+            self.router.take(seq, stage.published[seq - stage.first])
         return self.router
 
     @property

@@ -80,9 +80,10 @@ class Model:
     def evictable(self, group, medium, count):
         return [node for (g, m, node), n in self.copies.items() if n and (g, m) == (group, NAMES[medium])][:count]
 
-    def clear(self):
+    def clear(self, *, again=False):
+        """``again``: another clear of the same batch, which is of the other tiers."""
         for key in list(self.copies):
-            if self.clears_all or key[1] == "GPU":
+            if self.clears_all or (key[1] == "GPU") != again:
                 del self.copies[key]
 
     @property
@@ -97,9 +98,9 @@ def play(model, name, history, *, groups=True, size=SIZE):
         for what, group, medium, detail in batch:
             here = group if groups else None
             if what == "clear":
-                model.clear()
+                model.clear(again=cleared() in events)
                 events.append(cleared())
-                break
+                continue
             if what == "store":
                 model.store(here, medium, detail)
                 body = [token for node in detail for token in tokens(node, size)]
@@ -246,7 +247,8 @@ def test_coarse_duplicates_change_nothing(history, data):
             mixed.append(event)
             path = data.draw(paths(2))
             if event["type"] == "AllBlocksCleared":
-                coarse.clear()
+                if cleared() not in mixed[:-1]:
+                    coarse.clear()
             elif len(path) == 2 and data.draw(st.booleans()):
                 twin = 10_000 + path[1]
                 if coarse[twin] and data.draw(st.booleans()):

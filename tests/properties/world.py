@@ -52,7 +52,9 @@ decode = msgspec.msgpack.decode
 
 Change = tuple[Any, ...]
 """``("store", block, medium)``, ``("chain", block, medium)``: the block and all before it, in one event;
-``("remove", block, medium)``; ``("clear",)``: the GPU's."""
+``("remove", block, medium)``; ``("clear",)``: the GPU's, and another one in the same batch the other tiers'."""
+
+CLEARED = {"type": "AllBlocksCleared"}
 
 Blocks = set[tuple[str, Any]]
 
@@ -145,9 +147,10 @@ class Engine:
                     events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
             elif self.seq or events:  # a life that opens with a clear is SGLang's, whose clears mean every medium
                 self._see(run)
-                events.append({"type": "AllBlocksCleared"})
+                again = CLEARED in events
+                events.append(CLEARED)
                 for counts in (self.truth, self.visible):
-                    for key in [key for key in counts if key[0] == "GPU"]:
+                    for key in [key for key in counts if (key[0] == "GPU") != again]:
                         del counts[key]
         self._see(run)
         payload = encode([float(self.life), events, self.rank])
@@ -510,7 +513,7 @@ class World:
     def a_reply_to_nothing(self, source: int, request: int, seq: int) -> None:
         """An answer to a request that was never made, or is over."""
         source %= len(self.lines)
-        asked = self.relay.sources[source].sequencer._asking.open
+        asked = self.relay.sources[source].sequencer._replay_client.open
         if asked is None or asked.id != request:
             self._feed(ReplayReceived(source, request, [b"", seq_frame(seq), encode([0.0, [], 0])]))
 
@@ -544,8 +547,8 @@ class World:
             records = decode_records(body, b"".join(payloads))
             assert records is not None
             for record in records:
-                relay.again(record, self.now)
-        relay.resumed(self.now)
+                relay.apply_record(record, self.now)
+        relay.recovery_finished(self.now)
         for n, at in self.places:
             assert relay.outputs[n].streams[at].next_seq == self.last_seq[n, at] + 1
         assert [blocks_of(source) for source in relay.sources] == before
@@ -625,7 +628,7 @@ class World:
             stats, sequencer = source.stats, source.sequencer
             assert stats.pending >= 0
             assert stats.missing == stats.recovered + stats.lost + stats.pending
-            holes = sequencer.horizon - sequencer.next - len(sequencer.held) if sequencer.synced else 0
+            holes = sequencer.log_end - sequencer.next - len(sequencer.held) if sequencer.synced else 0
             assert stats.pending == holes, f"{stats.pending} pending, {holes} holes"
 
     def nothing_unbounded(self) -> None:

@@ -401,7 +401,7 @@ async def test_no_secret_and_no_key_file_content_is_shown_anywhere(keys, caplog)
         shown = caplog.text + json.dumps(bus.daemon.config.to_dict()) + repr(bus.daemon.keys)
         for path in ("/metrics", "/sources", "/", "/blocks"):
             reader, writer = await asyncio.open_connection(host, port)
-            writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            writer.write(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
             answer = (await reader.read(-1)).decode()
             assert "200 OK" in answer.splitlines()[0]
             shown += answer

@@ -139,10 +139,10 @@ async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
         peers = [await them.connect(limit=1024) for _ in range(http.MAX_DUMPS)]
         for peer in peers:
             peer.writer.transport.pause_reading()
-            peer.say("GET /blocks HTTP/1.1\r\nHost: x\r\n\r\n")
+            peer.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await eventually(lambda: them.bus.daemon._admin._dumps == http.MAX_DUMPS, "all dumps under way")
         refused = await them.connect()
-        refused.say("GET /blocks HTTP/1.1\r\nHost: x\r\n\r\n")
+        refused.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert await refused.status() == 503
         await eventually(lambda: them.bus.daemon._admin._dumps == 0, "all dumps given up")
         assert await them.probe() == 200
@@ -162,7 +162,7 @@ async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
         ("PATCH / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 405),
         ("OPTIONS /livez HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         ("GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", 404),
-        ("GET /blocks?source=%00%ff%0d%0aX-Injected:1 HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        ("GET /blocks?source=%00%ff%0d%0aX-Injected:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
     ],
 )
 async def test_what_is_not_asked_for_is_refused(request_, status):

@@ -13,8 +13,8 @@ import traceback
 
 import uvloop  # noqa: F401 - imported here once, for every child
 
-from kvbus import daemon, statestore  # noqa: F401
 from kvbus.cli import main, run  # noqa: F401
+from kvbus.daemon import daemon, state_store  # noqa: F401
 from kvbus.telemetry import logs  # noqa: F401
 
 
@@ -56,5 +56,5 @@ def serve(config: str) -> None:
 
 
 if __name__ == "__main__":
-    statestore.MIN_ROTATE = int(sys.argv[2])  # type: ignore[misc]
+    state_store.MIN_ROTATE = int(sys.argv[2])  # type: ignore[misc]
     serve(sys.argv[1])

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from tests.ports import free_ports
+from tests.ports import free_port, ports_in_a_row
 
 
 class Process:
-    """One `kvbus run` after the other."""
+    """One `kvbus run` after the other, on the ranks of one engine; the names are those of rank 0."""
 
-    def __init__(self, directory: Path, *, keeps_state: bool) -> None:
-        ports = free_ports(4)
-        self.engine, self.engine_replay, self.out, self.out_replay = (f"tcp://127.0.0.1:{port}" for port in ports)
+    def __init__(self, directory: Path, *, keeps_state: bool, ranks: int = 1) -> None:
+        self._ports = [ports_in_a_row(ranks) for _ in range(4)]
+        self.engine, self.engine_replay, self.out, self.out_replay = self.endpoints(0)
+        self.http = f"127.0.0.1:{free_port()}"
         self.config = directory / "kvbus.yaml"
         self.config.write_text(
-            f"sources: [{{endpoint: '{self.engine}', replay_endpoint: '{self.engine_replay}'}}]\n"
+            f"sources: [{{name: engine, endpoint: '{self.engine}', replay_endpoint: '{self.engine_replay}',"
+            f" data_parallel_size: {ranks}}}]\n"
             f"outputs: [{{endpoint: '{self.out}', replay_endpoint: '{self.out_replay}', heartbeat: 0.2}}]\n"
-            f"http: null\nstate_dir: {directory / 'state' if keeps_state else 'null'}\nprobe_interval: 0.2\n"
+            f"http: {self.http}\nstate_dir: {directory / 'state' if keeps_state else 'null'}\nprobe_interval: 0.2\n"
         )
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         self.env["XDG_RUNTIME_DIR"] = str(directory)
@@ -34,6 +38,25 @@ class Process:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kvbus", "run", "-c", str(self.config)], env=self.env, stderr=subprocess.DEVNULL
         )
+
+    def endpoints(self, rank: int) -> list[str]:
+        """Of the engine, of its replay, of the output and of its replay."""
+        return [f"tcp://127.0.0.1:{port + rank}" for port in self._ports]
+
+    def sources(self) -> list[dict[str, Any]]:
+        """What `/sources` says."""
+        with urllib.request.urlopen(f"http://{self.http}/sources", timeout=10) as answer:
+            said: list[dict[str, Any]] = json.load(answer)
+        return said
+
+    def pause(self) -> None:
+        """Stop it where it stands, as a node without a free core does."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         assert self._process is not None

@@ -135,7 +135,7 @@ async def test_the_others_notice_nothing():
                 def untouched() -> list[object]:
                     streams, daemon = relay.outputs[0].streams, fleet.daemon
                     kept = [relay.sources[0], relay.sources[2], streams[0], streams[2]]
-                    return [*kept, daemon.outlets._live[0, 0], daemon.inlets._live[2]]
+                    return [*kept, daemon.outputs.drivers[0]._live[0], daemon.inlets._live[2]]
 
                 kept = untouched()
                 base = [fleet.source(0, "a"), fleet.source(2, "c", slot=2)]

@@ -114,7 +114,7 @@ async def test_whoever_is_cut_off_and_still_reads_gets_its_end() -> None:
                 await eventually(lambda: stats.replay_sessions == 1, "the first one served")
                 waiting.ask()
                 await eventually(lambda: stats.replay_waiting == 1, "the second one waiting")
-                await bus.daemon.outlets.drain(0.2)
+                await bus.daemon.outputs.drain(0.2)
                 assert stats.replay_requests["cut_off"] == 2
                 assert await asyncio.to_thread(waiting.read_to_the_end) == []
                 assert (stats.replay_sessions, stats.replay_waiting) == (0, 0)

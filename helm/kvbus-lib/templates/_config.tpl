@@ -28,6 +28,7 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $v := .Values.kvbus -}}
 {{- $preset := get (include "kvbus.presets" . | fromYaml) $v.router -}}
 {{- $config := deepCopy $v.config -}}
+{{- /* on the pod's address, where the kubelet and Prometheus ask; what shows token ids kvbus gives to loopback alone */ -}}
 {{- $_ := set $config "http" (printf "0.0.0.0:%d" (int $v.ports.http)) -}}
 {{- with include "kvbus.modelName" . -}}
 {{- $_ := set $config "model" . -}}

@@ -3,27 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 from msgspec import Raw, UnsetType
 
-from kvbus.core.blocks.index import Chunk, Index, TableKey, raw_or_unset, slice_array
+from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, TableKey, raw_or_unset, slice_array
 from kvbus.core.types import Hash
-from kvbus.core.wire.codec import AnyEvent, with_extras
-from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.codec import AnyEvent, encode_value, with_extras
+from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
+
+MOST_BLOCKS: Final = 4096
+"""Blocks of one batch that kvbus puts together: there are routers that refuse more."""
 
 
 def announce(index: Index) -> Iterator[AnyEvent]:
     """The shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
+    for events in slices(index, MOST_BLOCKS):
+        yield from events
+
+
+def slices(index: Index, size: int) -> Iterator[list[AnyEvent]]:
+    """The same stores in lists of exactly ``size`` blocks each, as routers count them; the last list may hold fewer.
+
+    An event that does not fit into what is left of a list goes on in the next one.
+    """
+    events: list[AnyEvent] = []
+    room = size
+    for chunk, first, end in _runs(index):
+        tokens: list[Any] | None = None
+        start = first
+        while start < end:
+            stop = min(end, start + room, start + MAX_RUN)
+            if chunk.out is None:
+                events += stores_of(index, chunk, start, stop)
+            else:
+                tokens = tokens or chunk.token_list()
+                events.append(_pieces_store(chunk, start, stop, tokens))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield events
+                events, room = [], size
+    if events:
+        yield events
+
+
+def _runs(index: Index) -> Iterator[tuple[Chunk, int, int]]:
+    """Runs ``[first, end)`` of the live blocks of each chunk, or of the live pieces of one that is re-cut."""
     told: set[tuple[TableKey, Hash]] = set()
     for key, chunk, a, b in index.snapshot():
         if chunk.out is None:
-            yield from stores_of(index, chunk, a, b)
+            yield chunk, a, b
             continue
         out, pieces = chunk.recut()
         # two nodes may cover one page: it has one name, and is said once
         fresh = [at for at in range(a * pieces, b * pieces) if (key, out[at]) not in told]
         told.update((key, out[at]) for at in fresh)
-        yield from recut_stores(chunk, fresh)
+        yield from ((chunk, *run) for run in _consecutive(fresh))
 
 
 def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
@@ -39,19 +75,39 @@ def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
 
 
 def recut_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
-    """Stores of the derived pieces at these positions of a re-cut chunk, one per run."""
+    """Stores of the derived pieces at these positions of a re-cut chunk: one per run, more where a run is long."""
+    tokens = chunk.token_list() if positions else []
+    for first, end in _consecutive(positions):
+        for start in range(first, end, MAX_RUN):
+            yield _pieces_store(chunk, start, min(end, start + MAX_RUN), tokens)
+
+
+def _pieces_store(chunk: Chunk, a: int, b: int, tokens: list[Any]) -> AnyEvent:
+    """One store of pieces ``[a, b)`` of a re-cut chunk, whose tokens these are."""
     out, pieces = chunk.recut()
     base = chunk.block_size // pieces
+    parent = out[a - 1] if a else chunk.out_parent
+    return _as_event(chunk, out[a:b], parent, encode_value(tokens[a * base : b * base]), base, None)
+
+
+def _consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
+    """The runs ``[first, end)`` of ascending positions."""
     start = 0
     while start < len(positions):
         end = start + 1
         while end < len(positions) and positions[end] == positions[end - 1] + 1:
             end += 1
-        a, b = positions[start], positions[end - 1] + 1
-        parent = out[a - 1] if a else chunk.out_parent
-        tokens = slice_array(chunk.tokens, a * base, b * base)
-        yield _as_event(chunk, out[a:b], parent, tokens, base, None)
+        yield positions[start], positions[end - 1] + 1
         start = end
+
+
+def blocks_in(events: Sequence[AnyEvent]) -> int:
+    """How many blocks the events name."""
+    count = 0
+    for event in events:
+        if type(event) is not AllBlocksCleared:
+            count += len(event["block_hashes"] if type(event) is dict else event.block_hashes)  # type: ignore[union-attr]
+    return count
 
 
 def group_of(chunk: Chunk) -> int | None:

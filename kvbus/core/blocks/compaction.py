@@ -15,11 +15,11 @@ from typing import Final
 
 import msgspec
 
-from kvbus.core.blocks.announce import announce
+from kvbus.core.blocks.announce import MOST_BLOCKS, slices
 from kvbus.core.blocks.index import Index
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.profiles import Wire, encode
-from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared
 
 BLOCKS_PER_BATCH: Final = 512
 """Blocks told in one batch: half a millisecond of work, some 40 kB."""
@@ -38,49 +38,49 @@ class Cut:
 
     def __init__(self, seq: int, parts: list[Part], wire: Wire) -> None:
         self.seq = seq
-        self.blocks = sum(len(part.index) for part in parts)
         self._parts = parts
+        self._sizes = [part.index.announced for part in parts]
         self._wire = wire
         self._tellings: dict[int, Telling] = {}
+        self.fewest = batches(self._sizes, MOST_BLOCKS)
+        """The numbers an answer needs, at as many blocks a batch as routers take."""
 
     def telling(self, room: int) -> Telling:
-        """The cut as at most ``room`` batches (as least one for each source, whatever the room)."""
+        """The whole cut in at most ``room`` batches, or in one for each source where there is no room for these.
+
+        Whoever asks sees to it that there is room for the ``fewest``: then no batch holds more than ``MOST_BLOCKS``.
+        """
         per_batch = BLOCKS_PER_BATCH
-        while self.blocks // per_batch + 2 * len(self._parts) > room and per_batch <= self.blocks:
+        while batches(self._sizes, per_batch) > room and per_batch < max(self._sizes):
             per_batch *= 2
         telling = self._tellings.get(per_batch)
         if telling is None:
-            most = self.blocks // per_batch + 2 * len(self._parts)
-            telling = self._tellings[per_batch] = Telling(self._payloads(per_batch), most)
+            count = batches(self._sizes, per_batch)
+            telling = self._tellings[per_batch] = Telling(self._payloads(per_batch), count)
         return telling
 
     def _payloads(self, per_batch: int) -> Iterator[bytes]:
         for part in self._parts:
             # whoever asks may hold blocks from before: this is the whole truth, not an addition to theirs
-            events: list[AnyEvent] = [AllBlocksCleared()]
-            blocks = 0
-            for event in announce(part.index):
-                events.append(event)
-                blocks += _blocks(event)
-                if blocks >= per_batch:
-                    yield encode(self._wire, events, part.ts, part.rank)
-                    events, blocks = [], 0
-            if events:
-                yield encode(self._wire, events, part.ts, part.rank)
+            first: list[AnyEvent] = [AllBlocksCleared()]
+            for events in slices(part.index, per_batch):
+                yield encode(self._wire, first + events, part.ts, part.rank)
+                first = []
+            if first:
+                yield encode(self._wire, first, part.ts, part.rank)
 
 
-def _blocks(event: AnyEvent) -> int:
-    if isinstance(event, BlockStored):
-        return len(event.block_hashes)
-    return len(event["block_hashes"]) if isinstance(event, dict) else 0
+def batches(sizes: list[int], per_batch: int) -> int:
+    """How many batches of ``per_batch`` blocks tell sources of these sizes: each source has one at least."""
+    return sum(max(1, -(-size // per_batch)) for size in sizes)
 
 
 class Telling:
     """Batches of a cut, made when they are first wanted and kept for the next one who wants them."""
 
-    def __init__(self, source: Iterator[bytes], most: int) -> None:
-        self.most = most
-        """As many batches as it is at most."""
+    def __init__(self, source: Iterator[bytes], count: int) -> None:
+        self.count = count
+        """As many batches as it is."""
         self._source = source
         self._made: list[bytes] = []
 

@@ -21,6 +21,10 @@ from kvbus.core.wire.schema import BlockStored
 TableKey = tuple[int | None, str]
 """Group and medium key."""
 
+MAX_RUN: Final = 512
+"""Blocks of one event that stay together: to find one of them costs as many comparisons, to remove all the square.
+Events that kvbus puts together hold as many at most, too."""
+
 
 class Meta(msgspec.Struct, frozen=True, gc=False):
     """What the blocks of an event share with those of most others: kept once per distinct value."""
@@ -111,7 +115,7 @@ class Chunk(msgspec.Struct, gc=False):
 class Table:
     """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
 
-    __slots__ = ("__weakref__", "_layers", "blocks", "copies", "recut", "refs")
+    __slots__ = ("__weakref__", "_layers", "blocks", "copies", "pieces", "refs")
 
     def __init__(self) -> None:
         base: dict[Hash, Chunk] = {}
@@ -120,8 +124,13 @@ class Table:
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
         """How many live pieces leave under one derived hash (re-cut chunks only)."""
-        self.recut = False
-        """In a cut, which has no ``refs``: whether there are re-cut chunks."""
+        self.pieces = 0
+        """In a cut, which has no ``refs``: how many derived hashes there are."""
+
+    @property
+    def announced(self) -> int:
+        """Live blocks as routers count them: of a table that leaves re-cut its pieces, each name once."""
+        return len(self.refs) or self.pieces or len(self.blocks)
 
     def hold(self, cut: Table) -> tuple[MutableMapping[Hash, Chunk], MutableMapping[Hash, Chunk]]:
         """The blocks as they are now, for a cut, and what to change from now on."""
@@ -157,6 +166,11 @@ class Index:
 
     def __len__(self) -> int:
         return sum(len(table.blocks) for table in self.tables.values())
+
+    @property
+    def announced(self) -> int:
+        """Live blocks as routers count them, see :attr:`Table.announced`."""
+        return sum(table.announced for table in self.tables.values())
 
     def table(self, group: int | None, medium: str) -> Table:
         """The table of one group and medium, made on first use."""
@@ -226,7 +240,7 @@ class Index:
         for key, table in self.tables.items():
             kept = cut.table(*key)
             kept.blocks, table.blocks = table.hold(kept)
-            kept.recut = bool(table.refs)
+            kept.pieces = len(table.refs)
         return cut
 
     def snapshot(self) -> Iterator[tuple[TableKey, Chunk, int, int]]:
@@ -242,7 +256,7 @@ def _table_order(key: TableKey) -> tuple[bool, str, int]:
 def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, int, int]]:
     pieces: dict[Hash, tuple[Chunk, int]] = {}
     """By derived hash: the re-cut chunk and its block that a piece belongs to."""
-    for chunk in set_of_chunks(table) if table.recut or table.refs else ():
+    for chunk in set_of_chunks(table) if table.pieces or table.refs else ():
         if chunk.out is not None:
             out, per_block = chunk.recut()
             pieces.update((name, (chunk, at // per_block)) for at, name in enumerate(out))

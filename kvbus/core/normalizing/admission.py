@@ -8,15 +8,12 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw, UnsetType, structs
 
-from kvbus.core.blocks.index import Chunk
+from kvbus.core.blocks.index import MAX_RUN, Chunk
 from kvbus.core.normalizing.validate import Store, check_removed, check_stored
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, Filtered, Hash, Reason
 from kvbus.core.wire.codec import Batch, decode_value, encode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-
-MAX_RUN: Final = 512
-"""Blocks of one event that stay together: to find one of them costs as many comparisons, to remove all the square."""
 
 MAX_GROUPS: Final = 1024
 """Groups of one source that anything is remembered of; stores of further ones are refused."""

@@ -20,8 +20,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from kvbus.core.blocks.index import Chunk, Index, Meta, Table
-from kvbus.core.normalizing.admission import MAX_RUN, Intake
+from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Meta, Table
+from kvbus.core.normalizing.admission import Intake
 from kvbus.core.normalizing.block_size import Granularity, Treatment
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, Filtered, Hash, medium_key

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, structs
 
 from kvbus.core.blocks.announce import announce, out_parent, recut_stores, stores_of
-from kvbus.core.blocks.index import Chunk, Index, Rest, Table, TableKey, carried_bytes
+from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Rest, Table, TableKey, carried_bytes
 from kvbus.core.normalizing.admission import Intake, Step, complete
 from kvbus.core.normalizing.block_size import Granularity, Treatment
 from kvbus.core.normalizing.derived_hashes import derive_chunk
@@ -113,7 +113,7 @@ class Normalizer:
         steps = self._intake.steps(batch)
         if self._observe(steps):
             self._rebuild()
-        at = 0
+        at = clears = 0
         while at < len(steps):
             step = steps[at]
             if isinstance(step, Store):
@@ -124,7 +124,8 @@ class Normalizer:
                 at = end
                 continue
             if isinstance(step, AllBlocksCleared):
-                self._clear()
+                self._clear(again=clears > 0)
+                clears += 1
             else:
                 self._remove(step)
             at += 1
@@ -411,36 +412,40 @@ class Normalizer:
         self._recut_gone.clear()
 
     def _flush_removals(self) -> None:
-        """The removals since the last store leave, leaves first; one event for each run of one spelling."""
+        """The removals since the last store leave, leaves first: one event for each run of one spelling, or several."""
         for gone in self._gone.values():
             order = leaf_first([(block, parent) for block, (parent, _) in gone.items()])
             for (medium, group), run in groupby(order, key=lambda block: _spelling(gone[block][1])):
-                self._out.append(BlockRemoved(list(run), medium, group))
+                named = list(run)
+                for at in range(0, len(named), MAX_RUN):
+                    self._out.append(BlockRemoved(named[at : at + MAX_RUN], medium, group))
         self._gone.clear()
 
-    def _clear(self) -> None:
+    def _clear(self, *, again: bool) -> None:
         """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
 
-        Where other tiers stay live the clear leaves as removals, because routers understand AllBlocksCleared as all.
+        vLLM resets what its pool has moved to other tiers by a second clear in the same batch (``again``). Where other
+        tiers stay live a clear leaves as removals, because routers understand AllBlocksCleared as all.
         """
-        survivors = not self._clears_all_tiers and any(
-            table.blocks for (_, medium), table in self.index.tables.items() if medium != DEVICE_MEDIUM
-        )
-        self._coarse = {key: n for key, n in self._coarse.items() if survivors and key[1] != DEVICE_MEDIUM}
-        self._refused.discard(DEVICE_MEDIUM)
-        if self._clears_all_tiers:
-            self._refused.clear()
-        if not survivors:
-            self._gone.clear()  # the clear says that, too
-            self._recut_gone.clear()
-            self.index.clear()
-            self._out.append(AllBlocksCleared())
+        survive = {
+            medium
+            for medium in self.index.media_names | self._refused | {key[1] for key in self._coarse}
+            if not self._clears_all_tiers and (medium == DEVICE_MEDIUM) == again
+        }
+        self._coarse = {key: n for key, n in self._coarse.items() if key[1] in survive}
+        self._refused &= survive
+        if any(table.blocks for (_, medium), table in self.index.tables.items() if medium in survive):
+            for (group, medium), table in self.index.tables.items():
+                if medium not in survive:
+                    table.copies.clear()
+                    for block in list(table.blocks):
+                        self._remove_one(group, medium, block)
             return
-        for key, table in self.index.tables.items():
-            if key[1] == DEVICE_MEDIUM:
-                table.copies.clear()
-                for block in list(table.blocks):
-                    self._remove_one(key[0], DEVICE_MEDIUM, block)
+        self._gone.clear()  # the clear says that, too
+        self._recut_gone.clear()
+        self.index.clear()
+        if not (self._out and isinstance(self._out[-1], AllBlocksCleared)):
+            self._out.append(AllBlocksCleared())
 
 
 def _spelling(chunk: Chunk) -> tuple[str | None, Any]:

@@ -82,8 +82,8 @@ class ReplayAnswer:
         self._end = max(self._end, cut.seq + 1)
         room = cut.seq + 1 - self._seq
         self._telling = cut.telling(room)
-        if room - self._telling.most > MAX_FILLER:
-            self._seq = cut.seq + 1 - self._telling.most
+        if room - self._telling.count > MAX_FILLER:
+            self._seq = cut.seq + 1 - self._telling.count
             self.outcome = "late"
         elif self.outcome != "late":
             self.outcome = "compacted"

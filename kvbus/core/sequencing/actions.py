@@ -6,11 +6,11 @@ import msgspec
 
 
 class Deliver(msgspec.Struct):
-    """The next batch, in order. ``seq`` 0 opens a life, ``mark`` is the payload's fingerprint."""
+    """The next batch, in order. ``seq`` 0 opens a life, ``fingerprint`` is the payload's fingerprint."""
 
     seq: int
     payload: bytes
-    mark: int
+    fingerprint: int
 
 
 class NewEpoch(msgspec.Struct):

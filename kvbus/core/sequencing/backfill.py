@@ -15,14 +15,14 @@ NOTHING: Final = 2**63
 """``first`` of a life of which nothing is known: no number is as high."""
 
 
-class History:
+class Backfill:
     """``first`` is the number from which on nothing is missing in what was delivered.
 
     Args:
         pause: seconds before the question is asked again, doubled up to :data:`MAX_BACKOFF` times.
     """
 
-    __slots__ = ("_after", "_factor", "_pause", "_silent", "first", "owed")
+    __slots__ = ("_after", "_factor", "_pause", "_silent", "first", "pending")
 
     def __init__(self, pause: float) -> None:
         self._pause = pause
@@ -30,26 +30,26 @@ class History:
         self._after = float("-inf")
         self._silent = False
         self.first = 0
-        self.owed = False
+        self.pending = False
         """Something was given up without an answer: the publisher may still have it."""
 
-    def question_over(self, *, answered: bool) -> None:
+    def request_finished(self, *, answered: bool) -> None:
         """A question is over; whether its answer had an end."""
         self._silent = not answered
 
     def begins(self, seq: int) -> None:
         """What came before ``seq`` is not known."""
         self.first = seq
-        self.owed = self.owed or (self._silent and seq > 0)
+        self.pending = self.pending or (self._silent and seq > 0)
 
-    def owe(self) -> None:
+    def nothing_known(self) -> None:
         """Nothing is known, and nobody has answered."""
         self.first = NOTHING
-        self.owed = True
+        self.pending = True
 
     def due(self, now: float) -> bool:
         """Whether to ask again now."""
-        if not self.owed or now < self._after:
+        if not self.pending or now < self._after:
             return False
         self._after = now + self._pause * self._factor
         self._factor = min(2 * self._factor, MAX_BACKOFF)
@@ -57,13 +57,13 @@ class History:
 
     def answered(self, first: int | None) -> bool:
         """The publisher's buffer begins at ``first`` (None: it is empty); whether that is more than is known."""
-        self.owed = False
+        self.pending = False
         return first is not None and first < self.first
 
     def dump(self) -> list[Any]:
         """Plain data for a restart."""
-        return [self.first, self.owed]
+        return [self.first, self.pending]
 
     def load(self, data: list[Any]) -> None:
         """The reverse of :meth:`dump`."""
-        self.first, self.owed = data
+        self.first, self.pending = data

@@ -30,7 +30,7 @@ class Conflict:
         self._pause = FIRST_PAUSE
         self._ended = float("-inf")
 
-    def another_life(self, now: float) -> bool:
+    def epoch_began(self, now: float) -> bool:
         """A new life begins; True if that makes too many, and a pause has begun."""
         if len(self._begun) == LIVES and now - self._begun[0] < WINDOW:
             if now - self._ended > MAX_PAUSE:

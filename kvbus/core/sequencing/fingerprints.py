@@ -62,10 +62,10 @@ class Fingerprints:
         """The highest number below ``following`` whose batch is known by its mark, -1 if none is."""
         return next((seq for seq in range(following - 1, max(following - RING, 0) - 1, -1) if self._knows(seq)), -1)
 
-    def run_to(self, tip: int, most: int) -> int:
-        """Where the run of batches that ends at ``tip`` begins, each known by its mark; ``most`` of them at most."""
-        start = tip
-        while start > 0 and tip - start + 1 < min(most, RING) and self._knows(start - 1):
+    def run_to(self, last: int, most: int) -> int:
+        """Where the run of batches that ends at ``last`` begins, each known by its mark; ``most`` of them at most."""
+        start = last
+        while start > 0 and last - start + 1 < min(most, RING) and self._knows(start - 1):
             start -= 1
         return start
 

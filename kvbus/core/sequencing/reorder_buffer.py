@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 
-class Held:
+class ReorderBuffer:
     """A map from seq to payload that knows its lowest and highest number.
 
     Args:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
+from math import inf
 from typing import Final
 
 import msgspec
 
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
-from kvbus.core.sequencing.gap_tracker import Numbering
+from kvbus.core.sequencing.gap_tracker import GapTracker
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.stats import SourceStats
 
@@ -40,75 +41,87 @@ INTERRUPTIBLE: Final = (Purpose.PROBE, Purpose.HISTORY)
 """Questions nothing waits for: a more urgent one takes their place."""
 
 
-class Request(msgspec.Struct):
+class OpenRequest(msgspec.Struct):
     """The open request."""
 
     id: int
     purpose: Purpose
     start: int
-    tip: int
+    last_delivered: int
     """The newest batch delivered whose content is known, -1 if none is or if it does not matter."""
     expects: bool
     """A batch from ``start`` on was known to exist when it was asked: an empty answer says something."""
     known: int
     """One past the highest batch known to exist when it was asked."""
-    deadline: float
-    hard_deadline: float
+    deadline: float = inf
+    """When it is given up without progress, from the moment it is sent (:meth:`ReplayClient.sent`)."""
+    hard_deadline: float = inf
     items: int = 0
     first: int = -1
     last: int = -1
-    seen_tip: bool = False
+    saw_last_delivered: bool = False
 
     def take(self, seq: int) -> bool:
         """Count one batch of the answer; whether it is progress."""
         if not self.items:
             self.first = seq
         self.items += 1
-        if seq == self.tip:
-            self.seen_tip = True
+        if seq == self.last_delivered:
+            self.saw_last_delivered = True
         if seq <= self.last:
             return False
         self.last = seq
         return True
 
-    def contradicts(self, seq: int, payload: bytes, numbers: Numbering) -> bool:
+    def contradicts(self, seq: int, payload: bytes, tracker: GapTracker) -> bool:
         """Whether this batch of the answer cannot belong to the life known so far. To be asked before :meth:`take`."""
-        if numbers.marks.matches(seq, payload, numbers.next) is False:
+        if tracker.fingerprints.matches(seq, payload, tracker.next) is False:
             return True
         if self.purpose is Purpose.SYNC:
             return False
-        if self.tip < 0:
+        if self.last_delivered < 0:
             return self.purpose is Purpose.VERIFY  # there is nothing left to know it by
-        if self.seen_tip:
+        if self.saw_last_delivered:
             return False
-        if seq <= self.tip:
+        if seq <= self.last_delivered:
             # every batch from the start to the tip was delivered: one that the publisher has left out was not its own
             return self.items > 0 and seq > self.last + 1
         if self.items:
-            return self.first <= self.tip  # it has what came before the tip, and not the tip
-        # trimmed beyond the tip: what lies between is lost in any case, and for a gap it is known to be
-        return self.purpose is not Purpose.GAP
+            return self.first <= self.last_delivered  # it has what came before the last_delivered, and not the tip
+        return False
+
+    def begins_beyond(self, seq: int) -> bool:
+        """Whether an answer that begins with ``seq`` leaves open which epoch it is of: it was trimmed beyond the tip.
+
+        For a gap that is expected: what lies between is known to be missing, and was trimmed.
+        """
+        return self.purpose in (Purpose.PROBE, Purpose.VERIFY) and not self.items and 0 <= self.last_delivered < seq
 
     @property
-    def lacks_tip(self) -> bool:
+    def lacks_last_delivered(self) -> bool:
         """The answer, over now, had batches from before the tip and not the tip."""
-        return self.tip >= 0 and self.items > 0 and not self.seen_tip and self.first <= self.tip
+        return (
+            self.last_delivered >= 0
+            and self.items > 0
+            and not self.saw_last_delivered
+            and self.first <= self.last_delivered
+        )
 
 
-def start_of(purpose: Purpose, numbers: Numbering) -> tuple[int, int]:
+def start_of(purpose: Purpose, tracker: GapTracker) -> tuple[int, int]:
     """Where a question begins, and its tip."""
     if purpose is Purpose.HISTORY:
         return 0, -1
     if purpose in (Purpose.SYNC, Purpose.SNAPSHOT):
-        return numbers.next, -1
-    tip = numbers.marks.newest(numbers.next)
-    if tip < 0 or (purpose is Purpose.GAP and tip != numbers.next - 1):
-        return (numbers.next if purpose is Purpose.GAP else max(numbers.next - 1, 0)), -1
+        return tracker.next, -1
+    last_delivered = tracker.fingerprints.newest(tracker.next)
+    if last_delivered < 0 or (purpose is Purpose.GAP and last_delivered != tracker.next - 1):
+        return (tracker.next if purpose is Purpose.GAP else max(tracker.next - 1, 0)), -1
     # not back over a batch that was lost: an answer may break off at it, for it may be too large to be taken
-    return numbers.marks.run_to(tip, OVERLAP), tip
+    return tracker.fingerprints.run_to(last_delivered, OVERLAP), last_delivered
 
 
-class Asking:
+class ReplayClient:
     """The open question, if there is one. Each has an id of its own, so that answers to an old one cannot mix in.
 
     Args:
@@ -120,31 +133,35 @@ class Asking:
     __slots__ = ("_actions", "_last_id", "_settings", "_stats", "open")
 
     def __init__(self, settings: Settings, stats: SourceStats, actions: deque[Action]) -> None:
-        self.open: Request | None = None
+        self.open: OpenRequest | None = None
         self._last_id = 0
         self._settings = settings
         self._stats = stats
         self._actions = actions
 
-    def ask(self, purpose: Purpose, numbers: Numbering, now: float) -> None:
-        """Ask; a question that is open is withdrawn."""
+    def ask(self, purpose: Purpose, tracker: GapTracker) -> None:
+        """Ask; a question that is open is expired."""
         self.stop()
         self._last_id += 1
-        settings = self._settings
-        start, tip = start_of(purpose, numbers)
-        self.open = Request(
+        start, last_delivered = start_of(purpose, tracker)
+        self.open = OpenRequest(
             self._last_id,
             purpose,
             start,
-            tip,
-            start < max(numbers.next, numbers.live_top),
-            numbers.horizon,
-            now + settings.replay_timeout,
-            now + settings.replay_total_timeout,
+            last_delivered,
+            start < max(tracker.next, tracker.live_end),
+            tracker.log_end,
         )
         self._stats.replays += 1
         asks_snapshot = purpose is Purpose.SNAPSHOT
         self._actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
+
+    def sent(self, request: int, now: float) -> None:
+        """The question has left; behind a backlog that is long after it was asked. From now on its time runs."""
+        asked = self.open
+        if asked is not None and asked.id == request:
+            asked.deadline = now + self._settings.replay_timeout
+            asked.hard_deadline = now + self._settings.replay_total_timeout
 
     def stop(self) -> None:
         """No answer is waited for any more."""
@@ -152,14 +169,14 @@ class Asking:
             self._actions.append(Stop(self.open.id))
             self.open = None
 
-    def answered_by(self, request: int) -> Request | None:
+    def match(self, request: int) -> OpenRequest | None:
         """The question that something with this id answers; None, and counted, if it is not open any more."""
         if self.open is None or self.open.id != request:
             self._stats.stale_replies += 1
             return None
         return self.open
 
-    def expired(self, now: float) -> Request | None:
+    def timed_out(self, now: float) -> OpenRequest | None:
         """The question whose answer does not come, withdrawn and counted; None if there is none such."""
         asked = self.open
         if asked is None or (now < asked.deadline and now < asked.hard_deadline):

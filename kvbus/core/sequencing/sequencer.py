@@ -14,13 +14,13 @@ from collections import deque
 from typing import Any, Final
 
 from kvbus.core.sequencing.actions import Action, NewEpoch, Synced
-from kvbus.core.sequencing.backfill import History
+from kvbus.core.sequencing.backfill import Backfill
 from kvbus.core.sequencing.conflict import Conflict
-from kvbus.core.sequencing.gap_tracker import Numbering
-from kvbus.core.sequencing.reorder_buffer import Held
-from kvbus.core.sequencing.replay_requests import ATTEMPTS, INTERRUPTIBLE, Asking, Purpose, Request
+from kvbus.core.sequencing.gap_tracker import GapTracker
+from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
+from kvbus.core.sequencing.replay_requests import ATTEMPTS, INTERRUPTIBLE, OpenRequest, Purpose, ReplayClient
 from kvbus.core.sequencing.settings import Settings, State
-from kvbus.core.sequencing.unverified import Doubts
+from kvbus.core.sequencing.unverified import UnverifiedBatches
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
@@ -41,16 +41,16 @@ class Sequencer:
         self.partial = False
         self.connected = False
         self.actions: deque[Action] = deque()
-        self._asking = Asking(settings, stats, self.actions)
+        self._replay_client = ReplayClient(settings, stats, self.actions)
         self._conflict = Conflict()
-        self._begin_life()
+        self._begin_epoch()
 
-    def _begin_life(self) -> None:
+    def _begin_epoch(self) -> None:
         self._forget_numbers()
-        self._history = History(self.settings.replay_timeout)
-        self._doubts = Doubts(self.settings.reorder_bytes)
+        self._backfill = Backfill(self.settings.replay_timeout)
+        self._unverified_batches = UnverifiedBatches(self.settings.reorder_bytes)
         self._gap_start = -1
-        self._cut_at = -1
+        self._aborted_at = -1
         """Where the question went on after a batch that was too large."""
         self._attempts = 0
         self._idle_since = 0.0
@@ -61,8 +61,11 @@ class Sequencer:
 
         Empty answers of one that does show that it is in another life, of one that does not they prove nothing.
         """
+        self._trimmed_at = -1
+        """``next`` when a probe was answered from beyond the tip; -1: none was."""
+        self._trimmed_since = 0.0
         self._empty_at = -1
-        """``live_top`` when an answer was empty that should not have been, on this connection; -1: there was none."""
+        """``live_end`` when an answer was empty that should not have been, on this connection; -1: there was none."""
         self._resyncing = False
         self._unverified = False
         """The connection was away, and the publisher has not shown since that it is in the same life."""
@@ -70,22 +73,22 @@ class Sequencer:
     @property
     def next(self) -> int:
         """The number of the batch to be delivered next."""
-        return self.numbers.next
+        return self.tracker.next
 
     @property
-    def held(self) -> Held:
+    def held(self) -> ReorderBuffer:
         """The batches that wait for their turn."""
-        return self.numbers.held
+        return self.tracker.held
 
     @property
     def synced(self) -> bool:
         """Whether holes count as missing."""
-        return self.numbers.synced
+        return self.tracker.synced
 
     @property
-    def horizon(self) -> int:
+    def log_end(self) -> int:
         """One past the highest batch known to exist."""
-        return self.numbers.horizon
+        return self.tracker.log_end
 
     # -- what the shell tells ----------------------------------------------------------------------------------------
 
@@ -107,39 +110,39 @@ class Sequencer:
         self.state = State.SYNCING
         self._attempts = 0
         if self.next == 0:
-            self._sync(now)
+            self._sync()
         else:
             self._unverified = True
-            self._ask(Purpose.VERIFY, now)
+            self._ask(Purpose.VERIFY)
 
     def down(self, now: float) -> None:
         """The connection is gone; what is held back may still be completed once it is back."""
         del now
         self.connected = False
         self._conflict.reconnected()
-        self._asking.stop()
-        self._doubts.clear()
+        self._replay_client.stop()
+        self._unverified_batches.clear()
         self._empty_at = -1
         if self.next == 0:
             # nothing was delivered that a new life could be told by: what is held may be of a life that is over
-            self.numbers.write_off()
+            self.tracker.write_off()
             self._forget_numbers()
         if self.state is not State.LOST:
             self.state = State.CONNECTING
 
-    def passes(self, seq: int, payload: bytes, now: float) -> int | None:
+    def accept_in_order(self, seq: int, payload: bytes, now: float) -> int | None:
         """The commonest case of :meth:`live`: the next batch, with nothing missing and nothing open.
 
         Its fingerprint: it is taken, and to be delivered at once, without an action. None: nothing has changed.
         """
-        numbers = self.numbers
-        if not (seq == numbers.next == numbers.horizon and numbers.synced and self.connected):
+        tracker = self.tracker
+        if not (seq == tracker.next == tracker.log_end and tracker.synced and self.connected):
             return None
-        if self._asking.open is not None or self._unverified or self.actions:
+        if self._replay_client.open is not None or self._unverified or self.actions:
             return None
         self._idle_since = now
         self._probe_factor = 1
-        return numbers.passed(seq, payload)
+        return tracker.accept_next(seq, payload)
 
     def live(self, seq: int, payload: bytes, now: float) -> None:
         """One batch of the live stream."""
@@ -147,121 +150,154 @@ class Sequencer:
             self.up(now)
         self._idle_since = now
         self._probe_factor = 1
-        numbers = self.numbers
-        if seq == numbers.next and numbers.synced and not numbers.held and not self._unverified:
-            numbers.live_in_order(seq, payload)
-            if self._asking.open is not None:
+        tracker = self.tracker
+        if seq == tracker.next and tracker.synced and not tracker.held and not self._unverified:
+            tracker.live_in_order(seq, payload)
+            if self._replay_client.open is not None:
                 self._check_done(now)
             return
         if self._conflict.until is not None:
             self.stats.rejected[Reason.CONFLICT] += 1
             return
-        if seq < numbers.next:
+        if seq < tracker.next:
             self._low(seq, payload, now)
             return
         if self._is_far(seq):
             self._far(seq, payload, now)
             return
-        if seq in numbers.held:
+        if seq in tracker.held:
             self.stats.duplicates += 1
-            if self.settings.replay and numbers.contest(seq, payload):
+            if self.settings.replay and tracker.contest(seq, payload):
                 self._advance(now)
             return
-        numbers.live_later(seq, payload)
+        tracker.live_later(seq, payload)
         self._advance(now)
         self._check_done(now)
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float) -> None:
         """One batch of a replay answer."""
-        asked = self._asking.answered_by(request)
+        asked = self._replay_client.match(request)
         if asked is None:
             return
         if asked.purpose is Purpose.HISTORY:
-            self._asking.stop()
-            if self._history.answered(seq):
+            self._replay_client.stop()
+            if self._backfill.answered(seq):
                 self._new_epoch(now, restart=False)
             else:
                 self._settled(now)
             return
-        numbers = self.numbers
-        if asked.contradicts(seq, payload, numbers):
+        tracker = self.tracker
+        if asked.contradicts(seq, payload, tracker):
             self._new_epoch(now)
+            return
+        if asked.begins_beyond(seq) and not self._accept_beyond(asked, seq, now):
             return
         if asked.take(seq):
             asked.deadline = now + self.settings.replay_timeout
         self._buffer = True
-        if asked.seen_tip and self._unverified:
+        if asked.saw_last_delivered and self._unverified:
             self._unverified = False
-            numbers.drain()
-        if seq < numbers.next:
-            if asked.tip < 0 or asked.seen_tip:
-                numbers.marks.learn(seq, payload, numbers.next)
+            tracker.drain()
+        if seq < tracker.next:
+            if asked.last_delivered < 0 or asked.saw_last_delivered:
+                tracker.fingerprints.learn(seq, payload, tracker.next)
             return
         if self._is_far(seq):
             self.stats.rejected[Reason.SEQ_RANGE] += 1
             return
-        if asked.items == 1 and not numbers.synced and numbers.next == 0 and asked.purpose is Purpose.SYNC:
-            self._baseline(min(seq, numbers.held.first) if numbers.held else seq)
-        if seq in numbers.held:
-            numbers.held.replace(seq, payload)  # what the publisher answers is its own
+        if asked.items == 1 and not tracker.synced and tracker.next == 0 and asked.purpose is Purpose.SYNC:
+            self._baseline(min(seq, tracker.held.first) if tracker.held else seq)
+        if seq in tracker.held:
+            tracker.held.replace(seq, payload)  # what the publisher answers is its own
             if not self._unverified:
-                numbers.drain()
+                tracker.drain()
         else:
-            numbers.replayed(seq, payload)
+            tracker.replayed(seq, payload)
         self._check_done(now)
+
+    def _accept_beyond(self, asked: OpenRequest, seq: int, now: float) -> bool:
+        """An answer begins with ``seq``, beyond the last batch delivered, which proves neither epoch.
+
+        True: take it all the same. The publisher has trimmed its buffer. While the connection stood, what lies between
+        was sent on it, in order: after a pause of this process, or behind a backlog, it still waits to be read. So the
+        live stream is waited for, until it has brought nothing for longer than an answer may take.
+        """
+        tracker = self.tracker
+        if self._unverified:
+            # it was sent while the connection was away, and is gone whichever epoch it was of
+            far = self._is_far(seq)
+            if not far:
+                tracker.expose(seq)
+            self._new_epoch(now, restart=far)
+            return False
+        if asked.purpose is Purpose.VERIFY:
+            self._unverified_batches.settled(now)  # it numbers far beyond the suspects: they are not its newest batches
+        elif seq <= tracker.next:
+            return True
+        elif self._trimmed_at != tracker.next:
+            self._trimmed_at, self._trimmed_since = tracker.next, now
+        elif now - self._trimmed_since >= 2 * self.settings.replay_timeout:
+            return True
+        self._replay_client.stop()
+        self._settled(now)
+        return False
+
+    def sent(self, request: int, now: float) -> None:
+        """A question has left: it was only asked before, perhaps behind a backlog of batches."""
+        self._replay_client.sent(request, now)
 
     def replay_ended(self, request: int, now: float) -> None:
         """The END marker of an answer."""
-        asked = self._asking.answered_by(request)
+        asked = self._replay_client.match(request)
         if asked is None:
             return
-        self._asking.stop()  # nothing more will come, and its socket is only closed by this
+        self._replay_client.stop()  # nothing more will come, and its socket is only closed by this
         self._finish(asked, now, answered=True)
 
-    def replay_cut(self, request: int, now: float) -> None:
+    def replay_aborted(self, request: int, now: float) -> None:
         """The answer broke off at a batch that is too large to be taken: it is lost, and what follows is asked for.
 
         Which one it was is known where the answer was in order so far. Otherwise the answer ends as one that timed out.
         """
-        asked = self._asking.answered_by(request)
+        asked = self._replay_client.match(request)
         if asked is None:
             return
-        self._asking.stop()
-        again = asked.items == 0 and self._cut_at == asked.start
+        self._replay_client.stop()
+        again = asked.items == 0 and self._aborted_at == asked.start
         if again or max(asked.start, asked.last + 1) != self.next:
             self._finish(asked, now, answered=False)
             return
         self.partial = True
-        self._history.begins(self.next + 1)
-        self.numbers.lose_next()
-        self._cut_at = self.next
+        self._backfill.begins(self.next + 1)
+        self.tracker.skip_lost()
+        self._aborted_at = self.next
         if not self.synced:
-            self._ask(Purpose.SYNC, now)
+            self._ask(Purpose.SYNC)
             return
         if asked.purpose is Purpose.VERIFY:
-            self._doubts.suspects.clear()
+            self._unverified_batches.stale.clear()
         self.state = State.GAP
-        self._ask(Purpose.GAP, now)
+        self._ask(Purpose.GAP)
 
     def snapshot(self, request: int, seq: int, now: float) -> bool:
         """A snapshot as of batch ``seq`` (-1: nothing was published yet, below: there is none); True: apply it now.
 
         After it was applied, :meth:`snapshot_applied`.
         """
-        asked = self._asking.answered_by(request)
+        asked = self._replay_client.match(request)
         if asked is None:
             return False
         if seq < -1:
-            self._asking.stop()
+            self._replay_client.stop()
             self._no_snapshot(now)
             return False
         if seq + 1 < asked.known:
             self._new_epoch(now)  # it has not come as far as what it has sent: it is in another life
             return False
-        self._asking.stop()
+        self._replay_client.stop()
         self.partial = False
-        self._history = History(self.settings.replay_timeout)
-        self.numbers.jump(seq + 1)
+        self._backfill = Backfill(self.settings.replay_timeout)
+        self.tracker.jump(seq + 1)
         return True
 
     def snapshot_applied(self, now: float) -> None:
@@ -270,27 +306,27 @@ class Sequencer:
 
     def tick(self, now: float) -> None:
         """Let time pass: give up on answers that do not come, look for lost tails."""
-        asked = self._asking.expired(now)
+        asked = self._replay_client.timed_out(now)
         if asked is not None:
             self._finish(asked, now, answered=False)
         if self._grace is not None and now >= self._grace:
             self._grace = None
             self._settle_without_replay()
         if self._conflict.over(now):
-            self._begin_life()
+            self._begin_epoch()
             self.partial = False
             if self.settings.replay:
-                self._sync(now)
+                self._sync()
             else:
                 self.state = State.LIVE
         self._probe(now)
 
-    def another_life(self, now: float) -> None:
+    def publisher_changed(self, now: float) -> None:
         """The publisher says itself that it is in a new life (another publisher id, snapshot protocol)."""
         if self._conflict.until is None:
             self._new_epoch(now)
 
-    def lose(self) -> None:
+    def expire(self) -> None:
         """The engine has been gone for too long: from now on it counts as lost, whatever it still held."""
         self.state = State.LOST
 
@@ -304,87 +340,89 @@ class Sequencer:
             "partial": self.partial,
             "synced": self.synced,
             "buffer": self._buffer,
-            "history": self._history.dump(),
-            "delivered": self.numbers.marks.dump(),
+            "history": self._backfill.dump(),
+            "delivered": self.tracker.fingerprints.dump(),
         }
 
     def load(self, data: dict[str, Any]) -> None:
         """Go on where a former process was; the connection is away until :meth:`up`."""
         self.epoch, self.partial = data["epoch"], data["partial"]
         self._buffer = data["buffer"]
-        self._history.load(data["history"])
-        numbers = self.numbers
-        numbers.next = numbers.horizon = data["next"]
-        numbers.synced = data["synced"]
-        numbers.marks.load(data["delivered"])
+        self._backfill.load(data["history"])
+        tracker = self.tracker
+        tracker.next = tracker.log_end = data["next"]
+        tracker.synced = data["synced"]
+        tracker.fingerprints.load(data["delivered"])
 
-    def again(self, seq: int, payload: bytes) -> None:
+    def restore_batch(self, seq: int, payload: bytes) -> None:
         """A batch of the log: it was delivered before the restart."""
         if self.next == 0:
             self.partial = seq > 0
         if seq > self.next:
-            self._history.begins(seq)
-        self.numbers.again(seq, payload)
+            self._backfill.begins(seq)
+        self.tracker.restore_batch(seq, payload)
 
-    def resumed(self) -> None:
+    def recovery_finished(self) -> None:
         """All of the log was handled: what followed from it was done before the restart."""
         self.actions.clear()
-        self._history.owed = self.partial  # the log does not say why
+        self._backfill.pending = self.partial  # the log does not say why
 
-    def again_snapshot(self, seq: int) -> None:
+    def restore_snapshot(self, seq: int) -> None:
         """A snapshot of the log."""
         self.partial = False
-        self._history = History(self.settings.replay_timeout)
-        self.numbers.synced = True
-        self.numbers.jump(seq + 1)
+        self._backfill = Backfill(self.settings.replay_timeout)
+        self.tracker.synced = True
+        self.tracker.jump(seq + 1)
 
-    def again_another_life(self, *, partial: bool) -> None:
+    def restore_epoch(self, *, partial: bool) -> None:
         """An epoch of the log."""
         self.epoch += 1
         self.partial = partial
-        self._begin_life()
+        self._begin_epoch()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, purpose: Purpose, now: float) -> None:
-        self._asking.ask(purpose, self.numbers, now)
+    def _ask(self, purpose: Purpose) -> None:
+        self._replay_client.ask(purpose, self.tracker)
 
-    def _sync(self, now: float) -> None:
+    def _sync(self) -> None:
         """Learn what a life has been so far."""
         self.state = State.SYNCING
-        self._ask(Purpose.SNAPSHOT if self.settings.snapshot else Purpose.SYNC, now)
+        self._ask(Purpose.SNAPSHOT if self.settings.snapshot else Purpose.SYNC)
 
     def _probe(self, now: float) -> None:
         interval = self.settings.probe_interval
         if not (self.settings.replay and self.connected and self.state is State.LIVE):
             return
-        if self._asking.open is None and self._history.due(now):
-            self._ask(Purpose.HISTORY, now)
-        if self._asking.open is None and interval and now - self._idle_since >= interval * self._probe_factor:
+        if self._replay_client.open is None and self._backfill.due(now):
+            self._ask(Purpose.HISTORY)
+        if self._replay_client.open is None and interval and now - self._idle_since >= interval * self._probe_factor:
             self._idle_since = now
             self._probe_factor = min(self._probe_factor * 2, MAX_PROBE_BACKOFF)
-            self._ask(Purpose.PROBE, now)
+            self._ask(Purpose.PROBE)
 
     def _check_done(self, now: float) -> None:
         """An answer that has caught up with the live stream has done its work, whether or not it ever ENDs."""
-        asked = self._asking.open
+        asked = self._replay_client.open
         if asked is None or asked.purpose in INTERRUPTIBLE or asked.purpose is Purpose.VERIFY:
             return
-        if self.numbers.caught_up:
-            self._asking.stop()
+        if self.tracker.caught_up:
+            self._replay_client.stop()
             self._settled(now)
 
-    def _finish(self, asked: Request, now: float, *, answered: bool) -> None:
+    def _finish(self, asked: OpenRequest, now: float, *, answered: bool) -> None:
         """An answer is over. What it did not bring is asked for once more, then given up."""
         purpose = asked.purpose
         if purpose is Purpose.HISTORY:
             if answered:
-                self._history.answered(None)
+                self._backfill.answered(None)
                 self.partial = self.partial and self.next > 0
             self._settled(now)
             return
-        self._history.question_over(answered=answered)
-        if answered and (asked.lacks_tip or (self._buffer and asked.tip >= 0 and not asked.items)):
+        self._backfill.request_finished(answered=answered)
+        if answered and (
+            asked.lacks_last_delivered or (self._buffer and asked.last_delivered >= 0 and not asked.items)
+        ):
             self._new_epoch(now)
             return
         if purpose is Purpose.VERIFY:
@@ -396,44 +434,44 @@ class Sequencer:
         elif purpose is Purpose.SYNC and not self.synced:
             if not answered and not asked.items and self._attempts < ATTEMPTS - 1:
                 self._attempts += 1
-                self._ask(Purpose.SYNC, now)
+                self._ask(Purpose.SYNC)
                 return
             if asked.items == 0 and self.next == 0:
                 if self.held:
                     self._baseline(self.held.first)
-                    self._history.owed = self.partial  # it was asked before it had said anything, perhaps
+                    self._backfill.pending = self.partial  # it was asked before it had said anything, perhaps
                 elif answered:
                     self.partial = False  # it has said nothing yet
-            self.numbers.drain()
+            self.tracker.drain()
         elif answered and asked.expects and not asked.items:
             if self._empty_at < 0:
-                self._empty_at = self.numbers.live_top
-            elif self._empty_at < self.numbers.live_top:
+                self._empty_at = self.tracker.live_end
+            elif self._empty_at < self.tracker.live_end:
                 self._buffer = False
         self._settled(now)
 
     def _no_snapshot(self, now: float) -> None:
         """It did not come, or there is none: what the replay still has is better than nothing."""
-        if self.synced and not self.numbers.complete:
+        if self.synced and not self.tracker.complete:
             self._give_up()
             self._settled(now)
         else:
-            self._ask(Purpose.SYNC, now)
+            self._ask(Purpose.SYNC)
 
     def _settled(self, now: float) -> None:
         """Between requests: either everything known is delivered, or there is a gap to ask for."""
         if not self.synced:
-            if far := self.numbers.drop_far(FAR):
+            if far := self.tracker.drop_far(FAR):
                 self.stats.rejected[Reason.SEQ_RANGE] += far
-            self.numbers.open()
+            self.tracker.open()
             self._attempts = 0
             self._resyncing = True
         if self._resyncing:
             self._resyncing = False
             self.actions.append(Synced())
         self.state = State.LIVE if self.connected else State.CONNECTING
-        if self._doubts.suspects and self.settings.replay and self._doubts.may_ask(now):
-            self._ask(Purpose.VERIFY, now)
+        if self._unverified_batches.stale and self.settings.replay and self._unverified_batches.may_ask(now):
+            self._ask(Purpose.VERIFY)
         self._advance(now)
 
     # -- order -------------------------------------------------------------------------------------------------------
@@ -443,23 +481,23 @@ class Sequencer:
         if not self.synced:
             if self.held and (not self.settings.replay or (self.next == 0 and 0 in self.held)):
                 # nothing to wait for: no history can be had, or the live stream itself begins at the beginning
-                self._asking.stop()
+                self._replay_client.stop()
                 self._baseline(self.held.first)
                 self._settled(now)
             return
         if self._unverified:
-            if self._asking.open is None:
-                self._ask(Purpose.VERIFY, now)
+            if self._replay_client.open is None:
+                self._ask(Purpose.VERIFY)
             return
-        self.numbers.drain()
-        if self.numbers.complete:
+        self.tracker.drain()
+        if self.tracker.complete:
             self._grace = None
-            if self._asking.open is None and self.state is State.GAP:
+            if self._replay_client.open is None and self.state is State.GAP:
                 self.state = State.LIVE
             return
-        if not self._asking.interruptible:
+        if not self._replay_client.interruptible:
             return
-        self._asking.stop()
+        self._replay_client.stop()
         if self._gap_start != self.next:
             self._gap_start = self.next
             self._attempts = 0
@@ -473,39 +511,41 @@ class Sequencer:
             self.stats.gaps += 1
         if self._attempts >= ATTEMPTS:
             if self.settings.snapshot:
-                self._ask(Purpose.SNAPSHOT, now)  # what is lost for good, the publisher can still tell the sum of
+                self._ask(Purpose.SNAPSHOT)  # what is lost for good, the publisher can still tell the sum of
                 return
             self._give_up()
             self._advance(now)
             return
         self._attempts += 1
-        self._ask(Purpose.GAP, now)
+        self._ask(Purpose.GAP)
 
     def _settle_without_replay(self) -> None:
-        while not self.numbers.complete:
+        while not self.tracker.complete:
             self._give_up()
         self.state = State.LIVE
 
     def _give_up(self) -> None:
         self.partial = True
-        self._history.begins(self.held.first if self.held else self.horizon)
-        self.numbers.give_up()
+        self._backfill.begins(self.held.first if self.held else self.log_end)
+        self.tracker.give_up()
 
     def _forget_numbers(self) -> None:
         settings = self.settings
-        self.numbers = Numbering(Held(settings.reorder_batches, settings.reorder_bytes), self.stats, self.actions)
+        self.tracker = GapTracker(
+            ReorderBuffer(settings.reorder_batches, settings.reorder_bytes), self.stats, self.actions
+        )
 
     def _baseline(self, seq: int) -> None:
         """The first batch of this life that can still be had. What came before it is history kvbus never saw."""
         self.partial = seq > 0
-        self._history.begins(seq)
-        self.numbers.begin_at(seq)
+        self._backfill.begins(seq)
+        self.tracker.begin_at(seq)
 
     # -- lives -------------------------------------------------------------------------------------------------------
 
     def _low(self, seq: int, payload: bytes, now: float) -> None:
         """A live batch from before ``next``: a late copy, or the publisher's new life."""
-        same = self.numbers.marks.matches(seq, payload, self.next)
+        same = self.tracker.fingerprints.matches(seq, payload, self.next)
         if same:
             self.stats.duplicates += 1
             return
@@ -514,49 +554,49 @@ class Sequencer:
             self.live(seq, payload, now)
             return
         self.stats.duplicates += 1
-        self._doubts.suspect(seq, payload)
+        self._unverified_batches.keep_stale(seq, payload)
         if not self.settings.replay:
-            if self._doubts.go_on:
+            if self._unverified_batches.consecutive:
                 self._new_epoch(now)
             return
-        if self._doubts.may_ask(now) and self._asking.interruptible:
-            self._ask(Purpose.VERIFY, now)
+        if self._unverified_batches.may_ask(now) and self._replay_client.interruptible:
+            self._ask(Purpose.VERIFY)
 
     def _is_far(self, seq: int) -> bool:
         """Whether a number is too far ahead of what is known to be behind a gap."""
-        numbers = self.numbers
-        return seq - numbers.horizon >= FAR and (numbers.synced or numbers.next > 0)
+        tracker = self.tracker
+        return seq - tracker.log_end >= FAR and (tracker.synced or tracker.next > 0)
 
     def _far(self, seq: int, payload: bytes, now: float) -> None:
         """A live batch from further ahead than any gap: an odd one, or, if it goes on, another numbering."""
         self.stats.rejected[Reason.SEQ_RANGE] += 1
-        ahead = self._doubts.ahead(seq, payload)
+        ahead = self._unverified_batches.ahead(seq, payload)
         if ahead:
             self._new_epoch(now)
             for number, batch in ahead:
                 self.live(number, batch, now)
 
-    def _verified(self, asked: Request, now: float, *, answered: bool) -> bool:
+    def _verified(self, asked: OpenRequest, now: float, *, answered: bool) -> bool:
         """A verifying answer is over; False if it opened a new epoch or another question."""
-        if asked.seen_tip:
-            self._doubts.settled(now)
+        if asked.saw_last_delivered:
+            self._unverified_batches.settled(now)
             return True
         if not answered:
             self._attempts += 1
             if self._attempts < ATTEMPTS:
-                self._ask(Purpose.VERIFY, now)
+                self._ask(Purpose.VERIFY)
                 return False
-            if self.settings.trust_unverified and not self._doubts.go_on:
+            if self.settings.trust_unverified and not self._unverified_batches.consecutive:
                 self._unverified = False
-                self._doubts.suspects.clear()
+                self._unverified_batches.stale.clear()
                 return True
-        elif self._buffer is False and not self._doubts.suspects and not asked.items:
+        elif self._buffer is False and not self._unverified_batches.stale and not asked.items:
             self._unverified = False
             return True
         self._new_epoch(now)
         if not answered:
             self.partial = True
-            self._history.owe()
+            self._backfill.nothing_known()
         return False
 
     def _new_epoch(self, now: float, *, restart: bool = True) -> None:
@@ -565,23 +605,23 @@ class Sequencer:
         Without a restart it is the same life, of which more can be had than is known.
         """
         self.stats.restarts += restart
-        self.numbers.write_off()
-        suspects = self._doubts.suspects
-        self._asking.stop()
+        self.tracker.write_off()
+        suspects = self._unverified_batches.stale
+        self._replay_client.stop()
         self.epoch += 1
         self.partial = False
-        self._begin_life()
+        self._begin_epoch()
         self._idle_since = now
         self.actions.append(NewEpoch())
-        if restart and self._conflict.another_life(now):
+        if restart and self._conflict.epoch_began(now):
             self.partial = True
             self.state = State.CONFLICT
             return
         for seq in suspects:
             self.stats.duplicates -= 1
-            self.numbers.live_later(seq, suspects.get(seq))
+            self.tracker.live_later(seq, suspects.get(seq))
         if self.settings.replay:
-            self._sync(now)
+            self._sync()
         else:
             self.state = State.LIVE
         self._advance(now)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvbus.core.sequencing.reorder_buffer import Held
+from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 
-SUSPECTS: Final = 1024
+MAX_STALE: Final = 1024
 """Suspects that are kept; beyond it the lowest are let go."""
 
 PAUSE: Final = 1.0
@@ -21,24 +21,24 @@ RUN: Final = 3
 """Consecutive batches that are no accident."""
 
 
-class Doubts:
+class UnverifiedBatches:
     """What is kept of one life's doubtful batches.
 
     Args:
         max_bytes: most payload kept of suspects.
     """
 
-    __slots__ = ("_ahead", "_ask_after", "suspects")
+    __slots__ = ("_ahead", "_ask_after", "stale")
 
     def __init__(self, max_bytes: int) -> None:
-        self.suspects = Held(SUSPECTS, max_bytes)
+        self.stale = ReorderBuffer(MAX_STALE, max_bytes)
         self._ahead: list[tuple[int, bytes]] = []
         """The newest batches from far ahead, while they are consecutive."""
         self._ask_after = float("-inf")
 
-    def suspect(self, seq: int, payload: bytes) -> None:
+    def keep_stale(self, seq: int, payload: bytes) -> None:
         """Keep a batch from before what was delivered."""
-        suspects = self.suspects
+        suspects = self.stale
         if seq in suspects:
             return
         while not suspects.fits(payload):
@@ -46,10 +46,10 @@ class Doubts:
         suspects.add(seq, payload)
 
     @property
-    def go_on(self) -> bool:
+    def consecutive(self) -> bool:
         """Whether the newest suspects follow one another, as a life's own do."""
-        last = self.suspects.last if self.suspects else 0
-        return all(last - back in self.suspects for back in range(RUN))
+        last = self.stale.last if self.stale else 0
+        return all(last - back in self.stale for back in range(RUN))
 
     def ahead(self, seq: int, payload: bytes) -> list[tuple[int, bytes]] | None:
         """Keep a batch from far ahead; the run that it completes, if it does."""
@@ -64,11 +64,11 @@ class Doubts:
 
     def settled(self, now: float) -> None:
         """The publisher has shown that it is in the life known: the suspects were late copies."""
-        if self.suspects:
-            self.suspects.clear()
+        if self.stale:
+            self.stale.clear()
             self._ask_after = now + PAUSE
 
     def clear(self) -> None:
         """The connection is gone, and with it what came on it."""
-        self.suspects.clear()
+        self.stale.clear()
         self._ahead.clear()

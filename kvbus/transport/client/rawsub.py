@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 import zmq
 
 from kvbus.errors import BindError
-from kvbus.transport.sockets import end
+from kvbus.transport.sockets import KEEPALIVE, end, set_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -83,6 +83,7 @@ class RawSubscriber:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, self._hwm)
         socket.setsockopt(zmq.SUBSCRIBE, self._topic)
+        set_options(socket, KEEPALIVE)
         if self._curve is not None:
             self._curve.as_client(socket)
         try:

@@ -19,7 +19,7 @@ import zmq
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.wire.frames import END_SEQ, LONG_SEQ_BYTES, SEQ_BYTES, replay_request
 from kvbus.transport.client.rawsub import refused
-from kvbus.transport.sockets import end
+from kvbus.transport.sockets import KEEPALIVE, end, set_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -271,11 +271,7 @@ class StreamSockets:
         socket.setsockopt(zmq.IPV6, 1)
         if self._curve is not None:
             self._curve.as_client(socket)
-        # a peer whose machine vanished says nothing: find out within a minute
-        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+        set_options(socket, KEEPALIVE)
         return socket
 
     def _pump_answers(self, handler: Handler) -> bool:

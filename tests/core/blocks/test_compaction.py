@@ -1,5 +1,6 @@
 import pytest
 
+from kvbus.core.blocks.announce import MOST_BLOCKS
 from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Cut, Part
 from kvbus.core.blocks.index import Index
 from kvbus.core.wire.profiles import Wire
@@ -55,6 +56,52 @@ def test_blocks_are_what_is_counted_not_events():
     bodies = told(cut_of(bench_of(*runs)))
     sizes = [sum(len(event.get("block_hashes", ())) for event in unpack(body)[1]) for body in bodies]
     assert sizes == [BLOCKS_PER_BATCH] * 2
+
+
+def sizes_of(bodies):
+    return [sum(len(event.get("block_hashes", ())) for event in unpack(body)[1]) for body in bodies]
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 500])
+def test_an_event_goes_on_in_the_next_batch(blocks):
+    runs = [store([blocks * at + i for i in range(blocks)]) for at in range(1024 // blocks)]
+    cut = cut_of(bench_of(*runs))
+    sizes = sizes_of(told(cut))
+    assert all(size == BLOCKS_PER_BATCH for size in sizes[:-1])
+    assert sum(sizes) == len(runs) * blocks
+    assert cut.telling(10**6).count == len(sizes)
+
+
+@pytest.mark.parametrize("blocks", [1, 100])
+def test_blocks_that_leave_re_cut_are_counted_in_pieces(blocks):
+    bench = Bench(block_size=16)
+    bench.feed(store(list(range(blocks)), block_size=16 * 1000))
+    cut = cut_of(bench)
+    bodies = told(cut)
+    assert sizes_of(bodies) == [BLOCKS_PER_BATCH] * (1000 * blocks // BLOCKS_PER_BATCH) + [
+        1000 * blocks % BLOCKS_PER_BATCH
+    ]
+    assert cut.telling(10**6).count == len(bodies)
+    assert cut.fewest == -(-1000 * blocks // MOST_BLOCKS)
+    assert max(sizes_of(told(cut, cut.fewest))) == min(1000 * blocks, MOST_BLOCKS)
+    router = PlainSetRouter()
+    for seq, body in enumerate(bodies):
+        router.apply(seq, body)
+    assert router.blocks == bench.router.blocks
+    assert router.violations == []
+    assert router.orphans == 0
+
+
+def test_a_page_of_two_nodes_is_counted_once():
+    bench = Bench(block_size=16)
+    tokens = list(range(16 * 600))
+    bench.feed(store([1], tokens=tokens, block_size=len(tokens)))
+    bench.feed(store([2], tokens=tokens[: 16 * 520], block_size=16 * 520), store([3], 1, block_size=16))
+    cut = cut_of(bench)
+    assert sizes_of(told(cut)) == [512, 89]
+    assert cut.telling(10**6).count == 2
+    bench.feed(removed([1]))
+    assert sizes_of(told(cut_of(bench))) == [512, 9]
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 10, 1000])

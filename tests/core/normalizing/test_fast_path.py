@@ -165,6 +165,7 @@ class TestCopies:
 LEFT = {
     "no events": [],
     "a clear": [{"type": "AllBlocksCleared"}],
+    "clears around what is in order": [{"type": "AllBlocksCleared"}, store([50]), {"type": "AllBlocksCleared"}],
     "a copy with other tokens": [store([50]), store([40])],
     "a copy among new ones": [store([50, 40])],
     "a hash twice": [store([50, 50])],

@@ -369,6 +369,54 @@ class TestClear:
         bench.feed(removed([1], medium="CPU"), cleared(), removed([2], medium="CPU"))
         assert bench.router.violations == []
 
+    @pytest.mark.parametrize("clears", [2, 3, 5])
+    def test_a_second_one_in_a_batch_speaks_of_the_other_tiers(self, clears):
+        """vLLM resets its offloaded blocks too (``reset_external``): two clears, neither of which names a medium."""
+        bench = Bench()
+        bench.feed(*[store([i], medium=medium) for medium in ("GPU", "CPU", "DISK") for i in range(184)])
+        assert bench.feed(*[cleared()] * clears) == plain_all([cleared()])
+        assert bench.router.blocks == {}
+        assert bench.normalizer.entries == 0
+        assert bench.feed(removed([1], medium="CPU")) == []
+
+    @pytest.mark.parametrize("clears", [2, 3])
+    def test_events_between_the_clears_of_a_batch(self, clears):
+        """The pool's events come first, then the connector's: what the pool stored after its own reset lives on."""
+        bench = Bench()
+        bench.feed(store([1, 2]), store([1, 2], medium="CPU"), store([1, 2]), store([2], medium="CPU"))
+        later = [store([2], medium="CPU"), cleared()] * (clears - 1)
+        bench.feed(removed([1]), cleared(), store([5]), removed([1], medium="CPU"), *later, store([6], medium="CPU"))
+        assert set(bench.router.blocks) == {(None, "GPU", 5), (None, "CPU", 6)}
+        assert bench.router.violations == []
+        assert bench.feed(removed([6], medium="CPU")) == plain_all([removed([6], medium="CPU")])
+
+    def test_a_second_one_in_the_next_batch_is_the_devices_again(self):
+        bench = Bench()
+        bench.feed(store([1]), store([2], medium="CPU"))
+        bench.feed(cleared())
+        bench.feed(cleared())
+        assert set(bench.router.blocks) == {(None, "CPU", 2)}
+
+    def test_a_second_one_of_an_engine_that_clears_everything(self):
+        bench = Bench()
+        bench.feed(cleared(), first_of_life=True)
+        bench.feed(cleared(), store([1]), cleared(), store([2], medium="CPU_PINNED"))
+        assert set(bench.router.blocks) == {(None, "CPU_PINNED", 2)}
+
+    def test_a_second_one_makes_the_host_tier_whole(self):
+        bench = Bench(max_blocks=1)
+        bench.feed(store([1], medium="CPU"), store([2], medium="CPU"), store([3]))
+        bench.feed(cleared(), cleared())
+        assert not bench.normalizer.full
+
+    def test_a_coarse_block_outlives_the_clear_of_another_tier(self):
+        bench = Bench()
+        bench.feed(store([1, 2]), store([99], block_size=64, medium="CPU"))
+        bench.feed(cleared())
+        bench.stats.filtered.clear()
+        bench.feed(removed([99], medium="CPU"))
+        assert bench.filtered == {Filtered.COARSE: 1}
+
     def test_copies_are_cleared_with_their_block(self):
         bench = Bench()
         bench.feed(store([1]), store([1]), store([9], medium="CPU"), cleared(), store([1]))

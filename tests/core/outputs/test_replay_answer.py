@@ -198,7 +198,7 @@ class TestBehindTheJournal:
         assert seqs == list(range(seqs[0], 10**12 + 1)), "it begins late, as a trimmed buffer does, and has no hole"
         assert answer.outcome == "late"
 
-    @pytest.mark.parametrize(("newest", "first", "outcome"), [(1001, 0, "compacted"), (1002, 1001, "late")])
+    @pytest.mark.parametrize(("newest", "first", "outcome"), [(1000, 0, "compacted"), (1001, 1001, "late")])
     def test_filler_goes_as_far_as_it_may(self, monkeypatch, newest, first, outcome):
         monkeypatch.setattr(answer_module, "MAX_FILLER", 1000)
         made = stream()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvbus.core.events import Oversize, ReplayCut
+from kvbus.core.events import Oversize, ReplayAborted
 from kvbus.core.sequencing.settings import State
 from kvbus.core.types import Reason
 from tests.core.dsl import Script
@@ -10,7 +10,7 @@ from tests.core.sequencing.test_sequencer import Line, synced
 
 
 def cut(line):
-    line.sequencer.replay_cut(line.request, line.now)
+    line.sequencer.replay_aborted(line.request, line.now)
     return line._done()
 
 
@@ -58,12 +58,12 @@ def test_an_answer_that_breaks_off_at_once_twice_is_given_up():
 
 def test_an_old_answer_that_breaks_off_is_nobodys():
     line = synced(2)
-    line.sequencer.replay_cut(999, line.now)
+    line.sequencer.replay_aborted(999, line.now)
     assert line.stats.stale_replies == 1
     assert line._done() == []
 
 
-@pytest.mark.parametrize("event", [Oversize(0), ReplayCut(0, 1)])
+@pytest.mark.parametrize("event", [Oversize(0), ReplayAborted(0, 1)])
 def test_a_frame_over_the_limit_is_a_rejection(event):
     script = Script(replay=True)
     script.relay.handle(event, 1.0)

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.sequencing.reorder_buffer import Held
+from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 
 
 def held(*seqs, max_batches=1000, max_bytes=10**6):
-    kept = Held(max_batches, max_bytes)
+    kept = ReorderBuffer(max_batches, max_bytes)
     for seq in seqs:
         kept.add(seq, b"x" * 10)
     return kept
@@ -40,7 +40,7 @@ def test_limits_in_number_and_bytes():
 
 
 def test_one_batch_always_fits():
-    assert Held(0, 0).fits(b"x" * 1000)
+    assert ReorderBuffer(0, 0).fits(b"x" * 1000)
 
 
 def test_letting_go_from_either_end():
@@ -55,7 +55,7 @@ def test_letting_go_from_either_end():
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "take", "last", "before", "from"]), st.integers(0, 30))))
 def test_as_a_sorted_dictionary_would(steps):
-    kept, model = Held(10**6, 10**6), {}
+    kept, model = ReorderBuffer(10**6, 10**6), {}
     for what, seq in steps:
         if what == "add" and seq not in model:
             kept.add(seq, bytes(seq))

@@ -23,6 +23,8 @@ class Line:
         self.now = 0.0
         self.request = 0
         self.delivered = []
+        self.sends = True
+        """What is asked leaves at once; False: it waits behind a backlog."""
 
     def batch(self, seq):
         return b"life %d, batch %d" % (self.life, seq)
@@ -39,6 +41,8 @@ class Line:
             elif isinstance(action, Ask):
                 said.append(f"ask {action.start}")
                 self.request = action.request
+                if self.sends:
+                    self.sequencer.sent(action.request, self.now)
             else:
                 said.append({NewEpoch: "new epoch", Synced: "synced", Stop: "stop"}[type(action)])
         stats = self.stats
@@ -520,7 +524,7 @@ class TestLives:
     def test_lost_stays_lost_until_it_is_back(self):
         line = synced(5)
         line.down()
-        line.sequencer.lose()
+        line.sequencer.expire()
         assert line.state is State.LOST
         line.up()
         line.replayed(4)
@@ -531,3 +535,84 @@ class TestLives:
     def test_up_twice_is_up_once(self, replay):
         line = synced(2, replay=replay)
         assert line.up() == []
+
+
+class TestAfterAPause:
+    """The process was stopped, or is behind: batches wait to be read while the publisher trims its buffer beyond them."""
+
+    def test_an_answer_from_beyond_the_tip_proves_no_restart(self):
+        line = synced(3, probe_interval=1.0)
+        assert line.later(1.5) == ["ask 0"]
+        assert line.replayed(50) == ["stop"]  # trimmed: 3 to 49 still wait to be read
+        assert line.live(*range(3, 60)) == list(range(3, 60))
+        assert line.sequencer.epoch == 0
+        assert line.stats.restarts == 0
+        assert line.missing == (0, 0, 0, 0)
+        assert not line.sequencer.partial
+
+    def test_what_was_delivered_meanwhile_makes_the_answer_an_ordinary_one(self):
+        line = synced(3, probe_interval=1.0)
+        line.later(1.5)
+        assert line.live(*range(3, 60)) == list(range(3, 60))
+        line.replayed(*range(50, 62))
+        assert line.delivered[-2:] == [line.batch(60), line.batch(61)]
+        assert line.stats.restarts == 0
+
+    def test_a_live_stream_that_brings_nothing_more_has_lost_what_was_trimmed(self):
+        line = synced(3, probe_interval=1.0)
+        line.later(1.5)
+        assert line.replayed(50) == ["stop"]
+        said = []
+        while line.sequencer.next == 3:
+            said += line.later(1.0)
+            said += line.replayed(50, 51)
+            said += line.end()
+            assert line.now < 60
+        assert "lost 47" in said
+        assert "new epoch" not in said
+        assert line.delivered[-2:] == [line.batch(50), line.batch(51)]
+        assert line.stats.lost == 47
+        assert line.sequencer.partial
+
+    def test_batches_that_come_between_two_probes_are_waited_for_again(self):
+        line = synced(3, probe_interval=1.0)
+        for upto in (5, 7):
+            while not any(str(word).startswith("ask") for word in line.later(0.5)):
+                pass
+            assert line.replayed(50) == ["stop"]
+            line.live(*range(line.sequencer.next, upto))
+        assert line.sequencer.next == 7
+        assert line.missing == (0, 0, 0, 0)
+
+    def test_suspects_are_no_restart_of_a_publisher_that_is_far_ahead(self):
+        line = synced(RING + 50)
+        (asked,) = line.live(3)  # older than every fingerprint that is kept
+        assert asked.startswith("ask ")
+        assert "new epoch" not in line.replayed(RING + 5000)
+        assert line.stats.restarts == 0
+        assert line.live(RING + 50) == [RING + 50]
+
+    def test_after_an_absence_nobody_knows_the_epoch_and_what_is_gone_is_counted(self):
+        line = synced(3)
+        line.down()
+        line.up()
+        said = line.replayed(50)
+        assert "new epoch" in said
+        assert line.stats.restarts == 0  # nothing proves one
+        assert (line.stats.missing, line.stats.lost) == (47, 47)
+        line.replayed(50, 51)
+        line.end()
+        assert line.sequencer.next == 52
+        assert line.sequencer.partial
+
+    def test_the_time_of_a_question_runs_from_the_moment_it_is_sent(self):
+        line = synced(3)
+        line.sends = False
+        line.live(9)
+        for _ in range(5):
+            assert line.later(1.0) == []  # it waits behind a backlog
+        line.sequencer.sent(line.request, line.now)
+        assert line.later(1.9) == []
+        assert line.replayed(3, 4, 5, 6, 7, 8) == [3, 4, 5, 6, 7, 8, 9, "stop"]
+        assert line.stats.replay_timeouts == 0
+        assert line.stats.lost == 0

@@ -1,0 +1,77 @@
+"""Who may read token ids, which are prompts: programs on this machine (or in this pod), and nobody else.
+
+A port-forward ends on loopback, so it needs nothing more. What a request says about itself proves nothing, with one
+exception: a browser says truly which name it was asked for and which site asks. A page of another site, or a name that
+was made to point to loopback (DNS rebinding), is found out by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from aiohttp import web
+
+from kvbus.config.endpoints import host_name, is_loopback
+from kvbus.core.stats import HttpRefusal
+
+_FORWARDING: Final = frozenset({"forwarded", "via", "x-real-ip"})
+_OWN_PAGE: Final = frozenset({"same-origin", "none"})
+"""Sec-Fetch-Site of a page of ours, and of an address typed by hand."""
+
+_HOW: Final = {
+    HttpRefusal.PEER: (
+        "only loopback may read it: ask {url} on the host of kvbus or in its container, or through "
+        "`kubectl port-forward POD {port}` or `ssh -L {port}:127.0.0.1:{port} HOST`"
+    ),
+    HttpRefusal.FORWARDED: (
+        "a proxy passed the request on (Forwarded, X-Forwarded-*, X-Real-IP or Via), so it is not known who asks: "
+        "ask {url} without the proxy"
+    ),
+    HttpRefusal.HOST: (
+        "the Host header has to be localhost, 127.0.0.1 or [::1], or one of http_allowed_hosts: ask {url}"
+    ),
+    HttpRefusal.CROSS_SITE: "a page of another site asked for it: enter {url} in the browser yourself",
+}
+
+
+def how_to_get_in(refusal: HttpRefusal, path: str, port: int) -> str:
+    """The sentence for whoever was refused."""
+    how = _HOW[refusal].format(url=f"http://127.0.0.1:{port}{path}", port=port)
+    return f"{path} shows token ids, which are what users wrote, and {how}"
+
+
+class Access:
+    """The rule for every path whose answer holds token ids.
+
+    Args:
+        allowed_hosts: Names for the Host header beside the local ones.
+    """
+
+    def __init__(self, allowed_hosts: Iterable[str]) -> None:
+        self._allowed = frozenset(host_name(host) for host in allowed_hosts)
+
+    def refusal(self, request: web.Request) -> HttpRefusal | None:
+        """Why a request is refused; ``None`` for one that may read."""
+        # Both ends: the proxy of a service mesh delivers everybody's requests from 127.0.0.6 to the pod's address.
+        ends = (request.get_extra_info("peername"), request.get_extra_info("sockname"))
+        if not all(end and is_loopback(end[0]) for end in ends):
+            return HttpRefusal.PEER
+        names = {name.lower() for name in request.headers}
+        if names & _FORWARDING or any(name.startswith("x-forwarded-") for name in names):
+            return HttpRefusal.FORWARDED
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1 or not self._is_local(hosts[0]):
+            return HttpRefusal.HOST
+        if not request.raw_path.startswith("/") and not self._is_local(request.url.raw_authority):
+            return HttpRefusal.HOST  # GET http://HOST/blocks: the target's own host counts, too
+        origins = request.headers.getall("Origin", [])
+        sites = request.headers.getall("Sec-Fetch-Site", [])
+        ours = f"http://{hosts[0]}".lower()
+        if not all(origin.lower() == ours for origin in origins) or not _OWN_PAGE.issuperset(sites):
+            return HttpRefusal.CROSS_SITE
+        return None
+
+    def _is_local(self, authority: str) -> bool:
+        name = host_name(authority)
+        return name is not None and (is_loopback(name) or name in self._allowed)

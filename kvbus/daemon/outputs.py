@@ -1,0 +1,101 @@
+"""The drivers of all outputs, each of the type that its configuration names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kvbus import parts
+from kvbus.config import Config, OutputConfig
+from kvbus.core.events import RelayEvent
+from kvbus.core.relay import Relay
+from kvbus.daemon.keys import Keys, output_domain
+from kvbus.errors import ConfigError, Problem
+from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
+from kvbus.transport.sockets import Context, Guard
+from kvbus.transport.zap import ZapHandler
+
+log = logging.getLogger("kvbus.daemon")
+
+LOOK_AGAIN: Final = 0.01
+"""Seconds between two looks at whether all answers are sent."""
+
+
+class Outputs:
+    """One driver for each configured output, in ``drivers``.
+
+    Args:
+        context: the process's context.
+        config: the configuration.
+        relay: whose outputs these are.
+        feed: takes routers' requests.
+        before_send: called before anything leaves; None where no state is kept.
+        clock: seconds in which the process was running.
+
+    Raises:
+        ConfigError: what an output's type needs is not installed.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        config: Config,
+        relay: Relay,
+        feed: Callable[[RelayEvent], None],
+        before_send: Callable[[], None] | None,
+        clock: Callable[[], float],
+    ) -> None:
+        sessions = config.limits.max_replay_sessions
+        self.drivers: list[OutputDriver] = [
+            _factory(number, output)(
+                number,
+                output,
+                Services(relay.outputs[number].stats, feed, before_send, clock, context, sessions),
+            )
+            for number, output in enumerate(config.outputs)
+        ]
+
+    def flush(self) -> None:
+        """The work at hand is done: send what it gave."""
+        for driver in self.drivers:
+            driver.flush()
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until all replay answers are sent; who still waits after ``seconds`` is told so and counted."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        # they are sent by callbacks, which set no event
+        while any(driver.busy for driver in self.drivers) and loop.time() < until:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_AGAIN)
+        cut_off = sum(driver.end_answers() for driver in self.drivers)
+        if cut_off:
+            log.warning("%d replay answers were not finished within shutdown_timeout", cut_off)
+
+    def close(self, linger: float) -> None:
+        """Close everything; what is queued has ``linger`` seconds to leave."""
+        for driver in self.drivers:
+            for stream in driver.streams:
+                driver.close(stream, linger)
+
+
+def _factory(number: int, output: OutputConfig) -> OutputFactory:
+    try:
+        factory: OutputFactory = parts.load(parts.OUTPUTS, output.type)
+    except ImportError as error:
+        wrong = f"it is registered, and what it needs is not installed: {error}"
+        raise ConfigError([Problem(f"outputs[{number}].type", wrong, output.type, "type: zmq")]) from error
+    return factory
+
+
+def guard_of(config: Config, number: int, keys: Keys) -> Guard:
+    """What an output takes from its routers."""
+    domain = output_domain(config.outputs[number].name)
+    return Guard(config.limits.max_request_bytes, keys.get(domain), domain)
+
+
+def allow(zap: ZapHandler, keys: Keys) -> None:
+    """Tell the ZAP handler every allow-list."""
+    for domain, curve in keys.items():
+        zap.allow(domain, curve.clients)

@@ -1,0 +1,313 @@
+"""Who may read token ids: loopback under a local name, asked by no other site's page; everything else is for all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from http.client import HTTPResponse
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from kvbus.admin import http
+from kvbus.admin.access import Access
+from kvbus.core.stats import HttpRefusal
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.ports import free_port
+from tests.system.bus import Bus, eventually, running_bus
+
+TOKEN, NAME, PARENT, REFUSED = 71_234_567, 8_812_345_678, 9_912_345_678, 81_234_567
+OPEN = {"/", "/metrics", "/livez", "/readyz", "/sources"}
+"""What shows no token ids, and is for everyone who reaches it."""
+
+
+class Answer(NamedTuple):
+    status: int
+    body: str
+
+    @property
+    def error(self) -> str:
+        return str(json.loads(self.body)["error"])
+
+
+class Asking:
+    """A bus with one block and one refused event, and raw requests to it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.address = bus.daemon.http_address
+
+    async def ask(self, request: str, *, local_address: str | None = None) -> Answer:
+        """Send the text as it is, lines ending with ``|``; PORT is the server's."""
+        text = request.replace("PORT", str(self.address[1])).replace("|", "\r\n") + "\r\n"
+        return await asyncio.to_thread(self._ask, text.encode("latin-1"), local_address)
+
+    def _ask(self, request: bytes, local_address: str | None) -> Answer:
+        source = None if local_address is None else (local_address, 0)
+        with socket.create_connection(self.address, 20, source) as connection:
+            connection.sendall(request)
+            answer = HTTPResponse(connection, method=request.split()[0].decode())
+            answer.begin()
+            return Answer(answer.status, answer.read().decode())
+
+    async def get(self, path: str, host: str = "localhost:PORT") -> Answer:
+        return await self.ask(f"GET {path} HTTP/1.1|Host: {host}|")
+
+    async def refused(self) -> dict[str, float]:
+        """The counter's children, as they are scraped."""
+        lines = (await self.get("/metrics")).body.splitlines()
+        found = [line for line in lines if line.startswith("kvbus_http_refused_total{")]
+        return {line.split('"')[1]: float(line.split()[-1]) for line in found}
+
+
+@contextlib.asynccontextmanager
+async def asking(**settings: object) -> AsyncIterator[Asking]:
+    async with (
+        running_bus(**settings) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await engine.wait_for_subscriber(20)
+        refused = store([REFUSED], tokens=[REFUSED] * 7)
+        engine.publish(batch(store([NAME], PARENT, tokens=[TOKEN] * 16), refused))
+        await eventually(lambda: bus.caught_up(0), "one block")
+        yield Asking(bus)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "GET /blocks HTTP/1.1|Host: localhost|",
+        "GET /blocks HTTP/1.1|Host: localhost:PORT|",
+        "GET /blocks HTTP/1.1|Host: localhost:1|",  # the near end of a port-forward has a port of its own
+        "GET /blocks HTTP/1.1|Host: localhost:|",
+        "GET /blocks HTTP/1.1|host: LocalHost.:PORT|",
+        "GET /blocks HTTP/1.1|Host: 127.0.0.1:PORT|",
+        "GET /blocks HTTP/1.1|Host: 127.8.9.10|",
+        "GET /blocks HTTP/1.1|Host: [::1]:PORT|",
+        "GET /blocks HTTP/1.1|Host: [0:0:0:0:0:0:0:1]|",
+        "GET /blocks HTTP/1.1|Host: [::ffff:127.0.0.1]:PORT|",
+        "GET /blocks HTTP/1.0|Host: localhost|",
+        "GET /blocks?source=engine HTTP/1.1|Host: localhost|",
+        "GET http://localhost:PORT/blocks HTTP/1.1|Host: localhost:PORT|",
+        "GET /blocks HTTP/1.1|Host: localhost:PORT|Sec-Fetch-Site: none|",
+        "GET /blocks HTTP/1.1|Host: localhost:PORT|Sec-Fetch-Site: same-origin|Origin: http://localhost:PORT|",
+        "GET /blocks HTTP/1.1|Host: kvbus.example.internal:PORT|",
+        "GET /blocks HTTP/1.1|Host: KVBUS.example.internal.|",
+        "GET /blocks HTTP/1.1|Host: [FD00::7]:80|",
+    ],
+)
+async def test_loopback_under_a_local_or_a_configured_name_may_read(request_: str) -> None:
+    async with asking(http_allowed_hosts=["Kvbus.Example.Internal", "[fd00:0::7]"]) as here:
+        answer = await here.ask(request_)
+        assert answer.status == 200, answer.body
+        assert json.loads(answer.body)["token_ids"] == [TOKEN] * 16
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        *(
+            (f"GET /blocks HTTP/1.1|Host: {host}|", "host")
+            for host in (
+                "evil.example",
+                "evil.example:PORT",
+                "localhost.evil.example",
+                "evil.localhost",  # a resolver need not keep these on loopback
+                "localhost@evil.example",
+                "evil.example@localhost",
+                "localhost evil.example",
+                "localhost,evil.example",
+                "127.0.0.1.evil.example",
+                "127.0.0.1.nip.io",
+                "127.1",
+                "0177.0.0.1",
+                "2130706433",
+                "0.0.0.0:PORT",
+                "10.1.2.3:PORT",
+                "[::]",
+                "[::2]",
+                "[::ffff:10.1.2.3]",
+                "::1",
+                "[localhost]",
+                "[127.0.0.1]",
+                "[::1",
+                ".",
+                "",
+                "localhost:PORT/blocks",
+                "kvbus.example.internal",
+            )
+        ),
+        ("GET /blocks HTTP/1.0|", "host"),
+        ("GET http://evil.example/blocks HTTP/1.1|Host: localhost:PORT|", "host"),
+        ("GET HTTP://evil.example:PORT/blocks HTTP/1.1|Host: localhost:PORT|", "host"),
+        ("GET http://localhost@evil.example/blocks HTTP/1.1|Host: localhost:PORT|", "host"),
+        ("GET http://localhost:PORT/blocks HTTP/1.1|Host: evil.example|", "host"),
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|X-Forwarded-For: 127.0.0.1|", "forwarded"),
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|x-forwarded-proto: https|", "forwarded"),
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|Forwarded: for=127.0.0.1|", "forwarded"),
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|X-Real-IP: 127.0.0.1|", "forwarded"),
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|Via: 1.1 proxy|", "forwarded"),
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|Sec-Fetch-Site: cross-site|", "cross_site"),
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|Sec-Fetch-Site: same-site|", "cross_site"),  # another port's page
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|Origin: http://evil.example|", "cross_site"),
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|Origin: http://localhost:3000|", "cross_site"),
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|Origin: https://localhost:PORT|", "cross_site"),
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|Origin: null|", "cross_site"),
+        ("HEAD /blocks HTTP/1.1|Host: evil.example|", "host"),
+        ("GET /%62locks HTTP/1.1|Host: evil.example|", "host"),
+        ("GET /blocks?source=nobody HTTP/1.1|Host: evil.example|", "host"),
+    ],
+)
+async def test_everything_else_is_refused_counted_and_told_how_to_get_in(request_: str, reason: str) -> None:
+    async with asking() as here:
+        answer = await here.ask(request_)
+        assert answer.status == 403
+        assert str(TOKEN) not in answer.body
+        if not request_.startswith("HEAD"):
+            assert f"http://127.0.0.1:{here.address[1]}/blocks" in answer.error
+            assert answer.error.startswith("/blocks shows token ids")
+        assert await here.refused() == {**dict.fromkeys(map(str, HttpRefusal), 0), reason: 1}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "GET /blocks HTTP/1.1|",
+        "GET /blocks HTTP/1.1|Host: localhost|Host: localhost|",
+        "GET /blocks HTTP/1.1|Host: localhost|Host: evil.example|",
+    ],
+)
+async def test_no_host_or_several_are_no_request(request_: str) -> None:
+    async with asking() as here:
+        assert (await here.ask(request_)).status == 400
+
+
+LOCAL, OWN, OTHER = ("127.0.0.1", 1), ("10.1.2.3", 9477), ("10.1.2.9", 1)
+
+
+@pytest.mark.parametrize(
+    ("peer", "own", "refusal"),
+    [
+        (LOCAL, ("127.0.0.1", 9477), None),
+        (("127.9.9.9", 1), ("127.0.0.1", 9477), None),
+        (("::1", 1, 0, 0), ("::1", 9477, 0, 0), None),
+        (("::ffff:127.0.0.1", 1, 0, 0), ("::ffff:127.0.0.1", 9477, 0, 0), None),
+        (OTHER, OWN, HttpRefusal.PEER),
+        (OWN, OWN, HttpRefusal.PEER),  # its own address from the inside
+        (("::ffff:10.1.2.9", 1, 0, 0), ("::ffff:10.1.2.3", 9477, 0, 0), HttpRefusal.PEER),
+        (("fe80::1%eth0", 1, 0, 2), ("fe80::2%eth0", 9477, 0, 2), HttpRefusal.PEER),
+        (("127.0.0.6", 1), OWN, HttpRefusal.PEER),  # a mesh's proxy
+        (OTHER, ("127.0.0.1", 9477), HttpRefusal.PEER),
+        (None, None, HttpRefusal.PEER),  # gone meanwhile
+    ],
+)
+def test_both_ends_of_the_connection_have_to_be_loopback(
+    peer: tuple[str, int] | None, own: tuple[str, int] | None, refusal: HttpRefusal | None
+) -> None:
+    transport = mock.Mock()
+    transport.get_extra_info = lambda name, default=None: {"peername": peer, "sockname": own}.get(name, default)
+    headers = {"Host": "localhost:9477"}
+    request = make_mocked_request("GET", "/blocks", headers=headers, transport=transport)
+    assert Access([]).refusal(request) is refusal
+    # and what a peer says of itself changes nothing
+    headers |= {"X-Forwarded-For": "127.0.0.1", "X-Real-IP": "127.0.0.1"}
+    request = make_mocked_request("GET", "/blocks", headers=headers, transport=transport)
+    assert Access([]).refusal(request) is (refusal or HttpRefusal.FORWARDED)
+
+
+async def test_several_hosts_would_be_refused_by_the_rule_too() -> None:
+    transport = mock.Mock()
+    transport.get_extra_info = lambda *_: LOCAL
+    headers = [("Host", "localhost"), ("Host", "localhost")]
+    request = make_mocked_request("GET", "/blocks", headers=headers, transport=transport)
+    assert Access([]).refusal(request) is HttpRefusal.HOST
+
+
+async def test_any_address_of_loopback_may_ask() -> None:
+    async with asking() as here:
+        assert (await here.ask("GET /blocks HTTP/1.1|Host: localhost|", local_address="127.0.0.9")).status == 200
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+@pytest.mark.parametrize("address", ["[::1]", "[::]"])
+async def test_loopback_of_ipv6(address: str) -> None:
+    async with asking(http=f"{address}:{free_port()}") as here:
+        here.address = ("::1", here.address[1])
+        assert (await here.get("/blocks", "[::1]:PORT")).status == 200
+        assert (await here.get("/blocks", "evil.example")).status == 403
+
+
+async def test_every_path_is_open_or_closed_on_purpose() -> None:
+    """A new path has to be put on one side or the other."""
+    async with asking() as here:
+        routes = here.bus.daemon._admin._runner.app.router.routes()
+        paths = {route.resource.canonical for route in routes}
+        assert paths > OPEN
+        for path in paths:
+            headers = "Host: evil.example|Origin: http://evil.example|X-Forwarded-For: 10.0.0.1|"
+            assert (await here.ask(f"GET {path} HTTP/1.1|{headers}")).status == (200 if path in OPEN else 403), path
+
+
+async def test_what_is_open_shows_nothing_of_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with asking() as here:
+        metrics = (await here.get("/metrics")).body
+        assert 'kvbus_events_rejected_total{reason="token_count",source="engine"} 1.0' in metrics
+        told = caplog.text + "".join([(await here.get(path, "evil.example")).body for path in OPEN])
+        (block,) = [json.loads(line) for line in (await here.get("/blocks")).body.splitlines()]
+        assert (block["hash"], block["parent"], block["token_ids"][0]) == (NAME, PARENT, TOKEN)
+        for secret in (NAME, PARENT, TOKEN, REFUSED):
+            assert str(secret) not in told
+            assert f"{secret:x}" not in told
+
+
+async def test_a_refusal_is_logged_a_few_times_and_without_what_was_asked(caplog: pytest.LogCaptureFixture) -> None:
+    async with asking() as here:
+        with caplog.at_level(logging.INFO):
+            await here.get("/blocks?source=what-users-wrote", "evil.example")
+        lines = [record for record in caplog.records if record.name == "kvbus.admin.http"]
+        assert [line.getMessage() for line in lines] == ["/blocks refused to 127.0.0.1: host"]
+        # the rate limit goes by the template, so that is where nothing of the request may be
+        assert {str(line.msg) for line in lines} == {"%s refused to %s: %s"}
+        assert "what-users-wrote" not in caplog.text
+        assert "evil.example" not in caplog.text
+
+
+async def test_dumps_that_are_too_many_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_DUMPS", 0)
+    async with asking() as here:
+        assert (await here.get("/blocks")).status == 503
+        assert (await here.refused())["busy"] == 1
+
+
+async def test_the_status_page_says_what_it_would_not_show() -> None:
+    async with asking() as here:
+        own = await here.get("/")
+        foreign = await here.get("/", "evil.example")
+        assert (own.status, foreign.status) == (200, 200)
+        error = (await here.get("/blocks", "evil.example")).error
+        assert error in foreign.body
+        assert "shows token ids" not in own.body
+        assert len(foreign.body) == len(own.body) + len(f"<p>{error}</p>")
+        # a link of another site leads to the page, which then asks as itself
+        followed = await here.ask("GET / HTTP/1.1|Host: localhost|Sec-Fetch-Site: cross-site|")
+        assert followed.body == own.body
+        # looking at the page is no refusal
+        assert sum((await here.refused()).values()) == 1

@@ -1,0 +1,48 @@
+"""The relay's clock leaves out the time in which the process did not run."""
+
+import pytest
+
+from kvbus.daemon.clock import LONGEST_STEP, RunningClock
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_it_goes_with_the_clock_underneath_while_it_is_read_often():
+    hands = Hands()
+    clock = RunningClock(hands)
+    start = clock.time()
+    for _ in range(100):
+        hands.now += 0.1
+        clock.time()
+    assert clock.time() - start == pytest.approx(10.0)
+    assert clock.paused == 0.0
+
+
+def test_of_a_pause_only_one_step_counts():
+    hands = Hands()
+    clock = RunningClock(hands)
+    start = clock.time()
+    hands.now += 3600.0
+    assert clock.time() - start == pytest.approx(LONGEST_STEP)
+    hands.now += 0.1
+    assert clock.time() - start == pytest.approx(LONGEST_STEP + 0.1)
+    assert clock.paused == pytest.approx(3600.0 - LONGEST_STEP)
+
+
+def test_it_never_goes_back():
+    hands = Hands()
+    clock = RunningClock(hands)
+    before = clock.time()
+    for step in (0.0, 10.0, 0.1, 0.6, 1e6, 0.0):
+        hands.now += step
+        now = clock.time()
+        assert now >= before
+        before = now

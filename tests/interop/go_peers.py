@@ -1,0 +1,106 @@
+"""The Go programs of ``tests/interop/gozmq`` as processes: peers on go-zeromq, the ZeroMQ of llm-d and its simulator.
+
+go-zeromq has its own ZMTP. It answers no command: a heartbeat's PING is given to the program as a message of one frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from tests.chaos.processes import Child
+from tests.wire.captures import PlainSetRouter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+HOME_ENV: Final = "TEST_GOZMQ_HOME"
+SECONDS_ENV: Final = "TEST_INTEROP_SECONDS"
+END: Final = b"\xff" * 8
+
+
+class GoSubscriber:
+    """A router on go-zeromq: one view of the live stream alone, and one of the answers to its replay requests."""
+
+    def __init__(self, child: Child) -> None:
+        self.live = PlainSetRouter()
+        self.replayed = PlainSetRouter()
+        self.said: Counter[str] = Counter()
+        self.odd: list[list[str]] = []
+        """Frames, in hex, of messages that are no batch and no END."""
+        self._child = child
+
+    async def read(self) -> None:
+        """Take in what it prints, until it ends."""
+        assert self._child.process is not None
+        assert self._child.process.stdout is not None
+        async for line in self._child.process.stdout:
+            said = json.loads(line)
+            self.said[said["what"]] += 1
+            if "frames" in said:
+                self._take(said["what"], [bytes.fromhex(frame) for frame in said["frames"]])
+
+    def _take(self, what: str, frames: list[bytes]) -> None:
+        if len(frames) != (3 if what == "message" else 4) or len(frames[-2]) != 8:
+            self.odd.append([frame.hex() for frame in frames])
+        elif frames[-2] != END:
+            view = self.live if what == "message" else self.replayed
+            view.apply(int.from_bytes(frames[-2], "big"), frames[-1])
+
+
+class GoPublisher:
+    """An engine on go-zeromq; takes the place of an `EnginePublisher`."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def subscribed(self) -> None:
+        """Wait until somebody has subscribed."""
+        assert self._child.process is not None
+        assert self._child.process.stdout is not None
+        async with asyncio.timeout(20):
+            said = await self._child.process.stdout.readline()
+        assert said == b"subscribed\n", self._child.log.read_text()
+
+    def publish(self, payload: bytes, *, live: bool = True) -> None:
+        assert live, "it loses nothing on its own"
+        assert self._child.process is not None
+        assert self._child.process.stdin is not None
+        self._child.process.stdin.write(payload.hex().encode() + b"\n")
+
+
+@contextlib.asynccontextmanager
+async def subscriber(home: Path, logs: Path, live: str, replay: str) -> AsyncIterator[GoSubscriber]:
+    """A subscriber with both of its connections up."""
+    async with _running(Child("go-subscriber", [str(home / "subscriber"), live, replay], logs, piped=True)) as child:
+        router = GoSubscriber(child)
+        reading = asyncio.ensure_future(router.read())
+        try:
+            async with asyncio.timeout(20):
+                while router.said["connected"] < 2:  # noqa: ASYNC110 - a process says it
+                    await asyncio.sleep(0.01)
+            yield router
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def publisher(home: Path, logs: Path, how: str, live: str, replay: str) -> AsyncIterator[GoPublisher]:
+    """A publisher that binds its live endpoint, or dials it."""
+    command = [str(home / "publisher"), how, live, replay]
+    async with _running(Child(f"go-publisher-{how}", command, logs, piped=True)) as child:
+        yield GoPublisher(child)
+
+
+@contextlib.asynccontextmanager
+async def _running(child: Child) -> AsyncIterator[Child]:
+    await child.start()
+    try:
+        yield child
+    finally:
+        await child.close()

@@ -1,0 +1,108 @@
+"""kvbus between peers on go-zeromq, for longer than the connections of a socket that sends heartbeats would last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.ports import ports_in_a_row
+from tests.system.actors import Engine
+from tests.system.bus import RouterOnASet, eventually
+from tests.wire.captures import Key, PlainSetRouter
+
+from .go_peers import SECONDS_ENV, publisher, subscriber
+from .support import Kvbus
+
+SECONDS: Final = float(os.environ.get(SECONDS_ENV, "30"))
+PAUSE: Final = 0.05
+"""Seconds between two batches of an engine."""
+
+TALKS: Final = 3.0
+"""Seconds at the beginning and at the end in which the quiet engine publishes."""
+
+ANY: Final = "tcp://127.0.0.1:*"
+
+
+def at(port: int) -> str:
+    return f"tcp://127.0.0.1:{port}"
+
+
+def compared(view: PlainSetRouter, truth: set[Key]) -> str:
+    held = set(view.blocks)
+    return f"{len(truth - held)} of {len(truth)} blocks missing, {len(held - truth)} dead"
+
+
+@pytest.mark.gozmq
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 90)
+async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
+    """An engine on libzmq with a router on go-zeromq; two engines on go-zeromq, one that binds and one that dials in."""
+    out, bound, dialled = ports_in_a_row(8), ports_in_a_row(2), ports_in_a_row(2)
+    output = {"endpoint": at(out), "replay_endpoint": at(out + 4), "profile": "llm-d", "topic": "kv@{source}@m"}
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        plain = await enter(EnginePublisher(ANY, ANY, bind=True))
+        binds = await enter(publisher(gozmq, tmp_path, "bind", at(bound), at(bound + 1)))
+        sources = [
+            {"name": "plain", "endpoint": plain.endpoint, "replay_endpoint": plain.replay_endpoint},
+            {"name": "binds", "endpoint": at(bound), "replay_endpoint": at(bound + 1)},
+            {"name": "dials", "endpoint": at(dialled), "replay_endpoint": at(dialled + 1), "bind": True},
+        ]
+        bus = stack.enter_context(Kvbus(plain, tmp_path, output, sources=sources))
+        dials = await enter(publisher(gozmq, tmp_path, "dial", at(dialled), at(dialled + 1)))
+        router = await enter(subscriber(gozmq, tmp_path, at(out), at(out + 4)))
+        readers = [RouterOnASet(at(out + i), at(out + 4 + i)) for i in (1, 2)]
+        for reader in readers:
+            stack.callback(reader.close)
+            reader.subscribe()
+        await plain.wait_for_subscriber(20)
+        await binds.subscribed()
+        await dials.subscribed()
+        subscribers = 'kvbus_output_subscribers{output="routers"}'
+        await eventually(lambda: bus.metric(subscribers) == len(sources), "a router of each source")
+
+        engines = [Engine(to, seed=seed) for seed, to in enumerate((plain, binds, dials))]
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        while (second := loop.time() - begin) < SECONDS:
+            for engine in engines:
+                # one says nothing for most of the time: whoever publishes is never suspected
+                if engine.publisher is not binds or not TALKS < second < SECONDS - TALKS:
+                    await engine.publish(1)
+            for reader in readers:
+                reader.read()
+            await asyncio.sleep(PAUSE)
+
+        truths = [engine.settle() for engine in engines]
+        views = {"router, live": (router.live, truths[0]), "router, replay": (router.replayed, truths[0])}
+        views |= {f"engine that {name}": (readers[i].view, truths[i + 1]) for i, name in enumerate(("binds", "dials"))}
+
+        def exact() -> bool:
+            for reader in readers:
+                reader.read()
+            return all(set(view.blocks) == truth for view, truth in views.values())
+
+        with contextlib.suppress(AssertionError):  # what is wrong is said below
+            await eventually(exact, "exact views", 15)
+        log = (tmp_path / "kvbus.log").read_text()
+        found = [f"{name}: {compared(view, truth)}" for name, (view, truth) in views.items()]
+        found += [f"{router.said['lost']} connections lost by the router", f"{len(router.odd)} messages that are none"]
+        found += [f"{log.count(': connection lost')} connections lost by kvbus"]
+        assert found == [
+            *(f"{name}: 0 of {len(truth)} blocks missing, 0 dead" for name, (_, truth) in views.items()),
+            "0 connections lost by the router",
+            "0 messages that are none",
+            "0 connections lost by kvbus",
+        ]
+        assert [view.violations for view, _ in views.values()] == [[]] * len(views)
+        assert router.said["connected"] == 2
+        assert log.count(": connected") == bus.metric(subscribers) == len(sources)
+        for source in sources:
+            for name in ("missing_batches", "restarts"):
+                assert bus.metric(f'kvbus_source_{name}_total{{source="{source["name"]}"}}') == 0

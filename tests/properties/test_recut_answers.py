@@ -1,0 +1,166 @@
+"""Streams that leave re-cut, told to whoever comes late: the whole state, in batches of a bounded number of blocks.
+
+An engine's block may be many of the router's: what an answer needs is counted in the router's. The stage is that of
+``test_compaction``; the state is compared with a router that was there all the time, and counted against the model.
+"""
+
+from collections import Counter
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.core.blocks.announce import MOST_BLOCKS
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.replay_answer import MAX_FILLER
+from tests.core.dsl import store, unpack
+from tests.properties.test_compaction import Reader, Routers, Stage, with_junk
+from tests.properties.test_normalize import EVENTS, SIZE, TURNS, Radix
+
+
+class Blocks(Stage):
+    """Engines of one coarse block size, cut to the pinned one."""
+
+    def __init__(self, sources, first, base):
+        super().__init__(sources, 1, "unsigned", first=first, rules=Rules(block_size=base))
+
+    def turn(self, source, wanted):
+        self.say(source, wanted)
+
+    def expected(self, i, base):
+        return len(self.models[i].live) * SIZE // base
+
+
+class Nodes(Stage):
+    """Engines that announce whole radix nodes, so that pages are covered by several of them."""
+
+    def __init__(self, sources, first, base):
+        super().__init__(sources, 1, "unsigned", first=first, rules=Rules(block_size=base))
+        self.trees = [Radix() for _ in range(sources)]
+
+    def turn(self, source, wanted):
+        i = source % len(self.trees)
+        events = []
+        for what in wanted:
+            events += self.trees[i].insert(what) if isinstance(what, list) else self.trees[i].evict(what)
+        self.send(i, events)
+
+    def expected(self, i, base):
+        return len(self.trees[i].prefixes(base))
+
+
+SCRIPTS = st.one_of(
+    st.tuples(
+        st.just(Blocks),
+        st.sampled_from([1, 2, 4]),
+        st.lists(st.tuples(st.integers(0, 1), st.lists(EVENTS, max_size=6)), min_size=1, max_size=12),
+    ),
+    st.tuples(
+        st.just(Nodes),
+        st.sampled_from([None, 1, 2, 4]),
+        st.lists(st.tuples(st.integers(0, 1), TURNS.map(lambda turns: turns[0])), min_size=1, max_size=12),
+    ),
+)
+FILLER = 40
+FIRSTS = st.sampled_from([0, 1, FILLER - 1, FILLER, FILLER + 1, MAX_FILLER - 1, MAX_FILLER + 7, 10**12])
+SLICE, MOST = 2, 8
+
+
+def blocks_of(events):
+    return sum(len(event.get("block_hashes", ())) for event in events)
+
+
+def state_of(reader):
+    """How many blocks each batch of the state itself holds: what is not in an answer as it was sent."""
+    stage = reader.stage
+    sent = dict(enumerate(stage.published, stage.first))
+    return [blocks_of(unpack(body)[1]) for seq, body in reader.payloads.items() if sent.get(seq) != body]
+
+
+def reader_of(stage, start):
+    """Who asks from ``start``: it holds what it was sent before, and what is long gone if it needs the state."""
+    router = Routers(min(start, stage.first))
+    for seq in range(stage.first, start):
+        router.take(seq, stage.published[seq - stage.first])
+    router.next = start
+    return Reader(stage, with_junk(router, 1) if start < stage.end - 1 else router)
+
+
+@given(SCRIPTS, st.integers(1, 2), FIRSTS, st.data())
+def test_an_answer_and_what_follows_are_the_whole_state(script, sources, first, data):
+    kind, pinned, turns = script
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", SLICE)
+        patch.setattr("kvbus.core.blocks.compaction.MOST_BLOCKS", MOST)
+        patch.setattr("kvbus.core.outputs.replay_answer.MAX_FILLER", FILLER)
+        stage = kind(sources, first, pinned)
+        readers = []
+        for source, wanted in turns:
+            stage.turn(source, wanted)
+            for reader in readers:
+                reader.pull(data.draw(st.integers(0, 2)))
+            if data.draw(st.booleans()):
+                back = data.draw(st.integers(0, min(stage.end, FILLER + 20)))
+                readers.append(reader_of(stage, stage.end - back))
+        readers.append(reader_of(stage, 0))
+        for reader in readers:
+            router = reader.finish()
+            assert router.plain == stage.there.plain
+            assert router.counts == +router.counts == stage.there.counts == Counter(dict.fromkeys(router.plain, 1))
+            assert max(state_of(reader), default=0) <= MOST
+    for i, source in enumerate(stage.relay.sources):
+        base = source.normalizer.block_size
+        if base is not None:
+            assert sum(key[0] == i for key in stage.there.plain) == stage.expected(i, base)
+
+
+ENGINE, ROUTER = 1024, 16
+
+
+EVENT = 8
+
+
+def coarse_stage(batches, events, first=0):
+    """A source of blocks of 1,024 tokens, eight an event, which are cut to 16; the journal holds the newest batch."""
+    stage = Stage(1, 1, "unsigned", first=first, rules=Rules(block_size=ROUTER))
+    names = count(1)
+    for _ in range(batches):
+        stage.send(0, [store([next(names) for _ in range(EVENT)], block_size=ENGINE) for _ in range(events)])
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("batches", "events", "first", "outcome"),
+    [(100, 3, 0, "compacted"), (25, 6, MAX_FILLER + 1000, "late")],
+    ids=["few numbers", "past a million of seqs"],
+)
+def test_blocks_of_1024_tokens_cut_to_16(batches, events, first, outcome):
+    stage = coarse_stage(batches, events, first)
+    reader = Reader(stage)
+    router = reader.finish()
+    assert len(stage.there.plain) == batches * events * EVENT * ENGINE // ROUTER
+    assert len(router.plain) == len(stage.there.plain)
+    assert router.plain == stage.there.plain
+    assert reader.answer.outcome == outcome
+    assert max(state_of(reader)) <= MOST_BLOCKS
+
+
+@pytest.mark.parametrize("back", [1, 2, 3])
+def test_a_state_that_does_not_fit_the_numbers_there_are_is_given_room(back):
+    """Whoever misses the newest batches behind the journal: empty ones are published until the numbers suffice."""
+    stage = coarse_stage(6, 6)
+    Reader(stage).pull()  # somebody is told the state: the journal does not answer for these numbers any more
+    newest = stage.end
+    reader = reader_of(stage, newest - back)
+    router = reader.finish()
+    assert router.plain == stage.there.plain
+    assert stage.end > newest
+    assert max(state_of(reader)) <= MOST_BLOCKS
+
+
+def test_a_state_that_fits_costs_nobody_an_empty_batch():
+    stage = coarse_stage(6, 6)
+    newest = stage.end
+    assert Reader(stage).finish().plain == stage.there.plain
+    assert stage.end == newest

@@ -1,0 +1,106 @@
+"""Peers that answer no ZMTP command stay connected, and no command is in their way.
+
+go-zeromq (llm-d, its simulated engine) gives a command to its application as if it were a message, and answers none. A
+socket that sends heartbeats breaks an answer with the first of them and cuts such a peer off for want of a PONG.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from kvbus.core.wire.frames import replay_request
+from kvbus.transport.ingress import Events, LiveStream, Question
+from tests.ports import free_port
+from tests.transport.bare import dialled, listening
+from tests.transport.loops import END, both_loops, eventually, turns, u64
+from tests.transport.test_egress import live_output
+from tests.transport.test_replay_server import served
+
+LONG = 23.0
+"""Seconds in which a heartbeat every 5 s with 15 s for its answer has cut off whoever does not answer."""
+
+
+@contextlib.asynccontextmanager
+async def live_stream(context, port, *, bind):
+    got, said = [], []
+    where = f"tcp://127.0.0.1:{port}"
+    stream = LiveStream(context, where, bind=bind, topic=b"", events=Events(got.append, said.append))
+    try:
+        yield got, said
+    finally:
+        stream.close()
+        await turns()
+
+
+@pytest.mark.slow
+async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
+    """Every socket of kvbus with such a peer, side by side: busy ones, silent ones, and one in the middle of an answer."""
+    ports = [free_port() for _ in range(4)]
+    out, bound, engine_port, replay_port = ports
+    loop = asyncio.get_running_loop()
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        # routers: of both versions of ZMTP 3, one that asks for a replay now and then, one that reads its answer slowly
+        output, stats = await enter(live_output(context, f"tcp://127.0.0.1:{out}"))
+        routers = [await enter(dialled(out, b"SUB", minor=minor)) for minor in (0, 1)]
+        replay = await enter(served(context, 600, payload=b"p" * 20_000))
+        server = int(replay.endpoint.rpartition(":")[2])
+        patient = await enter(dialled(server, b"DEALER"))
+        slow = await enter(dialled(server, b"DEALER", pace=LONG / 600))
+        # engines: one that is connected to, one that dials in, and one that is long in answering a replay request
+        engines = await enter(listening(engine_port, b"PUB"))
+        got, said = await enter(live_stream(context, engine_port, bind=False))
+        dialled_got, dialled_said = await enter(live_stream(context, bound, bind=True))
+        dials = await enter(dialled(bound, b"PUB"))
+        replays = await enter(listening(replay_port, b"ROUTER"))
+        answer = []
+        question = Question(context, f"tcp://127.0.0.1:{replay_port}", replay_request(0), answer.append)
+        stack.callback(question.close)
+
+        for router in routers:
+            router.send(b"\x01")
+        for requester, start in ((patient, 599), (slow, 0)):
+            requester.send(b"", u64(start))
+        await eventually(lambda: stats.subscribers == 2, "both subscriptions")
+        await eventually(lambda: engines and engines[0].messages and dials.messages, "subscriptions to both engines")
+        await eventually(lambda: replays and replays[0].messages, "the request")
+        replays[0].send(b"", b"", u64(0), b"x")
+        await eventually(lambda: len(patient.messages) == 2, "the first answer")
+
+        sent = 0
+        begin = loop.time()
+        while loop.time() < begin + LONG:
+            output.publish(b"", u64(sent), b"x", 1)
+            sent += 1
+            await asyncio.sleep(0.05)
+        peers = [*routers, patient, slow, *engines, dials, *replays]
+        assert [peer.commands for peer in peers] == [[b"READY"]] * 7
+        assert not any(peer.gone for peer in peers)
+
+        patient.send(b"", u64(599))
+        for engine in (engines[0], dials):
+            engine.send(b"", u64(0), b"x")
+        replays[0].send(b"", b"", END, b"")
+        await eventually(lambda: len(patient.messages) == 4, "one more answer on the same connection")
+        await eventually(lambda: got and dialled_got and len(answer) == 2, "what the engines said at last")
+        await eventually(lambda: slow.messages[-1][-2] == END, "the end of the slow answer")
+        await eventually(lambda: all(len(router.messages) == sent for router in routers), "every batch")
+
+        assert [peer.commands for peer in peers] == [[b"READY"]] * 7
+        assert said == dialled_said == [True]
+        for router in routers:
+            assert router.messages == [[b"", u64(seq), b"x"] for seq in range(sent)]
+        assert [message[-2] for message in slow.messages] == [*map(u64, range(600)), END]
+        assert replay.outcomes == {"complete": 3}
+        assert stats.subscribers == 2
+
+
+@both_loops
+async def test_heartbeats_of_others_are_answered(context):
+    port = free_port()
+    async with live_output(context, f"tcp://127.0.0.1:{port}"), dialled(port, b"SUB", minor=1) as router:
+        router.command(b"PING", bytes(2) + b"context")
+        await eventually(lambda: router.commands == [b"READY", b"PONG"], "the answer")

@@ -1,0 +1,113 @@
+"""How kvbus finds out that a peer is gone without a word: by TCP keepalive, as the kernel has it, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from kvbus.core.wire.frames import replay_request
+from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.client.subscriber import StreamSockets
+from kvbus.transport.ingress import Events, LiveStream, Question
+from kvbus.transport.sockets import OPTIONS, make_socket
+from tests.ports import free_port
+from tests.transport.loops import eventually, turns
+from tests.transport.test_egress import live_output
+from tests.transport.test_replay_server import served
+
+ESTABLISHED, KEEPALIVE = "01", "02"
+IDLE_S = 30.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_keepalive_and_no_heartbeat(context, kind):
+    with make_socket(context, kind) as socket:
+        assert socket.getsockopt(zmq.HEARTBEAT_IVL) == 0
+        assert socket.getsockopt(zmq.TCP_MAXRT) == 0
+        assert socket.getsockopt(zmq.TCP_KEEPALIVE) == 1
+        assert socket.getsockopt(zmq.TCP_KEEPALIVE_IDLE) == IDLE_S
+        assert socket.getsockopt(zmq.TCP_KEEPALIVE_INTVL) == 10
+        assert socket.getsockopt(zmq.TCP_KEEPALIVE_CNT) == 3
+
+
+def probes(port: int, *, accepted: bool) -> list[float | None]:
+    """Of each connection to a port, in how many seconds the kernel of the end asked for probes it, None for never.
+
+    The ends that were accepted, or those that dialled.
+    """
+    found: list[float | None] = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, remote, state, _, timer, *_ = line.split()
+            end = local if accepted else remote
+            if state == ESTABLISHED and int(end.rpartition(":")[2], 16) == port:
+                kind, _, ticks = timer.partition(":")
+                found.append(int(ticks, 16) / TICKS if kind == KEEPALIVE else None)
+    return found
+
+
+async def probed(port: int, *, accepted: bool) -> None:
+    """Wait until the one connection is probed when it has been idle for as long as that."""
+
+    def settled() -> bool:
+        seconds = probes(port, accepted=accepted)
+        return len(seconds) == 1 and seconds[0] is not None and seconds[0] <= IDLE_S
+
+    await eventually(settled, f"keepalive after {IDLE_S:g} s on the connection of port {port}")
+
+
+@contextlib.contextmanager
+def peer(kind: int, *, listens: bool, port: int) -> Iterator[zmq.Socket[bytes]]:
+    """Whoever is on the other side, without any option."""
+    with zmq.Context() as own, own.socket(kind) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        (socket.bind if listens else socket.connect)(f"tcp://127.0.0.1:{port}")
+        yield socket
+
+
+async def test_routers_are_probed(context):
+    port = free_port()
+    async with live_output(context, f"tcp://127.0.0.1:{port}"), served(context, 1) as replay:
+        with peer(zmq.SUB, listens=False, port=port):
+            await probed(port, accepted=True)
+        replay_port = int(replay.endpoint.rpartition(":")[2])
+        with peer(zmq.DEALER, listens=False, port=replay_port):
+            await probed(replay_port, accepted=True)
+
+
+async def test_engines_are_probed(context):
+    port, replay_port = free_port(), free_port()
+    where, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}"
+    with peer(zmq.PUB, listens=True, port=port), peer(zmq.ROUTER, listens=True, port=replay_port):
+        stream = LiveStream(context, where, bind=False, topic=b"", events=Events(lambda _: None, lambda _: None))
+        question = Question(context, replay, replay_request(0), lambda _: None)
+        try:
+            await probed(port, accepted=False)
+            await probed(replay_port, accepted=False)
+        finally:
+            stream.close()
+            question.close()
+            await turns()
+
+
+async def test_clients_probe_what_they_follow():
+    port, replay_port = free_port(), free_port()
+    where, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}"
+    with peer(zmq.PUB, listens=True, port=port), peer(zmq.ROUTER, listens=True, port=replay_port):
+        async with RawSubscriber(where):
+            await probed(port, accepted=False)
+        sockets = StreamSockets(where, replay, wake=lambda: None)
+        sockets.open()
+        try:
+            await eventually(lambda: len(probes(port, accepted=False)) == 1, "its own connection alone")
+            await probed(port, accepted=False)
+            sockets.ask(0)
+            await probed(replay_port, accepted=False)
+        finally:
+            await sockets.aclose()
