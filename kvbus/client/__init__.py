@@ -7,7 +7,7 @@
 """
 
 from kvbus.client.subscriber import Subscriber, SubscriberClosedError
-from kvbus.client.timeouts import Limits, Timing
+from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import (
     Gap,
     Lost,
@@ -26,11 +26,11 @@ from kvbus.transport.curve import Curve, KeyFileError, client_keys
 __all__ = [
     "Block",
     "BlockView",
+    "BufferLimits",
     "Curve",
     "Gap",
     "Key",
     "KeyFileError",
-    "Limits",
     "Lost",
     "LostReason",
     "Received",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kvbus.client.timeouts import Limits
+    from kvbus.client.timeouts import BufferLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,10 @@ class Waiting:
     replayed: bool
 
 
-class Held:
+class ReorderBuffer:
     """Batches held back for order, by seq; bounded in number and in payload bytes."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: BufferLimits) -> None:
         self.overflow = False
         """Batches were dropped since this was last set to False."""
         self.overflowed = 0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvbus.client.buffers import Held, Recent, Waiting
+from kvbus.client.buffers import Recent, ReorderBuffer, Waiting
 from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Output, Replace
-from kvbus.client.timeouts import Limits, Timing
+from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import Gap, Lost, LostReason, Restarted, RestartReason, Synced
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class Repair:
         snapshot: bool = False,
         from_start: bool = True,
         timing: Timing | None = None,
-        limits: Limits | None = None,
+        limits: BufferLimits | None = None,
     ) -> None:
         self.epoch = 0
         self.duplicates = 0
-        limits = limits or Limits()
+        limits = limits or BufferLimits()
         self._replay: Final = replay
         self._snapshot: Final = snapshot
         self._repairs: Final = replay or snapshot
@@ -73,7 +73,7 @@ class Repair:
         self._attempts = 0
         self._again = False  # the connection changed: the answer under way may be another life's
         self._suspect = False  # the connection broke; who comes back is not known yet
-        self._held: Final = Held(limits)
+        self._held: Final = ReorderBuffer(limits)
         self._recent: Final = Recent(limits.recent)
         self._settled = float("-inf")
         self._out: list[Output] = []

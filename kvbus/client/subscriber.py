@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
 
-    from kvbus.client.timeouts import Limits, Timing
+    from kvbus.client.timeouts import BufferLimits, Timing
     from kvbus.transport.client.subscriber import Context
     from kvbus.transport.curve import Curve
 
@@ -78,7 +78,7 @@ class Subscriber:
         from_start: bool = True,
         framing: AnswerFraming = "auto",
         timing: Timing | None = None,
-        limits: Limits | None = None,
+        limits: BufferLimits | None = None,
         hwm: int = 100_000,
         max_message_bytes: int = 64 * 1024 * 1024,
         context: Context | None = None,

@@ -35,7 +35,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BufferLimits:
     """What may be kept in memory.
 
     Attributes:

@@ -40,7 +40,7 @@ from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEp
 from kvbus.core.source import NOBODY, Source, SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire import codec
-from kvbus.core.wire.frames import SEQ_BYTES, Limits, ReplayEnd, parse_live, parse_replay
+from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.wire.schema import AllBlocksCleared
 from kvbus.core.write_ahead_log import Records
 
@@ -52,9 +52,9 @@ class Relay:
     """The pure core. Call :meth:`handle` for everything that happens and carry out what it returns, in order."""
 
     def __init__(
-        self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec], limits: Limits | None = None
+        self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec], limits: FrameLimits | None = None
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or FrameLimits()
         self.sources = [Source(spec) for spec in sources]
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]

@@ -11,7 +11,7 @@ from kvbus.core.outputs.output import NewStream, OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import NOBODY, SourceSpec
-from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, Limits
+from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, Profile
 from kvbus.daemon.seq_reservation import SeqMarks, default_directory
 
@@ -22,7 +22,7 @@ def make_relay(config: Config, streams: Mapping[int, SourceStream], marks: Marks
     return Relay(
         [source_spec(config, streams[slot]) if slot in streams else NOBODY for slot in places],
         [_output_spec(config, number, streams, marks) for number in range(len(config.outputs))],
-        Limits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
+        FrameLimits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
     )
 
 

@@ -23,11 +23,11 @@ from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon import build as wiring
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.keys import Keys, in_clear, read_keys, source_domain
-from kvbus.daemon.outputs import Outputs, allow, guard_of
-from kvbus.daemon.source_sockets import Inlets
+from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
+from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.daemon.state_store import StateStore
 from kvbus.errors import StateDirError
-from kvbus.transport.sockets import Guard, check_library, end, make_context
+from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
 log = logging.getLogger("kvbus.daemon")
@@ -73,7 +73,9 @@ class Daemon:
         before_send = self.state.flush if self.state is not None else None
         self.outputs = Outputs(self._context, config, self.relay, self._feed, before_send, self.clock.time)
         latency = self.process.relay_latency
-        self.inlets = Inlets(self._context, self.relay, self._feed, self._feed_live, self.outputs.flush, latency)
+        self.source_sockets = SourceSockets(
+            self._context, self.relay, self._feed, self._feed_live, self.outputs.flush, latency
+        )
         self._admin = AdminServer(self)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
@@ -114,12 +116,12 @@ class Daemon:
         try:
             for number, output in enumerate(self.relay.outputs):
                 for at in output.open_streams:
-                    self.outputs.drivers[number].open(at, self.output_guard(number))
+                    self.outputs.drivers[number].open(at, self.output_policy(number))
             await self._admin.start()
             if not self.resumed:
                 self.carry_out(self.relay.begin(self.clock.time(), time.time()))
             for stream in self.streams.values():
-                self.inlets.open(stream, self.source_guard(stream))
+                self.source_sockets.open(stream, self.source_policy(stream))
         except BaseException:
             await self.close(drain=0)
             raise
@@ -132,14 +134,14 @@ class Daemon:
         """Where the HTTP server listens, the real port included."""
         return self._admin.address
 
-    def output_guard(self, number: int, keys: Keys | None = None) -> Guard:
+    def output_policy(self, number: int, keys: Keys | None = None) -> PeerPolicy:
         """What an output takes from its routers."""
-        return guard_of(self.config, number, self.keys if keys is None else keys)
+        return peer_policy_of(self.config, number, self.keys if keys is None else keys)
 
-    def source_guard(self, stream: SourceStream) -> Guard:
+    def source_policy(self, stream: SourceStream) -> PeerPolicy:
         """What a source takes from its engine."""
         domain = source_domain(self.config.sources[stream.source_index].name)
-        return Guard(self.config.limits.max_frame_bytes, self.keys.get(domain), domain)
+        return PeerPolicy(self.config.limits.max_frame_bytes, self.keys.get(domain), domain)
 
     def _feed(self, event: RelayEvent) -> None:
         self.carry_out(self.relay.handle(event, self.clock.time()))
@@ -162,9 +164,9 @@ class Daemon:
         elif isinstance(command, AnswerReplay | AnswerSnapshot):
             self.outputs.drivers[command.output].answer(command)
         elif isinstance(command, RequestReplay | RequestSnapshot):
-            self.inlets.ask(command)
+            self.source_sockets.ask(command)
         else:
-            self.inlets.cancel(command)
+            self.source_sockets.cancel(command)
 
     def _tick(self) -> None:
         now = self._loop.time()
@@ -219,7 +221,7 @@ class Daemon:
         until = self._loop.time() + (self.config.shutdown_timeout if drain is None else drain)
         if self._ticker is not None:
             self._ticker.cancel()
-        self.inlets.close_all()
+        self.source_sockets.close_all()
         await self.outputs.drain(until - self._loop.time())
         await self._admin.close()
         self.outputs.close(max(0.0, until - self._loop.time()))

@@ -14,7 +14,7 @@ from kvbus.core.relay import Relay
 from kvbus.daemon.keys import Keys, output_domain
 from kvbus.errors import ConfigError, Problem
 from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
-from kvbus.transport.sockets import Context, Guard
+from kvbus.transport.sockets import Context, PeerPolicy
 from kvbus.transport.zap import ZapHandler
 
 log = logging.getLogger("kvbus.daemon")
@@ -89,10 +89,10 @@ def _factory(number: int, output: OutputConfig) -> OutputFactory:
     return factory
 
 
-def guard_of(config: Config, number: int, keys: Keys) -> Guard:
+def peer_policy_of(config: Config, number: int, keys: Keys) -> PeerPolicy:
     """What an output takes from its routers."""
     domain = output_domain(config.outputs[number].name)
-    return Guard(config.limits.max_request_bytes, keys.get(domain), domain)
+    return PeerPolicy(config.limits.max_request_bytes, keys.get(domain), domain)
 
 
 def allow(zap: ZapHandler, keys: Keys) -> None:

@@ -112,7 +112,7 @@ class Reloader:
         changed = [
             stream
             for slot, stream in new.items()
-            if slot in old and not (_same(old[slot], stream) and daemon.inlets.is_open(slot))
+            if slot in old and not (_same(old[slot], stream) and daemon.source_sockets.is_open(slot))
         ]
         before, daemon.config = daemon.config, config
         try:
@@ -124,12 +124,12 @@ class Reloader:
         for slot in removed:
             self._remove(slot)
         for stream in (*changed, *added):
-            daemon.inlets.close(stream.index)
+            daemon.source_sockets.close(stream.index)
             self._place(stream)
         fresh = frozenset(stream.index for stream in (*changed, *added))
         await self._apply_keys(keys, fresh)
         for slot in fresh:
-            await self._open_inlet(new[slot])
+            await self._open_source(new[slot])
         if fresh or removed:
             if daemon.state is not None:
                 daemon.state.rename(daemon.identity())
@@ -144,7 +144,7 @@ class Reloader:
                 if output.layout == "merged":
                     continue
                 for stream in added:
-                    daemon.outputs.drivers[number].open(stream.index, daemon.output_guard(number))
+                    daemon.outputs.drivers[number].open(stream.index, daemon.output_policy(number))
                     opened.append((number, stream.index))
         except BaseException:
             for number, at in opened:
@@ -153,7 +153,7 @@ class Reloader:
 
     def _remove(self, slot: int) -> None:
         daemon = self._daemon
-        daemon.inlets.close(slot)
+        daemon.source_sockets.close(slot)
         daemon.carry_out(daemon.relay.remove(slot, daemon.clock.time()))
         for number, output in enumerate(daemon.config.outputs):
             if output.layout != "merged":
@@ -187,16 +187,16 @@ class Reloader:
             domain = output_domain(output.name)
             if _shake_again(before.get(domain), keys.get(domain)):
                 log.info("output %s: keys changed or withdrawn, every router has to connect again", output.name)
-                daemon.outputs.drivers[number].reopen(daemon.output_guard(number))
+                daemon.outputs.drivers[number].reopen(daemon.output_policy(number))
         for slot, stream in daemon.streams.items():
             domain = source_domain(daemon.config.sources[stream.source_index].name)
             if slot not in fresh and _shake_again(before.get(domain), keys.get(domain)):
                 log.info("source %s: keys changed or withdrawn, connecting again", stream.label)
                 daemon.carry_out(daemon.relay.handle(SourceDown(slot), daemon.clock.time()))
-                daemon.inlets.close(slot)
-                await self._open_inlet(stream)
+                daemon.source_sockets.close(slot)
+                await self._open_source(stream)
 
-    async def _open_inlet(self, stream: SourceStream) -> None:
+    async def _open_source(self, stream: SourceStream) -> None:
         """Open a source's socket; its address may be one that was given up a moment ago.
 
         One that somebody else holds leaves this source without a connection, until a later reload finds it free.
@@ -204,7 +204,7 @@ class Reloader:
         daemon = self._daemon
         for _ in range(ATTEMPTS):
             try:
-                daemon.inlets.open(stream, daemon.source_guard(stream))
+                daemon.source_sockets.open(stream, daemon.source_policy(stream))
             except BindError as error:
                 reason = error
             else:

@@ -23,14 +23,14 @@ from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
 from kvbus.core.wire.frames import replay_request
-from kvbus.transport.ingress import Events, LiveStream, Question
+from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.pump import Handler
-from kvbus.transport.sockets import Context, Guard
+from kvbus.transport.sockets import Context, PeerPolicy
 
 log = logging.getLogger("kvbus.daemon")
 
 
-class Inlets:
+class SourceSockets:
     """Open, ask and close them, by the source's slot.
 
     Args:
@@ -58,17 +58,17 @@ class Inlets:
         self._latency = latency
         self._live: dict[int, LiveStream] = {}
         self._streams: dict[int, SourceStream] = {}
-        self._guards: dict[int, Guard] = {}
-        self._questions: dict[tuple[int, int], Question] = {}
+        self._guards: dict[int, PeerPolicy] = {}
+        self._requests: dict[tuple[int, int], RequestConnection] = {}
 
-    def open(self, stream: SourceStream, guard: Guard) -> None:
+    def open(self, stream: SourceStream, policy: PeerPolicy) -> None:
         """Subscribe to one engine publisher.
 
         Raises:
             BindError: its endpoint cannot be bound.
         """
         slot = stream.index
-        self._streams[slot], self._guards[slot] = stream, guard
+        self._streams[slot], self._guards[slot] = stream, policy
         self._live[slot] = LiveStream(
             self._context,
             stream.endpoint,
@@ -81,7 +81,7 @@ class Inlets:
                 self._oversize(stream),
                 self._drained,
             ),
-            guard=guard,
+            policy=policy,
         )
         log.info("source %s: %s %s", stream.label, "bound" if stream.bind else "connecting to", stream.endpoint)
 
@@ -128,13 +128,13 @@ class Inlets:
             endpoint, request, event = stream.snapshot_endpoint, [SNAPSHOT_REQUEST], SnapshotReceived
         if endpoint is None:  # pragma: no cover - the relay knows what a source can be asked for
             return
-        self._questions[slot, command.request] = Question(
+        self._requests[slot, command.request] = RequestConnection(
             self._context,
             endpoint,
             request,
             lambda frames: self._feed(event(slot, command.request, frames)),
             on_abort=lambda: self._feed(ReplayAborted(slot, command.request)),
-            guard=self._guards[slot],
+            policy=self._guards[slot],
         )
 
     def is_open(self, slot: int) -> bool:
@@ -143,14 +143,14 @@ class Inlets:
 
     def cancel(self, command: CancelReplay) -> None:
         """Want no more of an answer."""
-        question = self._questions.pop((command.source, command.request), None)
+        question = self._requests.pop((command.source, command.request), None)
         if question is not None:
             question.close()
 
     def close(self, slot: int) -> None:
         """Leave one engine alone."""
-        for source, request in [key for key in self._questions if key[0] == slot]:
-            self._questions.pop((source, request)).close()
+        for source, request in [key for key in self._requests if key[0] == slot]:
+            self._requests.pop((source, request)).close()
         live = self._live.pop(slot, None)
         if live is not None:
             live.close()

@@ -10,7 +10,7 @@ from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats
-from kvbus.transport.sockets import Context, Guard
+from kvbus.transport.sockets import Context, PeerPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class OutputDriver(Protocol):
     Batches of a stream leave in the order they are published. What is dropped is counted in ``stats`` with a reason.
     """
 
-    def open(self, stream: int, guard: Guard) -> None:
-        """Serve one stream, to those whom ``guard`` lets in.
+    def open(self, stream: int, policy: PeerPolicy) -> None:
+        """Serve one stream, to those whom ``policy`` lets in.
 
         Raises:
             BindError: it cannot be served; nothing of it is left open.
@@ -57,8 +57,8 @@ class OutputDriver(Protocol):
     def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
         """Send an answer, at the pace of whoever asked."""
 
-    def reopen(self, guard: Guard) -> None:
-        """Cut every reader off, and let those in whom ``guard`` lets in."""
+    def reopen(self, policy: PeerPolicy) -> None:
+        """Cut every reader off, and let those in whom ``policy`` lets in."""
 
     @property
     def streams(self) -> list[int]:

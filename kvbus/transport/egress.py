@@ -19,7 +19,7 @@ from kvbus.core.types import Refused
 from kvbus.errors import BindError
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import Pump
-from kvbus.transport.sockets import PLAIN, Context, Guard, attach, attach_again, make_socket
+from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, attach_again, make_socket
 
 BURST: Final = 512
 """Batches handed over in one go before the loop's other work gets its turn."""
@@ -38,7 +38,7 @@ Message = tuple[bytes, bytes, bytes, int]
 class LiveOutput:
     """Publish numbered batches on one endpoint, bound, or dialled out to a router that binds its SUB.
 
-    ``before_send`` is called before any batch leaves (the state it follows from is written first). ``guard`` says who
+    ``before_send`` is called before any batch leaves (the state it follows from is written first). ``policy`` says who
     may connect.
 
     Raises:
@@ -55,7 +55,7 @@ class LiveOutput:
         queue_limit: int,
         stats: OutputStats,
         before_send: Callable[[], None] | None = None,
-        guard: Guard = PLAIN,
+        policy: PeerPolicy = PLAIN,
         waiting: list[LiveOutput] | None = None,
     ) -> None:
         self._context = context
@@ -74,9 +74,9 @@ class LiveOutput:
         self._subscribers = 0
         self._again: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._open(guard)
+        self._open(policy)
 
-    def _open(self, guard: Guard) -> None:
+    def _open(self, policy: PeerPolicy) -> None:
         # IMMEDIATE: a router dialled out to that goes away is forgotten, its subscription and its queue with it, as
         # it would be if it had connected; else each time it came back it would count as one more
         bind = self._bind
@@ -85,7 +85,7 @@ class LiveOutput:
             socket, lambda _: None, refused=self._refused, abandoned=None if bind else self._revive
         )
         try:
-            guard.put_on(socket, bind=bind)
+            policy.put_on(socket, bind=bind)
             attach(socket, self._endpoint, bind=bind)
         except BaseException:
             monitor.close()
@@ -101,16 +101,16 @@ class LiveOutput:
         attach_again(self._socket, self._endpoint)
         self._pump.kick()
 
-    def reopen(self, guard: Guard) -> None:
+    def reopen(self, policy: PeerPolicy) -> None:
         """Cut every router off and listen anew with other keys; those that may, come back by themselves.
 
         Batches wait in the queue meanwhile. What was on its way to a router is a gap to it, for the replay to fill.
         """
         self._shut()
         try:
-            self._open(guard)
+            self._open(policy)
         except BindError:  # libzmq gives an address back a moment after its socket was closed
-            self._again = self._loop.call_later(REOPEN, self.reopen, guard)
+            self._again = self._loop.call_later(REOPEN, self.reopen, policy)
         else:
             self._soon = self._soon or self._loop.call_soon(self.turn)
 

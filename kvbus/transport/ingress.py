@@ -12,7 +12,7 @@ import zmq
 from kvbus.core.types import Refused
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import Handler, Pump
-from kvbus.transport.sockets import PLAIN, Context, Guard, attach, attach_again, make_socket
+from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, attach_again, make_socket
 
 LOOK_AGAIN: Final = 0.05
 """Seconds until a question that was cut off is looked at again while parts of its answer still wait to be read."""
@@ -50,14 +50,14 @@ class LiveStream:
         bind: True where the engine dials in.
         topic: subscription prefix.
         events: who is told.
-        guard: what is taken from the engine.
+        policy: what is taken from the engine.
 
     Raises:
         BindError: the endpoint cannot be bound.
     """
 
     def __init__(
-        self, context: Context, endpoint: str, *, bind: bool, topic: bytes, events: Events, guard: Guard = PLAIN
+        self, context: Context, endpoint: str, *, bind: bool, topic: bytes, events: Events, policy: PeerPolicy = PLAIN
     ) -> None:
         socket = make_socket(context, zmq.SUB)
         self._endpoint = endpoint
@@ -66,7 +66,7 @@ class LiveStream:
             socket, events.connection, refused=events.refused, abandoned=None if bind else self._revive
         )
         try:
-            guard.put_on(socket, bind=bind)
+            policy.put_on(socket, bind=bind)
             socket.setsockopt(zmq.SUBSCRIBE, topic)
             attach(socket, endpoint, bind=bind)
         except BaseException:
@@ -88,7 +88,7 @@ class LiveStream:
         self._pump.close()
 
 
-class Question:
+class RequestConnection:
     """One request on a connection of its own, so that answers to an earlier one can never mix in.
 
     Args:
@@ -97,7 +97,7 @@ class Question:
         request: the frames to send.
         on_message: called with the frames of each message of the answer.
         on_abort: called when a frame over the limit has ended the answer, after everything before it was handed over.
-        guard: what is taken from the engine.
+        policy: what is taken from the engine.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Question:
         on_message: Handler,
         *,
         on_abort: Callable[[], None] = lambda: None,
-        guard: Guard = PLAIN,
+        policy: PeerPolicy = PLAIN,
     ) -> None:
         socket = make_socket(context, zmq.DEALER)
         self._on_abort = on_abort
@@ -116,7 +116,7 @@ class Question:
         self._later: asyncio.TimerHandle | None = None
         self._monitor = ConnectionMonitor(socket, _ignore, abandoned=self._cut)
         try:
-            guard.put_on(socket, bind=False)
+            policy.put_on(socket, bind=False)
             attach(socket, endpoint, bind=False)
             socket.send_multipart(request)
         except BaseException:

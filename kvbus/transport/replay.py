@@ -24,7 +24,7 @@ from kvbus.core.types import Refused
 from kvbus.errors import BindError
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import Handler, Pump
-from kvbus.transport.sockets import PLAIN, Context, Guard, attach, make_socket
+from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, make_socket
 
 BURST: Final = 64
 """Messages one requester gets before the next one has its turn."""
@@ -91,7 +91,7 @@ class ReplayServer:
         budget: answers being sent at once, shared by the servers of an output; further requests wait.
         stall_timeout: seconds without progress before a requester is forgotten.
         before_send: called before any of an answer leaves (the state it follows from is written first).
-        guard: who may ask, and how much they may send.
+        policy: who may ask, and how much they may send.
         clock: seconds, monotonic, by which progress is measured; None for the loop's.
 
     Raises:
@@ -108,7 +108,7 @@ class ReplayServer:
         budget: Budget | None = None,
         stall_timeout: float = 30.0,
         before_send: Callable[[], None] | None = None,
-        guard: Guard = PLAIN,
+        policy: PeerPolicy = PLAIN,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._context = context
@@ -116,7 +116,7 @@ class ReplayServer:
         self._on_request = on_request
         self._stats = stats
         self._again: asyncio.TimerHandle | None = None
-        self._open(guard)
+        self._open(policy)
         self._budget = budget or Budget(64, stats)
         stats.replay_waiting_limit += MAX_WAITING
         self._stall_timeout = stall_timeout
@@ -131,11 +131,11 @@ class ReplayServer:
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
 
-    def _open(self, guard: Guard) -> None:
+    def _open(self, policy: PeerPolicy) -> None:
         socket = make_socket(self._context, zmq.ROUTER)
         monitor = ConnectionMonitor(socket, lambda _: None, refused=self._refused)
         try:
-            guard.put_on(socket, bind=True)
+            policy.put_on(socket, bind=True)
             attach(socket, self._endpoint, bind=True)
         except BaseException:
             monitor.close()
@@ -147,14 +147,14 @@ class ReplayServer:
     def _refused(self, reason: Refused) -> None:
         self._stats.refused[reason] += 1
 
-    def reopen(self, guard: Guard) -> None:
+    def reopen(self, policy: PeerPolicy) -> None:
         """Cut every requester off, their answers with them, and listen anew with other keys."""
         self._drop_all("gone")
         self._shut()
         try:
-            self._open(guard)
+            self._open(policy)
         except BindError:  # libzmq gives an address back a moment after its socket was closed
-            self._again = self._loop.call_later(REOPEN, self.reopen, guard)
+            self._again = self._loop.call_later(REOPEN, self.reopen, policy)
 
     @property
     def busy(self) -> int:

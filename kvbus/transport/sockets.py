@@ -61,7 +61,7 @@ OLDEST: Final = (4, 3, 5)
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class PeerPolicy:
     """What is taken from peers, and from whom.
 
     Attributes:
@@ -84,7 +84,7 @@ class Guard:
                 self.curve.as_client(socket)
 
 
-PLAIN: Final = Guard()
+PLAIN: Final = PeerPolicy()
 
 
 def check_library() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Malformed, Replace, StopAsking
 from kvbus.client.sequence import Sequence
-from kvbus.client.timeouts import Limits, Timing
+from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import Gap, Lost, LostReason, Restarted, RestartReason, Synced
 from kvbus.core.types import Reason
 
@@ -259,7 +259,7 @@ def test_another_payload_under_a_known_seq_is_a_restart():
 
 
 def test_a_seq_from_before_memory_is_looked_into():
-    stream = synced(limits=Limits(recent=1))
+    stream = synced(limits=BufferLimits(recent=1))
     stream.live(3, 4)
     stream.now += QUICK.overlap_s
     assert stream.live(0) == [Ask(4)]
@@ -307,7 +307,7 @@ def test_a_changed_publisher_id_is_a_restart_whatever_the_seq():
 
 
 def test_an_unchanged_publisher_id_makes_any_old_batch_a_duplicate():
-    stream = Stream(limits=Limits(recent=1))
+    stream = Stream(limits=BufferLimits(recent=1))
     stream.ids = True
     stream.connected()
     stream.end()
@@ -328,7 +328,7 @@ def test_a_sequence_frame_that_is_none(frame, reason):
 
 
 def test_what_does_not_fit_is_asked_for_again():
-    stream = Stream(limits=Limits(held_batches=2))
+    stream = Stream(limits=BufferLimits(held_batches=2))
     stream.connected()
     stream.live(0, 1, 2, 3)
     assert stream.sequence.held == 2
@@ -339,7 +339,7 @@ def test_what_does_not_fit_is_asked_for_again():
 
 
 def test_a_batch_bigger_than_the_buffer_does_not_block_the_stream():
-    stream = Stream(limits=Limits(held_bytes=1))
+    stream = Stream(limits=BufferLimits(held_bytes=1))
     stream.connected()
     stream.end()
     stream.live(3)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Replace, StopAsking
 from kvbus.client.sequence import Sequence
-from kvbus.client.timeouts import Limits, Timing
+from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import Lost, Restarted, Snapshot, Synced
 from kvbus.client.view import BlockView
 from kvbus.core.wire.codec import decode_batch, encode_batch
@@ -56,7 +56,7 @@ class Subscription(RuleBasedStateMachine):
             replay=mode != "snapshot",
             snapshot=mode != "replay",
             timing=Timing(attempts=2, snapshot_s=1e9) if mode == "fresh" else Timing(attempts=10**9),
-            limits=Limits(held_batches=held, recent=recent, held_bytes=400),
+            limits=BufferLimits(held_batches=held, recent=recent, held_bytes=400),
         )
         self.follow(self.sequence.open(self.now))
 

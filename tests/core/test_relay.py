@@ -11,7 +11,7 @@ from kvbus.core.outgoing import MAX_BATCH_EVENTS
 from kvbus.core.relay import SLICE, OutputSpec, Relay, SourceSpec
 from kvbus.core.sequencing.settings import Settings, State
 from kvbus.core.types import Reason
-from kvbus.core.wire.frames import END_SEQ, Limits
+from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import (
     Script,
@@ -180,9 +180,9 @@ class TestBadInput:
     )
     def test_a_bad_message_is_counted_and_the_next_is_as_good_as_ever(self, frames, reason):
         script = Script()
-        script.relay.limits = Limits(max_frame_bytes=64)
+        script.relay.limits = FrameLimits(max_frame_bytes=64)
         assert script >> raw(*frames)
-        script.relay.limits = Limits()
+        script.relay.limits = FrameLimits()
         assert script >> live(0, A) << publish(0, A)
         assert script.stats.rejected == {reason: 1}
         assert script.stats.batches == 2

@@ -19,7 +19,7 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import Batch, decode_batch, decode_plain, encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import (
     END_SEQ,
-    Limits,
+    FrameLimits,
     ReplayEnd,
     ReplayMessage,
     parse_live,
@@ -51,7 +51,7 @@ def codec(data: bytes) -> None:
 def frames(data: bytes) -> None:
     """One multipart message, cut at a length byte before each frame: whatever reads it names what is wrong."""
     parts = list(_cut(data))
-    limits = Limits(max_frame_bytes=512)
+    limits = FrameLimits(max_frame_bytes=512)
     live = parse_live(parts, limits)
     assert isinstance(live, Reason) or 0 <= live.seq < 2**63
     reply = parse_replay(parts, limits)
@@ -83,7 +83,7 @@ def relay(data: bytes) -> None:
         OutputSpec(f"out-{number}", PROFILES[name], [None], heartbeat=0.0, journal_batches=4)
         for number, name in enumerate(("vllm", "aibrix"))
     ]
-    bus = Relay([source], outputs, Limits(max_events=256))
+    bus = Relay([source], outputs, FrameLimits(max_events=256))
     follower = Follower(bus)
     now, at = 100.0, 0
     for _ in range(STEPS):

@@ -83,7 +83,7 @@ def resident(process: int) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_running_bus_stays_as_large_as_it_is(tmp_path: Path) -> None:
-    """Limits ten times too small for the engine, lost batches, and a router that follows: memory is flat."""
+    """FrameLimits ten times too small for the engine, lost batches, and a router that follows: memory is flat."""
 
     async def main() -> None:
         limits = {"max_blocks": 2_000, "max_held_bytes": 100_000}

@@ -8,7 +8,7 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import Batch, decode_batch, decode_tokens, encode_batch, encode_positional_batch
 from kvbus.core.wire.dialect import sniff
 from kvbus.core.wire.frames import (
-    Limits,
+    FrameLimits,
     LiveMessage,
     ReplayEnd,
     ReplayMessage,
@@ -143,7 +143,7 @@ def test_the_relay_lives_through_it_and_what_leaves_keeps_every_rule(bodies):
 
 @given(st.lists(st.binary(max_size=30), max_size=6))
 def test_any_frames(frames):
-    limits = Limits(max_frame_bytes=20)
+    limits = FrameLimits(max_frame_bytes=20)
     assert isinstance(parse_live(frames, limits), LiveMessage | Reason)
     assert isinstance(parse_replay(frames, limits), ReplayMessage | ReplayEnd | Reason)
     request = parse_replay_request(frames)

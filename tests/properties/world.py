@@ -43,7 +43,7 @@ from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings, State
 from kvbus.core.source import SourceSpec
-from kvbus.core.wire.frames import END_SEQ, Limits
+from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, fold
 from kvbus.core.write_ahead_log import Frame, Records, decode_records
 
@@ -344,7 +344,7 @@ class World:
                     first_seqs=[self.first_seqs.get((number, at), 0) for at in range(streams)],
                 )
             )
-        return Relay(sources, outputs, Limits())
+        return Relay(sources, outputs, FrameLimits())
 
     # -- plumbing ------------------------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ async def test_the_others_notice_nothing():
                 def untouched() -> list[object]:
                     streams, daemon = relay.outputs[0].streams, fleet.daemon
                     kept = [relay.sources[0], relay.sources[2], streams[0], streams[2]]
-                    return [*kept, daemon.outputs.drivers[0]._live[0], daemon.inlets._live[2]]
+                    return [*kept, daemon.outputs.drivers[0]._live[0], daemon.source_sockets._live[2]]
 
                 kept = untouched()
                 base = [fleet.source(0, "a"), fleet.source(2, "c", slot=2)]
@@ -295,9 +295,9 @@ async def test_a_source_whose_address_is_taken_is_opened_by_a_later_reload(monke
         async with in_the_way:
             await fleet.reload()
         assert "source b is not connected" in caplog.text
-        assert not fleet.daemon.inlets.is_open(1)
+        assert not fleet.daemon.source_sockets.is_open(1)
         await fleet.reload()
-        assert fleet.daemon.inlets.is_open(1)
+        assert fleet.daemon.source_sockets.is_open(1)
         async with EnginePublisher(source["endpoint"], None, bind=False) as engine:
             await engine.wait_for_subscriber(20)
             engine.publish(batch(store([1])))

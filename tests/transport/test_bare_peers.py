@@ -12,7 +12,7 @@ import contextlib
 import pytest
 
 from kvbus.core.wire.frames import replay_request
-from kvbus.transport.ingress import Events, LiveStream, Question
+from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from tests.ports import free_port
 from tests.transport.bare import dialled, listening
 from tests.transport.loops import END, both_loops, eventually, turns, u64
@@ -57,7 +57,7 @@ async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
         dials = await enter(dialled(bound, b"PUB"))
         replays = await enter(listening(replay_port, b"ROUTER"))
         answer = []
-        question = Question(context, f"tcp://127.0.0.1:{replay_port}", replay_request(0), answer.append)
+        question = RequestConnection(context, f"tcp://127.0.0.1:{replay_port}", replay_request(0), answer.append)
         stack.callback(question.close)
 
         for router in routers:

@@ -8,7 +8,7 @@ import zmq
 from kvbus.core.wire.frames import replay_request
 from kvbus.errors import BindError
 from kvbus.transport.engine.publisher import EnginePublisher
-from kvbus.transport.ingress import Events, LiveStream, Question
+from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from tests.ports import free_port
 from tests.transport.loops import END, both_loops, eventually, turns, u64
 
@@ -100,7 +100,7 @@ async def test_a_taken_endpoint_is_named(context):
 
 def replays(context, where, start):
     got = []
-    return Question(context, where, replay_request(start), got.append), got
+    return RequestConnection(context, where, replay_request(start), got.append), got
 
 
 @both_loops

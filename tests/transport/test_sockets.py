@@ -13,7 +13,7 @@ import zmq
 from kvbus.core.wire.frames import replay_request
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.client.subscriber import StreamSockets
-from kvbus.transport.ingress import Events, LiveStream, Question
+from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.sockets import OPTIONS, make_socket
 from tests.ports import free_port
 from tests.transport.loops import eventually, turns
@@ -86,7 +86,7 @@ async def test_engines_are_probed(context):
     where, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}"
     with peer(zmq.PUB, listens=True, port=port), peer(zmq.ROUTER, listens=True, port=replay_port):
         stream = LiveStream(context, where, bind=False, topic=b"", events=Events(lambda _: None, lambda _: None))
-        question = Question(context, replay, replay_request(0), lambda _: None)
+        question = RequestConnection(context, replay, replay_request(0), lambda _: None)
         try:
             await probed(port, accepted=False)
             await probed(replay_port, accepted=False)

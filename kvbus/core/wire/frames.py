@@ -21,7 +21,7 @@ LONG_SEQ_BYTES: Final = SEQ_BYTES + PUBLISHER_ID_BYTES
 Framing = Literal["3", "4"]
 
 
-class Limits(msgspec.Struct, frozen=True):
+class FrameLimits(msgspec.Struct, frozen=True):
     """What one message may be. ``max_frame_bytes`` is per frame, as libzmq counts it."""
 
     max_frames: int = 16
@@ -52,7 +52,7 @@ class ReplayEnd(msgspec.Struct):
     """The END marker of a replay answer."""
 
 
-def parse_live(frames: Sequence[bytes], limits: Limits) -> LiveMessage | Reason:
+def parse_live(frames: Sequence[bytes], limits: FrameLimits) -> LiveMessage | Reason:
     """``[topic, seq, payload]``; seq is 8 bytes big-endian, or 24 with a publisher id behind it."""
     if len(frames) != 3:
         return Reason.FRAME_COUNT
@@ -68,7 +68,7 @@ def parse_live(frames: Sequence[bytes], limits: Limits) -> LiveMessage | Reason:
     return Reason.SEQ_WIDTH
 
 
-def parse_replay(frames: Sequence[bytes], limits: Limits) -> ReplayMessage | ReplayEnd | Reason:
+def parse_replay(frames: Sequence[bytes], limits: FrameLimits) -> ReplayMessage | ReplayEnd | Reason:
     """One message of a replay answer at a DEALER, whichever framing: seq is always the last frame but one.
 
     Framing 3 ``["", seq, payload]``, framing 4 and the simulator's ``["", topic, seq, payload]``; END carries

@@ -11,7 +11,7 @@ from kvbus.core.events import ReplayAsked, SnapshotAsked
 from kvbus.outputs.contract import Services
 from kvbus.transport.egress import LiveOutput
 from kvbus.transport.replay import Budget, ReplayServer
-from kvbus.transport.sockets import Guard
+from kvbus.transport.sockets import PeerPolicy
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -35,7 +35,7 @@ class ZmqOutput:
         self._replays: dict[int, ReplayServer] = {}
         self._snapshots: dict[int, ReplayServer] = {}
 
-    def open(self, stream: int, guard: Guard) -> None:
+    def open(self, stream: int, policy: PeerPolicy) -> None:
         """Bind (or dial) one stream's endpoints.
 
         Raises:
@@ -52,18 +52,18 @@ class ZmqOutput:
                 queue_limit=config.queue_batches,
                 stats=services.stats,
                 before_send=services.before_send,
-                guard=guard,
+                policy=policy,
                 waiting=self._waiting,
             )
             log.info("output %s: %s %s", config.name, "bound" if config.bind else "dialling", endpoints.endpoint)
             if endpoints.replay_endpoint is not None:
                 self._replays[stream] = self._server(
-                    endpoints.replay_endpoint, lambda frames: ReplayAsked(self._output, stream, frames), guard
+                    endpoints.replay_endpoint, lambda frames: ReplayAsked(self._output, stream, frames), policy
                 )
                 log.info("output %s: replay at %s", config.name, endpoints.replay_endpoint)
             if endpoints.snapshot_endpoint is not None:
                 self._snapshots[stream] = self._server(
-                    endpoints.snapshot_endpoint, lambda frames: SnapshotAsked(self._output, stream, frames), guard
+                    endpoints.snapshot_endpoint, lambda frames: SnapshotAsked(self._output, stream, frames), policy
                 )
                 log.info("output %s: snapshots at %s", config.name, endpoints.snapshot_endpoint)
         except BaseException:
@@ -71,7 +71,7 @@ class ZmqOutput:
             raise
 
     def _server(
-        self, endpoint: str, event: Callable[[list[bytes]], ReplayAsked | SnapshotAsked], guard: Guard
+        self, endpoint: str, event: Callable[[list[bytes]], ReplayAsked | SnapshotAsked], policy: PeerPolicy
     ) -> ReplayServer:
         services = self._services
         return ReplayServer(
@@ -81,7 +81,7 @@ class ZmqOutput:
             stats=services.stats,
             budget=self._budget,
             before_send=services.before_send,
-            guard=guard,
+            policy=policy,
             clock=services.clock,
         )
 
@@ -102,12 +102,12 @@ class ZmqOutput:
         servers = self._replays if isinstance(command, AnswerReplay) else self._snapshots
         servers[command.stream].send(command.answer)
 
-    def reopen(self, guard: Guard) -> None:
+    def reopen(self, policy: PeerPolicy) -> None:
         """All of the sockets anew, with other keys."""
         for live in self._live.values():
-            live.reopen(guard)
+            live.reopen(policy)
         for server in self._servers:
-            server.reopen(guard)
+            server.reopen(policy)
 
     @property
     def streams(self) -> list[int]:

@@ -17,7 +17,7 @@ import zmq
 
 from kvbus.errors import BindError
 from kvbus.transport.client.rawsub import refused
-from kvbus.transport.engine.replay import END_SEQ, Framing, ReplayBuffer, ReplayFault, ReplayServer, answer
+from kvbus.transport.engine.replay import END_SEQ, EngineReplayServer, Framing, ReplayBuffer, ReplayFault, answer
 from kvbus.transport.sockets import end
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class EnginePublisher:
         self._next_seq = 0
         self._subscriptions = 0
         self._pub: zmq.Socket[bytes] | None = None
-        self._server: ReplayServer | None = None
+        self._server: EngineReplayServer | None = None
 
     @property
     def endpoint(self) -> str:
@@ -234,7 +234,7 @@ class EnginePublisher:
             except (BindError, ValueError):
                 router.close(0)
                 raise
-            self._server = ReplayServer(router, context, self._asked)
+            self._server = EngineReplayServer(router, context, self._asked)
 
     def _shut(self, linger: float) -> None:
         if self._server is not None:

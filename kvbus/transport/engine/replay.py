@@ -112,7 +112,7 @@ def answer(
             yield end
 
 
-class ReplayServer:
+class EngineReplayServer:
     """One bound ROUTER and the thread that serves it from now on.
 
     Args:

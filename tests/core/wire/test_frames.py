@@ -3,7 +3,7 @@ import pytest
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import (
     END_SEQ,
-    Limits,
+    FrameLimits,
     LiveMessage,
     ReplayEnd,
     ReplayMessage,
@@ -16,7 +16,7 @@ from kvbus.core.wire.frames import (
     replay_request,
 )
 
-LIMITS = Limits(max_frame_bytes=1000)
+LIMITS = FrameLimits(max_frame_bytes=1000)
 SEVEN = (7).to_bytes(8, "big")
 PUBLISHER = bytes(range(16))
 
