@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import resource
-import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from tests.chaos import peers
+from tests.chaos.places import Network, connected_to
 from tests.chaos.plan import Fault
 
 if TYPE_CHECKING:
@@ -73,13 +74,44 @@ async def _half_open(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _half_open_unnoticed(cell: Cell, fault: Fault) -> str | None:
-    """kvbus is not told: its own heartbeat has to find out."""
+    """Nobody tells kvbus, and the proxy's kernel answers its probes: only its questions bring what it misses."""
     link = cell.links["live"][0]
+    await cell.connected()
+    before = await cell.counter("kvbus_source_recovered_batches_total")
     if not link.half_open():
         return None
-    accepted = link.accepted
-    await cell.until(lambda: link.accepted > accepted, "kvbus notices that its connection is half-open", 40)
-    return "noticed by kvbus"
+    try:
+        end = asyncio.get_running_loop().time() + 20
+        while await cell.counter("kvbus_source_recovered_batches_total") == before:
+            assert asyncio.get_running_loop().time() < end, "kvbus never missed what a half-open connection swallowed"
+            await asyncio.sleep(0.1)
+    finally:
+        link.drop_half_open()
+    return "missed and replayed"
+
+
+async def _forgotten(cell: Cell, fault: Fault) -> str | None:
+    """No packet of kvbus's connection to the engine gets through any more: its keepalive has to find out.
+
+    A firewall that has forgotten a connection does that. Others get through.
+    """
+    engine, network = cell.engine, cell.networks["engine"]
+    await cell.connected()
+    forgotten = connected_to(network.address, engine.live)
+    if not forgotten:
+        return None
+    rules = [
+        (chain, "-p", "tcp", ours, str(engine.live), theirs, str(port), "-j", "DROP")
+        for port in forgotten
+        for chain, ours, theirs in (("INPUT", "--dport", "--sport"), ("OUTPUT", "--sport", "--dport"))
+    ]
+    start = asyncio.get_running_loop().time()
+    async with _rules(network, rules):
+        await cell.until(
+            lambda: connected_to(network.address, engine.live) - forgotten, "kvbus has connected once more", 90
+        )
+        await cell.connected()
+    return f"noticed by kvbus after {asyncio.get_running_loop().time() - start:.0f} s"
 
 
 async def _replay_silent(cell: Cell, fault: Fault) -> str | None:
@@ -168,22 +200,47 @@ async def _kill_router(cell: Cell, fault: Fault) -> str | None:
         return f"{killed} -> {router.child.pid}"
 
 
+@contextlib.asynccontextmanager
+async def _rules(network: Network, rules: list[tuple[str, ...]]) -> AsyncIterator[None]:
+    async with network.busy:
+        for rule in rules:
+            await network.rule(*rule)
+        try:
+            yield
+        finally:
+            for rule in rules:
+                await network.unrule(*rule)
+
+
+@contextlib.asynccontextmanager
+async def _out_of_reach(cell: Cell) -> AsyncIterator[None]:
+    """The engine's links refuse; in a network of its own no packet passes, and neither FIN nor RST tells kvbus."""
+    if cell.networks:
+        async with _rules(cell.networks["engine"], [(chain, "-j", "DROP") for chain in ("INPUT", "OUTPUT")]):
+            yield
+        return
+    links = cell.links["live"] + cell.links["replay"]
+    for link in links:
+        await link.refuse()
+    try:
+        yield
+    finally:
+        for link in links:
+            await link.listen()
+
+
 async def _engine_away(cell: Cell, fault: Fault) -> str | None:
-    """Stopped until kvbus has given it up: no FIN, no RST, `source_timeout` over."""
-    child = cell.engine.child
-    async with child.lock:
+    """Out of reach until kvbus has noticed, and `source_timeout` is over."""
+    async with cell.engine.child.lock:
         await cell.connected()
         before = await cell.counter("kvbus_source_timeouts_total")
-        child.send(signal.SIGSTOP)
-        try:
-            end = asyncio.get_running_loop().time() + 45
+        async with _out_of_reach(cell):
+            end = asyncio.get_running_loop().time() + 100
             while await cell.counter("kvbus_source_timeouts_total") < before + cell.shape.ranks:
-                assert asyncio.get_running_loop().time() < end, "kvbus never gave up an engine that stood still"
+                assert asyncio.get_running_loop().time() < end, "kvbus never gave up an engine that was out of reach"
                 await asyncio.sleep(0.1)
             cleared = await cell.bystander.report()
             told = sum(view["blocks"] for stream in cleared.values() for view in stream["views"].values())
-        finally:
-            child.send(signal.SIGCONT)
     assert not told, f"the engine counts as lost, and a router still holds {told} of its blocks"
     return "given up, then back"
 
@@ -271,15 +328,11 @@ _RULES: Final = {
 async def _packets(cell: Cell, fault: Fault) -> str | None:
     network = cell.networks[fault.target]
     rules = [(chain, *rule) for rule in _RULES[fault.kind] for chain in ("INPUT", "OUTPUT")]
-    async with network.busy:
-        for rule in rules:
-            await network.rule(*rule)
+    async with _rules(network, rules):
         try:
             await asyncio.sleep(fault.seconds)
         finally:
             hit = await network.hits()
-            for rule in rules:
-                await network.unrule(*rule)
     return f"{hit} packets" if hit else None
 
 
@@ -304,6 +357,7 @@ MAKERS: Final[dict[str, Maker]] = {
     "delay": _delay,
     "half-open": _half_open,
     "half-open unnoticed": _half_open_unnoticed,
+    "connection forgotten": _forgotten,
     "refuse": _refuse,
     "replay silent": _replay_silent,
     "drop": _wire,

@@ -6,15 +6,18 @@ Both need root. A place exists for as long as its holder process, which ends wit
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import itertools
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Final
 
 from tests.chaos.processes import Child
 
 _NUMBERS: Final = itertools.count()
+_ESTABLISHED: Final = "01"
 
 
 async def _run(*command: str) -> None:
@@ -55,6 +58,18 @@ async def why_not(*, network: bool) -> str | None:
     except OSError as error:
         return str(error)
     return None
+
+
+def connected_to(address: str, port: int) -> set[int]:
+    """Local ports of the connections out of this network namespace to an IPv4 address and port."""
+    wanted = f"{int.from_bytes(ipaddress.IPv4Address(address).packed, sys.byteorder):08X}:{port:04X}"
+    found = set()
+    for table in ("tcp", "tcp6"):  # the one with IPv4 addresses in IPv6 ones
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, remote, state, *_ = line.split()
+            if state == _ESTABLISHED and remote.endswith(wanted):
+                found.add(int(local.rpartition(":")[2], 16))
+    return found
 
 
 class Place:

@@ -139,7 +139,10 @@ def make_round(seed: int, cell: int, generation: int, number: int) -> Round:
         faults = [_mixed(rng, shape)]
     else:
         kinds = ["engine away", "stop kvbus long"]
-        kinds += [] if shape.namespaces or shape.dials_in else ["half-open unnoticed"]
+        if shape.namespaces:
+            kinds += ["connection forgotten"]
+        elif not shape.dials_in:
+            kinds += ["half-open unnoticed"]
         kinds += [] if shape.namespaces or not shape.kills_bus else ["replay silent"]
         faults = [Fault(rng.uniform(0.2, 1.0), rng.choice(kinds))]
     return Round(flavour, own, tuple(sorted(faults, key=lambda fault: fault.at)))
