@@ -75,19 +75,20 @@ class ConfigError(KvbusError):
 
 
 class BindError(KvbusError):
-    """An endpoint or address that cannot be listened on.
+    """An endpoint or address that cannot be bound or connected to.
 
     Args:
-        endpoint: The endpoint; without a reason, the whole message.
-        reason: Why not, such as the system's words for it.
+        endpoint: the endpoint, or ``http ADDRESS``.
+        reason: why not, such as the system's words for it.
+        verb: what was tried.
     """
 
     exit_code = ExitCode.CANNOT_BIND
 
-    def __init__(self, endpoint: str, reason: str | None = None) -> None:
+    def __init__(self, endpoint: str, reason: str, *, verb: str = "listen on") -> None:
         self.endpoint = endpoint
         self.reason = reason
-        super().__init__(endpoint if reason is None else f"cannot listen on {endpoint}: {reason}")
+        super().__init__(f"cannot {verb} {endpoint}: {reason}")
 
 
 class UnsupportedError(KvbusError):

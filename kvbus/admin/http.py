@@ -86,7 +86,7 @@ class AdminServer:
         try:
             self._listener = await asyncio.get_running_loop().create_server(self.gate, *where, reuse_address=True)
         except OSError as error:
-            raise BindError(f"cannot bind http {where[0]}:{where[1]}: {error.strerror or error}") from error
+            raise BindError(f"http {where[0]}:{where[1]}", error.strerror or str(error)) from error
         host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = (host, port)
 

@@ -10,12 +10,7 @@ from kvbus.core.blocks.announce import group_of, out_parent
 from kvbus.core.blocks.index import Chunk, Index, TableKey
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source
-from kvbus.core.types import Hash
-
-
-def hash_json(block: Hash | None) -> int | str | None:
-    """Integers as they are, bytes as a hex string."""
-    return block.hex() if isinstance(block, bytes) else block
+from kvbus.core.types import Hash, printable
 
 
 def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
@@ -88,8 +83,8 @@ class Cut:
                 yield {
                     "source": self.label,
                     "rank": self.rank,
-                    "hash": hash_json(names[at]),
-                    "parent": hash_json(names[at - 1] if at else self._parent(chunk)),
+                    "hash": printable(names[at]),
+                    "parent": printable(names[at - 1] if at else self._parent(chunk)),
                     "medium": chunk.meta.medium,
                     "group_idx": key[0],
                     "block_size": size,

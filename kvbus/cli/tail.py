@@ -16,7 +16,7 @@ from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.client.subscriber import Subscriber
 from kvbus.client.updates import Gap, Lost, Received, Rejected, Restarted, Snapshot
-from kvbus.core.types import Reason
+from kvbus.core.types import Reason, printable
 from kvbus.core.wire.codec import decode_tokens
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 
@@ -99,8 +99,8 @@ def _event_json(event: Event) -> dict[str, Any]:
         tokens = decode_tokens(event.token_ids)
         plain = {
             "type": "BlockStored",
-            "block_hashes": [_plain(block) for block in event.block_hashes],
-            "parent_block_hash": _plain(event.parent_block_hash),
+            "block_hashes": [printable(block) for block in event.block_hashes],
+            "parent_block_hash": printable(event.parent_block_hash),
             "token_ids": None if isinstance(tokens, Reason) else tokens,
             "block_size": event.block_size,
             "medium": event.medium,
@@ -111,7 +111,7 @@ def _event_json(event: Event) -> dict[str, Any]:
                 plain[name] = value
         return plain
     if isinstance(event, BlockRemoved):
-        plain = {"type": "BlockRemoved", "block_hashes": [_plain(block) for block in event.block_hashes]}
+        plain = {"type": "BlockRemoved", "block_hashes": [printable(block) for block in event.block_hashes]}
         plain["medium"] = event.medium
         if isinstance(event.group_idx, int):
             plain["group_idx"] = event.group_idx
@@ -180,10 +180,6 @@ def _hashes(hashes: list[Hash]) -> str:
 
 def _short(block: Hash) -> str:
     return block.hex()[:12] if isinstance(block, bytes) else str(block)
-
-
-def _plain(block: Hash | None) -> int | str | None:
-    return block.hex() if isinstance(block, bytes) else block
 
 
 def _group(group: object) -> str:

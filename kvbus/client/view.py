@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import UNSET, UnsetType
 
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
-from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key
+from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key, printable
 from kvbus.core.wire.codec import Token, decode_tokens
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
@@ -80,7 +80,7 @@ class Block:
         self._index = index
 
     def __repr__(self) -> str:
-        return f"<Block {_plain(self.hash)} {self.medium} rank={self.rank} group={self.group_idx}>"
+        return f"<Block {printable(self.hash)} {self.medium} rank={self.rank} group={self.group_idx}>"
 
     @property
     def token_ids(self) -> list[Token] | None:
@@ -91,8 +91,8 @@ class Block:
         """The block as plain values; hashes that are bytes become hex strings."""
         return {
             "rank": self.rank,
-            "hash": _plain(self.hash),
-            "parent": _plain(self.parent),
+            "hash": printable(self.hash),
+            "parent": printable(self.parent),
             "medium": self.medium,
             "group_idx": self.group_idx,
             "block_size": self.block_size,
@@ -230,7 +230,3 @@ def _medium(name: str | None) -> str:
 
 def _group(group: int | UnsetType | None) -> int | None:
     return None if group is UNSET else group
-
-
-def _plain(block: Hash | None) -> int | str | None:
-    return block.hex() if isinstance(block, bytes) else block

@@ -99,6 +99,11 @@ PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_a
 """``kv_cache_spec_kind`` values whose blocks a prefix can be matched against (vLLM 0.22 and later)."""
 
 
+def printable(block: Hash | None) -> int | str | None:
+    """A hash for people and JSON: integers as they are, bytes as a hex string."""
+    return block.hex() if isinstance(block, bytes) else block
+
+
 def medium_key(medium: str | None) -> str | None:
     """The key a medium is indexed under: its upper-cased name, every device name as ``GPU``; None if unknown.
 

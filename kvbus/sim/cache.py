@@ -163,11 +163,6 @@ class PrefixCache:
         """Blocks without a reference, cached or not: what the next requests can take."""
         return len(self._free)
 
-    @property
-    def used_blocks(self) -> int:
-        """Blocks of the pool that hold a hash."""
-        return sum(len(slots) for slots in self._cached.values())
-
     def take_events(self) -> list[Event]:
         """Return what happened since the last call, in order."""
         events, self._events = self._events, []

@@ -156,8 +156,7 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
         else:
             socket.connect(endpoint)
     except zmq.ZMQError as error:
-        verb = "bind" if bind else "connect to"
-        raise BindError(f"cannot {verb} {endpoint}: {error.strerror or error}") from error
+        raise BindError(endpoint, error.strerror or str(error), verb="listen on" if bind else "connect to") from error
 
 
 def _choose_thread(socket: Socket, endpoint: str, *, bind: bool) -> None:

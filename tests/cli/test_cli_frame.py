@@ -45,7 +45,7 @@ def _raise(error: BaseException):
             69,
             "kvbus: cannot listen on tcp://*:1: Address already in use",
         ),
-        (BindError("cannot connect x: no"), 69, "kvbus: cannot connect x: no\n"),
+        (BindError("x", "no", verb="connect to"), 69, "kvbus: cannot connect to x: no\n"),
         (KvbusError("the relay stopped"), 70, "kvbus: the relay stopped"),
         (
             ExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("in", [BindError("a", "b")])]),

@@ -690,7 +690,7 @@ class World:
             assert not partial, f"source {i} could have been told everything and is partial"
         for place, router in self.routers.items():
             output = self.relay.outputs[place[0]]
-            if output.stream_of(i) != place[1]:
+            if (0 if output.merged else i) != place[1]:
                 continue
             view = router.views.get(output.rank_of(i, source), set())
             folded = output.spec.profile.wire.fold_hashes

@@ -28,7 +28,7 @@ class OutputSpec(msgspec.Struct, frozen=True):
     merged: bool = False
     heartbeat: float = 1.0
     journal_batches: int = 10_000
-    journal_bytes: int = 256 * 1024 * 1024
+    journal_bytes: int = 2 * 1024 * 1024
     first_seqs: Sequence[int] = ()
     publisher_ids: Sequence[bytes] = ()
 
@@ -76,10 +76,6 @@ class Output:
     def open_streams(self) -> dict[int, OutputStream]:
         """The streams that are served, by their place."""
         return {at: stream for at, stream in enumerate(self.streams) if not stream.closed}
-
-    def stream_of(self, source: int) -> int:
-        """Which stream a source's batches go to."""
-        return 0 if self.spec.merged else source
 
     def rank_of(self, i: int, source: Source) -> int:
         """The rank in a batch: the engine's own; on a merged stream the source's place, which is unique there."""

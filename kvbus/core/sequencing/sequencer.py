@@ -48,7 +48,7 @@ class Sequencer:
     def _begin_epoch(self) -> None:
         self._forget_numbers()
         self._backfill = Backfill(self.settings.replay_timeout)
-        self._unverified_batches = UnverifiedBatches(self.settings.reorder_bytes)
+        self._unverified_batches = UnverifiedBatches(self.settings.reorder_bytes, self.stats)
         self._gap_start = -1
         self._aborted_at = -1
         """Where the question went on after a batch that was too large."""
@@ -121,7 +121,7 @@ class Sequencer:
         self.connected = False
         self._conflict.reconnected()
         self._replay_client.stop()
-        self._unverified_batches.clear()
+        self._unverified_batches.disconnected()
         self._empty_at = -1
         if self.next == 0:
             # nothing was delivered that a new life could be told by: what is held may be of a life that is over
@@ -231,7 +231,7 @@ class Sequencer:
             self._new_epoch(now, restart=far)
             return False
         if asked.purpose is Purpose.VERIFY:
-            self._unverified_batches.settled(now)  # it numbers far beyond the suspects: they are not its newest batches
+            self._unverified_batches.settle(now)  # it numbers far beyond the suspects: they are not its newest batches
         elif seq <= tracker.next:
             return True
         elif self._trimmed_at != tracker.next:
@@ -275,7 +275,7 @@ class Sequencer:
             self._ask(Purpose.SYNC)
             return
         if asked.purpose is Purpose.VERIFY:
-            self._unverified_batches.stale.clear()
+            self._unverified_batches.forget()
         self.state = State.GAP
         self._ask(Purpose.GAP)
 
@@ -553,7 +553,6 @@ class Sequencer:
             self._new_epoch(now)
             self.live(seq, payload, now)
             return
-        self.stats.duplicates += 1
         self._unverified_batches.keep_stale(seq, payload)
         if not self.settings.replay:
             if self._unverified_batches.consecutive:
@@ -579,7 +578,7 @@ class Sequencer:
     def _verified(self, asked: OpenRequest, now: float, *, answered: bool) -> bool:
         """A verifying answer is over; False if it opened a new epoch or another question."""
         if asked.saw_last_delivered:
-            self._unverified_batches.settled(now)
+            self._unverified_batches.settle(now)
             return True
         if not answered:
             self._attempts += 1
@@ -588,7 +587,7 @@ class Sequencer:
                 return False
             if self.settings.trust_unverified and not self._unverified_batches.consecutive:
                 self._unverified = False
-                self._unverified_batches.stale.clear()
+                self._unverified_batches.forget()
                 return True
         elif self._buffer is False and not self._unverified_batches.stale and not asked.items:
             self._unverified = False
@@ -600,13 +599,14 @@ class Sequencer:
         return False
 
     def _new_epoch(self, now: float, *, restart: bool = True) -> None:
-        """Start over: the suspects are the new life's first live batches, everything held was the old one's.
+        """Start over: stale batches are the new epoch's first live ones, everything held was the old one's.
 
-        Without a restart it is the same life, of which more can be had than is known.
+        Without ``restart`` nothing proves that the publisher restarted: more of its epoch can be had than is known, or
+        nobody can tell.
         """
         self.stats.restarts += restart
         self.tracker.write_off()
-        suspects = self._unverified_batches.stale
+        first = self._unverified_batches.take_stale()
         self._replay_client.stop()
         self.epoch += 1
         self.partial = False
@@ -616,10 +616,10 @@ class Sequencer:
         if restart and self._conflict.epoch_began(now):
             self.partial = True
             self.state = State.CONFLICT
+            self.stats.rejected[Reason.CONFLICT] += len(first)
             return
-        for seq in suspects:
-            self.stats.duplicates -= 1
-            self.tracker.live_later(seq, suspects.get(seq))
+        for seq, payload in first:
+            self.tracker.live_later(seq, payload)
         if self.settings.replay:
             self._sync()
         else:

@@ -43,7 +43,6 @@ class ReplayMessage(msgspec.Struct):
 
     seq: int
     payload: bytes
-    publisher_id: bytes | None = None
     topic: bytes | None = None
     """As framing 4 carries it; framing 3 does not."""
 
@@ -89,7 +88,7 @@ def parse_replay(frames: Sequence[bytes], limits: FrameLimits) -> ReplayMessage 
     if number >= 2**63:
         return Reason.SEQ_RANGE
     topic = frames[1] if len(frames) == 4 else None
-    return ReplayMessage(number, payload, bytes(seq[SEQ_BYTES:]) or None, topic)
+    return ReplayMessage(number, payload, topic)
 
 
 def replay_request(start: int) -> list[bytes]:
