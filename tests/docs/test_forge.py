@@ -158,8 +158,9 @@ def test_forms_have_what_a_forge_wants_of_them() -> None:
     assert read(GITHUB / "ISSUE_TEMPLATE" / "config.yml") == {"blank_issues_enabled": False}
 
 
-def test_dependencies_are_watched() -> None:
-    updates = read(GITHUB / "dependabot.yml")["updates"]
-    assert {"pip", "github-actions", "docker"} <= {each["package-ecosystem"] for each in updates}
-    for each in updates:
-        assert (ROOT / each["directory"].lstrip("/")).is_dir()
+def test_dependencies_are_watched_wherever_they_are_named() -> None:
+    named = {"pip": "pyproject.toml", "github-actions": ".github", "docker": "Dockerfile", "gomod": "go.mod"}
+    watched = {each["package-ecosystem"]: each["directory"] for each in read(GITHUB / "dependabot.yml")["updates"]}
+    assert watched.keys() == named.keys()
+    for ecosystem, name in named.items():
+        assert (ROOT / watched[ecosystem].lstrip("/") / name).exists(), ecosystem
