@@ -34,7 +34,8 @@ from tests.system.test_captures import CASES
 from tests.wire.captures import CAPTURES, load, truth
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DECISIONS = sorted(path for path in (ROOT / "docs" / "decisions").glob("*.md") if path.name != "README.md")
 README = (ROOT / "README.md").read_text()
 PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
@@ -171,6 +172,7 @@ class TestArchitecture:
     def test_numbers_that_stand_for_a_constant(self):
         told = re.findall(r"`([A-Z_]+)` \((\d+)\)", ARCHITECTURE)
         assert len(told) >= 5
+        told += re.findall(r"`([A-Z_]+)` \((\d+)\)", "".join(page.read_text() for page in DECISIONS))
         for name, value in told:
             modules = (sequencer, questions, doubts, fingerprints, granularity, marks)
             assert {getattr(m, name) for m in modules if hasattr(m, name)} == {int(value)}, name
@@ -179,6 +181,32 @@ class TestArchitecture:
         around = section(ARCHITECTURE, "### Around it")
         known = {path.name for path in (ROOT / "kvbus").rglob("*.py")}
         assert set(re.findall(r"`(?:kvbus/)?(\w+\.py)`", around)) <= known
+
+
+class TestDecisions:
+    def test_the_index_has_every_page_under_its_title(self):
+        index = (ROOT / "docs" / "decisions" / "README.md").read_text()
+        rows = re.findall(r"^\| \[([^]]+)\]\(([\w-]+\.md)\) \| [^|]+ \|$", index, re.MULTILINE)
+        assert sorted((name, title) for title, name in rows) == [
+            (page.name, page.read_text().partition("\n")[0].removeprefix("# ")) for page in DECISIONS
+        ]
+
+    @pytest.mark.parametrize("page", DECISIONS, ids=lambda path: path.stem)
+    def test_a_page_is_short_and_says_it_all(self, page):
+        lines = page.read_text().splitlines()
+        assert 20 <= len(lines) <= 60
+        assert [line for line in lines if line.startswith("## ")] == [
+            "## The question",
+            "## What was weighed",
+            "## The decision",
+            "## What it costs",
+            "## When to look at it again",
+        ]
+
+
+@pytest.mark.parametrize("path", [ROOT / "docs" / "ARCHITECTURE.md", *DECISIONS], ids=lambda path: path.stem)
+def test_lines_are_short_but_in_tables(path):
+    assert [line for line in path.read_text().splitlines() if len(line) > 120 and not line.startswith("|")] == []
 
 
 def test_every_test_named_in_a_document_exists():
@@ -191,7 +219,7 @@ def test_every_test_named_in_a_document_exists():
         assert set(re.findall(r"`(test_\w+)`", document.read_text())) <= defined, document.name
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_relative_links_lead_somewhere(document):
     text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -202,6 +230,15 @@ def test_relative_links_lead_somewhere(document):
         assert target.exists(), f"{document.name}: {link}"
         if anchor:
             assert anchor in anchors(target), f"{document.name}: {link}"
+
+
+class TestContributing:
+    def test_the_test_that_is_named_for_a_profile_lists_every_profile(self):
+        text = section((ROOT / "CONTRIBUTING.md").read_text(), "## Adding an output profile")
+        named = re.findall(r"`(tests/[\w/]+\.py)`", text)
+        assert named
+        for path in named:
+            assert set(PROFILES) <= set(re.findall(r'"([\w-]+)"', (ROOT / path).read_text())), path
 
 
 class TestReadme:
