@@ -247,7 +247,8 @@ class Limits(_Section):
     max_events: Int = _key(65_536, "Most events in one batch.", example=65_536, unit="events", ge=1)
     max_blocks: Int = _key(
         20_000_000,
-        "Most live blocks of one source, coarse ones that are left out among them; at the limit stores are refused.",
+        "Most live blocks of one source, coarse ones and tails that are left out among them; at the limit stores are "
+        "refused.",
         example=20_000_000,
         unit="blocks",
         ge=1,

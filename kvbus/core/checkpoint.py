@@ -31,12 +31,16 @@ def dump(relay: Relay) -> Iterator[bytes]:
             for output in relay.outputs
         ],
     }
-    cuts = [_tables(source.normalizer.index) for source in relay.sources]
+    cuts = [
+        ([i, tails, key], table)
+        for i, source in enumerate(relay.sources)
+        for tails, index in ((False, source.normalizer.index), (True, source.normalizer.tails))
+        for key, table in _tables(index)
+    ]
     yield _encode(["head", head])
-    for i, tables in enumerate(cuts):
-        for key, table in tables:
-            yield _encode(["table", i, key, list(table.copies.items())])
-            yield from _chunks(i, key, table)
+    for place, table in cuts:
+        yield _encode(["table", *place, list(table.copies.items())])
+        yield from _chunks(place, table)
     yield _encode(["end"])
 
 
@@ -62,15 +66,15 @@ def _tables(index: Index) -> list[tuple[TableKey, Table]]:
     return list(cut.tables.items())
 
 
-def _chunks(i: int, key: TableKey, table: Table) -> Iterator[bytes]:
+def _chunks(place: list[Any], table: Table) -> Iterator[bytes]:
     rows: list[Any] = []
     for chunk in set_of_chunks(table):
         rows.append(_chunk_row(table, chunk))
         if len(rows) == CHUNKS_PER_RECORD:
-            yield _encode(["chunks", i, key, rows])
+            yield _encode(["chunks", *place, rows])
             rows = []
     if rows:
-        yield _encode(["chunks", i, key, rows])
+        yield _encode(["chunks", *place, rows])
 
 
 def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
@@ -109,12 +113,11 @@ class Loader:
             if kind == "head":
                 self._head(record[1])
             elif kind == "table":
-                _, i, key, copies = record
-                table = self._relay.sources[i].normalizer.index.table(*key)
-                table.copies.update((block, count) for block, count in copies)
+                _, *place, copies = record
+                self._table(*place).copies.update((block, count) for block, count in copies)
             elif kind == "chunks":
-                _, i, key, rows = record
-                table = self._relay.sources[i].normalizer.index.table(*key)
+                _, *place, rows = record
+                table = self._table(*place)
                 for row in rows:
                     self._chunk(table, row)
             elif kind == "end":
@@ -146,6 +149,10 @@ class Loader:
                     stream.topic = topic
                 if stream.publisher_id and publisher_id:
                     stream.publisher_id = publisher_id
+
+    def _table(self, i: int, tails: bool, key: list[Any]) -> Table:
+        normalizer = self._relay.sources[i].normalizer
+        return (normalizer.tails if tails else normalizer.index).table(*key)
 
     def _chunk(self, table: Table, row: list[Any]) -> None:
         hashes, parent, tokens, meta, extra_keys, extras, out, out_parent, runs = row

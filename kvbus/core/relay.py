@@ -266,7 +266,7 @@ class Relay:
         for i, source in enumerate(self.sources):
             if source.gone:
                 continue
-            source.normalizer.index.settle()
+            source.normalizer.settle()
             source.sequencer.tick(now)
             self._run(i, source, now)
             if source.down_since is not None and now - source.down_since >= source.spec.timeout:

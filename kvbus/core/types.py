@@ -43,6 +43,7 @@ class Filtered(StrEnum):
 
     GROUP = "group"
     COARSE = "coarse"
+    TAIL = "tail"
     COPY = "copy"
     NO_HASHES = "no_hashes"
     TOKENLESS = "tokenless"

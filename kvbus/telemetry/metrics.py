@@ -167,7 +167,7 @@ class RelayCollector(Collector):
         )
         yield _gauge(
             "source_index_entries",
-            "Blocks remembered: the live ones, and coarse ones that are left out.",
+            "Blocks remembered: the live ones, and coarse ones and tails that are left out.",
             ["source"],
             (([s.spec.label], s.normalizer.entries) for s in sources),
         )

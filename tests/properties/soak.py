@@ -47,6 +47,7 @@ def draw_setup(rng: random.Random) -> Setup:
         journal_batches=rng.choice([1, 3, 10_000]),
         journal_bytes=rng.choice([500, 10**9]),
         max_blocks=rng.choice([5, 10**6, 10**6]),
+        block_size=rng.choice([None, 2]),
     )
 
 
@@ -54,7 +55,7 @@ def draw_changes(rng: random.Random) -> list[Any]:
     changes: list[Any] = []
     for _ in range(rng.randint(1, 4)):
         medium = rng.choice(["GPU", "GPU", "CPU"])
-        what = rng.choice(["store", "store", "chain", "chain", "remove", "remove", "remove", "clear"])
+        what = rng.choice(["store", "store", "chain", "chain", "remove", "remove", "remove", "tail", "untail", "clear"])
         if what == "clear":
             changes.append(("clear",))
         else:

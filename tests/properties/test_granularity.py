@@ -12,12 +12,12 @@ STORES = st.lists(st.tuples(SIZES, st.sampled_from([1, 1, 1, 2, 5])), min_size=1
 PINNED = st.one_of(st.none(), st.sampled_from([1, 4, 16]))
 
 
-@given(STORES, PINNED)
-def test_a_treatment_is_always_possible(stores, pinned):
-    granularity = Granularity(pinned)
+@given(STORES, PINNED, st.booleans())
+def test_a_treatment_is_always_possible(stores, pinned, numbered):
+    granularity = Granularity(pinned, numbered)
     for size, blocks in stores:
         granularity.observe(size, blocks)
-        base, treatment = granularity.base, granularity.treatment(size)
+        base, treatment = granularity.base, granularity.treatment(size, blocks)
         assert base > 0
         if treatment is Treatment.NATIVE:
             assert size == base
@@ -26,21 +26,44 @@ def test_a_treatment_is_always_possible(stores, pinned):
         if treatment is Treatment.COARSE:
             assert size > granularity.size
             assert size % granularity.size == 0
+        if treatment is Treatment.TAIL:
+            assert blocks == 1
+            assert size < max(granularity.size, base)
+
+
+@given(STORES, PINNED, st.booleans())
+def test_whoever_is_not_told_of_a_change_need_not_look_back(stores, pinned, numbered):
+    granularity = Granularity(pinned, numbered)
+    before: dict[tuple[int, int], Treatment] = {}
+    base = 0
+    for store in stores:
+        changed = granularity.observe(*store)
+        if before and not changed:
+            assert granularity.base == base
+            assert {known: granularity.treatment(*known) for known in before} == before
+        before[store] = Treatment.NATIVE
+        before = {known: granularity.treatment(*known) for known in before}
+        base = granularity.base
+
+
+@given(st.lists(st.tuples(SIZES, st.just(1)), max_size=80), st.integers(2, 8), PINNED)
+def test_single_blocks_never_make_a_proven_size_of_a_numbered_group_another(singles, blocks, pinned):
+    granularity = Granularity(pinned, numbered=True)
+    granularity.observe(48, blocks)
+    for size, one in singles:
+        assert not granularity.observe(size, one)
+    assert granularity.size == 48
+    assert granularity.treatment(48, blocks) is (Treatment.NATIVE if pinned is None else Treatment.REBLOCK)
 
 
 @given(STORES)
-def test_whoever_is_not_told_of_a_change_need_not_look_back(stores):
-    granularity = Granularity()
-    before: dict[int, Treatment] = {}
-    base = 0
+def test_what_is_smaller_than_pinned_and_comes_alone_teaches_nothing(stores):
+    one, other = Granularity(16), Granularity(16)
     for size, blocks in stores:
-        changed = granularity.observe(size, blocks)
-        if before and not changed:
-            assert granularity.base == base
-            assert {known: granularity.treatment(known) for known in before} == before
-        before[size] = Treatment.NATIVE
-        before = {known: granularity.treatment(known) for known in before}
-        base = granularity.base
+        one.observe(size, blocks)
+        if blocks > 1 or size >= 16:
+            other.observe(size, blocks)
+    assert one == other
 
 
 @given(st.lists(SIZES, min_size=2, max_size=SETTLE_EVENTS).filter(lambda sizes: len(set(sizes)) > 1), st.randoms())

@@ -20,6 +20,7 @@ MEDIUM = st.sampled_from(["GPU", "GPU", "CPU"])
 CHANGE = st.one_of(
     st.tuples(st.sampled_from(["store", "remove", "remove"]), st.integers(1, 7), MEDIUM),
     st.tuples(st.just("chain"), st.integers(2, 7), MEDIUM),
+    st.tuples(st.sampled_from(["tail", "untail"]), st.integers(1, 7), MEDIUM),
     st.just(("clear",)),
 )
 SETUPS = st.builds(
@@ -47,6 +48,7 @@ SETUPS = st.builds(
     journal_batches=st.sampled_from([1, 3, 10_000]),
     journal_bytes=st.sampled_from([500, 10**9]),
     max_blocks=st.sampled_from([5, 10**6, 10**6]),
+    block_size=st.sampled_from([None, 2]),
 )
 
 

@@ -52,9 +52,13 @@ decode = msgspec.msgpack.decode
 
 Change = tuple[Any, ...]
 """``("store", block, medium)``, ``("chain", block, medium)``: the block and all before it, in one event;
-``("remove", block, medium)``; ``("clear",)``: the GPU's, and another one in the same batch the other tiers'."""
+``("remove", block, medium)``; ``("tail", block, medium)``, ``("untail", block, medium)``: half a block behind that one,
+where the block size is pinned; ``("clear",)``: the GPU's, and another one in the same batch the other tiers'."""
 
 CLEARED = {"type": "AllBlocksCleared"}
+
+TAIL = 1000
+"""What the name of a tail is above that of the block it follows."""
 
 Blocks = set[tuple[str, Any]]
 
@@ -79,6 +83,7 @@ class Setup:
     journal_batches: int = 10_000
     journal_bytes: int = 10**9
     max_blocks: int = 10**6
+    block_size: int | None = None
 
 
 def seq_frame(seq: int, publisher: bytes = b"") -> bytes:
@@ -106,6 +111,8 @@ class Engine:
         """Copies by medium and block."""
         self.visible: Counter[tuple[str, int]] = Counter()
         """What a router may be told of: the truth, without dropped orphans."""
+        self.tails: Counter[tuple[str, int]] = Counter()
+        """What a router is not told of."""
 
     @property
     def publisher(self) -> bytes:
@@ -125,6 +132,11 @@ class Engine:
             "medium": medium,
         }
 
+    def tail(self, block: int, medium: str) -> dict[str, Any]:
+        event = self.store([block], medium)
+        name, parent, tokens = [self.hash_of(TAIL + block)], self.hash_of(block), [TAIL]
+        return {**event, "block_hashes": name, "parent_block_hash": parent, "token_ids": tokens, "block_size": 1}
+
     def publish(self, changes: list[Change]) -> tuple[int, bytes]:
         events: list[dict[str, Any]] = []
         run: list[tuple[list[int], str]] = []
@@ -135,6 +147,17 @@ class Engine:
                 run.append((blocks, medium))
                 events.append(self.store(blocks, medium))
                 self._add(self.truth, blocks, medium)
+                continue
+            if what in ("tail", "untail"):
+                block, medium = rest
+                if what == "tail" and self.setup.block_size:
+                    events.append(self.tail(block, medium))
+                    self._add(self.tails, [block], medium)
+                elif self.tails[medium, block]:
+                    self._see(run)
+                    self.tails[medium, block] -= 1
+                    hashes = [self.hash_of(TAIL + block)]
+                    events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
                 continue
             if what == "remove":
                 block, medium = rest
@@ -149,7 +172,7 @@ class Engine:
                 self._see(run)
                 again = CLEARED in events
                 events.append(CLEARED)
-                for counts in (self.truth, self.visible):
+                for counts in (self.truth, self.visible, self.tails):
                     for key in [key for key in counts if (key[0] == "GPU") != again]:
                         del counts[key]
         self._see(run)
@@ -323,7 +346,12 @@ class World:
                     reorder_bytes=setup.reorder_bytes,
                     trust_unverified=setup.on_lost == "keep",
                 ),
-                Rules(duplicates=setup.duplicates, orphans=setup.orphans, max_blocks=setup.max_blocks),  # type: ignore[arg-type]
+                Rules(
+                    block_size=setup.block_size,
+                    duplicates=setup.duplicates,  # type: ignore[arg-type]
+                    orphans=setup.orphans,  # type: ignore[arg-type]
+                    max_blocks=setup.max_blocks,
+                ),
                 setup.on_lost,  # type: ignore[arg-type]
                 setup.timeout,
             )
@@ -699,6 +727,11 @@ class World:
                 assert view <= truth, f"source {i}, stream {place}: blocks too many: {view - truth}"
             if engine.kind == "snapshot" and self.setup.orphans == "drop":
                 continue  # a snapshot tells orphans whose parents were there when they were stored
+            if not source.partial and engine.kind != "snapshot" and not source.stats.rejected["index_full"]:
+                tails = {(key[1], block) for key, t in source.normalizer.tails.tables.items() for block in t.blocks}
+                assert tails == {
+                    (medium, engine.hash_of(TAIL + block)) for (medium, block), count in engine.tails.items() if count
+                }
             if not source.partial:
                 assert view == visible, f"source {i}, stream {place}: {view} is not {visible}"
 

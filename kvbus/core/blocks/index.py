@@ -140,6 +140,15 @@ class Table:
         """Go back to one plain dictionary, if no cut needs it as it was."""
         self.blocks = self._layers.settle(self.blocks)
 
+    def add(self, block: Hash, chunk: Chunk, copies: int, *, count: bool) -> None:
+        """Hold a block, and so many copies beyond it if they ``count``; one that is held already is a copy, too."""
+        if block in self.blocks:
+            copies += 1
+        else:
+            self.blocks[block] = chunk
+        if copies and count:
+            self.copies[block] = self.copies.get(block, 0) + copies
+
     def remove(self, block: Hash) -> Chunk | None:
         """Take one copy away; the chunk if that was the last one, None if copies are left (or none was known)."""
         copies = self.copies
@@ -198,6 +207,11 @@ class Index:
     def tables_with(self, medium: str, block: Hash) -> list[tuple[TableKey, Table]]:
         """Every group's table that holds this block on this medium."""
         return [(key, table) for key, table in self.tables.items() if key[1] == medium and block in table.blocks]
+
+    def keep(self, media: set[str]) -> None:
+        """Forget the blocks on any other medium."""
+        self.tables = {key: table for key, table in self.tables.items() if key[1] in media}
+        self.media_names &= media
 
     def clear(self) -> None:
         """Forget all blocks."""

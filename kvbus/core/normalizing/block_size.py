@@ -11,6 +11,10 @@ Most engines announce blocks of one size. Three kinds do not, and the wire does 
 They are told apart by one fact: an engine with real blocks sooner or later puts several of them into one event, a
 radix node never carries more than one hash. What was learned too late is put right by announcing the group again;
 what has proven itself is not overturned by one odd event: that one is rejected.
+
+Beside them there are *tails* (vLLM with partial cache hits): the last tokens of a prompt, one block smaller than those
+of its group. They are left out, and teach nothing once the group's size is known or pinned. Engines that send them
+number their groups, and have no radix nodes: in such a group the largest of several single blocks is a whole one.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ class Treatment(Enum):
     NATIVE = auto()
     REBLOCK = auto()
     COARSE = auto()
+    TAIL = auto()
     REJECT = auto()
 
 
@@ -46,13 +51,16 @@ class Granularity(msgspec.Struct):
     """The sizes seen in one group, and what follows from them. ``pinned`` is the operator's ``block_size``."""
 
     pinned: int | None = None
+    numbered: bool = False
+    """The engine gives the group a number: it is no engine of radix nodes, and may announce tails."""
     proven: int = 0
     """The block size, once an event has held several blocks of it."""
     support: int = 0
     finer: dict[int, int] = {}
     larger: dict[int, int] = {}
     seen: int = 0
-    smallest: int = 0
+    single: int = 0
+    """The size of blocks that came one by one: the smallest, in a numbered group the largest."""
     divisor: int = 0
     variable: bool = False
     """Events are whole radix nodes: two sizes, and never several blocks in one event."""
@@ -62,6 +70,8 @@ class Granularity(msgspec.Struct):
 
         Call it for every store of a batch before any of them is applied.
         """
+        if blocks == 1 and self.pinned is not None and size < self.pinned:
+            return False
         if self.proven:
             return self._challenge(size, blocks)
         first = not self.seen
@@ -70,12 +80,14 @@ class Granularity(msgspec.Struct):
         self.seen += 1
         before = (self.base, self.size, self.variable)
         if blocks > 1:
-            self.proven = self.pinned if self.pinned is not None and self.smallest == self.pinned else size
+            self.proven = size
+            if self.pinned is not None and self.single == self.pinned and not self.numbered:
+                self.proven = self.pinned
             self.support = 1
             self.variable = False
             return not first and before != (self.base, self.size, False)
-        self.variable |= not first and size != self.smallest
-        self.smallest = size if first else min(size, self.smallest)
+        self.variable |= not first and size != self.single and not self.numbered
+        self.single = size if first else max(size, self.single) if self.numbered else min(size, self.single)
         self.divisor = math.gcd(self.divisor, size)
         return not first and before != (self.base, self.size, self.variable)
 
@@ -84,7 +96,7 @@ class Granularity(msgspec.Struct):
             self.support += self.support <= YOUNG  # more than that makes no difference
             self.larger.clear()
             return False
-        if self.proven == self.pinned or (blocks == 1 and size != self.pinned):
+        if self.proven == self.pinned or (blocks == 1 and (size != self.pinned or self.numbered)):
             return False
         rivals = self.larger if size > self.proven else self.finer
         rivals[size] = count = rivals.get(size, 0) + 1
@@ -106,7 +118,7 @@ class Granularity(msgspec.Struct):
     @property
     def size(self) -> int:
         """Tokens per block of the engine's own blocks; 0 while nothing is known, or where they have no one size."""
-        return self.proven or (0 if self.variable else self.smallest)
+        return self.proven or (0 if self.variable else self.single)
 
     @property
     def base(self) -> int:
@@ -115,11 +127,14 @@ class Granularity(msgspec.Struct):
             return self.pinned
         return self.divisor if self.variable else self.size
 
-    def treatment(self, size: int) -> Treatment:
-        """What a store of this block size becomes. Call after :meth:`observe`."""
-        base = self.base
-        if self.variable or size == self.size:
-            if size == base and not self.variable:
-                return Treatment.NATIVE
-            return Treatment.REBLOCK if size % base == 0 else Treatment.REJECT
-        return Treatment.COARSE if size > self.size and size % self.size == 0 else Treatment.REJECT
+    def treatment(self, size: int, blocks: int = 1) -> Treatment:
+        """What a store of so many blocks of this size becomes. Call after :meth:`observe`."""
+        own = self.size
+        pinned = self.pinned or own
+        if size == own == pinned:
+            return Treatment.NATIVE
+        if blocks == 1 and size < max(own, pinned):
+            return Treatment.TAIL
+        if self.variable or size == own:
+            return Treatment.REBLOCK if size % self.base == 0 else Treatment.REJECT
+        return Treatment.COARSE if size > own and size % own == 0 else Treatment.REJECT

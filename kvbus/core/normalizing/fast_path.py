@@ -23,6 +23,7 @@ from msgspec import UNSET, Raw, UnsetType
 from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Meta, Table
 from kvbus.core.normalizing.admission import Intake
 from kvbus.core.normalizing.block_size import Granularity, Treatment
+from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, Filtered, Hash, medium_key
 from kvbus.core.wire.codec import decode_plain, decode_value
@@ -81,6 +82,7 @@ class Express:
         index: the live blocks.
         granularity: block sizes, by group.
         intake: which hashes the stream speaks in, and which groups it leaves out.
+        left_out: what the limit of the index counts, too.
         stats: where copies that are left out are counted.
         max_blocks: limit of the index.
         prefix_only: groups whose kind carries no prefixes are left out.
@@ -92,6 +94,7 @@ class Express:
         index: Index,
         granularity: dict[int | None, Granularity],
         intake: Intake,
+        left_out: LeftOut,
         stats: SourceStats,
         *,
         max_blocks: int,
@@ -101,6 +104,7 @@ class Express:
         self._index = index
         self._granularity = granularity
         self._intake = intake
+        self._left_out = left_out
         self._max_blocks = max_blocks
         self._prefix_only = prefix_only
         self._count_copies = count_copies
@@ -214,7 +218,7 @@ class Express:
         """Whether the index, with the blocks just added, is within its limit."""
         self._room -= added
         if self._room < 0:
-            self._room = self._max_blocks - len(self._index)
+            self._room = self._max_blocks - len(self._index) - len(self._left_out)
         return self._room >= 0
 
     def _copy(self, event: PlainStored[Any], tokens: bytes, shape: _Shape, copies: list[Counted]) -> bool:

@@ -20,6 +20,7 @@ from kvbus.core.normalizing.admission import Intake, Step, complete
 from kvbus.core.normalizing.block_size import Granularity, Treatment
 from kvbus.core.normalizing.derived_hashes import derive_chunk
 from kvbus.core.normalizing.fast_path import Express, Taken
+from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.normalizing.removal_order import leaf_first
 from kvbus.core.normalizing.validate import Store, check_removed
 from kvbus.core.stats import SourceStats
@@ -51,7 +52,7 @@ class Normalizer:
 
     def _begin(self) -> None:
         self._granularity: dict[int | None, Granularity] = {}
-        self._coarse: dict[tuple[int | None, str, Hash], int] = {}
+        self._left_out = LeftOut(self.stats, count_copies=self.rules.duplicates == "count")
         self._intake = Intake(self.rules.groups, self.stats)
         self._clears_all_tiers = False
         self._out: list[AnyEvent] = []
@@ -66,6 +67,7 @@ class Normalizer:
             self.index,
             self._granularity,
             self._intake,
+            self._left_out,
             self.stats,
             max_blocks=self.rules.max_blocks,
             prefix_only=self.rules.groups == "prefix",
@@ -97,7 +99,7 @@ class Normalizer:
 
     def express(self, payload: bytes) -> Taken | None:
         """Take in a batch that needs no change; None, with nothing changed, if it is for :meth:`apply`."""
-        return None if self._coarse else self._express.take(payload)
+        return None if self._left_out.coarse else self._express.take(payload)
 
     def apply(self, batch: Batch, *, first_of_life: bool = False) -> list[AnyEvent]:
         """Take in one batch; the events that leave.
@@ -139,16 +141,17 @@ class Normalizer:
         """What has been learned about the stream beside its blocks, as plain data."""
         return {
             "granularity": [[group, structs.asdict(known)] for group, known in self._granularity.items()],
-            "coarse": [[*key, count] for key, count in self._coarse.items()],
+            "coarse": [[*where, copies] for where, copies in self._left_out.coarse.items()],
             "intake": self._intake.dump(),
             "clears_all_tiers": self._clears_all_tiers,
             "refused": sorted(self._refused),
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """The reverse of :meth:`dump`; the index is filled separately."""
+        """The reverse of :meth:`dump`; the index and the tails are filled separately."""
         self._granularity.update((group, Granularity(**known)) for group, known in data["granularity"])
-        self._coarse = {(group, medium, block): count for group, medium, block, count in data["coarse"]}
+        for group, medium, block, copies in data["coarse"]:
+            self._left_out.add_coarse((group, medium), block, copies)
         self._intake.load(data["intake"])
         self._clears_all_tiers = data["clears_all_tiers"]
         self._refused = set(data["refused"])
@@ -163,8 +166,18 @@ class Normalizer:
 
     @property
     def entries(self) -> int:
-        """Blocks remembered: live ones, and coarse ones that are left out; ``max_blocks`` bounds the sum."""
-        return len(self.index) + len(self._coarse)
+        """Blocks remembered: live ones, and those that are left out; ``max_blocks`` bounds the sum."""
+        return len(self.index) + len(self._left_out)
+
+    @property
+    def tails(self) -> Index:
+        """The tails that are left out, as an index of their own."""
+        return self._left_out.tails
+
+    def settle(self) -> None:
+        """Cuts of the index may have gone: see :meth:`kvbus.core.blocks.index.Table.settle`."""
+        self.index.settle()
+        self.tails.settle()
 
     def announce(self) -> Iterable[AnyEvent]:
         """The live set, said from nothing; see :func:`kvbus.core.blocks.announce.announce`."""
@@ -180,39 +193,35 @@ class Normalizer:
                 continue
             granularity = self._granularity.get(step.group)
             if granularity is None:
-                granularity = self._granularity[step.group] = Granularity(self.rules.block_size)
+                granularity = Granularity(self.rules.block_size, numbered=step.group is not None)
+                self._granularity[step.group] = granularity
             size, blocks = step.event.block_size, len(step.event.block_hashes)
             changed |= granularity.observe(size, blocks)
-        return changed and len(self.index) > 0
+        return changed and (len(self.index) > 0 or len(self.tails) > 0)
+
+    def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
+        return self._granularity[group].treatment(chunk.block_size, len(chunk.hashes))
 
     def _rebuild(self) -> None:
         """Block sizes turned out different from what was assumed: say everything again in the right ones."""
         self.stats.rebuilds += 1
-        for (group, medium), table in self.index.tables.items():
-            self._drop_coarse(group, medium, table)
-        for (group, medium), chunk, a, b in self.index.snapshot():
-            granularity = self._granularity[group]
-            if granularity.treatment(chunk.block_size) is Treatment.REBLOCK:
+        for key, table in self.index.tables.items():
+            table.refs.clear()
+            for chunk in table.blocks.values():
+                chunk.cut_into(None, None)
+            self._left_out.take_from(key, table, self._treatment)
+        self._left_out.give_back(self.index, self._treatment)
+        for key, chunk, a, b in self.index.snapshot():
+            if self._treatment(key[0], chunk) is Treatment.REBLOCK:
                 if chunk.out is None:
-                    self._recut(chunk, group, granularity.base)
-                self._reference((group, medium), chunk, a, b)
+                    self._recut(chunk, key[0], self._granularity[key[0]].base)
+                self._reference(key, chunk, a, b)
         self._out.append(AllBlocksCleared())
         self._out.extend(announce(self.index))
 
     def _recut(self, chunk: Chunk, group: int | None, base: int) -> None:
         before = out_parent(self.index, group, chunk.parent)
         chunk.cut_into(derive_chunk(chunk, base, before), before)
-
-    def _drop_coarse(self, group: int | None, medium: str, table: Table) -> None:
-        table.refs.clear()
-        granularity = self._granularity[group]
-        for block, chunk in list(table.blocks.items()):
-            chunk.cut_into(None, None)
-            if granularity.treatment(chunk.block_size) in (Treatment.COARSE, Treatment.REJECT):
-                del table.blocks[block]
-                key = (group, medium, block)
-                self._coarse[key] = self._coarse.get(key, 0) + 1 + table.copies.pop(block, 0)
-                self.stats.filtered[Filtered.COARSE] += 1
 
     # -- stores ----------------------------------------------------------------------------------------------------
 
@@ -252,37 +261,25 @@ class Normalizer:
             self.stats.filtered[Filtered.TOKENLESS] += 1
             return
         granularity = self._granularity[store.group]
-        treatment = granularity.treatment(event.block_size)
+        hashes = event.block_hashes
+        treatment = granularity.treatment(event.block_size, len(hashes))
         if treatment is Treatment.REJECT:
             self.stats.rejected[Reason.BLOCK_SIZE] += 1
             return
-        table = self.index.table(store.group, store.medium)
-        hashes = event.block_hashes
-        if treatment is Treatment.COARSE:
-            if len(self.index) + len(self._coarse) + len(hashes) > self.rules.max_blocks:
-                self.stats.rejected[Reason.INDEX_FULL] += 1
-                return
-            self.stats.filtered[Filtered.COARSE] += 1
-            for block in hashes:
-                key = (store.group, store.medium, block)
-                self._coarse[key] = self._coarse.get(key, 0) + 1
+        if treatment is Treatment.COARSE or treatment is Treatment.TAIL:
+            self._leave_out(store, treatment)
             return
+        table = self.index.table(store.group, store.medium)
         fresh = table.blocks.keys().isdisjoint(hashes)
         parent = event.parent_block_hash
         if parent is not None and not self._parent_ok(store, parent, table):
             return
         new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
-        if new and len(self.index) + len(self._coarse) + new > self.rules.max_blocks:
+        if new and len(self.index) + len(self._left_out) + new > self.rules.max_blocks:
             self.stats.rejected[Reason.INDEX_FULL] += 1
             self._refused.add(store.medium)
             return
-        if event.medium is not None:
-            event.medium = event.medium.upper()
-        chunk = Chunk(
-            tuple(hashes), parent, bytes(event.token_ids), self.index.meta(event), carried_bytes(event.extra_keys)
-        )
-        if store.extras:
-            chunk.rest = Rest({name: bytes(raw) for name, raw in store.extras.items()})
+        chunk = self._chunk_of(store)
         if treatment is Treatment.REBLOCK:
             self._recut(chunk, store.group, granularity.base)
         if fresh:
@@ -294,6 +291,30 @@ class Normalizer:
             self._announce_new((store.group, store.medium), chunk, 0, len(hashes))
             return
         self._store_copies(store, table, chunk)
+
+    def _chunk_of(self, store: Store) -> Chunk:
+        event = store.event
+        if event.medium is not None:
+            event.medium = event.medium.upper()
+        chunk = Chunk(
+            tuple(event.block_hashes),
+            event.parent_block_hash,
+            bytes(event.token_ids),
+            self.index.meta(event),
+            carried_bytes(event.extra_keys),
+        )
+        if store.extras:
+            chunk.rest = Rest({name: bytes(raw) for name, raw in store.extras.items()})
+        return chunk
+
+    def _leave_out(self, store: Store, treatment: Treatment) -> None:
+        key, hashes = (store.group, store.medium), store.event.block_hashes
+        if self.entries + len(hashes) > self.rules.max_blocks:
+            self.stats.rejected[Reason.INDEX_FULL] += 1
+        elif treatment is Treatment.TAIL:
+            self._left_out.store_tail(key, hashes[0], self._chunk_of(store))
+        else:
+            self._left_out.store_coarse(key, hashes)
 
     def _known(self, group: int | None, block: Hash) -> Chunk | None:
         return self.index.find(group, block) or self._ghosts.get((group, block))
@@ -373,19 +394,15 @@ class Normalizer:
 
     def _remove_one(self, group: int | None, medium: str, block: Hash) -> None:
         key: TableKey = (group, medium)
-        if self._coarse and (left := self._coarse.get((group, medium, block))) is not None:
-            if left == 1:
-                del self._coarse[(group, medium, block)]
-            else:
-                self._coarse[(group, medium, block)] = left - 1
-            self.stats.filtered[Filtered.COARSE] += 1
+        if self._left_out.coarse and self._left_out.remove_coarse(key, block):
             return
         table = self.index.tables.get(key)
         if table is None or block not in table.blocks:
             holders = self.index.tables_with(medium, block) if group is None else []
             if len(holders) != 1:
-                reason = Filtered.GROUP if group in self._intake.no_prefix else Filtered.UNKNOWN_BLOCK
-                self.stats.filtered[reason] += 1
+                if holders or not self._left_out.remove_tail(key, block):
+                    reason = Filtered.GROUP if group in self._intake.no_prefix else Filtered.UNKNOWN_BLOCK
+                    self.stats.filtered[reason] += 1
                 return
             key, table = holders[0]
         chunk = table.remove(block)
@@ -429,10 +446,10 @@ class Normalizer:
         """
         survive = {
             medium
-            for medium in self.index.media_names | self._refused | {key[1] for key in self._coarse}
+            for medium in self.index.media_names | self._left_out.media | self._refused
             if not self._clears_all_tiers and (medium == DEVICE_MEDIUM) == again
         }
-        self._coarse = {key: n for key, n in self._coarse.items() if key[1] in survive}
+        self._left_out.keep(survive)
         self._refused &= survive
         if any(table.blocks for (_, medium), table in self.index.tables.items() if medium in survive):
             for (group, medium), table in self.index.tables.items():

@@ -3,9 +3,9 @@ import pytest
 from kvbus.core.normalizing.block_size import RELEARN_EVENTS, SETTLE_EVENTS, YOUNG, Granularity, Treatment
 
 
-def learned(*stores, pinned=None):
+def learned(*stores, pinned=None, numbered=False):
     """A granularity that has seen these ``(size, blocks)``, one batch each."""
-    granularity = Granularity(pinned)
+    granularity = Granularity(pinned, numbered)
     for size, blocks in stores:
         granularity.observe(size, blocks)
     return granularity
@@ -17,9 +17,10 @@ class TestFixedBlocks:
         assert (granularity.base, granularity.variable) == (16, False)
         assert granularity.treatment(16) is Treatment.NATIVE
 
-    @pytest.mark.parametrize("size", [1, 7, 8, 17, 24])
-    def test_an_odd_size_is_rejected_once_blocks_are_proven(self, size):
-        assert learned((16, 2), (size, 1)).treatment(size) is Treatment.REJECT
+    @pytest.mark.parametrize(("size", "blocks"), [(1, 2), (7, 2), (8, 2), (17, 1), (17, 2), (24, 1)])
+    def test_an_odd_size_is_rejected_once_blocks_are_proven(self, size, blocks):
+        stores = [(16, 2)] * (YOUNG + 1)
+        assert learned(*stores, (size, blocks)).treatment(size, blocks) is Treatment.REJECT
 
     def test_many_stores_of_one_size_prove_it_too(self):
         assert learned(*[(16, 1)] * SETTLE_EVENTS, (7, 1)).treatment(16) is Treatment.NATIVE
@@ -45,13 +46,13 @@ class TestTwoGranularities:
 
     def test_and_after_a_while_when_it_had_proven_itself(self):
         stores = [(128, 2)] * (YOUNG + 1) + [(16, 2)] * (RELEARN_EVENTS - 1)
-        assert learned(*stores).treatment(16) is Treatment.REJECT
-        assert learned(*stores, (16, 2)).treatment(16) is Treatment.NATIVE
+        assert learned(*stores).treatment(16, 2) is Treatment.REJECT
+        assert learned(*stores, (16, 2)).treatment(16, 2) is Treatment.NATIVE
 
     def test_one_odd_event_does_not_overrule_what_is_proven(self):
         stores = [(16, 2)] * (YOUNG + 1)
         assert learned(*stores, (6, 2)).treatment(16) is Treatment.NATIVE
-        assert learned(*stores, (6, 2)).treatment(6) is Treatment.REJECT
+        assert learned(*stores, (6, 2)).treatment(6, 2) is Treatment.REJECT
 
     def test_single_blocks_never_overrule(self):
         assert learned((16, 2), *[(8, 1)] * 100).treatment(16) is Treatment.NATIVE
@@ -95,7 +96,7 @@ class TestPinned:
     def test_what_is_no_multiple_is_rejected_and_multiples_are_cut(self, size, treatment):
         granularity = learned((size, 2), pinned=16)
         assert granularity.base == 16
-        assert granularity.treatment(size) is treatment
+        assert granularity.treatment(size, 2) is treatment
 
     def test_variable_nodes_are_cut_to_the_pinned_size(self):
         granularity = learned((48, 1), (96, 1), (40, 1), pinned=16)
@@ -106,3 +107,47 @@ class TestPinned:
     @pytest.mark.parametrize("stores", [[(16, 1), (32, 2)], [(32, 2), (16, 1)]], ids=["fine first", "coarse first"])
     def test_the_pinned_size_is_never_rejected(self, stores):
         assert learned(*stores, pinned=16).treatment(16) is Treatment.NATIVE
+
+
+class TestTails:
+    """The end of a prompt, announced as one block that is smaller than those of its group."""
+
+    @pytest.mark.parametrize("tail", [1, 7, 16, 32, 63])
+    @pytest.mark.parametrize("numbered", [False, True])
+    def test_one_of_a_proven_size(self, tail, numbered):
+        granularity = learned((64, 2), *[(tail, 1)] * 100, numbered=numbered)
+        assert granularity.treatment(tail) is Treatment.TAIL
+        assert granularity.treatment(64) is Treatment.NATIVE
+        assert not granularity.variable
+
+    @pytest.mark.parametrize("stores", [[(64, 1), (16, 1)], [(16, 1), (64, 1)], [(16, 1), (64, 2)]])
+    @pytest.mark.parametrize("numbered", [False, True])
+    def test_one_of_a_pinned_size_whatever_came_first(self, stores, numbered):
+        assert learned((16, 1), pinned=64, numbered=numbered).treatment(16) is Treatment.TAIL
+        granularity = learned(*stores, pinned=64, numbered=numbered)
+        assert granularity.treatment(16) is Treatment.TAIL
+        assert granularity.treatment(64) is Treatment.NATIVE
+
+    @pytest.mark.parametrize("stores", [[(64, 1), (16, 1)], [(16, 1), (64, 1)], [(64, 1)] * 40 + [(16, 1)]])
+    def test_a_numbered_group_has_no_radix_nodes(self, stores):
+        granularity = learned(*stores, numbered=True)
+        assert granularity.treatment(16) is Treatment.TAIL
+        assert granularity.treatment(64) is Treatment.NATIVE
+
+    @pytest.mark.parametrize("stores", [[(1024, 2)], [(1024, 1)], [(16, 1), (1024, 1)], [(16, 1), (1024, 2)]])
+    def test_one_of_the_size_blocks_are_cut_to(self, stores):
+        """It does not make the blocks it is the end of coarse ones."""
+        granularity = learned(*stores, (16, 1), pinned=16, numbered=True)
+        assert granularity.treatment(16) is Treatment.TAIL
+        assert granularity.treatment(1024) is Treatment.REBLOCK
+
+    def test_nodes_of_the_pinned_size_and_larger_ones_are_cut(self):
+        granularity = learned((64, 1), (128, 1), (16, 1), pinned=64)
+        assert granularity.treatment(16) is Treatment.TAIL
+        assert granularity.treatment(64) is granularity.treatment(128) is Treatment.REBLOCK
+
+    def test_several_blocks_of_that_size_are_no_tails(self):
+        granularity = learned((64, 1), (16, 1), (16, 2), numbered=True)
+        assert granularity.treatment(16) is Treatment.NATIVE
+        assert granularity.treatment(64) is Treatment.COARSE
+        assert learned((64, 2), pinned=64).treatment(16, 2) is Treatment.REJECT

@@ -27,8 +27,8 @@ REASONS = [
     (Reason.HASH_KIND, [store([9])], store([b"x" * 32])),
     (Reason.HASH_COLLISION, [store([5])], store([5], tokens=[1] * 16)),
     (Reason.BLOCK_SIZE, [], store([5], tokens=[1] * 16, block_size=-1)),
-    (Reason.BLOCK_SIZE, [store([8, 9])], store([5], block_size=7)),
-    (Reason.BLOCK_SIZE, [store([8, 9])], store([5], block_size=8)),
+    (Reason.BLOCK_SIZE, [store([n, n + 1]) for n in range(10, 20, 2)], store([5, 6], block_size=7)),
+    (Reason.BLOCK_SIZE, [store([n, n + 1]) for n in range(10, 20, 2)], store([5, 6], block_size=8)),
     (Reason.BLOCK_SIZE, [store([8, 9])], store([5], block_size=24)),
     (Reason.DUPLICATE_HASH, [], store([5, 5])),
     (Reason.SELF_PARENT, [], store([5], 5)),
@@ -42,6 +42,12 @@ FILTERS = [
     (Filtered.GROUP, [store([5], group=1, kv_cache_spec_kind="mamba")], removed([5], group=1)),
     (Filtered.COARSE, [store([8, 9])], store([5], block_size=128)),
     (Filtered.COARSE, [store([8, 9]), store([5], block_size=128)], removed([5])),
+    (Filtered.TAIL, [store([8, 9])], store([5], block_size=8)),
+    (Filtered.TAIL, [store([8, 9])], store([5], 1, block_size=7)),
+    (Filtered.TAIL, [store([8, 9]), store([5], block_size=8)], store([5], block_size=8)),
+    (Filtered.TAIL, [store([8, 9]), store([5], block_size=8)], removed([5])),
+    (Filtered.TAIL, [store([8, 9], group=3), store([5], group=3, block_size=8)], removed([5])),
+    (Filtered.UNKNOWN_BLOCK, [store([8, 9]), store([5], block_size=8), removed([5])], removed([5])),
     (Filtered.COPY, [store([5])], store([5])),
     (Filtered.COPY, [store([5]), store([5])], removed([5])),
     (Filtered.NO_HASHES, [], store([], tokens=[1] * 16)),
@@ -561,10 +567,10 @@ class TestPinnedBlockSize:
     def test_blocks_of_that_size_keep_their_names(self):
         assert Bench(block_size=16).feed(store([1, 2])) == plain_all([store([1, 2])])
 
-    @pytest.mark.parametrize("size", [8, 24, 100])
-    def test_what_is_no_multiple_is_rejected(self, size):
+    @pytest.mark.parametrize(("names", "size"), [([1, 2], 8), ([1], 24), ([1], 100)])
+    def test_what_is_no_multiple_is_rejected(self, names, size):
         bench = Bench(block_size=16)
-        assert bench.feed(store([1], block_size=size)) == []
+        assert bench.feed(store(names, block_size=size)) == []
         assert bench.rejected == {Reason.BLOCK_SIZE: 1}
 
     def test_bytes_give_bytes(self):
@@ -638,6 +644,114 @@ class TestTwoGranularities:
         for i in range(100, 300, 2):
             bench.feed(store([i, i + 1]))
         assert bench.live >= set(range(200, 300))
+
+
+def whole(*names, parent=None):
+    return store(list(names), parent, block_size=64, group=0)
+
+
+def tail(name, parent=None, size=16, **more):
+    return store([name], parent, block_size=size, **{"group": 0, **more})
+
+
+class TestTails:
+    """vLLM with partial hits: the end of a prompt is announced as one block smaller than those of its group."""
+
+    @pytest.mark.parametrize("rules", [{}, {"block_size": 64}], ids=["learned", "pinned"])
+    def test_prompts_that_never_fill_two_blocks(self, rules):
+        """None of their events holds several blocks."""
+        bench = Bench(**rules)
+        for n in range(1, 70):
+            assert bench.feed(whole(n), tail(1000 + n, n)) == plain_all([whole(n)])
+        assert bench.live == set(range(1, 70))
+        assert bench.stats.rebuilds == 0
+        assert bench.filtered == {Filtered.TAIL: 69}
+
+    def test_one_that_comes_first_is_taken_back(self):
+        bench = Bench()
+        assert bench.feed(tail(1001)) == plain_all([tail(1001)])
+        bench.feed(whole(1))
+        assert bench.live == {1}
+        assert bench.feed(removed([1001], group=0)) == []
+        assert bench.filtered == {Filtered.TAIL: 2}
+
+    @pytest.mark.parametrize("rules", [{}, {"block_size": 64}], ids=["learned", "pinned"])
+    def test_one_that_is_promoted_to_a_whole_block(self, rules):
+        """The engine removes it when the block it is the beginning of is full."""
+        bench = Bench(**rules)
+        bench.feed(whole(1, 2), tail(1002, 2), tail(1003, 1002))
+        out = bench.feed(removed([1002], group=0), removed([1003], group=0), whole(3, parent=2))
+        assert out == plain_all([whole(3, parent=2)])
+        assert bench.normalizer.entries == 3
+        assert bench.filtered == {Filtered.TAIL: 4}
+        assert bench.rejected == {}
+
+    @pytest.mark.parametrize("block_size", [16, 32])
+    def test_one_among_blocks_that_are_cut(self, block_size):
+        bench = Bench(block_size=block_size)
+        bench.feed(tail(1001))
+        bench.feed(whole(1, 2))
+        there = bench.live
+        assert len(there) == 2 * 64 // block_size
+        bench.feed(tail(1002, 2), tail(1003, 1002, 32))
+        bench.feed(whole(3, parent=2), tail(1001))
+        assert there < bench.live
+        assert len(bench.live) == 3 * 64 // block_size
+        assert bench.announced().blocks == bench.router.blocks
+
+    @pytest.mark.parametrize(("duplicates", "left"), [("count", 1), ("ignore", 0)])
+    def test_its_copies(self, duplicates, left):
+        bench = Bench(duplicates=duplicates)
+        bench.feed(whole(1, 2), tail(9), tail(9))
+        bench.feed(removed([9], group=0))
+        assert bench.normalizer.entries == 2 + left
+        bench.feed(removed([9], group=0))
+        assert bench.normalizer.entries == 2
+
+    def test_it_goes_with_its_tier(self):
+        bench = Bench()
+        bench.feed(whole(1, 2), tail(9), tail(9, medium="cpu"))
+        bench.feed(cleared())
+        assert bench.normalizer.entries == 1
+        bench.feed(removed([9], medium="CPU", group=0))
+        assert bench.normalizer.entries == 0
+        bench.feed(whole(1, 2), tail(9), tail(9, medium="CPU"))
+        bench.feed(cleared(), cleared())
+        assert bench.normalizer.entries == 0
+
+    def test_it_counts_towards_the_limit(self):
+        bench = Bench(max_blocks=4)
+        bench.feed(whole(1, 2), tail(8), tail(9), tail(10))
+        assert bench.rejected == {Reason.INDEX_FULL: 1}
+        assert not bench.normalizer.full, "no block of a router's is missing"
+        bench.feed(whole(3))
+        assert bench.rejected == {Reason.INDEX_FULL: 2}
+        bench.feed(removed([8], group=0), removed([9], group=0), whole(3))
+        assert bench.live == {1, 2, 3}
+
+    def test_the_next_batch_takes_the_short_way(self):
+        bench = Bench(max_blocks=14)
+        bench.feed(*[whole(n, n + 1, parent=n - 1 or None) for n in range(1, 12, 2)], tail(99, 12))
+        assert bench.feed(whole(13, parent=12)) == plain_all([whole(13, parent=12)])
+        assert bench.taken == 1
+        bench.feed(whole(14, parent=13))
+        assert bench.rejected == {Reason.INDEX_FULL: 1}, "on the short way, too, tails take their room"
+
+    @pytest.mark.parametrize("coarse", [[whole(90)], [whole(90, 91)]], ids=["alone", "several"])
+    def test_a_finer_stream_that_was_taken_for_them_is_told_after_all(self, coarse):
+        bench = Bench()
+        fine = [store([n], n - 1 or None, group=0) for n in range(1, 5)]
+        bench.feed(*coarse)
+        bench.feed(*fine, store([4], 3, group=0))
+        assert bench.live == {name for event in coarse for name in event["block_hashes"]}
+        bench.feed(store([5, 6], 4, group=0))
+        assert bench.live == {1, 2, 3, 4, 5, 6}
+        assert bench.router.orphans == 0
+        bench.feed(removed([4], group=0))
+        assert 4 in bench.live, "it has a copy"
+        bench.feed(removed([6, 5, 4, 3, 2, 1], group=0), removed([90], group=0))
+        assert bench.live == set()
+        assert bench.router.violations == []
 
 
 class TestFields:

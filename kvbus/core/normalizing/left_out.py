@@ -1,0 +1,117 @@
+"""Blocks that routers are not told of, remembered so that their removals are recognised.
+
+*Coarse* ones repeat what a finer stream says; of them the number of copies is enough. *Tails* are the ends of prompts
+that do not fill a block: vLLM announces them before the block is full, and removes them when it is. They are kept
+whole: if the group's blocks turn out to be of their size, routers have to be told of them after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvbus.core.blocks.index import Chunk, Index, Table, TableKey
+from kvbus.core.normalizing.block_size import Treatment
+from kvbus.core.stats import SourceStats
+from kvbus.core.types import Filtered, Hash
+
+TreatmentOf = Callable[[int | None, Chunk], Treatment]
+"""What becomes of a chunk of a group."""
+
+
+class LeftOut:
+    """What the cache of one source holds beside its index.
+
+    Args:
+        stats: where blocks that are left out are counted.
+        count_copies: a copy has to be removed once more, before the block is gone.
+    """
+
+    def __init__(self, stats: SourceStats, *, count_copies: bool) -> None:
+        self._stats = stats
+        self._count_copies = count_copies
+        self.coarse: dict[tuple[int | None, str, Hash], int] = {}
+        """Copies, by group, medium and hash."""
+        self.tails = Index()
+
+    def __len__(self) -> int:
+        return len(self.coarse) + (len(self.tails) if self.tails.tables else 0)
+
+    @property
+    def media(self) -> set[str]:
+        """Every medium that something is left out on."""
+        return self.tails.media_names | {medium for _, medium, _ in self.coarse}
+
+    def store_coarse(self, key: TableKey, hashes: list[Hash]) -> None:
+        """An event of coarse blocks."""
+        self._stats.filtered[Filtered.COARSE] += 1
+        for block in hashes:
+            self.add_coarse(key, block, 1)
+
+    def add_coarse(self, key: TableKey, block: Hash, copies: int) -> None:
+        """Remember so many copies of a coarse block."""
+        where = (*key, block)
+        self.coarse[where] = self.coarse.get(where, 0) + copies
+
+    def store_tail(self, key: TableKey, block: Hash, chunk: Chunk, copies: int = 0) -> None:
+        """An event of one tail, or one that is known already, with so many copies beyond the first."""
+        self._stats.filtered[Filtered.TAIL] += 1
+        self.tails.table(*key).add(block, chunk, copies, count=self._count_copies)
+
+    def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
+        """Take over the blocks of the index that routers are not told of any more."""
+        for block, chunk in list(table.blocks.items()):
+            treatment = treatment_of(key[0], chunk)
+            if treatment is not Treatment.NATIVE and treatment is not Treatment.REBLOCK:
+                del table.blocks[block]
+                self._take(key, block, chunk, table.copies.pop(block, 0), treatment)
+
+    def give_back(self, index: Index, treatment_of: TreatmentOf) -> None:
+        """Put the tails that are blocks like the others into the index."""
+        for key, table in self.tails.tables.items():
+            for block, chunk in list(table.blocks.items()):
+                treatment = treatment_of(key[0], chunk)
+                if treatment is Treatment.TAIL:
+                    continue
+                del table.blocks[block]
+                copies = table.copies.pop(block, 0)
+                if treatment is Treatment.NATIVE or treatment is Treatment.REBLOCK:
+                    index.table(*key).add(block, chunk, copies, count=self._count_copies)
+                else:
+                    self._take(key, block, chunk, copies, treatment)
+
+    def _take(self, key: TableKey, block: Hash, chunk: Chunk, copies: int, treatment: Treatment) -> None:
+        if treatment is Treatment.TAIL:
+            self.store_tail(key, block, chunk, copies)
+            return
+        self._stats.filtered[Filtered.COARSE] += 1
+        self.add_coarse(key, block, 1 + copies)
+
+    def remove_coarse(self, key: TableKey, block: Hash) -> bool:
+        """Forget one copy of a coarse block; False if there is none."""
+        where = (*key, block)
+        left = self.coarse.get(where)
+        if left is None:
+            return False
+        if left == 1:
+            del self.coarse[where]
+        else:
+            self.coarse[where] = left - 1
+        self._stats.filtered[Filtered.COARSE] += 1
+        return True
+
+    def remove_tail(self, key: TableKey, block: Hash) -> bool:
+        """Forget one copy of a tail; False if there is none. Without a group it is the only group's that has it."""
+        table = self.tails.tables.get(key)
+        if table is None or block not in table.blocks:
+            holders = self.tails.tables_with(key[1], block) if key[0] is None else []
+            if len(holders) != 1:
+                return False
+            table = holders[0][1]
+        table.remove(block)
+        self._stats.filtered[Filtered.TAIL] += 1
+        return True
+
+    def keep(self, media: set[str]) -> None:
+        """Forget what is on any other medium."""
+        self.coarse = {where: copies for where, copies in self.coarse.items() if where[1] in media}
+        self.tails.keep(media)

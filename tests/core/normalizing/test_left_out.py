@@ -1,0 +1,71 @@
+"""Blocks that are not told, remembered; what becomes of them in a stream is in test_normalizer and test_tails."""
+
+import pytest
+
+from kvbus.core.blocks.index import Chunk, Index, Meta
+from kvbus.core.normalizing.block_size import Treatment
+from kvbus.core.normalizing.left_out import LeftOut
+from kvbus.core.stats import SourceStats
+
+GPU, CPU = (0, "GPU"), (0, "CPU")
+
+
+def chunk_of(*names, size=16):
+    meta = Meta(size, None, None, "GPU", 0, None, None)
+    return Chunk(names, None, b"", meta)
+
+
+@pytest.fixture
+def left_out():
+    return LeftOut(SourceStats(), count_copies=True)
+
+
+def test_each_copy_is_removed_once(left_out):
+    left_out.store_coarse(GPU, [1])
+    left_out.store_coarse(GPU, [1, 2])
+    left_out.store_tail(GPU, 9, chunk_of(9), copies=2)
+    assert len(left_out) == 3
+    assert [left_out.remove_coarse(GPU, 1) for _ in range(3)] == [True, True, False]
+    assert [left_out.remove_tail(GPU, 9) for _ in range(4)] == [True, True, True, False]
+    assert len(left_out) == 1
+
+
+def test_a_removal_speaks_of_its_group_and_medium(left_out):
+    left_out.store_coarse(GPU, [1])
+    left_out.store_tail(GPU, 9, chunk_of(9))
+    for key in (CPU, (1, "GPU"), (None, "CPU")):
+        assert not left_out.remove_coarse(key, 1)
+        assert not left_out.remove_tail(key, 9)
+    assert left_out.remove_tail((None, "GPU"), 9), "the only group that has it"
+
+
+def test_without_a_group_it_is_not_guessed_which_of_several(left_out):
+    left_out.store_tail((0, "GPU"), 9, chunk_of(9))
+    left_out.store_tail((1, "GPU"), 9, chunk_of(9))
+    assert not left_out.remove_tail((None, "GPU"), 9)
+
+
+def test_a_tier_is_forgotten(left_out):
+    for key in (GPU, CPU):
+        left_out.store_coarse(key, [1])
+        left_out.store_tail(key, 9, chunk_of(9))
+    assert left_out.media == {"GPU", "CPU"}
+    left_out.keep({"CPU"})
+    assert left_out.media == {"CPU"}
+    assert left_out.remove_coarse(CPU, 1)
+    assert left_out.remove_tail(CPU, 9)
+
+
+@pytest.mark.parametrize("treatment", list(Treatment))
+def test_what_becomes_of_blocks_and_tails_when_sizes_are_learned(left_out, treatment):
+    index = Index()
+    index.table(*GPU).add(1, chunk_of(1), 1, count=True)
+    left_out.store_tail(GPU, 9, chunk_of(9), copies=1)
+    left_out.take_from(GPU, index.table(*GPU), lambda group, chunk: treatment)
+    left_out.give_back(index, lambda group, chunk: treatment)
+    told = {1, 9} if treatment in (Treatment.NATIVE, Treatment.REBLOCK) else set()
+    coarse = {1, 9} if treatment in (Treatment.COARSE, Treatment.REJECT) else set()
+    table, tails = index.table(*GPU), left_out.tails.table(*GPU)
+    assert table.blocks.keys() == told == table.copies.keys()
+    assert left_out.coarse == {(*GPU, name): 2 for name in coarse}
+    assert tails.blocks.keys() == {1, 9} - told - coarse == tails.copies.keys()

@@ -1,0 +1,146 @@
+"""A pool as vLLM's with partial hits: prompts whose last tokens do not fill a block are announced all the same.
+
+The end of a prompt gets a name of its own, at the granularity of hashes: one block of ``FINE`` tokens, whose parent is
+the name one step before it, announced or not. A block that fills up loses those names and gets the whole block's.
+"""
+
+from collections import Counter
+from hashlib import blake2b
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.dsl import Bench, cleared, removed, store
+
+FINE, WHOLE = 2, 8
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=30)
+TURNS = st.lists(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("prompt"), PROMPTS, st.booleans()),
+            st.tuples(st.just("prompt"), PROMPTS, st.booleans()),
+            st.tuples(st.just("grow"), st.integers(0, 30), st.lists(st.integers(0, 1), min_size=1, max_size=12)),
+            st.tuples(st.just("evict"), st.integers(0, 30), st.integers(1, 5)),
+            st.tuples(st.just("reset"), st.none(), st.none()),
+        ),
+        max_size=6,
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def name_of(prompt, end):
+    """The name of a prefix: the same at every granularity."""
+    return int.from_bytes(blake2b(bytes(prompt[:end]), digest_size=8).digest(), "big") if end else None
+
+
+class Pool:
+    """Blocks in memory; each is known by the name of a whole block, or by those of the prefixes that end inside it."""
+
+    def __init__(self):
+        self.memory = []
+        """Of each block its prompt up to its end, and its names."""
+        self.events = []
+
+    def take_events(self):
+        events, self.events = self.events, []
+        return events
+
+    @property
+    def names(self):
+        return Counter(name for _, names in self.memory for name in names)
+
+    @property
+    def whole(self):
+        """Names of whole blocks."""
+        return {names[0] for prompt, names in self.memory if names and len(prompt) % WHOLE == 0}
+
+    def forget(self, block):
+        self.events += [removed([name], group=0) for name in block[1]]
+
+    def prompt(self, tokens, reuse):
+        """The whole blocks that are new in one event, then the tail."""
+        ends = range(WHOLE, len(tokens) + 1, WHOLE)
+        new = [end for end in ends if not (reuse and name_of(tokens, end) in self.whole)]
+        if new:
+            self.fill(tokens, new[0] - WHOLE, ends[-1])
+        self.tail(tokens, [])
+
+    def fill(self, tokens, start, end):
+        ends = range(start + WHOLE, end + 1, WHOLE)
+        names = [name_of(tokens, at) for at in ends]
+        self.memory += [(tokens[:at], [name]) for at, name in zip(ends, names, strict=True)]
+        self.events.append(store(names, name_of(tokens, start), tokens=tokens[start:end], block_size=WHOLE, group=0))
+
+    def tail(self, tokens, names):
+        end = len(tokens) // FINE * FINE
+        if end % WHOLE and name_of(tokens, end) not in names:
+            name = name_of(tokens, end)
+            self.memory.append((tokens[:end], [*names, name]))
+            parent = name_of(tokens, end - FINE)
+            self.events.append(store([name], parent, tokens=tokens[end - FINE : end], block_size=FINE, group=0))
+
+    def grow(self, at, tokens):
+        """A request goes on inside a block that is not full: it keeps its names until it has a longer one."""
+        unfinished = [block for block in self.memory if len(block[0]) % WHOLE]
+        if not unfinished:
+            return
+        block = unfinished[at % len(unfinished)]
+        grown = [*block[0], *tokens]
+        if len(grown) // FINE == len(block[0]) // FINE:
+            return
+        self.forget(block)
+        self.memory.remove(block)
+        start = len(block[0]) // WHOLE * WHOLE
+        if len(grown) - start >= WHOLE:
+            self.fill(grown, start, len(grown) // WHOLE * WHOLE)
+        self.tail(grown, [])
+
+    def evict(self, at, count):
+        for _ in range(min(count, len(self.memory))):
+            self.forget(self.memory.pop(at % len(self.memory)))
+
+    def reset(self, *_):
+        self.memory.clear()
+        self.events.append(cleared())
+
+
+@given(TURNS, st.sampled_from([None, WHOLE, FINE]), st.booleans())
+def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
+    """As soon as there was a whole block, if the size is not pinned: before that a tail may be one."""
+    bench, pool = Bench(block_size=pinned), Pool()
+    if proven:
+        pool.fill([2] * (2 * WHOLE), 0, 2 * WHOLE)
+    seen = proven
+    for turn in turns:
+        for what, *detail in turn:
+            if what != "reset" or not any(event == cleared() for event in pool.events):
+                getattr(pool, what)(*detail)
+        events = pool.take_events()
+        bench.feed(*events)
+        seen |= any(event.get("block_size") == WHOLE for event in events)
+        assert bench.router.violations == []
+        assert bench.rejected == {}
+        assert bench.filtered.get("unknown_block", 0) == 0
+        assert bench.normalizer.entries == len(pool.names)
+        if not seen and pinned != WHOLE:
+            continue
+        assert {block for table in bench.normalizer.index.tables.values() for block in table.blocks} == pool.whole
+        if pinned == FINE:
+            assert len(bench.live) == len(set(prefixes(pool)))
+        else:
+            assert bench.live == pool.whole
+        assert bench.announced().blocks == bench.router.blocks
+    pool.evict(0, len(pool.memory))
+    bench.feed(*pool.take_events())
+    assert bench.normalizer.entries == 0
+    assert bench.live == set()
+
+
+def prefixes(pool):
+    """What the pieces of whole blocks are the ends of."""
+    for prompt, _ in pool.memory:
+        if len(prompt) % WHOLE == 0:
+            yield from (tuple(prompt[:end]) for end in range(len(prompt) - WHOLE + FINE, len(prompt) + 1, FINE))
