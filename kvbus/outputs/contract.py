@@ -38,7 +38,9 @@ class Services:
 class OutputDriver(Protocol):
     """One output's streams, named by their place. It never blocks, and never lets one reader delay another.
 
-    Batches of a stream leave in the order they are published. What is dropped is counted in ``stats`` with a reason.
+    Batches of a stream leave in the order they are published. What is dropped is counted in ``stats`` with a reason:
+    ``queue_full`` where ``queue_batches`` of them wait, another one where the driver has to let go for another cause.
+    What a stream adds to the gauges of ``stats``, its limits among them, is taken back when it closes.
     """
 
     def open(self, stream: int, policy: PeerPolicy) -> None:

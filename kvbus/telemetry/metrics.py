@@ -19,7 +19,8 @@ from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
-DROP_REASONS: Final = ("slow_router", "queue_full")
+DROP_REASONS: Final = ("slow_router", "queue_full", "closed")
+"""Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
 REPLAY_OUTCOMES: Final = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed", "cut_off")
 HTTP_REASONS: Final = ("too_many", "slow")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
@@ -54,7 +55,7 @@ _SOURCE_COUNTERS: Final = (
 
 
 class RelayCollector(Collector):
-    """Every ``kvbus_`` metric. Label values are bounded by the configuration and by the enums of the core."""
+    """Every ``kvbus_`` metric. Label values are bounded by the configuration, the core's enums and drivers' reasons."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
@@ -282,7 +283,11 @@ class RelayCollector(Collector):
                 name,
                 text,
                 ["output", "reason"],
-                (([o.spec.name, reason], getattr(o.stats, field)[reason]) for o in outputs for reason in DROP_REASONS),
+                (
+                    ([o.spec.name, reason], getattr(o.stats, field)[reason])
+                    for o in outputs
+                    for reason in dict.fromkeys((*DROP_REASONS, *getattr(o.stats, field)))
+                ),
             )
         yield _counter(
             "output_handshakes_failed_total",

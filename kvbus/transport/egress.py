@@ -67,7 +67,6 @@ class LiveOutput:
         self._stats = stats
         self._queue: deque[Message] = deque()
         self._queue_limit = queue_limit
-        stats.queue_limit += queue_limit
         self._before_send = before_send
         self._soon: asyncio.Handle | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -75,6 +74,7 @@ class LiveOutput:
         self._again: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._open(policy)
+        stats.queue_limit += queue_limit
 
     def _open(self, policy: PeerPolicy) -> None:
         # IMMEDIATE: a router dialled out to that goes away is forgotten, its subscription and its queue with it, as
@@ -129,8 +129,7 @@ class LiveOutput:
         """Send one batch, or queue it behind those that wait; over the limit it is dropped and counted."""
         queue = self._queue
         if len(queue) >= self._queue_limit:
-            self._stats.dropped_batches["queue_full"] += 1
-            self._stats.dropped_events["queue_full"] += events
+            self._drop("queue_full", events)
             return
         queue.append((topic, seq, payload, events))
         self._stats.queue_depth += 1
@@ -170,8 +169,7 @@ class LiveOutput:
         socket, stats = self._socket, self._stats
         stats.queue_depth -= 1
         if not self._offer(topic):
-            stats.dropped_batches["slow_router"] += 1
-            stats.dropped_events["slow_router"] += events
+            self._drop("slow_router", events)
             socket.setsockopt(zmq.XPUB_NODROP, 0)
             socket.send(topic, zmq.SNDMORE)
             socket.send(seq, zmq.SNDMORE)
@@ -184,6 +182,10 @@ class LiveOutput:
         stats.batches += 1
         stats.events += events
         stats.bytes += len(payload)
+
+    def _drop(self, reason: str, events: int) -> None:
+        self._stats.dropped_batches[reason] += 1
+        self._stats.dropped_events[reason] += events
 
     def _offer(self, topic: bytes) -> bool:
         """Send the first frame to everyone, or to nobody: False if one of them is full.
@@ -222,4 +224,9 @@ class LiveOutput:
         if not self._pump.closed:
             self.flush()
             self._socket.setsockopt(zmq.LINGER, int(linger * 1000))
+        while self._queue:  # it was being reopened: there is no socket to send them
+            self._stats.queue_depth -= 1
+            self._drop("closed", self._queue.popleft()[3])
         self._shut()
+        self._stats.queue_limit -= self._queue_limit
+        self._queue_limit = 0

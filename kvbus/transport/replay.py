@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -118,6 +119,7 @@ class ReplayServer:
         self._again: asyncio.TimerHandle | None = None
         self._open(policy)
         self._budget = budget or Budget(64, stats)
+        self._waiting_limit = MAX_WAITING
         stats.replay_waiting_limit += MAX_WAITING
         self._stall_timeout = stall_timeout
         self._before_send = before_send
@@ -162,10 +164,10 @@ class ReplayServer:
         return len(self._active) + self._queued
 
     def end(self) -> int:
-        """Send END to everyone who is still being answered, and count them; how many they were."""
+        """Send END for every answer that is not sent whole, and count them; how many they were."""
         count = self.busy
         if count and not self._pump.closed:
-            for session in (*self._active, *self._waiting):
+            for session in chain(self._active, self._waiting, *self._behind.values()):
                 with contextlib.suppress(zmq.ZMQError):  # full or gone: there is nobody to tell
                     self._socket.send_multipart(session.answer.refusal(), zmq.NOBLOCK)
         self._drop_all("cut_off")
@@ -194,7 +196,7 @@ class ReplayServer:
 
     def send(self, answer: ReplayAnswer | SnapshotAnswer) -> None:
         """Begin an answer, or let it wait for its turn: that of others, or of an earlier request of the same peer."""
-        if self._queued >= MAX_WAITING:
+        if self._queued >= self._waiting_limit:
             self._stats.replay_requests["refused"] += 1
             with contextlib.suppress(zmq.ZMQError):  # full or gone: there is nobody to tell
                 self._socket.send_multipart(answer.refusal(), zmq.NOBLOCK)
@@ -316,3 +318,5 @@ class ReplayServer:
         if not self._pump.closed:
             self._socket.setsockopt(zmq.LINGER, int(linger * 1000))
         self._shut()
+        self._stats.replay_waiting_limit -= self._waiting_limit
+        self._waiting_limit = 0

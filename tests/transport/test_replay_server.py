@@ -12,7 +12,6 @@ from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import parse_replay_request
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.errors import BindError
 from kvbus.transport import replay as replay_module
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.replay import MAX_WAITING, Budget, ReplayServer
@@ -383,13 +382,6 @@ async def test_an_answer_that_breaks_stops_no_other(context, raised):
         assert one.stats.replay_sessions == 0
         for client in clients:
             client.close()
-
-
-@both_loops
-async def test_a_taken_endpoint_is_named(context):
-    async with served(context, 0) as one:
-        with pytest.raises(BindError, match=one.endpoint):
-            ReplayServer(context, one.endpoint, on_request=print, stats=OutputStats())
 
 
 @both_loops

@@ -124,7 +124,7 @@ class ZmqOutput:
         return sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
-        """Send END to everyone who is still being answered, and count them; how many they were."""
+        """Send END for every answer that is not sent whole, and count them; how many they were."""
         return sum(server.end() for server in self._servers)
 
     def close(self, stream: int, linger: float = 0.0) -> None:

@@ -1,0 +1,39 @@
+"""Every output type that is installed, and the example of a part from elsewhere, in turn."""
+
+import functools
+import sys
+
+import pytest
+
+from kvbus import parts
+from tests.outputs.driven import driving
+from tests.outputs.example.install import install
+from tests.outputs.readers import KINDS
+from tests.transport.conftest import context, raised  # noqa: F401
+
+TYPES = sorted({*parts.installed(parts.OUTPUTS), "lines"})
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """The example, installed for this process."""
+    directory = tmp_path_factory.mktemp("site")
+    install(directory)
+    sys.path.insert(0, str(directory))
+    parts._found.cache_clear()
+    yield
+    sys.path.remove(str(directory))
+    sys.modules.pop("kvbus_lines", None)
+    parts._found.cache_clear()
+
+
+@pytest.fixture(params=TYPES)
+def output(request, example, context, tmp_path):  # noqa: F811
+    """Opens a driver of each type."""
+    return functools.partial(driving, context, request.param, tmp_path)
+
+
+@pytest.fixture(params=[name for name in TYPES if name not in KINDS or KINDS[name].asks])
+def asked_output(request, example, context, tmp_path):  # noqa: F811
+    """Opens a driver of each type whose readers can ask for a replay."""
+    return functools.partial(driving, context, request.param, tmp_path)

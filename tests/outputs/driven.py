@@ -1,0 +1,109 @@
+"""A driver under test, what the daemon lends it, and those who read it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from kvbus import parts
+from kvbus.config import load
+from kvbus.core.commands import AnswerReplay, Publish
+from kvbus.core.events import RelayEvent, ReplayAsked
+from kvbus.core.outputs.journal import Journal
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.stream import OutputStream
+from kvbus.core.stats import OutputStats
+from kvbus.core.wire.frames import parse_replay_request
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.outputs.contract import OutputDriver, Services
+from kvbus.transport.sockets import PLAIN, Context
+from tests.outputs.readers import KINDS, Batch, Reader
+from tests.transport.loops import eventually, turns
+
+TOPIC = b"kv@pod@model"
+STREAMS = (0, 1)
+
+
+def no_cut(_start: int) -> Any:
+    raise AssertionError("the journal holds everything")
+
+
+class Driven:
+    """One driver with nothing open yet, and the two streams it may serve."""
+
+    def __init__(self, context: Context, name: str, directory: Path, sessions: int, **settings: Any) -> None:
+        assert name in KINDS, f"tests/outputs/readers.py has no entry for the output type {name!r}"
+        self.kind = KINDS[name]
+        self.stats = OutputStats()
+        self.calls: list[tuple[int, int]] = []
+        """How much had left, live and in answers, each time `before_send` was called."""
+        self.fed: list[ReplayAsked] = []
+        self.sent: dict[int, list[Batch]] = {stream: [] for stream in STREAMS}
+        self.readers: list[Reader] = []
+        keys = {"type": name, **self.kind.settings(directory), **settings}
+        config = load(None, env={}, overrides={"sources": [{"endpoint": "ipc://engine"}], "outputs": [keys]})
+        self.config = config.outputs[0]
+        self._streams = {
+            stream: OutputStream(TOPIC, PROFILES["vllm"], Journal(10**6, 2**40), heartbeat=0, rank=0)
+            for stream in STREAMS
+        }
+        services = Services(self.stats, self._feed, self._before_send, lambda: 0.0, context, sessions)
+        self.driver: OutputDriver = parts.load(parts.OUTPUTS, name)(0, self.config, services)
+
+    def _before_send(self) -> None:
+        self.calls.append((self.stats.batches, self.stats.replay_batches))
+
+    def _feed(self, event: RelayEvent) -> None:
+        assert isinstance(event, ReplayAsked)
+        self.fed.append(event)
+        request = parse_replay_request(event.frames)
+        assert request is not None
+        answer = ReplayAnswer(self._streams[event.stream], request, no_cut)
+        self.driver.answer(AnswerReplay(event.output, event.stream, answer))
+
+    async def reader(self, stream: int = 0, *, slow: bool = False) -> Reader:
+        """One more reader, from whom nothing is held back from now on."""
+        reader = self.kind.connect(self.config, stream, slow=slow)
+        self.readers.append(reader)
+        await self.joined()
+        return reader
+
+    async def joined(self) -> None:
+        await eventually(lambda: self.kind.joined(self.stats, self.readers), "every reader let in")
+
+    def publish(self, count: int, stream: int = 0, *, size: int = 10, events: int = 1) -> None:
+        """Hand over so many batches; nothing has to leave before `flush`."""
+        for _ in range(count):
+            payload = b"%d" % len(self.sent[stream])
+            payload += bytes(size - len(payload))
+            seq = self._streams[stream].append(payload, 0.0)
+            self.sent[stream].append((TOPIC, seq, payload))
+            self.driver.publish(Publish(0, stream, TOPIC, seq, payload, events))
+
+    def send(self, count: int, stream: int = 0, **how: int) -> None:
+        self.publish(count, stream, **how)
+        self.driver.flush()
+
+    @property
+    def dropped(self) -> int:
+        return sum(self.stats.dropped_batches.values())
+
+
+@contextlib.asynccontextmanager
+async def driving(
+    context: Context, name: str, directory: Path, *, opened: int = 1, sessions: int = 4, **settings: Any
+) -> AsyncIterator[Driven]:
+    """A driver with so many streams open, closed at the end as the daemon does it."""
+    driven = Driven(context, name, directory, sessions, **settings)
+    try:
+        for stream in STREAMS[:opened]:
+            driven.driver.open(stream, PLAIN)
+        yield driven
+    finally:
+        for stream in driven.driver.streams:
+            driven.driver.close(stream)
+        for reader in driven.readers:
+            reader.close()
+        await turns()

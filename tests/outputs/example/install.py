@@ -1,0 +1,18 @@
+"""The example's distribution, as an installer would leave it: a module and two files of metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kvbus_lines.py")
+
+
+def install(directory: Path, driver: str = "kvbus_lines") -> None:
+    """Make what ``directory`` needs on the import path for ``type: lines``; ``driver`` is the module's dotted name."""
+    module = directory.joinpath(*driver.split(".")).with_suffix(".py")
+    module.parent.mkdir(parents=True, exist_ok=True)
+    module.write_text(SOURCE.read_text())
+    info = directory / "kvbus_lines-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvbus-lines\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[kvbus.outputs]\nlines = {driver}:LinesOutput\n")

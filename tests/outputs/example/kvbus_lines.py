@@ -1,0 +1,96 @@
+"""An output type in a distribution of its own: each batch is a line of JSON at the end of a file.
+
+``endpoint: ipc:///var/lib/blocks.jsonl`` names the file. Nobody connects to a file: nothing is asked, and nobody is cut
+off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import deque
+from io import FileIO
+
+from kvbus.config import OutputConfig
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish
+from kvbus.errors import BindError
+from kvbus.outputs.contract import Services
+from kvbus.transport.sockets import Guard
+
+
+class LinesOutput:
+    """One output's files, by stream; see :class:`~kvbus.outputs.contract.OutputDriver`."""
+
+    busy = 0
+
+    def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
+        self._config = config
+        self._stats = services.stats
+        self._before_send = services.before_send
+        self._files: dict[int, FileIO] = {}
+        self._queues: dict[int, deque[Publish]] = {}
+
+    def open(self, stream: int, guard: Guard) -> None:
+        path = self._config.stream_endpoints(stream).endpoint.removeprefix("ipc://")
+        try:
+            self._files[stream] = FileIO(path, "ab")
+        except OSError as error:
+            raise BindError(f"cannot append to {path}: {error.strerror}") from error
+        self._queues[stream] = deque()
+        self._stats.queue_limit += self._config.queue_batches
+
+    def publish(self, command: Publish) -> None:
+        queue = self._queues[command.stream]
+        if len(queue) >= self._config.queue_batches:
+            self._drop("queue_full", command)
+            return
+        queue.append(command)
+        self._stats.queue_depth += 1
+
+    def flush(self) -> None:
+        if self._before_send is not None and any(self._queues.values()):
+            self._before_send()
+        for stream, queue in self._queues.items():
+            while queue:
+                self._append(self._files[stream], queue.popleft())
+
+    def _append(self, file: FileIO, command: Publish) -> None:
+        stats, begin = self._stats, file.tell()
+        stats.queue_depth -= 1
+        batch = {"topic": command.topic.decode(), "seq": command.seq, "payload": command.payload.hex()}
+        line = f"{json.dumps(batch)}\n".encode()
+        try:
+            whole = file.write(line) == len(line)
+        except OSError:
+            whole = False
+        if not whole:
+            with contextlib.suppress(OSError):  # half a line would spoil the next one
+                file.truncate(begin)
+            self._drop("write_failed", command)
+            return
+        stats.batches += 1
+        stats.events += command.events
+        stats.bytes += len(command.payload)
+
+    def _drop(self, reason: str, command: Publish) -> None:
+        self._stats.dropped_batches[reason] += 1
+        self._stats.dropped_events[reason] += command.events
+
+    def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
+        """Nobody has asked."""
+
+    def reopen(self, guard: Guard) -> None:
+        """Nobody is connected."""
+
+    @property
+    def streams(self) -> list[int]:
+        return list(self._files)
+
+    def end_answers(self) -> int:
+        return 0
+
+    def close(self, stream: int, linger: float = 0.0) -> None:
+        self.flush()
+        self._files.pop(stream).close()
+        del self._queues[stream]
+        self._stats.queue_limit -= self._config.queue_batches

@@ -1,0 +1,254 @@
+"""What every output type has to do, over its real readers: see :mod:`kvbus.outputs.contract`.
+
+A new type passes this file unchanged; how its readers are played is an entry in ``readers.py``.
+"""
+
+import contextlib
+
+import pytest
+
+from kvbus.core.stats import OutputStats
+from kvbus.errors import BindError
+from kvbus.transport.sockets import PLAIN
+from tests.transport.loops import both_loops, eventually
+
+
+class Taken:
+    """What a reader has taken so far."""
+
+    def __init__(self, reader):
+        self.batches = []
+        self._reader = reader
+
+    def more(self):
+        self.batches.extend(self._reader.take())
+        return self.batches
+
+    async def all_of(self, expected):
+        await eventually(lambda: len(self.more()) >= len(expected), f"{len(expected)} batches")
+        assert self.batches == expected
+
+
+# -- the live stream --------------------------------------------------------------------------------------------------
+
+
+@both_loops
+async def test_every_batch_arrives_in_order_at_every_reader(output):
+    async with output() as driven:
+        readers = [Taken(await driven.reader()) for _ in range(2)]
+        driven.publish(1200, events=3)
+        assert (driven.stats.queue_depth, driven.stats.queue_limit) == (1200, 10_000)
+        driven.driver.flush()
+        driven.send(1)
+        for reader in readers:
+            await reader.all_of(driven.sent[0])
+        stats = driven.stats
+        assert (stats.batches, stats.events, stats.bytes, stats.queue_depth) == (1201, 3601, 12_010, 0)
+        assert not driven.dropped
+
+
+@both_loops
+async def test_a_reader_that_stalls_delays_no_other_and_what_it_loses_is_counted(output):
+    async with output(send_hwm=50) as driven:
+        healthy, stalled = Taken(await driven.reader()), Taken(await driven.reader(slow=True))
+        for _ in range(100):
+            driven.send(10, size=20_000)
+            await eventually(lambda: len(healthy.more()) == len(driven.sent[0]), "the healthy reader's next batches")
+        assert healthy.batches == driven.sent[0]
+        during = len(driven.sent[0])
+
+        def caught_up():
+            driven.send(1)
+            return stalled.more() and stalled.batches[-1][1] >= during
+
+        await eventually(caught_up, "a batch from after the stall")
+        seqs = [seq for _, seq, _ in stalled.batches]
+        assert seqs == sorted(set(seqs))
+        assert set(stalled.batches) <= set(driven.sent[0])
+        lost = during - sum(seq < during for seq in seqs)
+        assert bool(lost) == bool(driven.dropped) == driven.kind.loses
+        assert set(driven.stats.dropped_events) == set(driven.stats.dropped_batches)
+
+
+@both_loops
+async def test_what_does_not_fit_the_queue_is_dropped_and_counted(output):
+    async with output(queue_batches=10) as driven:
+        reader = Taken(await driven.reader())
+        driven.publish(25, events=4)  # the loop has no turn in between
+        stats = driven.stats
+        assert stats.queue_depth <= stats.queue_limit == 10
+        dropped = 25 - stats.queue_depth - stats.batches
+        assert dropped <= 15
+        assert stats.dropped_batches == {"queue_full": dropped}
+        assert stats.dropped_events == {"queue_full": 4 * dropped}
+        driven.driver.flush()
+        await eventually(lambda: len(reader.more()) == 25 - dropped, "those that fit")
+        driven.send(1)
+        await reader.all_of([*driven.sent[0][: 25 - dropped], driven.sent[0][-1]])
+
+
+@both_loops
+async def test_nothing_leaves_before_before_send(output):
+    async with output() as driven:
+        reader = Taken(await driven.reader())
+        for left in (0, 3):
+            calls = len(driven.calls)
+            driven.send(3)
+            await reader.all_of(driven.sent[0])
+            assert driven.calls[calls:][:1] == [(left, 0)]
+
+
+def outcomes(stats):
+    return {outcome: count for outcome, count in stats.replay_requests.items() if count}
+
+
+# -- replays ----------------------------------------------------------------------------------------------------------
+
+
+@both_loops
+async def test_a_request_is_fed_and_its_answer_arrives_whole(asked_output):
+    async with asked_output(opened=2) as driven:
+        readers = [await driven.reader(stream) for stream in (0, 1)]
+        for stream in (0, 1):
+            driven.send(50, stream)
+        readers[1].ask(0)
+        await eventually(readers[1].answers, "the END")
+        readers[0].ask(40)
+        readers[1].ask(50)
+        await eventually(lambda: readers[0].answers() and len(readers[1].answers()) == 2, "the other two")
+        assert readers[0].answers() == [driven.sent[0][40:]]
+        assert readers[1].answers() == [driven.sent[1], []]
+        assert sorted((event.output, event.stream) for event in driven.fed) == [(0, 0), (0, 1), (0, 1)]
+        assert driven.driver.busy == 0
+        assert driven.driver.end_answers() == 0
+        assert outcomes(driven.stats) == {"complete": 3}
+
+
+@both_loops
+async def test_no_answer_leaves_before_before_send(asked_output):
+    async with asked_output() as driven:
+        reader = await driven.reader()
+        driven.send(3)
+        await eventually(lambda: driven.stats.batches == 3, "the live ones")
+        calls = len(driven.calls)
+        reader.ask(0)
+        await eventually(reader.answers, "the END")
+        assert driven.calls[calls:][:1] == [(3, 0)]
+
+
+@both_loops
+async def test_whoever_waits_for_an_answer_that_is_ended_is_told(asked_output):
+    async with asked_output(sessions=1) as driven:
+        driven.send(1000, size=20_000)
+        await eventually(lambda: driven.stats.batches == 1000, "the live ones")
+        slow = await driven.reader(slow=True)
+        slow.ask(0)
+        await eventually(lambda: driven.driver.busy == 1, "the one that is answered")
+        waiting = await driven.reader()
+        waiting.ask(0)
+        waiting.ask(500)
+        await eventually(lambda: driven.driver.busy == 3, "those that wait for it")
+        assert driven.driver.end_answers() == 3
+        assert driven.driver.busy == 0
+        assert outcomes(driven.stats) == {"cut_off": 3}
+        await eventually(lambda: len(waiting.answers()) == 2, "an END for each request")
+        assert waiting.answers() == [[], []]
+
+
+@both_loops
+async def test_answers_under_way_end_with_a_reopening_and_are_counted(asked_output):
+    async with asked_output() as driven:
+        driven.send(1000, size=20_000)
+        await eventually(lambda: driven.stats.batches == 1000, "the live ones")
+        slow = await driven.reader(slow=True)
+        slow.ask(0)
+        await eventually(lambda: driven.driver.busy == 1, "the answer under way")
+        driven.driver.reopen(PLAIN)
+        assert driven.driver.busy == 0
+        assert outcomes(driven.stats) == {"gone": 1}
+        again = await driven.reader()
+        again.ask(0)
+        await eventually(again.answers, "the END")
+        assert again.answers() == [driven.sent[0]]
+
+
+# -- opening and closing ----------------------------------------------------------------------------------------------
+
+
+@both_loops
+async def test_a_stream_that_closes_sends_what_waits_and_leaves_the_others(output):
+    async with output(opened=2) as driven:
+        one, two = Taken(await driven.reader(0)), Taken(await driven.reader(1))
+        assert sorted(driven.driver.streams) == [0, 1]
+        driven.publish(700, 0)
+        driven.driver.close(0, linger=5.0)
+        assert driven.driver.streams == [1]
+        driven.send(5, 1)
+        await one.all_of(driven.sent[0])
+        await two.all_of(driven.sent[1])
+
+
+@both_loops
+async def test_what_is_closed_takes_up_no_room(output):
+    async with output(opened=2) as driven:
+        await driven.reader(0)
+        driven.send(5, 0)
+        for stream in (0, 1):
+            driven.driver.close(stream)
+        assert gauges(driven.stats) == gauges(OutputStats())
+
+
+def gauges(stats):
+    return (stats.subscribers, stats.queue_depth, stats.queue_limit, stats.replay_waiting, stats.replay_waiting_limit)
+
+
+@both_loops
+async def test_what_cannot_be_opened_is_named_and_leaves_nothing_open(output):
+    async with output(opened=0) as driven:
+
+        def opens():
+            with contextlib.suppress(BindError):  # the system may take a moment to give an address back
+                driven.driver.open(0, PLAIN)
+            return driven.driver.streams
+
+        for place in driven.kind.places(driven.config, 0):
+            with driven.kind.occupied(place), pytest.raises(BindError) as error:
+                driven.driver.open(0, PLAIN)
+            assert place in str(error.value)
+            assert driven.driver.streams == []
+            assert gauges(driven.stats) == gauges(OutputStats())
+        await eventually(opens, "the places, free again")
+        reader = Taken(await driven.reader())
+        driven.send(3)
+        await reader.all_of(driven.sent[0])
+
+
+@both_loops
+async def test_readers_that_were_cut_off_are_let_in_again_and_nothing_is_lost_in_silence(output):
+    async with output() as driven:
+        reader = Taken(await driven.reader())
+        driven.send(5)
+        await reader.all_of(driven.sent[0])
+        driven.driver.reopen(PLAIN)
+        assert driven.stats.subscribers == 0
+        driven.send(5)
+        await driven.joined()
+        await eventually(lambda: not driven.stats.queue_depth, "nothing waiting any more")
+        driven.send(5)
+        await eventually(lambda: reader.more()[-1] == driven.sent[0][-1], "the newest batch")
+        if not driven.kind.loses:
+            assert reader.batches == driven.sent[0]
+        meanwhile = driven.sent[0][5:10]
+        assert [b for b in reader.batches if b not in meanwhile] == [*driven.sent[0][:5], *driven.sent[0][10:]]
+        assert driven.stats.batches + driven.dropped == 15
+
+
+@both_loops
+async def test_what_waits_for_a_reopening_is_counted_when_the_stream_closes(output):
+    async with output() as driven:
+        driven.driver.reopen(PLAIN)
+        driven.publish(5, events=2)
+        driven.driver.close(0)
+        stats = driven.stats
+        assert (stats.queue_depth, stats.batches + driven.dropped) == (0, 5)
+        assert stats.events + sum(stats.dropped_events.values()) == 10
