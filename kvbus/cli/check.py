@@ -24,14 +24,18 @@ def command(*, as_json: bool, without_keys: bool, **flags: Any) -> None:
       KVBUS_LOG_LEVEL=debug kvbus check -c kvbus.yaml --json
       kvbus check --source tcp://127.0.0.1:5557 --output 'tcp://*:5657'
 
-    CURVE key files are read too, and nothing of them is printed. Options win over KVBUS_* variables, those over the
-    file, the file over the defaults. A bad configuration ends with exit code 78 and every problem at once on standard
-    error.
+    What carries each output is loaded. CURVE key files are read too, and nothing of them is printed. Options win over
+    KVBUS_* variables, those over the file, the file over the defaults. A bad configuration ends with exit code 78 and
+    every problem at once on standard error.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     config = load_config(**flags)
-    if not without_keys:
-        from kvbus.daemon.keys import read_keys  # noqa: PLC0415 - brings zmq: no other mistake should wait for it
 
+    # these bring zmq: no other mistake should wait for it
+    from kvbus.daemon.keys import read_keys  # noqa: PLC0415
+    from kvbus.daemon.outputs import factories  # noqa: PLC0415
+
+    factories(config)
+    if not without_keys:
         read_keys(config)
     if as_json:
         click.echo(json.dumps(config.to_dict(), indent=2))

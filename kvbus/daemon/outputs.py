@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvbus import parts
-from kvbus.config import Config, OutputConfig
+from kvbus.config import Config
 from kvbus.core.events import RelayEvent
 from kvbus.core.relay import Relay
 from kvbus.daemon.keys import Keys, output_domain
@@ -49,12 +49,12 @@ class Outputs:
     ) -> None:
         sessions = config.limits.max_replay_sessions
         self.drivers: list[OutputDriver] = [
-            _factory(number, output)(
+            factory(
                 number,
-                output,
+                config.outputs[number],
                 Services(relay.outputs[number].stats, feed, before_send, clock, context, sessions),
             )
-            for number, output in enumerate(config.outputs)
+            for number, factory in enumerate(factories(config))
         ]
 
     def flush(self) -> None:
@@ -80,13 +80,23 @@ class Outputs:
                 driver.close(stream, linger)
 
 
-def _factory(number: int, output: OutputConfig) -> OutputFactory:
-    try:
-        factory: OutputFactory = parts.load(parts.OUTPUTS, output.type)
-    except ImportError as error:
-        wrong = f"it is registered, and what it needs is not installed: {error}"
-        raise ConfigError([Problem(f"outputs[{number}].type", wrong, output.type, "type: zmq")]) from error
-    return factory
+def factories(config: Config) -> list[OutputFactory]:
+    """What makes the driver of each output.
+
+    Raises:
+        ConfigError: what a type needs is not installed.
+    """
+    made: list[OutputFactory] = []
+    problems = []
+    for number, output in enumerate(config.outputs):
+        try:
+            made.append(parts.load(parts.OUTPUTS, output.type))
+        except ImportError as error:
+            wrong = f"it is registered, and what it needs is not installed: {error}"
+            problems.append(Problem(f"outputs[{number}].type", wrong, output.type, "type: zmq"))
+    if problems:
+        raise ConfigError(problems)
+    return made
 
 
 def peer_policy_of(config: Config, number: int, keys: Keys) -> PeerPolicy:

@@ -15,7 +15,7 @@ from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish
 from kvbus.errors import BindError
 from kvbus.outputs.contract import Services
-from kvbus.transport.sockets import Guard
+from kvbus.transport.sockets import PeerPolicy
 
 
 class LinesOutput:
@@ -30,7 +30,7 @@ class LinesOutput:
         self._files: dict[int, FileIO] = {}
         self._queues: dict[int, deque[Publish]] = {}
 
-    def open(self, stream: int, guard: Guard) -> None:
+    def open(self, stream: int, policy: PeerPolicy) -> None:
         path = self._config.stream_endpoints(stream).endpoint.removeprefix("ipc://")
         try:
             self._files[stream] = FileIO(path, "ab")
@@ -79,7 +79,7 @@ class LinesOutput:
     def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
         """Nobody has asked."""
 
-    def reopen(self, guard: Guard) -> None:
+    def reopen(self, policy: PeerPolicy) -> None:
         """Nobody is connected."""
 
     @property

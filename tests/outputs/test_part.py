@@ -1,0 +1,78 @@
+"""A part in a distribution of its own, beside a simulated engine: installed it is one more type, else it is not there."""
+
+import json
+import signal
+
+import msgspec
+import pytest
+
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.outputs.example.install import install
+from tests.system.bus import eventually
+from tests.system.test_check import kvbus
+from tests.system.test_run import Place, engine_at, run_async
+
+
+@pytest.fixture
+def config(tmp_path):
+    return ("--source", "ipc://engine", "--output", f"ipc://{tmp_path}/blocks.jsonl", "--set", "outputs[0].type=lines")
+
+
+@pytest.fixture
+def site(tmp_path):
+    directory = tmp_path / "site"
+    install(directory)
+    return directory
+
+
+def blocks(path):
+    """The numbers and the stored blocks of a file."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    payloads = [msgspec.msgpack.decode(bytes.fromhex(line["payload"])) for line in lines]
+    stored = [block for payload in payloads for event in payload[1] for block in event["block_hashes"]]
+    return [line["seq"] for line in lines], stored
+
+
+def test_installed_it_carries_the_blocks_of_an_engine(tmp_path, site, monkeypatch):
+    """What cannot be written is counted, by a reason that only this type knows."""
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    file = tmp_path / "blocks.jsonl"
+    outputs = [
+        {"name": name, "type": "lines", "endpoint": f"ipc://{path}", "heartbeat": 0}
+        for name, path in (("file", file), ("full", "/dev/full"))
+    ]
+    place = Place(tmp_path, outputs=outputs)
+    lost = 'kvbus_output_dropped_batches_total{output="full",reason="write_failed"} 30.0'
+
+    async def main():
+        with place.start() as bus:
+            await place.ready(bus)
+            async with engine_at(place) as engine:
+                for n in range(30):
+                    engine.publish(batch(store([n])))
+                await eventually(lambda: lost in place.get("/metrics")[1], "everything counted that was not written")
+            assert blocks(file) == (list(range(30)), list(range(30)))
+            bus.process.send_signal(signal.SIGTERM)
+            assert await bus.ends() == 0, bus.said
+
+    run_async(main())
+
+
+def test_its_name_is_good_where_it_is_installed_and_an_error_elsewhere(config, site):
+    assert kvbus("check", *config, env={"PYTHONPATH": str(site)}).returncode == 0
+    for command in ("check", "run"):
+        done = kvbus(command, *config)
+        assert (done.returncode, done.stdout) == (78, "")
+        assert "outputs[0].type = 'lines': must be one of those that are installed: zmq" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_registered_without_what_it_needs_it_is_an_error(config, site, command):
+    (site / "kvbus_lines.py").unlink()
+    one_more = ("--output", "ipc://other", "--set", "outputs[1].type=lines")
+    done = kvbus(command, *config, *one_more, env={"PYTHONPATH": str(site)})
+    assert (done.returncode, done.stdout) == (78, "")
+    for number in (0, 1):
+        wrong = "it is registered, and what it needs is not installed: No module named 'kvbus_lines'"
+        assert f"outputs[{number}].type = lines: {wrong}" in done.stderr

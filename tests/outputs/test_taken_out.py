@@ -1,0 +1,87 @@
+"""The folder of an optional output type is taken out of a copy of the tree: the rest is as it was.
+
+Whatever is added beside ``kvbus/outputs/zmq`` is taken out here, too. The example, put into the copy as a folder, shows
+that it works, and that it would be noticed if it did not.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.outputs.example.install import install
+
+ROOT = Path(__file__).parents[2]
+PARTS = sorted({path.parent.name for path in ROOT.glob("kvbus/outputs/*/__init__.py")} - {"zmq"})
+
+EVERYTHING = """
+import importlib, json, pkgutil, kvbus
+names = [module.name for module in pkgutil.walk_packages(kvbus.__path__, "kvbus.") if module.name != "kvbus.__main__"]
+print(json.dumps([importlib.import_module(name).__file__ for name in names]))
+"""
+
+
+class Tree:
+    """A copy of the tree, with the example as one more of its parts."""
+
+    def __init__(self, root):
+        self.root = root
+        shutil.copytree(ROOT / "kvbus", root / "kvbus", ignore=shutil.ignore_patterns("__pycache__"))
+        install(root, "kvbus.outputs.lines.driver")
+        self.folder("lines").joinpath("__init__.py").touch()
+
+    def folder(self, part):
+        return self.root / "kvbus" / "outputs" / part
+
+    def python(self, *args):
+        env = {key: value for key, value in os.environ.items() if not key.startswith("KVBUS_")}
+        return subprocess.run(
+            [sys.executable, *args],
+            cwd=self.root,
+            env={**env, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def modules(self):
+        """The files of all modules, every one imported."""
+        done = self.python("-c", EVERYTHING)
+        assert done.returncode == 0, done.stderr
+        return set(map(Path, json.loads(done.stdout)))
+
+    def check(self, *args):
+        return self.python("-m", "kvbus", "check", "-c", str(ROOT / "deploy" / "kvbus.yaml"), *args)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return Tree(tmp_path)
+
+
+@pytest.mark.parametrize("part", [*PARTS, "lines"])
+def test_without_a_part_the_rest_is_as_it_was(tree, part):
+    before = tree.modules()
+    own = {path for path in before if tree.folder(part) in path.parents}
+    assert tree.folder(part) / "driver.py" in own
+    shutil.rmtree(tree.folder(part))
+    assert tree.modules() == before - own
+    done = tree.check()
+    assert (done.returncode, done.stderr) == (0, "")
+    done = tree.check("--set", f"outputs[0].type={part}")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"outputs[0].type = {part}: it is registered, and what it needs is not installed" in done.stderr
+
+
+def test_a_rest_that_needs_the_part_is_found(tree):
+    daemon = tree.root / "kvbus" / "daemon" / "outputs.py"
+    daemon.write_text(f"{daemon.read_text()}\n\nimport kvbus.outputs.lines.driver\n")
+    shutil.rmtree(tree.folder("lines"))
+    with pytest.raises(AssertionError, match=r"No module named 'kvbus\.outputs\.lines'"):
+        tree.modules()
+    assert tree.check().returncode == 70
