@@ -35,7 +35,7 @@ class LinesOutput:
         try:
             self._files[stream] = FileIO(path, "ab")
         except OSError as error:
-            raise BindError(f"cannot append to {path}: {error.strerror}") from error
+            raise BindError(path, str(error.strerror), verb="append to") from error
         self._queues[stream] = deque()
         self._stats.queue_limit += self._config.queue_batches
 
