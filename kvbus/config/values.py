@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator
 
-from kvbus import parts
-from kvbus.config import topics
+from kvbus.config import parts, topics
 from kvbus.config.endpoints import host_name, parse_address, parse_endpoint
 from kvbus.core.wire.profiles import PROFILES
 

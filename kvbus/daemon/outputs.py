@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from kvbus import parts
-from kvbus.config import Config
+from kvbus.config import Config, parts
 from kvbus.core.events import RelayEvent
 from kvbus.core.relay import Relay
 from kvbus.daemon.keys import Keys, output_domain

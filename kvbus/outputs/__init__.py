@@ -1,7 +1,7 @@
 """What carries the outputs' streams to those who read them, one folder a type (``outputs[].type``).
 
 In: what the relay publishes and answers (:mod:`kvbus.core.commands`), one driver for each configured output.
-Out: requests of readers, as events for the relay. A driver is registered by an entry point ``kvbus.outputs`` and found
-by :mod:`kvbus.parts`; ``contract`` says what it has to do, ``zmq`` is the one that everybody has. A driver may use the
-core's commands and events, the configuration and ``transport``; nothing else knows which driver it is.
+Out: requests of readers, as events for the relay. An entry point ``kvbus.outputs`` registers a driver, and
+:mod:`kvbus.config.parts` finds it. ``contract`` says what it has to do; ``zmq`` is the one that everybody has. A driver
+may use the core's commands and events, the configuration and ``transport``; nothing else knows which driver it is.
 """

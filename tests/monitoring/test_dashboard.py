@@ -31,8 +31,8 @@ def filled_in(expression: str, chosen: dict[str, str]) -> str:
 
 
 def test_it_is_what_its_script_makes() -> None:
-    done = subprocess.run([sys.executable, "deploy/grafana/dashboard.py"], cwd=ROOT, capture_output=True, check=True)
-    assert done.stdout.decode() == FILE.read_text(), "python deploy/grafana/dashboard.py > deploy/grafana/kvbus.json"
+    done = subprocess.run([sys.executable, "helm/dashboard.py"], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout.decode() == FILE.read_text(), "python helm/dashboard.py > deploy/grafana/kvbus.json"
 
 
 def test_grafanas_own_types_give_it_back_unchanged() -> None:

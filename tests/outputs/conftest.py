@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kvbus import parts
+from kvbus.config import parts
 from tests.outputs.driven import driving
 from tests.outputs.example.install import install
 from tests.outputs.readers import KINDS

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from kvbus import parts
-from kvbus.config import load
+from kvbus.config import load, parts
 from kvbus.core.commands import AnswerReplay, Publish
 from kvbus.core.events import RelayEvent, ReplayAsked
 from kvbus.core.outputs.journal import Journal

@@ -1,6 +1,6 @@
 """The Grafana dashboard, as a table of panels.
 
-    python deploy/grafana/dashboard.py > deploy/grafana/kvbus.json
+    python helm/dashboard.py > deploy/grafana/kvbus.json
 
 ``kvbus.json`` is what Grafana imports; it is kept because nobody should need Python for that. The two series named
 ``kvbus:…`` come from the recording rules in ``deploy/prometheus/kvbus.rules.yml``.
