@@ -91,6 +91,20 @@ class BindError(KvbusError):
         super().__init__(f"cannot {verb} {endpoint}: {reason}")
 
 
+class InUseError(KvbusError):
+    """Something that belongs to one process at a time is another's; trying again helps once that one has ended.
+
+    Args:
+        what: The thing, such as a directory.
+        holder: The process that has it, in words.
+    """
+
+    exit_code = ExitCode.CANNOT_BIND
+
+    def __init__(self, what: str, holder: str) -> None:
+        super().__init__(f"{what} is in use by {holder}; another bus needs a state_dir of its own")
+
+
 class UnsupportedError(KvbusError):
     """Something kvbus runs on is too old; trying again does not help, so it ends as a bad configuration does."""
 

@@ -1,7 +1,12 @@
-"""Hypothesis profiles: short and repeatable by default, long and random with ``HYPOTHESIS_PROFILE=soak``."""
+"""Hypothesis profiles: short and repeatable by default, long and random with ``HYPOTHESIS_PROFILE=soak``.
+
+And no test leaves a state on this machine: one that says nothing about ``state_dir`` keeps it where pytest's own files are.
+"""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -20,3 +25,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The first place that ``state_dir: auto`` looks at, in this process and those it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STATE_DIRECTORY", str(tmp_path_factory.mktemp("state")))
+        yield

@@ -8,6 +8,7 @@ from typing import Any
 from kvbus.config import SourceStream
 from kvbus.core.blocks.announce import group_of, out_parent
 from kvbus.core.blocks.index import Chunk, Index, TableKey
+from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source
 from kvbus.core.types import Hash, printable
@@ -17,6 +18,7 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
     """One entry of ``/sources``."""
     sequencer, stats = source.sequencer, source.stats
     media = {} if source.expired else source.normalizer.index.media()
+    why = missing(source)
     return {
         "name": source.spec.label,
         "rank": source.rank,
@@ -24,6 +26,10 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
         "replay_endpoint": replay_endpoint,
         "state": source.state.value,
         "partial": source.partial,
+        "partial_since": source.partial_since,
+        "partial_reason": why.reason if why else None,
+        "missing_before": why.before if why else None,
+        "heals": why.heals if why else None,
         "epoch": sequencer.epoch,
         "last_seq": sequencer.next - 1,
         "dialect": source.dialect.name,

@@ -59,6 +59,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.ports()
     checks.topics()
     checks.snapshots()
+    checks.apis()
     checks.slots()
     checks.curve()
     return checks.problems
@@ -103,6 +104,16 @@ class _Checks:
             if self.sound(*keys) and source.snapshot_endpoint is not None and source.replay_endpoint is None:
                 example = "replay_endpoint: tcp://127.0.0.1:5558"
                 self.report(keys[0], "needs replay_endpoint too", value=source.snapshot_endpoint, example=example)
+
+    def apis(self) -> None:
+        """Refuse to reset caches through an API that nobody has named."""
+        if self.config.on_partial != "reset" or not self.sound(("on_partial",)):
+            return
+        for i, source in enumerate(self.config.sources):
+            key: Path = ("sources", i, "api")
+            if source.api is None and self.sound(key):
+                wrong = "null, and on_partial: reset needs the engine's HTTP API"
+                self.report(key, wrong, example="api: http://127.0.0.1:8000")
 
     def streams_sound(self) -> bool:
         """Whether it is known which slots there are."""

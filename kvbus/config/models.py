@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from kvbus.config import topics
 from kvbus.config.endpoints import endpoint_offset, parse_address
 from kvbus.config.values import (
+    ApiUrl,
     BlockSize,
     Endpoint,
     Framing,
@@ -25,6 +26,7 @@ from kvbus.config.values import (
     OutputType,
     ProfileName,
     Seconds,
+    StateDir,
     Template,
     Text,
 )
@@ -75,6 +77,12 @@ class SourceConfig(_Section):
         example="tcp://127.0.0.1:5559",
     )
     bind: bool = _key(False, "true: kvbus binds `endpoint` and the engine dials in.", example=False)
+    api: ApiUrl | None = _key(
+        None,
+        "The engine's own HTTP API, which `on_partial: reset` asks: vLLM's `POST /reset_prefix_cache` (there with "
+        "`VLLM_SERVER_DEV_MODE=1`) or SGLang's `POST /flush_cache`.",
+        example="http://127.0.0.1:8000",
+    )
     data_parallel_size: Int = _key(
         1,
         "Ranks of this engine; rank r is at port + r of both endpoints, with `ipc://` at `PATH-r` "
@@ -326,6 +334,12 @@ class Config(_Section):
     on_lost: Literal["clear", "keep"] = _key(
         "clear", "The source's blocks after a gap that no replay fills.", example="clear"
     )
+    on_partial: Literal["keep", "reset"] = _key(
+        "keep",
+        "Where the engine may hold blocks that cannot be known (`partial` in `/sources`): wait until it restarts or "
+        "resets its cache (keep), or ask its API to reset it (reset; needs `api` in every source).",
+        example="keep",
+    )
     source_timeout: Seconds = _key(
         30.0,
         "Time without the engine's connection before its blocks are cleared downstream.",
@@ -365,10 +379,12 @@ class Config(_Section):
         "still from loopback alone.",
         example=["kvbus.example.internal"],
     )
-    state_dir: Path | None = _key(
-        None,
-        "Directory that keeps seq and state over a restart of kvbus; null: none.",
-        example="/var/lib/kvbus",
+    state_dir: StateDir | None = _key(
+        "auto",
+        "Directory that keeps seq and state over a restart of kvbus. auto: one of its own in `$STATE_DIRECTORY`, else "
+        "in memory (`$XDG_RUNTIME_DIR`, `/dev/shm`), else on disk (`/var/lib/kvbus`, `$XDG_STATE_HOME`), where 1 GiB "
+        "is free; null: none, and a restart loses what the engine's replay no longer has.",
+        example="auto",
     )
     shutdown_timeout: Seconds = _key(
         5.0,

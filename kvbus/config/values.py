@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator
 
@@ -32,6 +34,17 @@ def _endpoint(value: str) -> str:
 def _address(value: str) -> str:
     parse_address(value)
     return value
+
+
+def _api(value: str) -> str:
+    try:
+        url = urlsplit(value)
+        sound = url.scheme in {"http", "https"} and url.hostname and url.port != 0
+    except ValueError:
+        sound = False
+    if not sound or url.username is not None or url.query or url.fragment or any(c.isspace() for c in value):
+        raise ValueError("must be http://host:port, with a path where the API has one, and nothing behind it")
+    return value.rstrip("/")
 
 
 def _hosts(value: object) -> object:
@@ -81,9 +94,18 @@ def _framing(value: object) -> object:
     raise ValueError("must be one of auto, 3, 4")
 
 
+def _state_dir(value: object) -> object:
+    if value == "auto" or isinstance(value, Path):
+        return value
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError("must be auto, a path or null")
+    return Path(value)
+
+
 Int = Annotated[int, BeforeValidator(_not_bool)]
 Seconds = Annotated[float, BeforeValidator(_not_bool)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
+ApiUrl = Annotated[str, AfterValidator(_api)]
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, AfterValidator(_name)]
 if TYPE_CHECKING:
@@ -97,4 +119,5 @@ HttpAddress = Annotated[str, AfterValidator(_address)]
 HttpHosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
 BlockSize = Annotated[int | Literal["auto"], PlainValidator(_block_size)]
 Framing = Annotated[Literal["auto", 3, 4], PlainValidator(_framing)]
+StateDir = Annotated[Path | Literal["auto"], PlainValidator(_state_dir)]
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)]

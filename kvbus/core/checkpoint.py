@@ -53,6 +53,8 @@ def _source_head(source: Source) -> dict[str, Any]:
         "topic": source.topic,
         "announced": source.announced,
         "expired": source.expired,
+        "lost": source.lost,
+        "partial_since": source.partial_since,
         "publisher_id": source.publisher_id,
         "sequencer": source.sequencer.dump(),
         "normalizer": source.normalizer.dump(),
@@ -139,6 +141,7 @@ class Loader:
             source.rank, source.ts, source.topic = entry["rank"], entry["ts"], entry["topic"]
             source.ranked = entry["ranked"]
             source.announced, source.expired = entry["announced"], entry["expired"]
+            source.lost, source.partial_since = entry["lost"], entry["partial_since"]
             source.publisher_id = entry["publisher_id"]
             source.sequencer.load(entry["sequencer"])
             source.normalizer.load(entry["normalizer"])

@@ -69,6 +69,15 @@ class SnapshotAsked(msgspec.Struct, gc=False):
     frames: list[bytes]
 
 
+class ClearsEveryTier(msgspec.Struct, gc=False):
+    """What the engine is shows that its AllBlocksCleared speaks of every tier (SGLang), not of the device alone (vLLM).
+
+    Its stream says so only where batch 0 was seen.
+    """
+
+    source: int
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed; sent several times a second, and at once while :attr:`Relay.backlog` is set.
 
@@ -88,5 +97,6 @@ RelayEvent = (
     | SnapshotReceived
     | ReplayAsked
     | SnapshotAsked
+    | ClearsEveryTier
     | Tick
 )

@@ -22,6 +22,7 @@ from kvbus.core.commands import (
 )
 from kvbus.core.events import (
     BatchReceived,
+    ClearsEveryTier,
     Oversize,
     RelayEvent,
     ReplayAborted,
@@ -75,6 +76,7 @@ class Relay:
             SourceDown: self._down,
             ReplayAsked: self._out.asked,
             SnapshotAsked: self._out.snapshot_asked,
+            ClearsEveryTier: self._clears_every_tier,
             Tick: self._tick,
         }
 
@@ -141,8 +143,7 @@ class Relay:
                 self._forget(i, source, now)
             elif kind == wal.LOST:
                 source.sequencer.partial = True
-                if source.spec.on_lost == "clear":
-                    self._forget(i, source, now, same_life=True)
+                self._lose(i, source, rest[0], now)
             elif kind == wal.EXPIRED:
                 self._expire(i, source, now)
             elif kind == wal.REANNOUNCED:
@@ -150,6 +151,10 @@ class Relay:
             elif kind == wal.HEARTBEAT:
                 self._out.wall = rest[1]
                 self._out.heartbeat(i, rest[0], now)
+            elif kind == wal.PARTIAL:
+                source.partial_since = rest[0]
+            elif kind == wal.CLEARS_EVERY_TIER:
+                source.normalizer.clears_every_tier()
             elif kind == wal.JOURNAL_TRIMMED:
                 self.outputs[i].streams[rest[0]].journal.forget_before(rest[1])
             elif kind == wal.SNAPSHOT:
@@ -271,7 +276,18 @@ class Relay:
             self._run(i, source, now)
             if source.down_since is not None and now - source.down_since >= source.spec.timeout:
                 self._expire(i, source, now)
+            self._watch_partial(i, source, event.wall)
         self._out.heartbeats(now)
+
+    def _watch_partial(self, i: int, source: Source, wall: float) -> None:
+        if source.partial != (source.partial_since is not None):
+            source.partial_since = wall if source.partial else None
+            self._record(wal.PARTIAL, i, source.partial_since)
+
+    def _clears_every_tier(self, event: ClearsEveryTier, now: float) -> None:
+        del now
+        self._record(wal.CLEARS_EVERY_TIER, event.source)
+        self.sources[event.source].normalizer.clears_every_tier()
 
     def _run(self, i: int, source: Source, now: float) -> None:
         """Carry out what the sequencer decided, a slice at a time."""
@@ -292,9 +308,8 @@ class Relay:
                 self._record(wal.NEW_EPOCH, i, source.sequencer.partial)
                 self._forget(i, source, now)
             elif isinstance(action, Lost):
-                self._record(wal.LOST, i)
-                if source.spec.on_lost == "clear":
-                    self._forget(i, source, now, same_life=True)
+                self._record(wal.LOST, i, action.count)
+                self._lose(i, source, action.count, now)
             elif isinstance(action, Synced):
                 self._reannounce(i, source, now)
         if actions:
@@ -309,11 +324,18 @@ class Relay:
         if self.records is not None:
             self.records.heads.append(record)
 
+    def _lose(self, i: int, source: Source, count: int, now: float) -> None:
+        source.lost += count
+        if source.spec.on_lost == "clear":
+            self._forget(i, source, now, same_life=True)
+
     def _forget(self, i: int, source: Source, now: float, *, same_life: bool = False) -> None:
         """Nothing that was known of this source's cache can be relied on any more."""
         self._clear(i, source, now)
         source.normalizer.reset(same_life=same_life)
         source.ranked = source.ranked and same_life
+        if not same_life:
+            source.lost, source.partial_since = 0, None
 
     def _take(self, i: int, source: Source, payload: bytes, now: float, *, first_of_life: bool) -> None:
         """Decode, normalize and publish one batch of a source."""
@@ -340,6 +362,9 @@ class Relay:
             source.see_rank(batch.rank)
         source.dialect.see(payload)
         events = source.normalizer.apply(batch, first_of_life=first_of_life)
+        if source.normalizer.emptied and source.sequencer.partial:
+            source.lost = 0
+            source.sequencer.complete(certain=source.normalizer.take_for_empty())
         if source.expired:
             return
         if events:

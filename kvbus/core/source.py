@@ -50,6 +50,10 @@ class Source:
         self.dialect = Sniffer()
         self.publisher_id: bytes | None = None
         self.down_since: float | None = None
+        self.lost = 0
+        """Batches of this epoch that will never come."""
+        self.partial_since: float | None = None
+        """The time of day at which :attr:`partial` was first seen to be true; None while it is not."""
         self.announced = False
         """Routers have been told of at least one block that nothing has cleared since."""
         self.expired = False
@@ -73,5 +77,8 @@ class Source:
 
     @property
     def partial(self) -> bool:
-        """Whether the engine may hold blocks that cannot be known: trimmed history, lost batches, a full index."""
-        return self.sequencer.partial or self.normalizer.full
+        """Whether the engine may hold blocks that cannot be known.
+
+        Its history was trimmed, batches were lost, a tier held more than was ever told, or the index is full.
+        """
+        return self.sequencer.partial or self.normalizer.tiers_unknown or self.normalizer.full

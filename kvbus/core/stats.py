@@ -33,6 +33,8 @@ class SourceStats(msgspec.Struct):
     rejected: Counter[str] = msgspec.field(default_factory=Counter)
     filtered: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)
+    cache_resets: Counter[str] = msgspec.field(default_factory=Counter)
+    """By outcome: how often the engine was asked to reset its cache."""
 
     @property
     def pending(self) -> int:

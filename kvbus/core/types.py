@@ -77,6 +77,9 @@ class Tier(StrEnum):
 
 DEVICE_MEDIUM: Final = "GPU"
 
+UNKNOWN_MEDIUM: Final = "?"
+"""Stands for every medium that is not among :data:`MEDIA`."""
+
 MEDIA: Final[dict[str, Tier]] = {
     "GPU": Tier.DEVICE,
     "DEVICE": Tier.DEVICE,

@@ -1,8 +1,8 @@
 """The write-ahead log's records: what has happened to the relay since the last checkpoint, in the order it happened.
 
-Batches delivered, new epochs, losses, withdrawals, heartbeats. Handling the log again on top of a checkpoint gives the
-same index, the same numbering and the same journal, because the relay is deterministic. A record is on its way to the
-disk before anything that follows from it is sent.
+Batches delivered, new epochs, losses, withdrawals, heartbeats, since when a source is partial. Handling the log again
+on top of a checkpoint gives the same index, the same numbering and the same journal, because the relay is
+deterministic. A record is on its way to the disk before anything that follows from it is sent.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ HEARTBEAT: Final = 5
 BEGUN: Final = 6
 SNAPSHOT: Final = 7
 JOURNAL_TRIMMED: Final = 8
+PARTIAL: Final = 9
+CLEARS_EVERY_TIER: Final = 10
 
 Record = tuple[Any, ...]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 
 from kvbus.config import Config, OutputConfig, SourceStream, render_topic
 from kvbus.core.normalizing.normalizer import Rules
@@ -13,7 +14,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import NOBODY, SourceSpec
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, Profile
-from kvbus.daemon.seq_reservation import SeqMarks, default_directory
+from kvbus.daemon.seq_reservation import SeqMarks
 
 
 def make_relay(config: Config, streams: Mapping[int, SourceStream], marks: Marks) -> Relay:
@@ -82,21 +83,32 @@ class Marks:
     """The marks of all outgoing streams, by output and place.
 
     Args:
-        config: says where they are kept.
+        config: says which outputs there are.
         streams: the sources' streams by slot.
-        keep: False keeps them for this process only.
+        directory: where they are kept; None keeps them for this process only.
+
+    Raises:
+        InUseError: another process numbers one of these streams.
     """
 
-    def __init__(self, config: Config, streams: Mapping[int, SourceStream], *, keep: bool) -> None:
+    def __init__(self, config: Config, streams: Mapping[int, SourceStream], directory: Path | None) -> None:
         self._config = config
-        self._marks = SeqMarks((config.state_dir or default_directory()) if keep else None, ())
+        self._marks = SeqMarks(directory, ())
         self._place: dict[tuple[int, int], int] = {}
-        for number, output in enumerate(config.outputs):
-            for at in (0,) if output.layout == "merged" else streams:
-                self.add(number, at)
+        try:
+            for number, output in enumerate(config.outputs):
+                for at in (0,) if output.layout == "merged" else streams:
+                    self.add(number, at)
+        except BaseException:
+            self.close(None)
+            raise
 
     def add(self, number: int, at: int) -> None:
-        """One more stream; one that was there before has its own mark again."""
+        """One more stream; one that was there before has its own mark again.
+
+        Raises:
+            InUseError: another process numbers it; nothing has changed.
+        """
         if (number, at) not in self._place:
             output = self._config.outputs[number]
             self._place[number, at] = self._marks.add(f"{output.name} {output.stream_endpoints(at).endpoint}")
@@ -115,8 +127,11 @@ class Marks:
 
     def close(self, relay: Relay | None) -> None:
         """An orderly end: the next process goes on where ``relay`` is; None: this one has used no number."""
-        following = [0] * len(self._place)
+        following = [self._marks.first(place) for place in self._place.values()]
         if relay is not None:
             for (number, at), place in self._place.items():
-                following[place] = relay.outputs[number].streams[at].next_seq
+                streams = relay.outputs[number].streams
+                # of a reload that was refused a stream may be left that was never opened
+                if at < len(streams) and (streams[at].next_seq or not streams[at].closed):
+                    following[place] = streams[at].next_seq
         self._marks.close(following if relay is not None else [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import Final
 
 from kvbus.admin.http import AdminServer
@@ -18,13 +19,17 @@ from kvbus.core.commands import (
     RequestSnapshot,
 )
 from kvbus.core.events import RelayEvent, Tick
+from kvbus.core.missing import missing
+from kvbus.core.source import Source
 from kvbus.core.stats import ProcessStats
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon import build as wiring
+from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.keys import Keys, in_clear, read_keys, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.source_sockets import SourceSockets
+from kvbus.daemon.state_place import Place, open_place
 from kvbus.daemon.state_store import StateStore
 from kvbus.errors import StateDirError
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
@@ -44,10 +49,11 @@ class Daemon:
 
     Args:
         config: what to run.
-        keep_seqs: whether the outputs' numbering goes on over a restart (``state_dir``, or the runtime directory).
+        keep_seqs: False leaves nothing behind, no numbering and no state, whatever ``state_dir`` says.
 
     Raises:
         ConfigError: a key file cannot be used.
+        InUseError: another process has the state or the numbering.
         UnsupportedError: libzmq is too old.
         StateDirError: the directory cannot be used.
     """
@@ -63,42 +69,56 @@ class Daemon:
         self.process = ProcessStats()
         self.resumed = False
         """The relay goes on where a former process was."""
-        self.marks = wiring.Marks(config, self.streams, keep=keep_seqs)
-        self.relay = wiring.make_relay(config, self.streams, self.marks)
-        self.state = self._load_state() if config.state_dir is not None and keep_seqs else None
+        self._place = open_place(config) if keep_seqs else Place()
+        try:
+            self.marks = wiring.Marks(config, self.streams, self._place.marks if keep_seqs else None)
+            self.relay = wiring.make_relay(config, self.streams, self.marks)
+            self.state = self._load_state(self._place.directory)
+        except BaseException:
+            self._place.release()
+            raise
         self.started = False
         self._context = make_context()
         self.zap = ZapHandler(self._context)
         allow(self.zap, self.keys)
         before_send = self.state.flush if self.state is not None else None
-        self.outputs = Outputs(self._context, config, self.relay, self._feed, before_send, self.clock.time)
+        self.outputs = Outputs(self._context, config, self.relay, self.feed, before_send, self.clock.time)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(
-            self._context, self.relay, self._feed, self._feed_live, self.outputs.flush, latency
+            self._context, self.relay, self.feed, self._feed_live, self.outputs.flush, latency
         )
         self._admin = AdminServer(self)
+        self._cache_resets = CacheResets(self)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
         self._states: dict[int, str] = {}
+        self._partial: dict[int, float | None] = {}
 
-    def _load_state(self) -> StateStore | None:
-        """Go on where a former process was. What cannot be used is moved aside, and the relay begins empty."""
-        if self.config.state_dir is None:
+    def _load_state(self, directory: Path | None) -> StateStore | None:
+        """Go on where a former process was. From what cannot be used nothing is taken, and the relay begins empty."""
+        if directory is None:
             return None
-        store = StateStore(self.config.state_dir, self.identity())
-        now = self.clock.time()
+        store = StateStore(directory, self.identity())
         try:
-            self.resumed = store.open(self.relay, now)
+            self.resumed = store.load(self.relay, self.clock.time())
         except StateError:
             self.relay = wiring.make_relay(self.config, self.streams, self.marks)
-            store.open(self.relay, now)
-        except OSError as error:
-            raise StateDirError(self.config.state_dir, error.strerror or str(error)) from error
         for number, output in enumerate(self.relay.outputs):
             for at, stream in output.open_streams.items():
                 stream.next_seq = max(stream.next_seq, self.marks.least(number, at))
-        self._show_state(store)
         return store
+
+    def _begin_state(self) -> None:
+        """Write from now on. Everything is bound: no other process goes on with the state that was found."""
+        if self.state is None:
+            return
+        try:
+            self.state.begin(self.relay)
+        except OSError as error:
+            if self.config.state_dir != "auto":
+                raise StateDirError(self.config.state_dir, error.strerror or str(error)) from error
+            self.state.fail(error)
+        self._show_state(self.state)
 
     def identity(self) -> list[str]:
         """Whose state it is: sources with their slots, and outputs."""
@@ -106,22 +126,27 @@ class Daemon:
         return sources + [output.name for output in self.config.outputs]
 
     async def start(self) -> None:
-        """Bind and connect everything: outputs first, so that routers miss nothing of the catch-up.
+        """Bind and connect everything: outputs before sources, so that routers miss nothing of the catch-up.
+
+        Only then the state is written: a process that cannot bind leaves everything as it is. Nothing is awaited from
+        the first of these sockets on until then, so nothing is relayed that is not kept.
 
         Raises:
             BindError: an endpoint or the HTTP address cannot be bound; nothing is left open.
+            StateDirError: nothing can be written to ``state_dir``.
         """
         for warning in in_clear(self.config):
             log.warning("%s: see curve_secret_key_file", warning)
         try:
+            await self._admin.start()
             for number, output in enumerate(self.relay.outputs):
                 for at in output.open_streams:
                     self.outputs.drivers[number].open(at, self.output_policy(number))
-            await self._admin.start()
-            if not self.resumed:
-                self.carry_out(self.relay.begin(self.clock.time(), time.time()))
             for stream in self.streams.values():
                 self.source_sockets.open(stream, self.source_policy(stream))
+            self._begin_state()
+            if not self.resumed:
+                self.carry_out(self.relay.begin(self.clock.time(), time.time()))
         except BaseException:
             await self.close(drain=0)
             raise
@@ -143,7 +168,8 @@ class Daemon:
         domain = source_domain(self.config.sources[stream.source_index].name)
         return PeerPolicy(self.config.limits.max_frame_bytes, self.keys.get(domain), domain)
 
-    def _feed(self, event: RelayEvent) -> None:
+    def feed(self, event: RelayEvent) -> None:
+        """Tell the relay what has happened, and carry out what it says."""
         self.carry_out(self.relay.handle(event, self.clock.time()))
 
     def _feed_live(self, event: RelayEvent) -> None:
@@ -172,8 +198,9 @@ class Daemon:
         now = self._loop.time()
         self.process.loop_lag.observe(max(0.0, now - self._next_tick))
         try:
-            self._feed(Tick(time.time()))
+            self.feed(Tick(time.time()))
             self._log_states()
+            self._cache_resets.look()
             if self.state is not None:
                 self.state.flush()
                 self.state.work()
@@ -203,6 +230,18 @@ class Daemon:
                     len(source.normalizer.index),
                 )
                 self._states[slot] = source.state
+            self._log_partial(slot, source)
+
+    def _log_partial(self, slot: int, source: Source) -> None:
+        since = source.partial_since
+        if since == self._partial.get(slot):
+            return
+        self._partial[slot] = since
+        why = missing(source)
+        if why is None:
+            log.info("source %s: nothing is missing any more", source.spec.label)
+        else:
+            log.warning("source %s is partial: %s; until %s", source.spec.label, why.reason, why.heals)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then end in order."""
@@ -221,6 +260,7 @@ class Daemon:
         until = self._loop.time() + (self.config.shutdown_timeout if drain is None else drain)
         if self._ticker is not None:
             self._ticker.cancel()
+        await self._cache_resets.close()
         self.source_sockets.close_all()
         await self.outputs.drain(until - self._loop.time())
         await self._admin.close()
@@ -228,8 +268,8 @@ class Daemon:
         self.zap.close()
         if self.state is not None:
             self.state.close()
-        # a start that failed has used no number: the file may be that of the process that holds the endpoints
-        self.marks.close(self.relay if self.started else None)
+        self.marks.close(self.relay if self.started else None)  # a start that failed has used no number
+        self._place.release()
         await asyncio.sleep(0)  # descriptors are let go one turn after their sockets were closed
         await asyncio.sleep(0)
         await asyncio.to_thread(end, self._context)

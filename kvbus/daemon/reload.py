@@ -117,7 +117,7 @@ class Reloader:
         before, daemon.config = daemon.config, config
         try:
             self._open_streams(added)
-        except BindError:
+        except KvbusError:
             daemon.config = before
             raise
         daemon.streams = new
@@ -144,6 +144,7 @@ class Reloader:
                 if output.layout == "merged":
                     continue
                 for stream in added:
+                    daemon.marks.add(number, stream.index)
                     daemon.outputs.drivers[number].open(stream.index, daemon.output_policy(number))
                     opened.append((number, stream.index))
         except BaseException:
@@ -165,7 +166,6 @@ class Reloader:
             if output.layout == "merged":
                 streams.append(wiring.new_stream(config, output, stream, 0))
                 continue
-            daemon.marks.add(number, stream.index)
             first = daemon.marks.first(number, stream.index)
             streams.append(wiring.new_stream(config, output, stream, first))
         commands = daemon.relay.place(stream.index, wiring.source_spec(config, stream), streams, daemon.clock.time())

@@ -2,7 +2,8 @@
 
 One small file per stream, mapped into memory: raising a mark is a store of eight bytes, which the kernel keeps
 whatever becomes of the process. A mark is raised *before* the numbers below it are used, a few thousand at a time:
-after a kill the numbering goes on at the mark, after an orderly end exactly where it stopped.
+after a kill the numbering goes on at the mark, after an orderly end exactly where it stopped. A file is locked while it
+is used: two processes would lower each other's marks.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import hashlib
 import logging
 import mmap
 import os
-import stat
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
+
+from kvbus.daemon.lock import lock, open_file, sign
 
 log = logging.getLogger("kvbus.marks")
 
@@ -24,6 +26,8 @@ AHEAD: Final = 4096
 
 _MAGIC: Final = b"kvbus-seq-mark-1"
 _U64: Final = struct.Struct("=Q")
+_SIZE: Final = len(_MAGIC) + _U64.size
+"""Bytes of a mark; who has the file stands behind it."""
 
 
 def default_directory() -> Path | None:
@@ -40,6 +44,9 @@ class SeqMarks:
     Args:
         directory: where the files are kept, made if it is not there; None: marks are forgotten with the process.
         names: of the streams; the same name finds the same mark again, whatever other streams there are.
+
+    Raises:
+        InUseError: another process numbers one of these streams.
     """
 
     def __init__(self, directory: Path | None, names: Sequence[str]) -> None:
@@ -50,17 +57,21 @@ class SeqMarks:
             self.add(name)
 
     def add(self, name: str) -> int:
-        """One more stream; its place."""
+        """One more stream; its place.
+
+        Raises:
+            InUseError: another process numbers it; nothing has changed.
+        """
         directory = self._directory
-        self._limits.append(0)
         if directory is not None:
             try:
                 directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._maps.append(_open(directory / f"kvbus-{_digest(name)}.seq"))
+                self._maps.append(_open(directory / f"kvbus-{_digest(name)}.seq", name))
             except OSError as error:
                 log.warning("seq marks cannot be kept in %s: %s; a restart begins at 0", directory, error.strerror)
                 self._directory = None
                 self._release()
+        self._limits.append(0)
         return len(self._limits) - 1
 
     @property
@@ -108,22 +119,23 @@ def _digest(name: str) -> str:
     return hashlib.sha256(f"{os.getuid()}\n{name}".encode()).hexdigest()[:24]
 
 
-def _open(path: Path) -> mmap.mmap:
+def _open(path: Path, name: str) -> mmap.mmap:
     """The mapped file, made anew where there is none or where it is not one of ours.
 
     The directory may be everybody's: links are not followed, and somebody else's file is not trusted.
     """
-    size = len(_MAGIC) + _U64.size
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = open_file(path)
     try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid():
+        if os.fstat(fd).st_uid != os.getuid():
             raise PermissionError(1, "the file there is somebody else's")
-        if info.st_size != size or os.pread(fd, len(_MAGIC), 0) != _MAGIC:
-            if info.st_size:
+        lock(fd, f"the numbering of {name} ({path})", _SIZE)
+        found = os.pread(fd, _SIZE, 0)
+        if len(found) < _SIZE or not found.startswith(_MAGIC):
+            if found:
                 log.warning("%s is no file of seq marks; made anew", path.name)
             os.ftruncate(fd, 0)
             os.pwrite(fd, _MAGIC + bytes(_U64.size), 0)
-        return mmap.mmap(fd, size)
+        sign(fd, _SIZE)
+        return mmap.mmap(fd, _SIZE)  # has a descriptor of its own, which keeps the lock
     finally:
         os.close(fd)

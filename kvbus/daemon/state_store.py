@@ -30,7 +30,7 @@ log = logging.getLogger("kvbus.state")
 
 T = TypeVar("T")
 
-MAGIC: Final = b"kvbus-state-008\n"
+MAGIC: Final = b"kvbus-state-009\n"
 _HEAD: Final = struct.Struct("=8sQII")
 """The file's mark, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
 
@@ -72,29 +72,40 @@ class StateStore:
         self._dumping: Iterator[bytes] | None = None
         self._dump_file: int | None = None
         self._relay: Relay | None = None
+        self._unusable: str | None = None
+        """What is wrong with the state that was found."""
         self.refused = 0
         """Files that could not be used and were moved aside."""
         self.failed = False
         """Writing failed (disk full, directory gone): kvbus goes on without, and says so."""
 
-    def open(self, relay: Relay, now: float) -> bool:
-        """Load the newest state into a fresh relay and begin a new generation; False if there was none to load.
+    def load(self, relay: Relay, now: float) -> bool:
+        """Load the newest state into a fresh relay; False if there is none. Nothing is changed on disk.
 
         Raises:
-            StateError: what was loaded so far cannot be continued; the files were moved aside, begin with a new relay.
+            StateError: what was loaded so far cannot be continued: begin with a new relay.
+            OSError: the directory cannot be made.
         """
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        dumps = sorted(self._generations("dump"))
-        loaded = False
-        if dumps:
-            try:
-                self._load(relay, dumps[-1], now)
-                loaded = True
-            except (StateError, OSError) as error:
-                self._move_aside(str(error))
-                raise StateError(str(error)) from error
-            finally:
-                self._generation = max([*dumps, *self._generations("log")])
+        dumps = self._generations("dump")
+        self._generation = max([0, *dumps, *self._generations("log")])
+        if not dumps:
+            return False
+        try:
+            self._load(relay, max(dumps), now)
+        except (StateError, OSError) as error:
+            self._unusable = str(error)
+            raise StateError(self._unusable) from error
+        return True
+
+    def begin(self, relay: Relay) -> None:
+        """Begin a new generation. What could not be loaded is moved aside.
+
+        Raises:
+            OSError: nothing can be written, and the disk is not full.
+        """
+        if self._unusable is not None:
+            self._move_aside(self._unusable)
         self._relay = relay
         relay.records = Records()
         try:
@@ -102,10 +113,7 @@ class StateStore:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            self._fail(error)
-        while self.busy:
-            self.work()
-        return loaded
+            self.fail(error)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -167,6 +175,8 @@ class StateStore:
     def _move_aside(self, why: str) -> None:
         stamp = time.strftime("%Y%m%dT%H%M%S")
         log.error("the saved state cannot be used (%s): moved aside as *.refused-%s, beginning empty", why, stamp)
+        for path in self._directory.glob("state-*.refused-*"):
+            path.unlink()  # one is enough to see what went wrong; more would fill the disk
         for path in self._directory.glob("state-*"):
             if path.suffix in (".dump", ".log"):
                 path.rename(path.with_name(f"{path.name}.refused-{stamp}"))
@@ -186,7 +196,7 @@ class StateStore:
         try:
             self._log_bytes += _write(self._log, self._log_mark, frame)
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
 
     def work(self) -> None:
         """A slice of housekeeping, some milliseconds at most: go on with a dump, or begin one if the log has grown."""
@@ -198,7 +208,7 @@ class StateStore:
             elif self._log_bytes > max(MIN_ROTATE, 4 * self._dump_bytes):
                 self._begin_generation()
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
 
     @property
     def busy(self) -> bool:
@@ -258,7 +268,8 @@ class StateStore:
                     else:
                         path.unlink(missing_ok=True)
 
-    def _fail(self, error: OSError) -> None:
+    def fail(self, error: OSError) -> None:
+        """Go on without a state."""
         self.failed = True
         log.error("the state cannot be written any more (%s): going on without", error.strerror or error)
         if self._relay is not None:
@@ -292,7 +303,7 @@ class StateStore:
             try:
                 self._begin_generation()
             except OSError as error:
-                self._fail(error)
+                self.fail(error)
 
     def close(self) -> None:
         """An orderly end: everything is on disk."""

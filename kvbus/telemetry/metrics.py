@@ -24,6 +24,7 @@ DROP_REASONS: Final = ("slow_router", "queue_full", "closed")
 REPLAY_OUTCOMES: Final = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed", "cut_off")
 HTTP_REASONS: Final = ("too_many", "slow")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
+RESET_OUTCOMES: Final = ("done", "refused", "unsupported", "unreachable")
 EVENT_TYPES: Final = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -209,6 +210,12 @@ class RelayCollector(Collector):
             "Connections with engines that came to nothing, by reason.",
             ["source", "reason"],
             (([s.spec.label, reason], s.stats.refused[reason]) for s in sources for reason in Refused),
+        )
+        yield _counter(
+            "source_cache_resets_total",
+            "Times the engine was asked to reset its cache (on_partial: reset), by outcome.",
+            ["source", "outcome"],
+            (([s.spec.label, outcome], s.stats.cache_resets[outcome]) for s in sources for outcome in RESET_OUTCOMES),
         )
         yield _gauge(
             "blocks",

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections import Counter
 
 import aiohttp
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvbus.admin import http as http_module
 from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
+from kvbus.telemetry.metrics import DROP_REASONS
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 from tests.core.dsl import cleared, removed, store, tokens_of
 from tests.core.dsl import payload as batch
@@ -88,6 +90,10 @@ async def test_sources_before_and_after_the_engine_is_there():
             "replay_endpoint": client.bus.engine_replay,
             "state": "connecting",
             "partial": False,
+            "partial_since": None,
+            "partial_reason": None,
+            "missing_before": None,
+            "heals": None,
             "epoch": 0,
             "last_seq": -1,
             "dialect": entry["dialect"],
@@ -128,7 +134,8 @@ async def test_sources_before_and_after_the_engine_is_there():
             assert counts["filtered"] == {"unknown_block": 1}
 
 
-async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_history_was_trimmed():
+async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_history_was_trimmed(caplog):
+    before = time.time()
     async with web(replay_timeout=1.5, probe_interval=0) as client:
         engine = EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True, buffer_steps=3)
         for n in range(10):
@@ -142,6 +149,13 @@ async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_his
             assert entry["last_seq"] == 9
             assert entry["blocks"] == {"GPU": 3}
             assert entry["counts"]["missing"] == 0  # history nobody ever saw is not missing
+            assert entry["missing_before"] == 7
+            assert entry["partial_reason"].startswith("batches 0 to 6 were trimmed")
+            assert entry["heals"].startswith("the engine restarts, or its cache is reset")
+            await eventually(lambda: client.bus.source.partial_since, "the time that it is partial from")
+            (entry,) = await client.json("/sources")
+            assert before <= entry["partial_since"] <= time.time()
+            assert caplog.text.count("source engine is partial: batches 0 to 6 were trimmed") == 1
             await engine.wait_for_subscriber(20)
             engine.replay_fault = ReplayFault.SILENT
             engine.publish(batch(store([10])), live=False)
@@ -384,8 +398,8 @@ async def test_label_children_exist_at_zero_before_anything_happened():
         assert children("kvbus_events_filtered_total", "reason") == dict.fromkeys(map(str, Filtered), 0)
         kinds = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
         assert children("kvbus_source_events_total", "type") == dict.fromkeys(kinds, 0)
-        assert children("kvbus_output_dropped_batches_total", "reason") == {"slow_router": 0, "queue_full": 0}
-        assert children("kvbus_output_dropped_events_total", "reason") == {"slow_router": 0, "queue_full": 0}
+        assert children("kvbus_output_dropped_batches_total", "reason") == dict.fromkeys(DROP_REASONS, 0)
+        assert children("kvbus_output_dropped_events_total", "reason") == dict.fromkeys(DROP_REASONS, 0)
         outcomes = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed", "cut_off")
         assert children("kvbus_replay_requests_total", "outcome") == dict.fromkeys(outcomes, 0)
         for name in ("kvbus_source_handshakes_failed_total", "kvbus_output_handshakes_failed_total"):

@@ -319,9 +319,8 @@ class Running:
             "data_parallel_size": setup.ranks,
         }
         output = {"name": "routers", "endpoint": self.out[0], "replay_endpoint": self.out_replay[0]}
-        settings = {"sources": [source], "outputs": [output], "http": self.http, **setup.kvbus}
-        if setup.state_dir:
-            settings["state_dir"] = str(self.directory / "state")
+        state = str(self.directory / "state") if setup.state_dir else None
+        settings = {"sources": [source], "outputs": [output], "http": self.http, "state_dir": state, **setup.kvbus}
         path.write_text(json.dumps(settings))  # JSON is YAML
         return path
 

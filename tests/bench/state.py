@@ -130,7 +130,8 @@ def measure_write_path(load: str, prefill: int, batches: int, directory: Path) -
     """CPU microseconds that a batch takes more where it is kept: the median of pairs of slices."""
     driver = Driver(load_named(load).make(0))
     store = StateStore(directory, ["bench"])
-    store.open(driver.relay, 0.0)
+    store.load(driver.relay, 0.0)
+    store.begin(driver.relay)
     driver.relay.records = None
     driver.feed(prefill)
     more = []

@@ -106,7 +106,7 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         ("http_allowed_hosts", "['fd00::7']", "IPv6 in brackets"),
         ("http_allowed_hosts", "['']", "'' is no host name or address"),
         ("http_allowed_hosts", "['.']", "'.' is no host name or address"),
-        ("state_dir", "5", "must be a path"),
+        ("state_dir", "5", "must be auto, a path or null"),
         ("log_level", "loud", "must be one of debug, info, warning, error"),
         ("log_format", "xml", "must be one of auto, json, text"),
         ("limits", "5", "must be a mapping of keys"),

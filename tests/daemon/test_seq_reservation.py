@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvbus.daemon.seq_reservation import AHEAD, SeqMarks
+from kvbus.errors import InUseError
 
 NAMES = ["routers tcp://*:5657", "routers tcp://*:5658"]
 
@@ -101,3 +102,33 @@ def test_the_file_is_the_users_own(tmp_path: Path) -> None:
     info = the_file(tmp_path).stat()
     assert info.st_mode & 0o777 == 0o600
     assert info.st_uid == os.getuid()
+
+
+def test_one_process_at_a_time_numbers_a_stream(tmp_path: Path) -> None:
+    first = SeqMarks(tmp_path, NAMES)
+    first.use(1, 0)
+    with pytest.raises(InUseError, match=rf"the numbering of routers tcp://\*:5658 .*process {os.getpid()} on "):
+        SeqMarks(tmp_path, ["routers tcp://*:7000", NAMES[1]])
+    first.use(1, 2 * AHEAD)
+    first.close([5, 3 * AHEAD])
+    with SeqMarks(tmp_path, NAMES) as again:
+        assert [again.first(0), again.first(1)] == [5, 3 * AHEAD]
+
+
+def test_a_stream_that_another_process_numbers_is_not_added(tmp_path: Path) -> None:
+    other = SeqMarks(tmp_path, NAMES[1:])
+    with SeqMarks(tmp_path, NAMES[:1]) as marks:
+        with pytest.raises(InUseError):
+            marks.add(NAMES[1])
+        assert marks.add("routers tcp://*:7000") == 1
+        marks.use(1, 0)
+        assert [marks.first(0), marks.first(1)] == [0, AHEAD]
+    other.close([0])
+
+
+def test_marks_that_nobody_has_signed_are_marks(tmp_path: Path) -> None:
+    SeqMarks(tmp_path, NAMES).close([5, 6])
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:24])
+    with SeqMarks(tmp_path, NAMES) as again:
+        assert [again.first(0), again.first(1)] == [5, 6]

@@ -44,7 +44,12 @@ class Process:
     def __init__(self, directory: Path, names: list[str] = NAMES) -> None:
         self.relay = make_relay()
         self.store = StateStore(directory, names)
-        self.resumed = self.store.open(self.relay, 0.0)
+        self.unusable = ""
+        try:
+            self.resumed = self.store.load(self.relay, 0.0)
+        except StateError as error:
+            self.relay, self.resumed, self.unusable = make_relay(), False, str(error)
+        self.store.begin(self.relay)
 
     @property
     def blocks(self) -> set[int | bytes]:
@@ -93,6 +98,15 @@ def resumed_from(directory: Path, dump: bytes, log: bytes) -> Process:
     (directory / "state-1.dump").write_bytes(dump)
     (directory / "state-1.log").write_bytes(log)
     return Process(directory)
+
+
+def refused(directory: Path, names: list[str] = NAMES) -> str:
+    """Why the state there is not loaded; it was moved aside."""
+    process = Process(directory, names)
+    process.kill()
+    assert process.unusable
+    assert process.store.refused == len(list(directory.glob("*.refused-*")))
+    return process.unusable
 
 
 def the_files(directory: Path, kind: str) -> list[Path]:
@@ -194,8 +208,7 @@ def test_a_short_log_of_something_else_is_refused(tmp_path: Path) -> None:
     process.publish(20)
     process.kill()
     (tmp_path / "state-2.log").write_bytes(b"not ours")
-    with pytest.raises(StateError, match="another version"):
-        Process(tmp_path)
+    assert "another version" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("position", [3, 20, 40, -3])
@@ -208,11 +221,13 @@ def test_a_damaged_dump_is_refused_and_moved_aside(tmp_path: Path, position: int
     body = bytearray(dump.read_bytes())
     body[position] ^= 0xFF
     dump.write_bytes(body)
-    with pytest.raises(StateError):
-        Process(tmp_path)
-    assert not the_files(tmp_path, "dump")
-    assert len(list(tmp_path.glob("*.refused-*"))) == 2
-    assert not Process(tmp_path).resumed
+    aside = {path.name for kind in ("dump", "log") for path in the_files(tmp_path, kind)}
+    assert refused(tmp_path)
+    assert {path.name.partition(".refused-")[0] for path in tmp_path.glob("*.refused-*")} == aside
+    again = Process(tmp_path)
+    assert again.resumed
+    assert not again.blocks
+    again.kill()
 
 
 def test_a_log_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
@@ -223,16 +238,14 @@ def test_a_log_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
     body = bytearray(log.read_bytes())
     body[60] ^= 0xFF
     log.write_bytes(body)
-    with pytest.raises(StateError):
-        Process(tmp_path)
+    assert "damaged" in refused(tmp_path)
 
 
 def test_the_state_of_another_configuration_is_refused(tmp_path: Path) -> None:
     process = started(tmp_path)
     process.publish(5)
     process.kill()
-    with pytest.raises(StateError, match="another configuration"):
-        Process(tmp_path, ["other", "routers"])
+    assert "another configuration" in refused(tmp_path, ["other", "routers"])
 
 
 def test_logs_are_rotated_and_both_count_until_the_dump_is_whole(
@@ -304,8 +317,7 @@ def test_a_log_written_over_an_older_one_may_be_killed_at_any_byte(
         directory.mkdir()
         (directory / dump.name).write_bytes(dump.read_bytes())
         (directory / log.name).write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
-        with pytest.raises(StateError, match="damaged"):
-            Process(directory)
+        assert "damaged" in refused(directory)
 
 
 def test_a_disk_that_is_full_costs_the_state_and_nothing_else(
@@ -374,3 +386,52 @@ def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_
     assert command.answer.outcome == "compacted"
     assert {block for _, _, block in router.blocks} == again.blocks
     assert router.violations == []
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_a_state_that_is_only_loaded_stays_as_it_was(tmp_path: Path) -> None:
+    """Until everything is bound it is not known whether this process is to go on with it."""
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    before = contents(tmp_path)
+    relay, store = make_relay(), StateStore(tmp_path, NAMES)
+    assert store.load(relay, 0.0)
+    store.close()
+    assert contents(tmp_path) == before
+    (log,) = the_files(tmp_path, "log")
+    log.write_bytes(log.read_bytes()[:60] + b"\xff" + log.read_bytes()[61:])
+    before = contents(tmp_path)
+    store = StateStore(tmp_path, NAMES)
+    with pytest.raises(StateError, match="damaged"):
+        store.load(make_relay(), 0.0)
+    store.close()
+    assert contents(tmp_path) == before
+
+
+def test_one_refused_state_is_kept_and_no_older_one(tmp_path: Path) -> None:
+    for name in ("first", "second", "third"):
+        process = Process(tmp_path, [name, "routers"])
+        process.connect()
+        process.publish(3)
+        process.kill()
+    assert process.store.refused == len(list(tmp_path.glob("*.refused-*"))) == 2
+
+
+def test_a_log_whose_dump_is_gone_is_not_taken_for_one_of_a_later_generation(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    (log,) = the_files(tmp_path, "log")
+    (tmp_path / "state-2.log").write_bytes(log.read_bytes())
+    for path in (log, *the_files(tmp_path, "dump")):
+        path.unlink()
+    process = started(tmp_path)
+    process.publish(3)
+    process.kill()
+    again = Process(tmp_path)
+    assert again.next_seq == 3
+    again.kill()

@@ -58,7 +58,8 @@ class Circuit:
 
     def environment(self, service: str) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
-        return clean | {"XDG_RUNTIME_DIR": str(self._directory)} | self.elsewhere.environment(service)
+        own = {"XDG_RUNTIME_DIR": str(self._directory), "STATE_DIRECTORY": str(self._directory)}
+        return clean | own | self.elsewhere.environment(service)
 
     def start(self, service: str) -> None:
         command = [

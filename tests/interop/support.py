@@ -204,6 +204,7 @@ class Kvbus:
             "sources": [source],
             "outputs": [routers],
             "http": f"127.0.0.1:{self._http_port}",
+            "state_dir": None,
             **config,
         }
         self._config.write_text(json.dumps(settings))  # JSON is YAML

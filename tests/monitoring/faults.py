@@ -97,7 +97,13 @@ class Kvbus:
         self.http = http
         routers = {"name": "routers", "endpoint": f"tcp://{self.out}", "replay_endpoint": f"tcp://{self.out_replay}"}
         merged = [output | {"layout": "merged"} for output in (routers, *(outputs or ()))]
-        self.config: dict[str, Any] = {"outputs": merged, "http": http, "probe_interval": 0.3, **settings}
+        self.config: dict[str, Any] = {
+            "outputs": merged,
+            "http": http,
+            "probe_interval": 0.3,
+            "state_dir": None,
+            **settings,
+        }
         self.command: Command | None = None
 
     def follow(self, *engines: tuple[str, str, str]) -> None:

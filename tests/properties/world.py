@@ -84,6 +84,8 @@ class Setup:
     journal_bytes: int = 10**9
     max_blocks: int = 10**6
     block_size: int | None = None
+    host: bool = True
+    """Engines keep blocks on the CPU too; False: what would be there is on the GPU."""
 
 
 def seq_frame(seq: int, publisher: bytes = b"") -> bytes:
@@ -141,6 +143,8 @@ class Engine:
         events: list[dict[str, Any]] = []
         run: list[tuple[list[int], str]] = []
         for what, *rest in changes:
+            if rest and not self.setup.host:
+                rest[1] = "GPU"
             if what in ("store", "chain"):
                 block, medium = rest
                 blocks = path(block) if what == "chain" else [block]
@@ -560,6 +564,7 @@ class World:
         before = [blocks_of(source) for source in self.relay.sources]
         marks = [source.sequencer.next for source in self.relay.sources]
         epochs = [source.sequencer.epoch for source in self.relay.sources]
+        partials = [source.partial_since for source in self.relay.sources]
         if new_generation:
             self.saved, self.log = list(dump(self.relay)), []
         for source in range(len(self.lines)):
@@ -583,6 +588,7 @@ class World:
         for source, mark, epoch in zip(relay.sources, marks, epochs, strict=True):
             assert source.sequencer.next <= mark
             assert source.sequencer.epoch <= epoch
+        assert [source.partial_since for source in relay.sources] == partials
         relay.records = Records()
         self.relay = relay
         self._answers_are_gone()
@@ -733,6 +739,11 @@ class World:
                     (medium, engine.hash_of(TAIL + block)) for (medium, block), count in engine.tails.items() if count
                 }
             if not source.partial:
+                # a clear ends the unknown beginning of an epoch; a tier that nothing has spoken of since may hold blocks
+                told = {key for key in visible if key[0] in {"GPU", *source.normalizer.media}}
+                if told != visible and self.setup.orphans == "drop":
+                    continue  # and they may be parents
+                visible = told
                 assert view == visible, f"source {i}, stream {place}: {view} is not {visible}"
 
     def _named(self, engine: Engine, counts: Counter[tuple[str, int]], folded: bool) -> Blocks:

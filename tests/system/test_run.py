@@ -38,6 +38,7 @@ class Command:
     def __init__(self, directory: Path, *args: str, name: str = "kvbus") -> None:
         env = {key: value for key, value in os.environ.items() if not key.startswith("KVBUS_")}
         env["XDG_RUNTIME_DIR"] = str(directory)  # marks of the numbering are kept there
+        env["STATE_DIRECTORY"] = str(directory)
         self._log = directory / f"{name}.log"
         self._out = directory / f"{name}.out"
         with self._log.open("wb") as log, self._out.open("wb") as out:
@@ -81,6 +82,7 @@ class Place:
             "http": self.http,
             "probe_interval": 0.2,
             "log_format": "text",
+            "state_dir": None,
             **settings,
         }
 

@@ -42,7 +42,7 @@ class InItsOwnEtc(Command):
         script.write_text(f'#!/bin/sh\nmount --bind {instead} {file} && exec {sys.executable} -m kvbus "$@"\n')
         script.chmod(0o755)
         self._log, self._out = directory / "kvbus.log", directory / "kvbus.out"
-        env = os.environ | {"XDG_RUNTIME_DIR": str(directory)}
+        env = os.environ | {"XDG_RUNTIME_DIR": str(directory), "STATE_DIRECTORY": str(directory)}
         with self._log.open("wb") as log, self._out.open("wb") as out:
             self.process = subprocess.Popen(["unshare", "-m", str(script), *args], env=env, stderr=log, stdout=out)
 
@@ -131,7 +131,7 @@ def test_an_old_libzmq_ends_the_command(tmp_path: Path) -> None:
         "import zmq; zmq.zmq_version_info = lambda: (4, 3, 4)\n"
         "from kvbus.cli import main; main(['run', '--source', 'ipc:///e', '--output', 'ipc:///o', '--http', 'null'])"
     )
-    env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path), "STATE_DIRECTORY": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60
     )

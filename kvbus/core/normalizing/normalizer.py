@@ -24,7 +24,7 @@ from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.normalizing.removal_order import leaf_first
 from kvbus.core.normalizing.validate import Store, check_removed
 from kvbus.core.stats import SourceStats
-from kvbus.core.types import DEVICE_MEDIUM, Filtered, Hash, Reason
+from kvbus.core.types import DEVICE_MEDIUM, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.codec import AnyEvent, Batch, with_extras
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
 
@@ -55,6 +55,12 @@ class Normalizer:
         self._left_out = LeftOut(self.stats, count_copies=self.rules.duplicates == "count")
         self._intake = Intake(self.rules.groups, self.stats)
         self._clears_all_tiers = False
+        self.emptied = False
+        """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
+        self._presumed = False
+        """An unknown beginning was taken for over at a clear, because no tier but the device had been spoken of."""
+        self._media: set[str] = set()
+        """Media the epoch has spoken of, beside those that the index has tables of."""
         self._out: list[AnyEvent] = []
         self._gone: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
         self._ghosts: dict[tuple[int | None, Hash], Chunk] = {}
@@ -76,12 +82,12 @@ class Normalizer:
 
     def reset(self, *, same_life: bool = False) -> None:
         """Nothing is known of the cache any more; in the same life, what was learned of the stream stays."""
-        learned = (self._granularity, self._intake, self._clears_all_tiers)
+        learned = (self._granularity, self._intake, self._clears_all_tiers, self.media, self._presumed)
         self.index.clear()
         self._refused.clear()
         self._begin()
         if same_life:
-            self._granularity, self._intake, self._clears_all_tiers = learned
+            self._granularity, self._intake, self._clears_all_tiers, self._media, self._presumed = learned
             self._begin_express()
 
     @property
@@ -96,6 +102,36 @@ class Normalizer:
             if granularity.base:
                 return granularity.base
         return self.rules.block_size
+
+    @property
+    def media(self) -> set[str]:
+        """The media that the engine has spoken of in this epoch."""
+        return self._media | self.index.media_names
+
+    @property
+    def clear_empties(self) -> bool:
+        """Whether AllBlocksCleared leaves nothing in the engine.
+
+        It does where it is known to speak of every tier, and where no tier but the device has ever been spoken of.
+        """
+        return self._clears_all_tiers or self.media <= {DEVICE_MEDIUM}
+
+    def take_for_empty(self) -> bool:
+        """:attr:`emptied` ends an epoch's unknown beginning; whether that is certain."""
+        self._presumed = not self._clears_all_tiers
+        return self._clears_all_tiers
+
+    @property
+    def tiers_unknown(self) -> bool:
+        """A tier has come up after all, since the clear that was taken for one of everything.
+
+        What it held at that clear is not known.
+        """
+        return self._presumed and not self.clear_empties
+
+    def clears_every_tier(self) -> None:
+        """The engine's AllBlocksCleared speaks of every tier; from its stream alone that may not be known."""
+        self._clears_all_tiers = True
 
     def express(self, payload: bytes) -> Taken | None:
         """Take in a batch that needs no change; None, with nothing changed, if it is for :meth:`apply`."""
@@ -112,6 +148,8 @@ class Normalizer:
         if first_of_life and batch.events and isinstance(batch.events[0], AllBlocksCleared):
             self._clears_all_tiers = True
         self._express.forget()
+        self.emptied = False
+        self._media.update(_media_of(batch))
         steps = self._intake.steps(batch)
         if self._observe(steps):
             self._rebuild()
@@ -144,6 +182,8 @@ class Normalizer:
             "coarse": [[*where, copies] for where, copies in self._left_out.coarse.items()],
             "intake": self._intake.dump(),
             "clears_all_tiers": self._clears_all_tiers,
+            "media": sorted(self.media),
+            "presumed": self._presumed,
             "refused": sorted(self._refused),
         }
 
@@ -154,6 +194,8 @@ class Normalizer:
             self._left_out.add_coarse((group, medium), block, copies)
         self._intake.load(data["intake"])
         self._clears_all_tiers = data["clears_all_tiers"]
+        self._media = set(data["media"])
+        self._presumed = data["presumed"]
         self._refused = set(data["refused"])
 
     @property
@@ -444,6 +486,8 @@ class Normalizer:
         vLLM resets what its pool has moved to other tiers by a second clear in the same batch (``again``). Where other
         tiers stay live a clear leaves as removals, because routers understand AllBlocksCleared as all.
         """
+        self.emptied = again or self.clear_empties
+        self._media = self.media
         survive = {
             medium
             for medium in self.index.media_names | self._left_out.media | self._refused
@@ -463,6 +507,13 @@ class Normalizer:
         self.index.clear()
         if not (self._out and isinstance(self._out[-1], AllBlocksCleared)):
             self._out.append(AllBlocksCleared())
+
+
+def _media_of(batch: Batch) -> Iterable[str]:
+    """The media that a batch's events name, whether or not anything becomes of them."""
+    for event in batch.events:
+        if not isinstance(event, AllBlocksCleared):
+            yield medium_key(event.medium) or UNKNOWN_MEDIUM
 
 
 def _spelling(chunk: Chunk) -> tuple[str | None, Any]:

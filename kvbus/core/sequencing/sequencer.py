@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from kvbus.core.sequencing.actions import Action, NewEpoch, Synced
+from kvbus.core.sequencing.actions import Action, Lost, NewEpoch, Synced
 from kvbus.core.sequencing.backfill import Backfill
 from kvbus.core.sequencing.conflict import Conflict
 from kvbus.core.sequencing.gap_tracker import GapTracker
@@ -89,6 +89,16 @@ class Sequencer:
     def log_end(self) -> int:
         """One past the highest batch known to exist."""
         return self.tracker.log_end
+
+    @property
+    def known_from(self) -> int:
+        """The number from which on nothing is missing in what was delivered; see :class:`Backfill`."""
+        return self._backfill.first
+
+    @property
+    def backfill_pending(self) -> bool:
+        """What is missing may still come: the publisher has not said how far back its buffer reaches."""
+        return self._backfill.pending
 
     # -- what the shell tells ----------------------------------------------------------------------------------------
 
@@ -304,6 +314,18 @@ class Sequencer:
         """What a snapshot said is in the index: go on from there."""
         self._settled(now)
 
+    def complete(self, *, certain: bool) -> None:
+        """The batch being delivered has emptied the publisher's cache: what came before it is not missing any more.
+
+        A loss or another epoch that waits behind the batch is about what comes after it. Where it is not certain that
+        the cache was emptied, what the publisher may still have is asked for all the same.
+        """
+        if any(isinstance(action, Lost | NewEpoch) for action in self.actions):
+            return
+        self.partial = False
+        if certain:
+            self._backfill = Backfill(self.settings.replay_timeout)
+
     def tick(self, now: float) -> None:
         """Let time pass: give up on answers that do not come, look for lost tails."""
         asked = self._replay_client.timed_out(now)
@@ -365,7 +387,7 @@ class Sequencer:
     def recovery_finished(self) -> None:
         """All of the log was handled: what followed from it was done before the restart."""
         self.actions.clear()
-        self._backfill.pending = self.partial  # the log does not say why
+        self._backfill.pending = self.partial or self._backfill.first > 0  # the log does not say why
 
     def restore_snapshot(self, seq: int) -> None:
         """A snapshot of the log."""

@@ -1,0 +1,66 @@
+"""What is missing of a source that is ``partial``, and what brings it back, in words for people."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kvbus.core.sequencing.backfill import NOTHING
+from kvbus.core.sequencing.settings import State
+from kvbus.core.source import Source
+
+_RESTART: Final = "the engine restarts"
+_RESET: Final = "its cache is reset (vLLM: POST /reset_prefix_cache, SGLang: POST /flush_cache; on_partial: reset asks)"
+_TIERS: Final = "on_partial: reset asks an SGLang to empty its cache (vLLM's own reset says nothing of its other tiers)"
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """Why a source is partial.
+
+    Attributes:
+        reason: what is missing, and why.
+        before: the seq before which something is missing; None where numbers do not say it.
+        heals: what ends it.
+    """
+
+    reason: str
+    before: int | None
+    heals: str
+
+
+def missing(source: Source) -> Missing | None:
+    """What is missing of a source; None: nothing is."""
+    if not source.partial:
+        return None
+    sequencer = source.sequencer
+    if source.state is State.CONFLICT:
+        return Missing("several publishers are on one endpoint", None, "one publisher is left there")
+    ends = f"{_RESTART}, or {_RESET if source.normalizer.clear_empties else _TIERS}"
+    if not sequencer.partial and not source.normalizer.full:
+        return Missing("a tier that came up after a reset of the cache may hold more than was told", None, ends)
+    if not sequencer.partial:
+        limit = source.spec.rules.max_blocks
+        return Missing(f"the index is full: blocks beyond limits.max_blocks ({limit:,}) are refused", None, ends)
+    before = sequencer.known_from if 0 < sequencer.known_from < NOTHING else None
+    if sequencer.backfill_pending:
+        what = f"{_until(before)} missing, and the engine" if before else "the engine"
+        return Missing(
+            f"{what} has not answered a replay request so far", before, f"it answers one (it is asked again), or {ends}"
+        )
+    if source.lost:
+        where = f" before {before:,}" if before else ""
+        return Missing(f"{_number(source.lost)} lost for good{where}", before, ends)
+    if not source.spec.settings.replay:
+        what = f"{_until(before)} sent" if before else "something may have been sent"
+        return Missing(f"{what} while kvbus was not connected, and there is no replay_endpoint", before, ends)
+    what = _until(before) if before else "earlier batches were"
+    return Missing(f"{what} trimmed from the engine's replay buffer before kvbus asked for them", before, ends)
+
+
+def _until(first: int) -> str:
+    return "batch 0 was" if first == 1 else f"batches 0 to {first - 1:,} were"
+
+
+def _number(count: int) -> str:
+    return "1 batch was" if count == 1 else f"{count:,} batches were"

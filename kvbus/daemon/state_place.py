@@ -1,0 +1,212 @@
+"""Where the state is kept: in ``state_dir``, or with ``auto`` in the first place that is large enough.
+
+A place of ``auto`` is a directory named after what the bus listens on, so that the same bus finds it again and no two
+that run side by side have one name. A place that is there is used again, however little is free meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvbus.config import Config
+from kvbus.config.endpoints import parse_endpoint
+from kvbus.daemon.lock import DirectoryLock
+from kvbus.daemon.seq_reservation import default_directory
+from kvbus.errors import StateDirError
+
+log = logging.getLogger("kvbus.daemon.state_place")
+
+MIN_FREE: Final = 1024 * 1024 * 1024
+"""Bytes that must be free where a new place is made: what a million blocks take at the worst moment, when there are two
+dumps and two logs."""
+
+SYSTEM: Final = Path("/var/lib/kvbus")
+"""Used where somebody has made it."""
+
+LOST: Final = (
+    "no state is kept: after a restart of kvbus routers are told to clear, and what the engine's replay buffer no "
+    "longer has is missing until the engine restarts or resets its cache"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A directory that places may be in.
+
+    Attributes:
+        path: of it.
+        shared: whether other machines may see it too, as a home directory.
+    """
+
+    path: Path
+    shared: bool = False
+
+
+class Place:
+    """A directory that belongs to this process until :meth:`release`; None where there is none.
+
+    Args:
+        directory: the directory.
+        lock: of it.
+    """
+
+    def __init__(self, directory: Path | None = None, lock: DirectoryLock | None = None) -> None:
+        self.directory = directory
+        self._lock = lock
+
+    @property
+    def marks(self) -> Path | None:
+        """Where the marks of the numbering are kept: they are, even where no state is."""
+        return self.directory or default_directory()
+
+    def release(self) -> None:
+        """Let another process have it."""
+        if self._lock is not None:
+            self._lock.release()
+
+
+def open_place(config: Config) -> Place:
+    """The place a configuration's state is kept in.
+
+    Raises:
+        InUseError: another process keeps its state there.
+        StateDirError: ``state_dir`` cannot be used.
+    """
+    if config.state_dir is None:
+        log.warning("state_dir is null, so %s", LOST)
+        return Place()
+    if config.state_dir == "auto":
+        return _automatic(config)
+    directory = Path(config.state_dir)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return Place(directory, DirectoryLock(directory, f"state_dir {directory}"))
+    except OSError as error:
+        raise StateDirError(directory, error.strerror or str(error)) from error
+
+
+def _automatic(config: Config) -> Place:
+    problems: list[str] = []
+    there: list[Path] = []
+    free: list[Path] = []
+    for base in bases(os.environ):
+        path = base.path / name_of(config, base)
+        try:
+            if os.path.lexists(path):
+                _check(path)
+                there.append(path)
+                continue
+            if base.shared:
+                base.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _check_room(base.path)
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror or error}")
+        else:
+            free.append(path)
+    for path in (*sorted(there, key=_written, reverse=True), *free):
+        try:
+            path.mkdir(exist_ok=True, mode=0o700)
+            _check(path)
+            place = Place(path, DirectoryLock(path, f"the state in {path}"))
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror or error}")
+        else:
+            log.info("state_dir auto: the state is kept in %s", path)
+            return place
+    log.warning("state_dir auto found no place (%s), so %s", "; ".join(problems) or "none is there", LOST)
+    return Place()
+
+
+def bases(env: Mapping[str, str]) -> Iterator[Base]:
+    """Where places may be, best first.
+
+    What a service manager or an image has made for state comes first: ``/dev/shm`` may end with the service. Then
+    memory, which is quick, and gone with a reboot as the engine's cache is; then disks.
+    """
+    if told := _absolute(env.get("STATE_DIRECTORY", "").partition(":")[0]):
+        yield Base(told)
+    if told := _absolute(env.get("XDG_RUNTIME_DIR")):
+        yield Base(told)
+    yield Base(Path("/dev/shm"))  # noqa: S108 - see _check
+    if SYSTEM.is_dir():
+        yield Base(SYSTEM)
+    if told := _absolute(env.get("XDG_STATE_HOME")):
+        yield Base(told, shared=True)
+    elif (home := _absolute(env.get("HOME"))) and home.is_dir():
+        yield Base(home / ".local" / "state", shared=True)
+
+
+def _absolute(text: str | None) -> Path | None:
+    """A path, if it says the same wherever kvbus is started."""
+    path = Path(text or "")
+    return path if path.is_absolute() else None
+
+
+def name_of(config: Config, base: Base) -> str:
+    """The name of a configuration's place.
+
+    It follows from the first address the bus binds, which no two that run at once can share, and which stays as it is
+    when sources come and go. A bus that only dials is known by all it dials.
+    """
+    bound = [
+        endpoint
+        for output in config.outputs
+        for endpoint in (output.endpoint if output.bind else None, output.replay_endpoint, output.snapshot_endpoint)
+        if endpoint is not None
+    ]
+    dialled = [output.endpoint for output in config.outputs] + [source.endpoint for source in config.sources]
+    host = socket.gethostname() if base.shared else ""
+    identity = "\n".join([str(os.getuid()), host, *map(_absolute_endpoint, bound[:1] or dialled)])
+    return f"kvbus-state-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
+
+
+def _absolute_endpoint(endpoint: str) -> str:
+    address = parse_endpoint(endpoint)
+    if address.is_ipc and not address.host.startswith("@"):
+        return f"ipc://{Path(address.host).absolute()}"
+    return endpoint
+
+
+def _check_room(directory: Path) -> None:
+    """Refuse a base that a state could fill up.
+
+    Raises:
+        OSError: it is not there, or too little is free.
+    """
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    if free < MIN_FREE:
+        raise OSError(0, f"{free >> 20} MiB are free, {MIN_FREE >> 20} are needed")
+
+
+def _check(path: Path) -> None:
+    """Refuse what is not a directory of this user's alone: the base may be everybody's, and a link leads anywhere.
+
+    Raises:
+        OSError: it is somebody else's, open to others, or no directory.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        info = os.fstat(fd)
+        if info.st_uid != os.getuid():
+            raise PermissionError(1, "the directory is somebody else's")
+        if stat.S_IMODE(info.st_mode) & 0o077:
+            raise PermissionError(1, "others may read or write the directory")
+    finally:
+        os.close(fd)
+
+
+def _written(path: Path) -> float:
+    """When a place was last written to."""
+    try:
+        return max((entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)), default=0.0)
+    except OSError:
+        return 0.0

@@ -1,0 +1,303 @@
+"""`partial`: what is missing, since when, what ends it; and that a restart from the log comes to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from kvbus.core.checkpoint import Loader, dump
+from kvbus.core.events import BatchReceived, ClearsEveryTier
+from kvbus.core.missing import missing
+from kvbus.core.relay import SLICE, Relay
+from kvbus.core.write_ahead_log import Records, decode_records
+from tests.core.dsl import (
+    Happens,
+    Script,
+    batch,
+    cleared,
+    down,
+    live,
+    removed,
+    replay_end,
+    replayed,
+    store,
+    tick,
+    up,
+)
+
+HOST = "CPU_PINNED"
+WALL = 1_700_000_000.0
+
+
+class Kept(Script):
+    """A conversation whose log is kept."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        super().__init__(**options)
+        self.saved = list(dump(self.relay))
+        self.relay.records = Records()
+
+    def hear(self, *happens: Happens) -> Kept:
+        """Whatever the relay does about it."""
+        for each in happens:
+            self >> each
+            self.whatever()
+        return self
+
+    def resumed(self, *, checkpoint: bool = False) -> Relay:
+        """What a process comes to that finds this one's log, or its checkpoint."""
+        assert self.relay.records is not None
+        body, payloads = self.relay.records.take()
+        log = [] if checkpoint else decode_records(body, b"".join(payloads))
+        assert log is not None
+        relay = Script(**self.options).relay
+        loader = Loader(relay)
+        for blob in dump(self.relay) if checkpoint else self.saved:
+            loader.feed(blob)
+        for record in log:
+            relay.apply_record(record, self.now)
+        relay.recovery_finished(self.now)
+        return relay
+
+    def is_the_same_after_a_restart(self, *, checkpoint: bool) -> None:
+        mine = self.source
+        theirs = self.resumed(checkpoint=checkpoint).sources[0]
+        assert theirs.partial == mine.partial
+        assert theirs.partial_since == mine.partial_since
+        assert theirs.lost == mine.lost
+        assert theirs.sequencer.known_from == mine.sequencer.known_from
+        assert theirs.normalizer.media == mine.normalizer.media
+        assert theirs.normalizer.clear_empties == mine.normalizer.clear_empties
+
+
+def older_than_kvbus(*first: Any, **options: Any) -> Kept:
+    """An engine whose buffer begins at batch 100."""
+    script = Kept(replay=True, **options)
+    script.hear(up(), replayed(100, *(first or [store([1])])), replay_end(), tick(0.1, WALL))
+    return script
+
+
+restarts = pytest.mark.parametrize("checkpoint", [False, True], ids=["log", "checkpoint"])
+
+
+def clears_every_tier() -> Happens:
+    return Happens("it is an SGLang", lambda _: ClearsEveryTier(0))
+
+
+class TestWhatIsSaid:
+    def said(self, script: Script) -> tuple[str, int | None, str]:
+        found = missing(script.source)
+        assert found is not None
+        return found.reason, found.before, found.heals
+
+    def test_nothing_where_nothing_is_missing(self):
+        script = Kept(replay=True).hear(up(), replayed(0, store([1])), replay_end(), tick(0.1, WALL))
+        assert missing(script.source) is None
+        assert script.source.partial_since is None
+
+    def test_what_was_trimmed(self):
+        script = older_than_kvbus()
+        assert script.source.partial_since == WALL
+        reason, before, heals = self.said(script)
+        assert reason == "batches 0 to 99 were trimmed from the engine's replay buffer before kvbus asked for them"
+        assert before == 100
+        assert heals.startswith("the engine restarts, or its cache is reset (vLLM: POST /reset_prefix_cache")
+
+    def test_one_batch_that_was_trimmed(self):
+        script = Kept(replay=True).hear(up(), replayed(1, store([1])), replay_end())
+        assert self.said(script)[0].startswith("batch 0 was trimmed")
+
+    def test_a_reset_is_no_remedy_where_it_does_not_speak_of_every_tier(self):
+        script = older_than_kvbus(store([1]), store([2], medium=HOST))
+        assert "says nothing of its other tiers" in self.said(script)[2]
+        script.hear(clears_every_tier())
+        assert "says nothing of its other tiers" not in self.said(script)[2]
+
+    def test_what_was_lost(self):
+        script = Kept(settings={"reorder_grace": 0.2}).hear(live(0), live(4), tick(0.3, WALL))
+        assert self.said(script)[:2] == ("3 batches were lost for good before 4", 4)
+        script.hear(live(6), tick(0.3, WALL + 1))
+        assert self.said(script)[:2] == ("4 batches were lost for good before 6", 6)
+        assert script.source.partial_since == WALL
+
+    def test_an_engine_that_does_not_answer(self):
+        script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3, WALL))
+        reason, before, heals = self.said(script)
+        assert reason == "batches 0 to 6 were missing, and the engine has not answered a replay request so far"
+        assert before == 7
+        assert heals.startswith("it answers one (it is asked again), or the engine restarts")
+
+    def test_an_engine_that_does_not_answer_after_it_was_away(self):
+        script = Kept(replay=True).hear(up(), replayed(0, store([1])), replay_end(), live(1), down(), up())
+        script.hear(tick(3), tick(3))
+        assert self.said(script)[:2] == ("the engine has not answered a replay request so far", None)
+
+    def test_no_replay_endpoint(self):
+        script = Kept().hear(up(), live(7, store([1])))
+        reason, before, _ = self.said(script)
+        assert reason == "batches 0 to 6 were sent while kvbus was not connected, and there is no replay_endpoint"
+        assert before == 7
+        script.hear(down(), up())
+        assert self.said(script)[:2] == (
+            "something may have been sent while kvbus was not connected, and there is no replay_endpoint",
+            None,
+        )
+
+    def test_an_index_that_is_full(self):
+        script = Kept(max_blocks=1).hear(up(), live(0, store([1])), live(1, store([2])), tick(0.1, WALL))
+        reason, before, _ = self.said(script)
+        assert reason == "the index is full: blocks beyond limits.max_blocks (1) are refused"
+        assert before is None
+
+    def test_several_publishers(self):
+        script = Kept().hear(up(), *(live(0, store([n])) for n in range(1, 8)))
+        assert self.said(script) == (
+            "several publishers are on one endpoint",
+            None,
+            "one publisher is left there",
+        )
+
+    def test_a_tier_that_comes_up_after_all(self):
+        script = older_than_kvbus().hear(live(101, cleared()), live(102, store([2], medium=HOST)), tick(1, WALL + 1))
+        reason, before, heals = self.said(script)
+        assert reason == "a tier that came up after a reset of the cache may hold more than was told"
+        assert before is None
+        assert "says nothing of its other tiers" in heals
+
+
+class TestSince:
+    @restarts
+    def test_it_is_kept_over_a_restart(self, checkpoint: bool):
+        script = older_than_kvbus().hear(tick(5, WALL + 5))
+        assert script.source.partial_since == WALL
+        script.is_the_same_after_a_restart(checkpoint=checkpoint)
+
+    @restarts
+    def test_the_next_epoch_has_its_own(self, checkpoint: bool):
+        script = older_than_kvbus().hear(live(0, store([9])), tick(1, WALL + 1))
+        assert not script.source.partial
+        assert script.source.partial_since is None
+        script.is_the_same_after_a_restart(checkpoint=checkpoint)
+
+
+def emptied(script: Kept, seq: int, checkpoint: bool) -> bool:
+    """Whether a clear has ended it, in this process and in one that goes on from its log."""
+    script.hear(live(seq, cleared()), live(seq + 1, store([21, 22])), tick(0.1, WALL + 9))
+    assert script.source.partial == (script.source.partial_since is not None) == (missing(script.source) is not None)
+    script.is_the_same_after_a_restart(checkpoint=checkpoint)
+    if not script.source.partial:
+        assert {block for _, _, block in script.router.blocks} == {21, 22}
+    return not script.source.partial
+
+
+@restarts
+class TestAClear:
+    def test_ends_it_where_only_the_device_was_ever_spoken_of(self, checkpoint: bool):
+        assert emptied(older_than_kvbus(), 101, checkpoint)
+
+    def test_ends_it_after_a_loss(self, checkpoint: bool):
+        script = Kept(settings={"reorder_grace": 0.2}).hear(live(0, store([1])), live(2, store([2])), tick(0.3))
+        assert script.source.partial
+        assert emptied(script, 3, checkpoint)
+        assert script.source.lost == 0
+
+    def test_ends_it_where_losses_keep_the_blocks(self, checkpoint: bool):
+        script = Kept(settings={"reorder_grace": 0.2}, on_lost="keep")
+        script.hear(live(0, store([1])), live(2, store([2])), tick(0.3))
+        assert emptied(script, 3, checkpoint)
+
+    def test_ends_it_before_the_engine_has_answered(self, checkpoint: bool):
+        script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3))
+        assert script.source.sequencer.backfill_pending
+        assert emptied(script, 8, checkpoint)
+        assert script.source.sequencer.backfill_pending, "what it still has tells what tiers there are"
+
+    def test_of_every_tier_leaves_nothing_to_ask_for(self, checkpoint: bool):
+        script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3), clears_every_tier())
+        assert emptied(script, 8, checkpoint)
+        assert not script.source.sequencer.backfill_pending
+
+    @pytest.mark.parametrize(
+        "spoken",
+        [
+            [store([1]), store([2], medium=HOST)],
+            [store([1]), store([2], medium=HOST), removed([2], medium=HOST)],
+            [removed([2], medium=HOST)],
+            [store([2], tokens=[], block_size=0, medium=HOST)],
+            [store([2], medium=HOST, group=1, kv_cache_spec_kind="sliding_window")],
+            [store([2], medium="a tier of its own")],
+        ],
+        ids=["live", "gone", "unknown", "tokenless", "left out", "no medium we know"],
+    )
+    def test_does_not_end_it_where_another_tier_was(self, spoken: Iterable[Any], checkpoint: bool):
+        """vLLM's clear is of the device alone, and what that tier holds from before is not known."""
+        assert not emptied(older_than_kvbus(*spoken), 101, checkpoint)
+
+    def test_does_not_end_it_where_another_tier_was_before_the_loss(self, checkpoint: bool):
+        script = Kept(settings={"reorder_grace": 0.2})
+        script.hear(live(0, store([1]), store([2], medium=HOST)), live(2, store([3])), tick(0.3))
+        assert not emptied(script, 3, checkpoint)
+
+    def test_does_not_end_it_where_another_tier_was_before_an_earlier_clear(self, checkpoint: bool):
+        script = older_than_kvbus(store([2], medium=HOST), removed([2], medium=HOST)).hear(live(101, cleared()))
+        assert not emptied(script, 102, checkpoint)
+
+    def test_ends_it_only_until_another_tier_comes_up(self, checkpoint: bool):
+        """It may have held blocks when the clear came."""
+        script = older_than_kvbus()
+        assert emptied(script, 101, checkpoint)
+        script = older_than_kvbus().hear(live(101, cleared()), tick(0.1, WALL + 1))
+        script.hear(live(102, store([2], medium=HOST)), tick(0.1, WALL + 2))
+        assert script.source.partial
+        assert script.source.partial_since == WALL + 2
+        script.is_the_same_after_a_restart(checkpoint=checkpoint)
+        script.hear(clears_every_tier(), tick(0.1, WALL + 3))
+        assert not script.source.partial
+        assert script.source.partial_since is None
+
+    def test_says_nothing_of_tiers_where_everything_is_known(self, checkpoint: bool):
+        script = Kept().hear(up(), live(0, store([1])), live(1, cleared()), live(2, store([2], medium=HOST)), tick(0.1))
+        assert not script.source.partial
+        script.is_the_same_after_a_restart(checkpoint=checkpoint)
+
+    def test_ends_it_for_an_engine_whose_clear_is_of_every_tier(self, checkpoint: bool):
+        script = Kept(settings={"reorder_grace": 0.2})
+        script.hear(live(0, cleared(), store([1]), store([2], medium=HOST)), live(2), tick(0.3))
+        assert script.source.partial
+        assert emptied(script, 3, checkpoint)
+
+    def test_ends_it_for_an_engine_that_turned_out_to_be_of_that_kind(self, checkpoint: bool):
+        script = older_than_kvbus(store([1]), store([2], medium=HOST)).hear(clears_every_tier())
+        assert emptied(script, 101, checkpoint)
+
+    def test_that_kind_is_of_one_epoch(self, checkpoint: bool):
+        script = older_than_kvbus().hear(clears_every_tier(), live(0, store([1]), store([2], medium=HOST)))
+        assert not script.source.normalizer.clear_empties
+        script.is_the_same_after_a_restart(checkpoint=checkpoint)
+
+    def test_says_nothing_of_what_is_lost_behind_it(self, checkpoint: bool):
+        """Clear and loss are decided at one moment: the clear is delivered when the loss is known already."""
+        script = Kept(settings={"reorder_grace": 0.2})
+        script.hear(live(0, store([1])), live(2, cleared()), live(4, store([4])), tick(0.3, WALL))
+        assert script.source.partial
+        assert script.source.lost == 1
+        assert script.source.sequencer.known_from == 4
+        script.is_the_same_after_a_restart(checkpoint=checkpoint)
+
+    def test_of_the_epoch_before_says_nothing_of_the_next_one(self, checkpoint: bool):
+        """It is still to be delivered when the next epoch begins, late."""
+        script = Kept(settings={"reorder_grace": 10})
+        last = 2 + SLICE + 20
+        script.hear(live(0, store([1])), *(live(seq, store([seq])) for seq in range(2, last)), live(last, cleared()))
+        script.hear(live(1, store([999])))
+        assert script.relay.backlog
+        script.hear(Happens("the next epoch", lambda _: BatchReceived(0, batch(5, store([5000])))))
+        script.hear(tick(0.1, WALL), tick(0.1, WALL))
+        assert not script.relay.backlog
+        assert script.source.partial
+        assert script.source.sequencer.epoch == 1
+        assert script.source.sequencer.known_from == 5
+        script.is_the_same_after_a_restart(checkpoint=checkpoint)

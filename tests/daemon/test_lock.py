@@ -1,0 +1,105 @@
+"""What belongs to one process at a time: a second one is told who has it, and one that was killed is in nobody's way."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbus.daemon.lock import DirectoryLock
+from kvbus.errors import InUseError
+
+HOLD = """
+import subprocess, sys, time
+from pathlib import Path
+from kvbus.daemon.lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]), "the place")
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    first = DirectoryLock(tmp_path, "the place")
+    with pytest.raises(InUseError) as caught:
+        DirectoryLock(tmp_path, "the place")
+    assert caught.value.exit_code == 69
+    first.release()
+    DirectoryLock(tmp_path, "the place").release()
+
+
+def test_the_file_is_the_users_own(tmp_path: Path) -> None:
+    DirectoryLock(tmp_path, "the place").release()
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_holder_is_named_until_it_is_killed_whatever_it_has_started(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path), "--set", "http=null"], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        child = int(holder.stdout.readline())
+        try:
+            with pytest.raises(InUseError) as caught:
+                DirectoryLock(tmp_path, "the place")
+            command = f"kvbus {tmp_path} --set http=null"
+            assert str(caught.value) == (
+                f"the place is in use by process {holder.pid} on {socket.gethostname()} ({command}); "
+                "another bus needs a state_dir of its own"
+            )
+            holder.kill()
+            holder.wait(10)
+            os.kill(child, 0)  # it is there, and did not inherit the lock
+            DirectoryLock(tmp_path, "the place").release()
+        finally:
+            os.kill(child, 9)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\0", b"two\nlines", b"\xff\xfe"])
+def test_a_holder_that_has_not_signed_is_another_process(tmp_path: Path, content: bytes) -> None:
+    first = DirectoryLock(tmp_path, "the place")
+    (tmp_path / "lock").write_bytes(content)
+    with pytest.raises(InUseError, match="the place is in use by"):
+        DirectoryLock(tmp_path, "the place")
+    first.release()
+
+
+def test_what_was_written_by_a_longer_named_holder_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_bytes(b"x" * 4000)
+    lock = DirectoryLock(tmp_path, "the place")
+    assert (tmp_path / "lock").read_bytes().startswith(f"process {os.getpid()} on ".encode())
+    assert b"xxx" not in (tmp_path / "lock").read_bytes()
+    lock.release()
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        DirectoryLock(tmp_path, "the place")
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_pipe_is_no_lock_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(PermissionError, match="no regular file"):
+        DirectoryLock(tmp_path, "the place")
+
+
+def test_where_there_are_no_locks_it_goes_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    DirectoryLock(tmp_path, "the place").release()
+    assert "the place cannot be locked (No locks available)" in caplog.text

@@ -1,0 +1,221 @@
+"""A second `kvbus run` on what another one uses: it is refused with a sentence, and nothing of the first one's changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvbus.config import Config, load
+from kvbus.core.events import BatchReceived
+from kvbus.daemon.daemon import Daemon
+from kvbus.errors import BindError, InUseError
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.core.dsl import payload as batch
+from tests.core.dsl import store
+from tests.ports import free_ports
+from tests.system.actors import Engine, StrictRouter, soon
+from tests.system.bus import eventually
+from tests.system.test_run import Command, Place, run_async
+
+BUFFER = 50
+"""Batches the engine can replay: far fewer than it has sent."""
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file, but for who has locked it last."""
+    files = {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
+    return {name: content[:24] if name.endswith(".seq") else content for name, content in files.items()}
+
+
+@contextlib.asynccontextmanager
+async def forgetful_engine(place: Place) -> AsyncIterator[Engine]:
+    async with EnginePublisher(place.engine, place.engine_replay, bind=True, buffer_steps=BUFFER) as publisher:
+        await publisher.wait_for_subscriber(30)
+        yield Engine(publisher, blocks=300)
+
+
+def refused(directory: Path, *args: str, name: str) -> str:
+    """What a `kvbus run` says that finds something in use."""
+    with Command(directory, "run", *args, name=name) as second:
+        assert second.ended() == 69, second.said
+        assert "Traceback" not in second.said
+        return second.said
+
+
+def test_a_second_process_is_refused_and_the_first_goes_on_and_survives_a_kill(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    place = Place(tmp_path, state_dir=str(state))
+    file = str(tmp_path / "kvbus.yaml")
+    elsewhere = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
+
+    async def main() -> None:
+        router = StrictRouter(place.out, place.out_replay)
+        with contextlib.closing(router), contextlib.ExitStack() as stack:
+            first = stack.enter_context(place.start())
+            await place.ready(first)
+            async with forgetful_engine(place) as engine:
+                await place.subscribed()
+                for _ in range(10):
+                    await engine.publish(BUFFER)
+                    await soon(router, lambda: router.newest_ts == engine.published, "relayed")
+                for name, more in {"second": (), "third": ("--output", ",".join(elsewhere))}.items():
+                    said = refused(tmp_path, "-c", file, *more, name=name)
+                    assert f"state_dir {state} is in use by process {first.process.pid} on " in said
+                    assert f"(kvbus run -c {file})" in said
+                await engine.publish(BUFFER)
+                await soon(router, lambda: router.newest_ts == engine.published, "relayed, as before")
+                first.process.kill()
+                first.process.wait(10)
+                first = stack.enter_context(place.start())
+                await place.ready(first)
+                there = 'kvbus_output_subscribers{output="routers"} 1.0'
+                await soon(router, lambda: there in place.get("/metrics")[1], "the router's subscription")
+                await engine.publish(BUFFER // 2)
+                truth = engine.settle()
+                await soon(router, lambda: router.blocks == truth, "the engine's blocks, no dead ones")
+                assert engine.published == place.sources()[0]["last_seq"] + 1
+                assert not place.sources()[0]["partial"]
+                assert (router.went_back, router.holes, router.view.clears) == (0, 0, 0)
+                assert router.view.violations == [], "nothing was told again"
+                assert router.next <= engine.published
+                assert "refused" not in " ".join(path.name for path in state.iterdir())
+
+    run_async(main())
+
+
+def test_a_port_that_is_taken_leaves_ones_own_state_as_it_was(tmp_path: Path) -> None:
+    """Two states, one port: what the second one found is there for its next start."""
+    place = Place(tmp_path, state_dir=str(tmp_path / "mine"))
+    other = ("--set", f"state_dir={tmp_path / 'theirs'}", "--set", "http=null")
+
+    async def main() -> None:
+        async def run(engine: Engine | None, count: int) -> None:
+            with place.start() as bus:
+                await place.ready(bus)
+                if engine is not None:
+                    await engine.publisher.wait_for_subscriber(30)
+                    await engine.publish(count)
+                    await eventually(lambda: place.sources()[0]["last_seq"] == engine.published - 1, "relayed")
+                bus.process.kill()
+                bus.process.wait(10)
+
+        async with EnginePublisher(place.engine, place.engine_replay, bind=True, buffer_steps=BUFFER) as publisher:
+            engine = Engine(publisher, blocks=300)
+            await run(engine, 20)
+            before = contents(tmp_path / "mine")
+            with Command(tmp_path, "run", "-c", str(tmp_path / "kvbus.yaml"), *other, name="other") as theirs:
+                await eventually(lambda: "output routers: replay at" in theirs.said, "the port taken")
+                with place.start() as bus:
+                    assert bus.ended() == 69
+                    assert f"cannot bind {place.out}" in bus.said
+                assert contents(tmp_path / "mine") == before
+            await engine.publish(4 * BUFFER)  # the buffer has forgotten them
+            with place.start() as bus:
+                await place.ready(bus)
+                assert "state loaded" in bus.said
+
+    run_async(main())
+
+
+def config_of(tmp_path: Path, live: int, **settings: object) -> Config:
+    output = {"endpoint": f"tcp://127.0.0.1:{live}", "heartbeat": 0}
+    source = {"endpoint": f"tcp://127.0.0.1:{live + 1}"}
+    return load(
+        None,
+        env={},
+        overrides={
+            "sources": [source],
+            "outputs": [output],
+            "http": None,
+            "on_lost": "keep",
+            "state_dir": str(tmp_path / "a"),
+            **settings,
+        },
+    )
+
+
+def fed(daemon: Daemon, *numbers: int) -> None:
+    for n in numbers:
+        daemon._feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(store([n]))]))
+
+
+async def test_state_is_locked_then_everything_bound_and_only_then_the_state_written(tmp_path: Path) -> None:
+    (live,) = free_ports(1)
+    config = config_of(tmp_path, live)
+    first = Daemon(config)
+    await first.start()
+    fed(first, *range(10))
+    with pytest.raises(InUseError, match=f"process {os.getpid()} on"):
+        Daemon(config)
+    await first.close(drain=0)
+
+    holder = Daemon(config_of(tmp_path, live, state_dir=str(tmp_path / "b")))
+    await holder.start()
+    before = contents(tmp_path / "a")
+    second = Daemon(config)
+    assert second.resumed
+    with pytest.raises(BindError, match=str(live)):
+        await second.start()
+    assert contents(tmp_path / "a") == before
+    await holder.close(drain=0)
+
+    # what could not start has let go of everything
+    third = Daemon(config)
+    assert third.relay.outputs[0].streams[0].next_seq == 10
+    await third.start()
+    assert contents(tmp_path / "a").keys() != before.keys(), "a new generation has begun"
+    fed(third, 10)
+    await third.close(drain=0)
+    fourth = Daemon(config)
+    assert fourth.relay.outputs[0].streams[0].next_seq == 11
+    await fourth.close(drain=0)
+
+
+async def test_a_state_that_cannot_be_used_stays_where_it_is_until_everything_is_bound(tmp_path: Path) -> None:
+    (live,) = free_ports(1)
+    first = Daemon(config_of(tmp_path, live))
+    await first.start()
+    fed(first, 0)
+    await first.close(drain=0)
+    other = config_of(tmp_path, live, sources=[{"name": "another", "endpoint": f"tcp://127.0.0.1:{live + 1}"}])
+    holder = Daemon(config_of(tmp_path, live, state_dir=str(tmp_path / "b")))
+    await holder.start()
+    before = contents(tmp_path / "a")
+    second = Daemon(other)
+    with pytest.raises(BindError):
+        await second.start()
+    assert contents(tmp_path / "a") == before
+    await holder.close(drain=0)
+    third = Daemon(other)
+    await third.start()
+    assert third.process.state_refused == 2
+    await third.close(drain=0)
+
+
+async def test_what_a_process_begins_is_not_the_whole_dump(tmp_path: Path) -> None:
+    """A large state is dumped beside the traffic: until that is over, a kill leaves the one before and what came since."""
+    (live,) = free_ports(1)
+    first = Daemon(config_of(tmp_path, live))
+    await first.start()
+    for n in range(40):
+        blocks = [store([1000 * n + each]) for each in range(1000)]
+        first._feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(*blocks)]))
+    await first.close(drain=0)
+    second = Daemon(config_of(tmp_path, live))
+    await second.start()
+    assert second.state is not None
+    assert second.state.busy
+    fed(second, 40)
+    before = contents(tmp_path / "a")
+    await second.close(drain=0)  # as a kill: the dump ends where it is
+    assert [name for name in before if name.endswith(".part")]
+    third = Daemon(config_of(tmp_path, live))
+    assert third.relay.sources[0].sequencer.next == 41
+    await third.start()
+    await eventually(lambda: third.state is not None and not third.state.busy, "the dump whole")
+    assert len([name for name in contents(tmp_path / "a") if name.endswith((".log", ".dump", ".part"))]) == 2
+    await third.close(drain=0)
