@@ -1,7 +1,7 @@
-"""The errors kvbus raises on purpose, each with the exit code its process ends with.
+"""The errors that kvbus raises on purpose, each with its exit code.
 
-The numbers are those of ``sysexits.h``, so that a supervisor can tell a bad configuration (do not restart)
-from a busy port (try again) without reading the log.
+The codes are those of ``sysexits.h``. They let a supervisor distinguish a bad configuration (do not restart) from a
+busy port (try again) without the log.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class ExitCode(IntEnum):
 
 
 class KvbusError(Exception):
-    """The base of every error raised on purpose; its text is meant for the person who runs kvbus."""
+    """The base of every error that kvbus raises on purpose. Its text is for the person who runs kvbus."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a configuration.
+    """One problem of a configuration.
 
     Attributes:
-        key: Where it is, such as ``outputs[0].layout``, ``KVBUS_HTPP`` or ``kvbus.yaml``.
-        wrong: What is wrong and what is allowed.
-        value: The bad value as text, ``None`` where there is none (a missing key).
-        example: A good setting, written as it would be in the file.
-        origin: Where the value came from, such as ``kvbus.yaml line 12``.
+        key: the place, such as ``outputs[0].layout``, ``KVBUS_HTPP`` or ``kvbus.yaml``.
+        wrong: what is wrong, and what is allowed.
+        value: the bad value as text; None for a missing key.
+        example: a valid setting, as a line of the file.
+        origin: the value's source, such as ``kvbus.yaml line 12``.
     """
 
     key: str
@@ -60,7 +60,7 @@ class Problem:
 
 
 class ConfigError(KvbusError):
-    """A configuration kvbus refuses, with everything that is wrong with it at once."""
+    """kvbus refuses a configuration. The error has all of its problems."""
 
     exit_code = ExitCode.CONFIG
 
@@ -75,12 +75,12 @@ class ConfigError(KvbusError):
 
 
 class BindError(KvbusError):
-    """An endpoint or address that cannot be bound or connected to.
+    """kvbus cannot bind an endpoint or address, or cannot connect to it.
 
     Args:
         endpoint: the endpoint, or ``http ADDRESS``.
-        reason: why not, such as the system's words for it.
-        verb: what was tried.
+        reason: why, such as the operating system's error text.
+        verb: what kvbus tried, for the message.
     """
 
     exit_code = ExitCode.CANNOT_BIND
@@ -106,16 +106,16 @@ class InUseError(KvbusError):
 
 
 class UnsupportedError(KvbusError):
-    """Something kvbus runs on is too old; trying again does not help, so it ends as a bad configuration does."""
+    """A library under kvbus is too old. The exit code is that of a bad configuration, since a restart does not help."""
 
     exit_code = ExitCode.CONFIG
 
 
 class StateDirError(KvbusError):
-    """``state_dir`` cannot be used; a misconfiguration, as a file where a directory is wanted."""
+    """kvbus cannot use ``state_dir``, for example because it is a file."""
 
     exit_code = ExitCode.CONFIG
 
     def __init__(self, directory: object, reason: str) -> None:
-        """Name the directory and what is wrong with it."""
+        """Make the error for this directory and reason."""
         super().__init__(f"state_dir {directory}: {reason}")

@@ -1,8 +1,8 @@
-"""Who may read token ids, which are prompts: programs on this machine (or in this pod), and nobody else.
+"""Access to token ids, which are prompts: only programs on this machine (or in this pod) may read them.
 
-A port-forward ends on loopback, so it needs nothing more. What a request says about itself proves nothing, with one
-exception: a browser says truly which name it was asked for and which site asks. A page of another site, or a name that
-was made to point to loopback (DNS rebinding), is found out by that.
+A port-forward arrives on loopback, so it works too. A request's headers prove nothing, with one exception: a browser
+states truly which host name it asks for, and which site's page asks. So kvbus can refuse a page of another site, and a
+name that somebody has pointed to loopback (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbus.core.stats import HttpRefusal
 
 _FORWARDING: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _OWN_PAGE: Final = frozenset({"same-origin", "none"})
-"""Sec-Fetch-Site of a page of ours, and of an address typed by hand."""
+"""Sec-Fetch-Site of our own page, and of an address that a user typed."""
 
 _HOW: Final = {
     HttpRefusal.PEER: (
@@ -36,24 +36,24 @@ _HOW: Final = {
 
 
 def how_to_get_in(refusal: HttpRefusal, path: str, port: int) -> str:
-    """The sentence for whoever was refused."""
+    """Return a sentence that says how to get access."""
     how = _HOW[refusal].format(url=f"http://127.0.0.1:{port}{path}", port=port)
     return f"{path} shows token ids, which are what users wrote, and {how}"
 
 
 class Access:
-    """The rule for every path whose answer holds token ids.
+    """The rule for every path whose answer has token ids.
 
     Args:
-        allowed_hosts: Names for the Host header beside the local ones.
+        allowed_hosts: names allowed in the Host header, besides the local ones.
     """
 
     def __init__(self, allowed_hosts: Iterable[str]) -> None:
         self._allowed = frozenset(host_name(host) for host in allowed_hosts)
 
     def refusal(self, request: web.Request) -> HttpRefusal | None:
-        """Why a request is refused; ``None`` for one that may read."""
-        # Both ends: the proxy of a service mesh delivers everybody's requests from 127.0.0.6 to the pod's address.
+        """Return why to refuse a request; None for a request that may read."""
+        # Check both ends: a service mesh's proxy sends everybody's requests from 127.0.0.6 to the pod's address.
         ends = (request.get_extra_info("peername"), request.get_extra_info("sockname"))
         if not all(end and is_loopback(end[0]) for end in ends):
             return HttpRefusal.PEER
@@ -64,7 +64,7 @@ class Access:
         if len(hosts) != 1 or not self._is_local(hosts[0]):
             return HttpRefusal.HOST
         if not request.raw_path.startswith("/") and not self._is_local(request.url.raw_authority):
-            return HttpRefusal.HOST  # GET http://HOST/blocks: the target's own host counts, too
+            return HttpRefusal.HOST  # GET http://HOST/blocks: check the target's host too
         origins = request.headers.getall("Origin", [])
         sites = request.headers.getall("Sec-Fetch-Site", [])
         ours = f"http://{hosts[0]}".lower()

@@ -1,4 +1,4 @@
-"""The HTTP server: probes, metrics, state for all who reach it, token ids for loopback alone. Read-only."""
+"""The read-only HTTP server: probes, metrics and state for everybody, token ids for loopback only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler
 
 from kvbus.admin import views
 from kvbus.admin.access import Access, how_to_get_in
-from kvbus.admin.guard import PATIENCE, Gate
+from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.page import status_page
 from kvbus.config import Config, SourceStream
 from kvbus.core.relay import Relay
@@ -28,11 +28,11 @@ YIELD_EVERY: Final = 500
 """Lines of ``/blocks`` written before the loop's other work gets its turn."""
 
 MAX_DUMPS: Final = 4
-"""``/blocks`` answers at once; more are told to come back."""
+"""``/blocks`` answers at once. Further requests get 503."""
 
 
 class Observed(Protocol):
-    """What the server shows."""
+    """The state that the server shows."""
 
     config: Config
     streams: dict[int, SourceStream]
@@ -50,15 +50,15 @@ class AdminServer:
         self._exposition = Exposition(observed)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        self.gate: Gate | None = None
+        self.connections: ConnectionLimits | None = None
         self._dumps = 0
         self.address: tuple[str, int] | None = None
 
     async def start(self) -> None:
-        """Listen.
+        """Listen on the configured address.
 
         Raises:
-            BindError: the address is taken.
+            BindError: the address cannot be bound.
         """
         where = self._observed.config.http_address
         if where is None:
@@ -75,16 +75,18 @@ class AdminServer:
             access_log=None,
             handle_signals=False,
             shutdown_timeout=1.0,
-            keepalive_timeout=PATIENCE,
+            keepalive_timeout=CONNECTION_TIMEOUT,
             lingering_time=1.0,
         )
         await self._runner.setup()
         server = self._runner.server
         if server is None:  # pragma: no cover - set up above
             return
-        self.gate = Gate(server, self._observed.process.http_closed)
+        self.connections = ConnectionLimits(server, self._observed.process.http_closed)
         try:
-            self._listener = await asyncio.get_running_loop().create_server(self.gate, *where, reuse_address=True)
+            self._listener = await asyncio.get_running_loop().create_server(
+                self.connections, *where, reuse_address=True
+            )
         except OSError as error:
             raise BindError(f"http {where[0]}:{where[1]}", error.strerror or str(error)) from error
         host, port = self._listener.sockets[0].getsockname()[:2]
@@ -92,14 +94,14 @@ class AdminServer:
 
     @web.middleware
     async def _answering(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Tell the gate which connections are being answered."""
-        if self.gate is None:  # pragma: no cover - nothing arrives before there is one
+        """Stop a connection's timeout while its request is being answered."""
+        if self.connections is None:  # pragma: no cover - no request arrives before `start` has set it
             return await handler(request)
-        with self.gate.answering(request.transport):
+        with self.connections.answering(request.transport):
             return await handler(request)
 
     def _content(self, handler: Handler) -> Handler:
-        """A handler whose answer holds token ids, for those who may read them."""
+        """Guard a handler whose answer has token ids: only local clients reach it."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             refusal = self._access.refusal(request)
@@ -129,7 +131,7 @@ class AdminServer:
 
     async def _page(self, request: web.Request) -> web.Response:
         refusal = self._access.refusal(request)
-        if refusal is None or refusal is HttpRefusal.CROSS_SITE:  # a link led here; the page asks as itself from now on
+        if refusal is None or refusal is HttpRefusal.CROSS_SITE:  # a link led here; the page's own requests pass
             return web.Response(text=status_page(""), content_type="text/html")
         note = how_to_get_in(refusal, "/blocks", self._port)
         return web.Response(text=status_page(note), content_type="text/html")
@@ -138,11 +140,11 @@ class AdminServer:
         return web.Response(body=self._exposition.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _livez(self, _request: web.Request) -> web.Response:
-        # that this was answered at all is the proof: the loop turns
+        # an answer proves that the event loop runs
         return web.Response(text="ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        # kvbus alone: a native sidecar's readiness is its Pod's, and a gap must not take the engine out of service
+        # only kvbus's own state counts: a native sidecar's readiness is its Pod's, and a gap must not stop the engine
         if not self._observed.started:
             return web.Response(status=503, text="starting\n")
         return web.Response(text="ok\n")
@@ -160,20 +162,20 @@ class AdminServer:
             return self._refused(503, HttpRefusal.BUSY, f"{MAX_DUMPS} dumps are under way; try again")
         self._dumps += 1
         try:
-            # one moment of each source, cheap to take; what takes time is put into words a part at a time
+            # copying each source's state at one moment is cheap; the text takes time, so write it in parts
             lines = itertools.chain.from_iterable([views.Cut(source).lines() for source in sources])
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
-            # who reads nothing, or has left, gets no more
+            # stop if the client reads nothing, or is gone
             with contextlib.suppress(TimeoutError, ConnectionError):
                 while part := "".join(_line(line) for line in itertools.islice(lines, YIELD_EVERY)):
-                    async with asyncio.timeout(PATIENCE):
+                    async with asyncio.timeout(CONNECTION_TIMEOUT):
                         await response.write(part.encode())
                     await asyncio.sleep(0)
                 await response.write_eof()
                 return response
             if request.transport is not None:
-                request.transport.abort()  # half a dump must not look like a whole one
+                request.transport.abort()  # a partial dump must not look complete
             return response
         finally:
             self._dumps -= 1

@@ -1,4 +1,4 @@
-"""The status page: one document that reads ``/sources`` every two seconds."""
+"""The status page: one HTML document that reads ``/sources`` every two seconds."""
 
 import html
 from typing import Final
@@ -46,5 +46,5 @@ show();setInterval(show,2000);
 
 
 def status_page(note: str) -> str:
-    """The page as HTML; ``note`` says what is not shown to whoever asks, if anything."""
+    """Return the page as HTML. ``note`` says what this client may not read; empty for nothing."""
     return _PAGE.replace(_NOTE, f"<p>{html.escape(note)}</p>" if note else "")

@@ -1,5 +1,5 @@
-"""Captures: recorded streams as files that can be read, sent to others and played again.
+"""Captures: recorded streams as files to read, share and play again.
 
-In: a live stream, or a file. Out: a file, or a publisher that sends as the engine did, with faults if asked for.
+In: a live stream, or a file. Out: a file, or a publisher that sends as the engine did, with faults on request.
 It may use ``transport`` and ``core``.
 """

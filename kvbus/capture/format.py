@@ -1,8 +1,7 @@
-"""Captures: recorded streams as JSON lines, one published message a line.
+"""The capture format: JSON lines, one published message per line.
 
-A line is ``{"t": 0.0107, "topic": "", "seq": 1, "payload": "k8tB2s…"}``: seconds since the recording began,
-the topic in base64, the sequence number, the msgpack batch in base64. A name that ends in ``.gz`` is
-compressed.
+A line is ``{"t": 0.0107, "topic": "", "seq": 1, "payload": "k8tB2s…"}``: seconds since the recording began, the topic
+in base64, the sequence number, the msgpack batch in base64. A file whose name ends in ``.gz`` is compressed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CaptureError(KvbusError):
-    """A capture that cannot be read or written; the message has file and line."""
+    """kvbus cannot read or write a capture. The message has file and line."""
 
     exit_code = ExitCode.CONFIG
 
@@ -32,7 +31,7 @@ class Message(msgspec.Struct, frozen=True):
 
     Attributes:
         t: seconds since the recording began.
-        topic: first frame.
+        topic: the first frame.
         seq: sequence number, unsigned 64-bit.
         payload: the msgpack batch.
     """
@@ -48,7 +47,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def read_capture(path: Path) -> Iterator[Message]:
-    """Yield a capture's messages, line by line; ``-`` reads standard input.
+    """Yield a capture's messages; ``-`` reads standard input.
 
     Raises:
         CaptureError: the file cannot be read, or a line is no message.
@@ -71,7 +70,7 @@ def read_capture(path: Path) -> Iterator[Message]:
 
 
 class CaptureWriter:
-    """Write a capture; every line is on its way to the disk when `write` returns.
+    """Write a capture. `write` flushes every line, except in a compressed file.
 
     Args:
         path: the file to create or overwrite; ``-`` writes to standard output.
@@ -93,15 +92,15 @@ class CaptureWriter:
         """Append one message.
 
         Raises:
-            CaptureError: the disk is full, or the like.
+            CaptureError: writing fails, for example on a full disk.
         """
         try:
             self._file.write(_ENCODER.encode(message) + b"\n")
-            # a flush for every line would undo the compression
+            # flushing every line would undo the compression
             if self.path.suffix != ".gz":
                 self._file.flush()
         except BrokenPipeError:
-            raise  # the reader of our standard output has seen enough: no error of the capture's
+            raise  # the reader of our standard output has closed it, which is no error of the capture
         except OSError as error:
             self._failed = True
             raise CaptureError(f"{self.path}: {error.strerror}") from error
@@ -111,14 +110,14 @@ class CaptureWriter:
         """Finish the file.
 
         Raises:
-            CaptureError: what was still to be written does not fit on the disk.
+            CaptureError: writing the rest fails, for example on a full disk.
         """
         if self._file is sys.stdout.buffer:
             return
         try:
             self._file.close()
         except OSError as error:
-            if not self._failed:  # told already
+            if not self._failed:  # `write` has reported it already
                 raise CaptureError(f"{self.path}: {error.strerror}") from error
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""Publish a capture as the engine would that it was recorded from.
+"""Publish a capture as its engine did.
 
-The capture's own sequence numbers are used. Where they go back, the engine was restarted: sockets close and
-open again, the replay buffer is empty. Faults are decided by `schedule`, which is pure and seeded, so that
-a run that went wrong can be played again.
+The player keeps the capture's sequence numbers. Where they go back, the engine had restarted: the player closes its
+sockets, opens them again, and empties the replay buffer. `schedule` decides the faults. It is pure and seeded, so that
+a failed run can be repeated.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from kvbus.transport.engine.publisher import EnginePublisher
 
 
-_LINGER: Final = 0.2  # seconds that the last batches of a life have to reach the wire
+_LINGER: Final = 0.2  # seconds for the last batches of an epoch to reach the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How likely each fault is, a batch.
+    """Probability of each fault per batch, from 0 to 1.
 
     Attributes:
         drop: buffered for replay, but not sent live.
         duplicate: sent live twice.
-        swap: sent live after the batch that follows it.
-        hole: never sent and never buffered, though its seq is used up: no replay brings it back.
-        seed: the same seed gives the same faults.
+        swap: sent live after the next batch.
+        hole: neither sent nor buffered, though its seq is used up: no replay has it.
+        seed: seed of the faults.
     """
 
     drop: float = 0.0
@@ -43,12 +43,12 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The engine dies and comes back."""
+    """The engine restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A batch is published."""
+    """Publish a batch."""
 
     message: Message
     live: bool = True
@@ -56,7 +56,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A batch published before is sent live (once more)."""
+    """Send an earlier batch live, late or once more."""
 
     seq: int
 
@@ -66,9 +66,9 @@ Step = Restart | Publish | Again
 
 @dataclass(slots=True)
 class Stats:
-    """What was played."""
+    """Counters of a player."""
 
-    lives: int = 1
+    epochs: int = 1
     published: int = 0
     dropped: int = 0
     duplicated: int = 0
@@ -77,7 +77,7 @@ class Stats:
 
 
 def schedule(messages: Iterable[Message], faults: Faults, stats: Stats) -> Iterator[Step]:
-    """Yield what a publisher has to do to play `messages`, counting it in `stats`."""
+    """Yield the steps of a publisher that plays `messages`, and count them in `stats`."""
     rng = random.Random(faults.seed)  # noqa: S311 - repeatable on purpose
     last = -1
     late: int | None = None  # a swapped batch that waits for the next one
@@ -91,7 +91,7 @@ def schedule(messages: Iterable[Message], faults: Faults, stats: Stats) -> Itera
     for message in messages:
         if message.seq < last:
             yield from overtaken()
-            stats.lives += 1
+            stats.epochs += 1
             yield Restart()
         last = message.seq
         if rng.random() < faults.hole:
@@ -131,18 +131,18 @@ async def play(
     """Publish a capture.
 
     Args:
-        publisher: where to, started.
-        read: opens the capture; called once a loop.
-        pace: ``rate`` for a fixed number of batches a second, ``recorded`` for the times in the capture.
-        rate: batches a second.
-        speed: how much faster than recorded.
-        loop: begin again at the end, each time as a new life of the engine; never returns.
-        faults: faults to make; each loop has its own.
-        subscribers: how many to wait for at the start of each life, so that they miss nothing of it.
+        publisher: the publisher, started.
+        read: opens the capture; called once per loop.
+        pace: ``rate`` for a fixed rate, ``recorded`` for the times in the capture.
+        rate: batches per second.
+        speed: factor on the recorded pace.
+        loop: begin again at the end, each time as a new epoch of the engine; then `play` never returns.
+        faults: faults to make; each loop has its own seed.
+        subscribers: subscribers to wait for at the start of each epoch, so that they miss none of its batches.
         stats: counters to update while playing.
 
     Returns:
-        What was played.
+        The counters.
 
     Raises:
         CaptureError: the capture cannot be read.
@@ -165,13 +165,13 @@ async def play(
         if not loop:
             return stats
         round_ += 1
-        stats.lives += 1
+        stats.epochs += 1
         publisher.restart(linger=_LINGER)
         await publisher.wait_for_subscriber(count=subscribers)
 
 
 async def _paced(steps: Iterator[Step], rate: float | None, speed: float) -> AsyncIterator[Step]:
-    """Yield each step when it is due; a batch takes time, everything else happens with it."""
+    """Yield each step when it is due. Only batches take time."""
     loop = asyncio.get_running_loop()
     start = loop.time()
     due = start
@@ -182,7 +182,7 @@ async def _paced(steps: Iterator[Step], rate: float | None, speed: float) -> Asy
                 if origin is None:
                     origin = step.message.t
                 due = start + (step.message.t - origin) / speed
-            # a few batches at a time: the loop's timer is no finer than a millisecond
+            # the loop's timer is no finer than a millisecond, so a few batches may leave together
             early = due - loop.time()
             await asyncio.sleep(early if early > 0.001 else 0)
             if rate is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stats:
-    """What was recorded, and what could not be."""
+    """Counters of a recorder."""
 
     recorded: int = 0
     unusable: int = 0
@@ -37,9 +37,9 @@ async def record(
         subscriber: the stream, started.
         writer: the capture.
         count: messages to record, None for no limit.
-        seconds: how long to record, None for no limit.
-        stats: counters to update while recording: gaps in the sequence and restarts are counted, and
-            recorded as they came. Messages that are not ``[topic, seq, payload]`` are left out and counted.
+        seconds: time to record, None for no limit.
+        stats: counters to update while recording. The recorder counts gaps and restarts and does not repair them. It
+            counts and leaves out messages that are not ``[topic, seq, payload]``.
 
     Returns:
         The counters.
@@ -55,7 +55,7 @@ async def record(
         async with asyncio.timeout(seconds):
             while count is None or stats.recorded < count:
                 frames = await subscriber.recv()
-                # the sequence frame is 8 bytes, or 24 with the publisher's id behind it
+                # the sequence frame has 8 bytes, or 24 with the publisher's id
                 if len(frames) != 3 or len(frames[1]) not in (8, 24):
                     stats.unusable += 1
                     continue

@@ -1,16 +1,16 @@
-"""The ``kvbus`` command: each subcommand is a module with a click command ``command``, imported when used."""
+"""The ``kvbus`` command. Each subcommand is a module with a click command ``command``, imported on use."""
 
 from __future__ import annotations
 
 import click
 
-from kvbus.cli.frame import Frame, Subcommand
+from kvbus.cli.program import Program, Subcommand
 
 _SUBCOMMANDS = (
     Subcommand("run", "Run the bus."),
     Subcommand("demo", "Engines, bus and routers on this machine, live."),
     Subcommand("check", "Validate a configuration and print it in full."),
-    Subcommand("tail", "Watch a stream, decoded, with its gaps marked."),
+    Subcommand("tail", "Watch a stream: decoded batches, and gaps."),
     Subcommand("dump", "Rebuild the live block set through the replay."),
     Subcommand("record", "Capture a stream in a file."),
     Subcommand("play", "Publish a capture as an engine would."),
@@ -19,7 +19,7 @@ _SUBCOMMANDS = (
 )
 
 
-@click.group(cls=Frame, subcommands=_SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Program, subcommands=_SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kvbus", message="%(prog)s %(version)s")
 @click.option(
     "--debug",

@@ -1,4 +1,4 @@
-"""``kvbus check``: is this configuration good, and what does it come to?"""
+"""``kvbus check``: validate a configuration and print it in full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvbus.cli.options import config_options, load_config
 @click.command("check")
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
-@click.option("--without-keys", is_flag=True, help="Do not read CURVE key files: for a check on another machine.")
+@click.option("--without-keys", is_flag=True, help="Do not read CURVE key files, for a check on another machine.")
 def command(*, as_json: bool, without_keys: bool, **flags: Any) -> None:
     """Validate a configuration and print it with every default.
 

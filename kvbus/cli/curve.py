@@ -1,4 +1,4 @@
-"""The options by which a command reads a stream that wants CURVE."""
+"""Options of commands that read a stream with CURVE."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SERVER = "--curve-server-key"
 
 
 def curve_options(function: F) -> F:
-    """Give a command ``curve_secret_key`` and ``curve_server_key``, for `curve_keys`."""
+    """Add the options ``curve_secret_key`` and ``curve_server_key`` to a command, for `curve_keys`."""
     for option in (
         click.option(
             _SERVER, type=click.Path(path_type=Path), metavar="FILE", help="CURVE: the publisher's public key."
@@ -34,18 +34,18 @@ def curve_options(function: F) -> F:
 
 
 def curve_keys(secret_key: Path | None, server_key: Path | None, *, bind: bool = False) -> Curve | None:
-    """The keys of a command's options; None where none are given.
+    """Read the keys of a command's options; return None if there are none.
 
     Raises:
-        UsageError: one is given without the other, or for a socket that binds.
-        ConfigError: a file cannot be used.
+        UsageError: there is one option without the other, or the socket binds.
+        ConfigError: kvbus cannot use a key file.
     """
     if secret_key is None and server_key is None:
         return None
     if secret_key is None or server_key is None:
         raise click.UsageError(f"CURVE needs both {_SECRET} and {_SERVER}")
     if bind:
-        raise click.UsageError("CURVE keys are for endpoints that are connected to, not with --bind")
+        raise click.UsageError("CURVE keys need a connection to the publisher; leave out --bind")
     problems = []
     public, secret, server = b"", b"", b""
     try:

@@ -14,10 +14,10 @@ from kvbus.cli.until import run_until_signal
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     metavar="N",
-    help="End after so long, with the verdict; else at Ctrl-C.",
+    help="End after N seconds with the verdict; by default at Ctrl-C.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same workload and script.")
-@click.option("--curve", is_flag=True, help="Routers and bus talk over CURVE, with keys made for the occasion.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the workload and the script.")
+@click.option("--curve", is_flag=True, help="Encrypt between bus and routers with CURVE and temporary keys.")
 def command(*, seconds: float | None, seed: int, curve: bool) -> None:
     """Watch the bus at work: simulated engines, the real bus, two routers, and faults on the way.
 
@@ -27,13 +27,13 @@ def command(*, seconds: float | None, seed: int, curve: bool) -> None:
       kvbus demo --seconds 30
       kvbus demo --seconds 10 | tee demo.txt
 
-    A vLLM engine and an SGLang engine with two ranks each publish what enters and leaves their caches; batches are
-    lost, an engine crashes, a router joins late. In the end each router's view is compared with each engine's own
-    cache, block by block. Nothing is to be configured; all of it is on loopback, on free ports.
+    A vLLM engine and an SGLang engine with two ranks each publish their caches' events. Batches are lost, an engine
+    crashes, a router joins late. At the end the demo compares each router's view with each engine's own cache, block
+    by block. It needs no configuration, and runs on free ports of the loopback interface.
 
-    Exit codes: 0 every view is exact, 1 one is not (the differences are named), 130 a second Ctrl-C.
+    Exit codes: 0 every view is exact, 1 a view is not (the demo names the differences), 130 a second Ctrl-C.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    # imported only when a demo is played: `kvbus --help` stays quick
+    # imported on use, to keep `kvbus --help` fast
     from rich.console import Console  # noqa: PLC0415
 
     from kvbus.demo.run import perform, reporter_for  # noqa: PLC0415

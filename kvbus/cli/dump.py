@@ -1,4 +1,4 @@
-"""``kvbus dump``: the live block set, rebuilt through the standard replay or a snapshot."""
+"""``kvbus dump``: rebuild the live block set through the standard replay or a snapshot."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _IDLE_S: Final = 2.0
 
 
 class NoAnswerError(KvbusError):
-    """Nobody answered in time, or there is no snapshot to be had."""
+    """Nobody answered in time, or the publisher has no snapshot."""
 
     exit_code = ExitCode.CANNOT_BIND
 
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What a replay or a snapshot gave: the blocks, and why they may not be all or not be right."""
+    """The blocks from a replay or a snapshot, and warnings where they may be incomplete or wrong."""
 
     view: BlockView
     warnings: list[str] = field(default_factory=list)
@@ -46,21 +46,21 @@ async def rebuild(
     *,
     snapshot_endpoint: str | None = None,
     framing: AnswerFraming,
-    patience: float,
+    within: float,
     copies: bool,
     curve: Curve | None = None,
 ) -> Rebuilt:
     """Take a snapshot, or replay from seq 0 to the END, and apply everything.
 
     Raises:
-        NoAnswerError: nobody answered for `patience` seconds, or the publisher has no snapshot to give.
+        NoAnswerError: nobody answered for `within` seconds, or the publisher has no snapshot to give.
         ValueError: the endpoint is malformed.
     """
-    # several short attempts: a request that reached a dying publisher is lost with it
-    idle = min(patience, _IDLE_S)
-    attempts = math.ceil(patience / idle)
-    # a snapshot is one message and may be long in coming: its attempts share the patience evenly
-    timing = Timing(idle_s=idle, attempts=attempts, snapshot_s=patience / (1 if replay_endpoint else attempts))
+    # several short attempts, because a request that reached a dying publisher is lost
+    idle = min(within, _IDLE_S)
+    attempts = math.ceil(within / idle)
+    # a snapshot is one message and may take long: its attempts share the time evenly
+    timing = Timing(idle_s=idle, attempts=attempts, snapshot_s=within / (1 if replay_endpoint else attempts))
     rebuilt = Rebuilt(BlockView(copies=copies, on_lost="keep"))
     rejected = 0
     async with Subscriber(
@@ -72,9 +72,9 @@ async def rebuild(
             if isinstance(update, Lost):
                 if update.reason is LostReason.NO_ANSWER:
                     asked = " or ".join(filter(None, (snapshot_endpoint, replay_endpoint)))
-                    raise NoAnswerError(f"no answer from {asked} within {patience:g} s")
+                    raise NoAnswerError(f"no answer from {asked} within {within:g} s")
                 if update.reason is LostReason.UNAVAILABLE:
-                    raise NoAnswerError(f"the publisher at {snapshot_endpoint} has no snapshot to give")
+                    raise NoAnswerError(f"the publisher at {snapshot_endpoint} has no snapshot")
                 rebuilt.warnings.append(_explain(update))
             elif isinstance(update, Rejected):
                 rejected += 1
@@ -87,7 +87,7 @@ async def rebuild(
 
 def _explain(lost: Lost) -> str:
     if lost.reason is LostReason.TRIMMED and lost.first == 0 and lost.last is not None:
-        return f"the replay starts at seq {lost.last + 1}: older batches are trimmed, their blocks are missing here"
+        return f"the replay starts at seq {lost.last + 1}: older batches are trimmed, and their blocks are missing here"
     last = "" if lost.last is None or lost.last == lost.first else f" to {lost.last}"
     return f"batch {lost.first}{last} is not in the replay ({lost.reason}): blocks may be missing or dead"
 
@@ -98,14 +98,14 @@ def _explain(lost: Lost) -> str:
     "--snapshot",
     "snapshot_endpoint",
     metavar="ENDPOINT",
-    help="The publisher's snapshot ROUTER: take a snapshot, then only what REPLAY_ENDPOINT, if given, has newer.",
+    help="The publisher's snapshot ROUTER. REPLAY_ENDPOINT, if given, then brings newer batches.",
 )
 @click.option(
     "--framing",
     type=click.Choice(["auto", "3", "4", "sim"]),
     default="auto",
     show_default=True,
-    help="Layout of the answers: 3 is vLLM to 0.25 and SGLang to 0.5.21, 4 the later ones.",
+    help="Layout of the answers: 3 for vLLM up to 0.25 and SGLang up to 0.5.21, 4 for later ones.",
 )
 @click.option(
     "--timeout",
@@ -121,9 +121,9 @@ def _explain(lost: Lost) -> str:
     type=click.Choice(["jsonl", "count"]),
     default="jsonl",
     show_default=True,
-    help="Every block as a line of JSON, or how many there are.",
+    help="One line of JSON per block, or the number of blocks.",
 )
-@click.option("--copies", is_flag=True, help="Count a block's copies: for an engine's own stream, not kvbus's.")
+@click.option("--copies", is_flag=True, help="Count copies, for an engine's own stream (not for kvbus's output).")
 @curve_options
 def command(
     replay_endpoint: str | None,
@@ -135,7 +135,7 @@ def command(
     curve_secret_key: Path | None,
     curve_server_key: Path | None,
 ) -> None:
-    """Rebuild the set of live blocks through the standard replay from seq 0, or a snapshot, and print it.
+    """Rebuild the set of live blocks by the standard replay from seq 0, or a snapshot, and print it.
 
     \b
     Examples:
@@ -145,8 +145,8 @@ def command(
       kvbus dump tcp://127.0.0.1:5558 --copies | jq -s 'group_by(.medium) | map({(.[0].medium): length}) |
       add'
 
-    One line a block: rank, hash, parent, medium, group_idx, block_size, token_ids, copies. Hashes that are
-    bytes are hex strings. Exit code 69: nobody answered, or there is no snapshot.
+    Each block is one line: rank, hash, parent, medium, group_idx, block_size, token_ids, copies. Byte hashes are hex
+    strings. Exit code 69: nobody answered, or there is no snapshot.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if replay_endpoint is None and snapshot_endpoint is None:
         raise click.UsageError("give REPLAY_ENDPOINT, for example tcp://127.0.0.1:5558, or --snapshot ENDPOINT")
@@ -160,7 +160,7 @@ def command(
                 replay_endpoint,
                 snapshot_endpoint=snapshot_endpoint,
                 framing=framing,
-                patience=timeout,
+                within=timeout,
                 copies=copies,
                 curve=curve,
             )
@@ -172,7 +172,7 @@ def command(
     except ValueError as error:
         raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5558") from error
     if rebuilt is None:
-        say("interrupted: nothing is printed of an incomplete replay")
+        say("interrupted: an incomplete replay prints nothing")
         raise SystemExit(ExitCode.INTERRUPTED)
     for warning in rebuilt.warnings:
         say(f"warning: {warning}")

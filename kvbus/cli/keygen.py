@@ -19,17 +19,17 @@ from kvbus.transport.curve import KeyFileError, certificate, generate, read_secr
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(),
-    help="Where the two files go; made if it is not there.  [default: here]",
+    help="Directory of the two files; created if missing.  [default: the current directory]",
 )
-@click.option("--force", is_flag=True, help="Replace files that are there: whoever knows the old key is cut off.")
+@click.option("--force", is_flag=True, help="Replace existing files. Peers with the old key can no longer connect.")
 @click.option(
     "--public-of",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Make nothing; print the public key that belongs to a secret key file.",
+    help="Only print the public key of this secret key file.",
 )
 def command(*, name: str | None, directory: Path, force: bool, public_of: Path | None) -> None:
-    """Make a CURVE key pair: NAME.key to hand out, NAME.key_secret to keep. The public key is printed.
+    """Make a CURVE key pair: NAME.key to hand out, NAME.key_secret to keep. Print the public key.
 
     \b
     Examples:
@@ -37,8 +37,8 @@ def command(*, name: str | None, directory: Path, force: bool, public_of: Path |
       kvbus keygen router-a >> routers.keys      # an allow-list: one public key a line
       kvbus keygen --public-of /etc/kvbus/keys/kvbus.key_secret
 
-    The files are those of pyzmq's zmq.auth and of czmq. Nobody but you may read the secret one; kvbus refuses one that
-    others can read, and accepts one that its group can (a Kubernetes Secret with fsGroup and defaultMode 0440).
+    The files have the format of pyzmq's zmq.auth and of czmq. Only you may read the secret one. kvbus refuses a secret
+    key that others can read, and accepts one that its group can (a Kubernetes Secret with fsGroup, defaultMode 0440).
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if public_of is not None:
         try:
@@ -56,7 +56,7 @@ def command(*, name: str | None, directory: Path, force: bool, public_of: Path |
         _write(path.with_name(f"{name}.key_secret"), certificate(public, secret), 0o600, force=force)
         _write(path.with_name(f"{name}.key"), certificate(public), 0o644, force=force)
     except FileExistsError as error:
-        raise click.UsageError(f"{error.filename} is there already; --force replaces it") from error
+        raise click.UsageError(f"{error.filename} exists already; --force replaces it") from error
     except OSError as error:
         raise click.UsageError(f"{error.filename}: {error.strerror}") from error
     say(f"wrote {path}.key_secret and {path}.key")
@@ -64,7 +64,7 @@ def command(*, name: str | None, directory: Path, force: bool, public_of: Path |
 
 
 def _write(path: Path, text: str, mode: int, *, force: bool) -> None:
-    """A new file, never an instant readable by more than ``mode`` says."""
+    """Write a new file that never has more permissions than ``mode``."""
     if force:
         path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

@@ -1,4 +1,4 @@
-"""The options that say what to run, shared by ``run`` and ``check``."""
+"""The configuration options, shared by ``run`` and ``check``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _OPTIONS = (
         metavar="ENDPOINT[,REPLAY]",
         help="Where routers connect; replaces the file's outputs. Repeatable.",
     ),
-    click.option("--http", metavar="HOST:PORT", help="Address of the metrics and the status page; null: none."),
+    click.option("--http", metavar="HOST:PORT", help="Address of the metrics and the status page; null for none."),
     click.option("--model", metavar="NAME", help="{model} in topics."),
     click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
     click.option("--log-format", metavar="FORMAT", help="auto, json or text."),
@@ -71,7 +71,7 @@ _OPTIONS = (
 
 
 def config_options(function: F) -> F:
-    """Give a command the options that `load_config` takes."""
+    """Add the options for `load_config` to a command."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -92,18 +92,18 @@ def load_config(
     """Load the configuration a command's options describe.
 
     Args:
-        config: The YAML file.
-        source: Engines as ``ENDPOINT`` or ``ENDPOINT,REPLAY_ENDPOINT``; they replace those of the file.
-        output: Outputs, likewise.
-        http: The key of this name, as the following ones.
-        model: See ``http``.
-        log_level: See ``http``.
-        log_format: See ``http``.
+        config: the YAML file.
+        source: engines as ``ENDPOINT`` or ``ENDPOINT,REPLAY_ENDPOINT``; they replace those of the file.
+        output: outputs in the same form; they replace those of the file.
+        http: value of the key ``http``.
+        model: value of the key ``model``.
+        log_level: value of the key ``log_level``.
+        log_format: value of the key ``log_format``.
         settings: ``KEY=VALUE``, applied last and in order.
-        env: The environment, ``os.environ`` by default.
+        env: the environment, ``os.environ`` by default.
 
     Raises:
-        ConfigError: With every problem at once.
+        ConfigError: the configuration has problems; the error names all of them.
     """
     overrides: dict[str, Any] = {}
     if source:
@@ -114,7 +114,7 @@ def load_config(
     overrides |= {key: value for key, value in named.items() if value is not None}
     for setting in settings:
         key, _, value = setting.partition("=")
-        overrides.pop(key, None)  # so that the last one of a kind is applied last
+        overrides.pop(key, None)  # the last setting of a key wins
         overrides[key] = value
     return load(config, env=os.environ if env is None else env, overrides=overrides)
 

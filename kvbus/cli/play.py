@@ -23,19 +23,19 @@ _PROBABILITY = click.FloatRange(0, 1)
 
 @click.command("play")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Where the live stream goes.")
-@click.option("--replay-endpoint", metavar="ENDPOINT", help="Where the replay is served; none if left out.")
-@click.option("--bind/--connect", default=None, help="Listen, or dial out; by default as vLLM decides.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Batches a second.  [default: 200]")
-@click.option("--speed", type=click.FloatRange(0, min_open=True), help="Recorded pace times this, in place of --rate.")
+@click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Endpoint of the live stream.")
+@click.option("--replay-endpoint", metavar="ENDPOINT", help="Endpoint of the replay; no replay without it.")
+@click.option("--bind/--connect", default=None, help="Listen, or connect; by default as vLLM does.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Batches per second.  [default: 200]")
+@click.option("--speed", type=click.FloatRange(0, min_open=True), help="Recorded pace times N, instead of --rate.")
 @click.option(
     "--framing",
     type=click.Choice(["3", "4", "sim"]),
     default="4",
     show_default=True,
-    help="Layout of replay answers: 3 is vLLM up to 0.25 and SGLang up to 0.5.21.",
+    help="Layout of replay answers: 3 for vLLM up to 0.25 and SGLang up to 0.5.21.",
 )
-@click.option("--topic", help="Topic of every message, in place of the recorded one.")
+@click.option("--topic", help="Topic of every message, instead of the recorded one.")
 @click.option(
     "--buffer-steps",
     type=click.IntRange(2),
@@ -43,20 +43,20 @@ _PROBABILITY = click.FloatRange(0, 1)
     show_default=True,
     help="Batches kept for replay.",
 )
-@click.option("--loop", is_flag=True, help="Begin again at the end, as a new life of the engine.")
+@click.option("--loop", is_flag=True, help="Begin again at the end, as a new epoch of the engine.")
 @click.option("--delay", "--wait", type=click.FloatRange(0), default=0.0, help="Seconds before the first batch.")
-@click.option("--subscribers", type=click.IntRange(0), default=0, help="Wait for so many at the start of each life.")
+@click.option("--subscribers", type=click.IntRange(0), default=0, help="Subscribers to wait for at each epoch's start.")
 @click.option(
     "--exit-after",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="Serve replay for so long after the last batch, then exit; by default until Ctrl-C.",
+    help="Exit so many seconds after the last batch, and serve replay meanwhile; by default at Ctrl-C.",
 )
-@click.option("--drop", type=_PROBABILITY, default=0.0, help="Batches lost live, there for replay.")
+@click.option("--drop", type=_PROBABILITY, default=0.0, help="Batches lost live, kept for replay.")
 @click.option("--duplicate", type=_PROBABILITY, default=0.0, help="Batches sent twice.")
 @click.option("--swap", type=_PROBABILITY, default=0.0, help="Batches sent after their successor.")
-@click.option("--hole", type=_PROBABILITY, default=0.0, help="Batches lost for good, their seq used up.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same faults.")
+@click.option("--hole", type=_PROBABILITY, default=0.0, help="Batches lost for good, with their seq used up.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the faults.")
 def command(
     *,
     file: Path,
@@ -78,7 +78,7 @@ def command(
     hole: float,
     seed: int,
 ) -> None:
-    """Publish a capture as the engine would that it was recorded from.
+    """Publish a capture as its engine did.
 
     \b
     Examples:
@@ -88,18 +88,18 @@ def command(
       kvbus play stream.jsonl --rate 1000 --subscribers 1 --exit-after 0
       kvbus play stream.jsonl --loop --buffer-steps 100 --framing 3
 
-    FILE is what `kvbus record` writes: JSON lines of t, topic, seq and payload; .gz is understood, - is standard
-    input. The recorded sequence numbers are used. Where they go back, the engine was restarted: the sockets close
-    and open again, and the replay buffer is empty.
+    FILE is a file of `kvbus record`: JSON lines of t, topic, seq and payload. A name in .gz is compressed, - is
+    standard input. The player keeps the recorded sequence numbers. Where they go back, the engine had restarted: the
+    player closes its sockets, opens them again, and empties the replay buffer.
 
-    At the end it stays, as an idle engine does, and serves replay until Ctrl-C (see --exit-after). Faults are
-    probabilities a batch, from 0 to 1.
+    After the last batch it stays, like an idle engine, and serves replay until Ctrl-C (see --exit-after). Faults are
+    probabilities per batch, from 0 to 1.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if rate is not None and speed is not None:
         raise click.UsageError("--rate and --speed exclude each other: --rate 200 or --speed 1")
     if loop and str(file) == "-":
         raise click.UsageError("--loop needs a file: standard input can be read once only")
-    # a bad file should be told before a port is taken
+    # report a bad file before taking a port
     first = None if str(file) == "-" else next(read_capture(file), None)
     publisher = EnginePublisher(
         endpoint,
@@ -146,7 +146,7 @@ def command(
 
 
 def open_publisher(publisher: EnginePublisher) -> None:
-    """Start a publisher and say where it is, for an endpoint that an engine dials is easily taken for a bound one.
+    """Start a publisher and say where, because a user may expect it to bind an endpoint that it connects to.
 
     Raises:
         click.UsageError: an endpoint is malformed.
@@ -159,19 +159,19 @@ def open_publisher(publisher: EnginePublisher) -> None:
     if publisher.bind:
         say(f"publishing on {publisher.endpoint}")
     else:
-        say(f"publishing to {publisher.endpoint}, which is dialled as vLLM does with a concrete host;")
-        say("  the subscriber has to bind there, or use --bind here to listen")
+        say(f"publishing to {publisher.endpoint}: connecting, as vLLM does to a concrete host;")
+        say("  the subscriber must bind it, or use --bind here to listen")
     if publisher.replay_endpoint is not None:
         say(f"replay on {publisher.replay_endpoint}, framing {publisher.framing}")
 
 
 def _summary(stats: Stats) -> str:
-    lives = "1 life" if stats.lives == 1 else f"{stats.lives} lives"
+    epochs = "1 epoch" if stats.epochs == 1 else f"{stats.epochs} epochs"
     faults = {
         "dropped": stats.dropped,
         "duplicated": stats.duplicated,
         "swapped": stats.swapped,
         "holes": stats.holes,
     }
-    told = "".join(f", {count} {name}" for name, count in faults.items() if count)
-    return f"published {stats.published} batches in {lives}{told}"
+    counts = "".join(f", {count} {name}" for name, count in faults.items() if count)
+    return f"published {stats.published} batches in {epochs}{counts}"

@@ -1,4 +1,4 @@
-"""``kvbus record``: capture a stream in a file."""
+"""``kvbus record``: record a stream in a file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @click.command("record")
 @click.argument("endpoint")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--bind", is_flag=True, help="Listen at ENDPOINT, for engines that dial in.")
-@click.option("--topic", default="", help="Record only topics that start so.")
-@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so long; by default at Ctrl-C.")
+@click.option("--bind", is_flag=True, help="Listen at ENDPOINT, for engines that connect to it.")
+@click.option("--topic", default="", help="Record only topics with this prefix.")
+@click.option("--count", type=click.IntRange(1), help="Stop after N messages.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after N seconds; by default at Ctrl-C.")
 @curve_options
 def command(
     *,
@@ -36,7 +36,7 @@ def command(
     curve_secret_key: Path | None,
     curve_server_key: Path | None,
 ) -> None:
-    """Capture a stream, an engine's or kvbus's, in a file for `kvbus play`.
+    """Record a stream of an engine or of kvbus in a file for `kvbus play`.
 
     \b
     Examples:
@@ -45,9 +45,9 @@ def command(
       kvbus record 'tcp://*:5557' stream.jsonl --bind --count 10000
       kvbus record tcp://127.0.0.1:5657 - --topic kv@ | head
 
-    The file has one message a line: t (seconds since the first one), topic and payload in base64, and seq. Every
-    line is written at once, so that Ctrl-C leaves a whole file. An existing file is overwritten; - is standard
-    output. Missing batches are counted, not asked for again.
+    The file has one message per line: t (seconds since the first one), topic and payload in base64, and seq. The
+    recorder writes each line at once, so that Ctrl-C leaves a complete file. It overwrites an existing file; - is
+    standard output. It counts missing batches, and does not ask for them.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     curve = curve_keys(curve_secret_key, curve_server_key, bind=bind)
     stats = Stats()

@@ -22,11 +22,11 @@ def command(**flags: Any) -> None:
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
     A second signal ends it at once. SIGHUP loads the configuration and the keys again: sources and keys may change.
-    Exit codes: 0 ended in order, 69 an endpoint is taken, 78 bad configuration.
+    Exit codes: 0 graceful shutdown, 69 an endpoint is taken, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     config = load_config(**flags)
 
-    # a daemon's dependencies are imported only when a daemon is run: `kvbus --help` stays quick
+    # imported on use, to keep `kvbus --help` fast
     import uvloop  # noqa: PLC0415
 
     from kvbus.daemon.serve import serve  # noqa: PLC0415

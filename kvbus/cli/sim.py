@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TruthError(KvbusError):
-    """The truth file cannot be written."""
+    """kvbus cannot write the truth file."""
 
     exit_code = ExitCode.CONFIG
 
@@ -57,26 +57,26 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     default="vllm-0.33",
     show_default=True,
     metavar="NAME",
-    help="Engine release to write like; see --list-dialects.",
+    help="Engine release to imitate; see --list-dialects.",
 )
 @click.option(
     "--list-dialects", is_flag=True, callback=_list_dialects, expose_value=False, is_eager=True, help="List them."
 )
 @click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Live stream of rank 0.")
-@click.option("--replay-endpoint", metavar="ENDPOINT", help="Replay of rank 0; none if left out.")
-@click.option("--bind/--connect", default=None, help="Listen, or dial out; by default as vLLM decides.")
+@click.option("--replay-endpoint", metavar="ENDPOINT", help="Replay of rank 0; no replay without it.")
+@click.option("--bind/--connect", default=None, help="Listen, or connect; by default as vLLM does.")
 @click.option("--ranks", type=click.IntRange(1, 64), default=1, show_default=True, help="Data-parallel ranks.")
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Batches a second, each rank.",
+    help="Batches per second of each rank.",
 )
 @click.option(
-    "--blocks", type=click.IntRange(2), default=2000, show_default=True, help="GPU pool of a rank, in blocks."
+    "--blocks", type=click.IntRange(2), default=2000, show_default=True, help="Blocks in the GPU pool of a rank."
 )
-@click.option("--block-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens a block.")
+@click.option("--block-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens per block.")
 @click.option("--tier", "tiers", multiple=True, callback=_tiers, metavar="NAME=BLOCKS", help="CPU=4000, DISK=20000.")
 @click.option("--hashes", type=click.Choice(["unsigned", "signed", "bytes"]), help="Form of block hashes.")
 @click.option("--topic", default="", help="Topic of every message; {rank} is the rank.")
@@ -88,32 +88,32 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     show_default=True,
     help="Batches kept for replay.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same events.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the events.")
 @click.option(
-    "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Request trace, in place of a seeded load."
+    "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Request trace, instead of a seeded load."
 )
 @click.option("--tenants", type=click.IntRange(0), default=0, help="LoRA adapters or cache salts in use.")
-@click.option("--requests", type=click.IntRange(1), metavar="N", help="Requests of a rank; then it is idle.")
+@click.option("--requests", type=click.IntRange(1), metavar="N", help="Requests of each rank; then it is idle.")
 @click.option(
-    "--restart-every", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="The engine dies so often."
+    "--restart-every", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Seconds between restarts."
 )
-@click.option("--reset-every", type=click.IntRange(0), default=0, metavar="STEPS", help="Cache resets.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so long; else at Ctrl-C.")
+@click.option("--reset-every", type=click.IntRange(0), default=0, metavar="STEPS", help="Steps between cache resets.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after N seconds; by default at Ctrl-C.")
 @click.option(
     "--exit-after",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="Exit so long after the workload's end (--requests, --trace); else at Ctrl-C.",
+    help="Exit so many seconds after the workload's end (--requests, --trace); by default at Ctrl-C.",
 )
-@click.option("--subscribers", type=click.IntRange(0), default=0, help="Wait for so many, each rank, to begin.")
+@click.option("--subscribers", type=click.IntRange(0), default=0, help="Subscribers of each rank to wait for.")
 @click.option(
     "--truth-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where the true live set is written at the end, as JSON.",
+    help="Write the true live set to FILE at the end, as JSON.",
 )
 def command(**options: Any) -> None:
-    """Publish what an engine with a prefix cache would: stores, hits, evictions, tiers, restarts.
+    """Publish the events of an engine with a prefix cache: stores, hits, evictions, tiers, restarts.
 
     \b
     Examples:
@@ -123,17 +123,17 @@ def command(**options: Any) -> None:
       kvbus sim --tier CPU=4000 --tier DISK=20000 --restart-every 30
       kvbus sim --requests 100 --exit-after 0 --truth-file truth.json --endpoint ipc:///tmp/engine
 
-    The cache is real and small, the model is missing: requests share system prompts and conversations (or come
-    from a trace in Mooncake's format), blocks are allocated, hit, referenced and evicted, and each event has
-    exactly the form of that release. Rank r is at port + r. A concrete host is dialled, as vLLM does; --bind
-    listens there.
+    The cache is real, and there is no model. Requests share system prompts and conversations, or come from a trace
+    in Mooncake's format. The cache allocates, hits, references and evicts blocks. Each event has exactly the form of
+    the engine release. Rank r is at port + r. The simulator connects to a concrete host, as vLLM does; --bind listens
+    there.
 
     The truth file has every block that is live at the end: hash, group_idx, medium, copies, parent, tokens,
-    block_size, rank, and prefix, the sha256 of all tokens up to its end.
+    block_size, rank, and prefix, the sha256 of all tokens up to the block's end.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     truth = options["truth_file"]
     if truth is not None and not truth.parent.is_dir():
-        raise TruthError(f"{truth}: no such directory")  # better now than after a long run
+        raise TruthError(f"{truth}: no such directory")  # fail now, not after a long run
     pairs = [_engine(rank, **options) for rank in range(options["ranks"])]
 
     async def session(stop: asyncio.Event) -> None:
@@ -189,17 +189,17 @@ def _engine(rank: int, **options: Any) -> tuple[SimEngine, EnginePublisher]:
 
 
 def _at_rank(endpoint: str, rank: int) -> str:
-    """Return a rank's endpoint; where the system picks the port, every rank asks for one."""
+    """Return a rank's endpoint. Where the system picks the port, all ranks have the same wildcard."""
     return endpoint if endpoint.endswith((":*", ":0")) else endpoint_offset(endpoint, rank)
 
 
 def _jobs(rank: int, **options: Any) -> Iterator[Job]:
     if options["trace"] is None:
-        # longer conversations than half of the pool would be cut
+        # the engine truncates conversations longer than half of the pool
         longest = min(4096, options["blocks"] * options["block_size"] // 2)
         return synthetic(options["seed"], rank, max_tokens=longest, tenants=options["tenants"])
     jobs = read_trace(options["trace"], rank=rank, ranks=options["ranks"])
-    # a bad file should be told before a port is taken
+    # report a bad file before taking a port
     return chain(list(islice(jobs, 1)), jobs)
 
 
@@ -229,7 +229,7 @@ async def _drive(pairs: list[tuple[SimEngine, EnginePublisher]], stop: asyncio.E
 
 
 async def _sleep(stop: asyncio.Event, seconds: float | None) -> None:
-    """Wait for so long, or for ever, but not past `stop`."""
+    """Wait for `seconds`, or for ever if None, but not past `stop`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stop.wait()

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _SHOWN_HASHES: Final = 4
 
 
-class Screen:
-    """Where updates are printed: as lines for people, or as JSON lines."""
+class Printer:
+    """Print updates as lines for people, or as JSON lines."""
 
     def __init__(self, out: TextIO, *, as_json: bool) -> None:
         self.batches = self.events = self.missing = 0
         self._out = out
         self._json = as_json
-        # https://no-color.org: any non-empty value; and never into a file or a pipe
+        # https://no-color.org: any non-empty value turns colour off; files and pipes never get it
         self._colour = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def show(self, update: Update) -> None:
@@ -56,17 +56,17 @@ class Screen:
                 self._out.write(line + "\n")
 
     def flush(self) -> None:
-        """Hand what was printed on."""
+        """Flush the output."""
         self._out.flush()
 
     def summary(self) -> str:
-        """One line about what was shown."""
+        """Return a one-line summary."""
         lost = f", {self.missing} lost" if self.missing else ""
         return f"{self.batches} batches, {self.events} events{lost}"
 
 
 def to_json(update: Update) -> dict[str, Any]:
-    """An update as plain values; ``kind`` first, hashes that are bytes as hex strings."""
+    """Return an update as plain values, ``kind`` first; byte hashes become hex strings."""
     plain: dict[str, Any] = {"kind": update.kind}
     if isinstance(update, Received):
         plain |= {"seq": update.seq, "topic": _text(update.topic), "replayed": update.replayed}
@@ -121,7 +121,7 @@ def _event_json(event: Event) -> dict[str, Any]:
 
 def _lines(update: Update) -> list[tuple[str, str | None]]:
     if isinstance(update, Received):
-        return _batch_lines(update.seq, update.topic, update.batch, mark="r" if update.replayed else " ")
+        return _batch_lines(update.seq, update.topic, update.batch, sign="r" if update.replayed else " ")
     if isinstance(update, Snapshot):
         return _snapshot_lines(update)
     if isinstance(update, Rejected):
@@ -137,8 +137,8 @@ def _lines(update: Update) -> list[tuple[str, str | None]]:
     ]
 
 
-def _batch_lines(seq: int, topic: bytes, batch: Batch, *, mark: str) -> list[tuple[str, str | None]]:
-    head = f"{seq:>8} {mark} "
+def _batch_lines(seq: int, topic: bytes, batch: Batch, *, sign: str) -> list[tuple[str, str | None]]:
+    head = f"{seq:>8} {sign} "
     tail = "" if batch.rank is None else f"  rank {batch.rank}"
     if topic:
         tail += f"  {_text(topic)}"
@@ -155,7 +155,7 @@ def _snapshot_lines(snapshot: Snapshot) -> list[tuple[str, str | None]]:
         (f"{'':>8}   = snapshot up to seq {snapshot.seq}, everything before is void", "cyan")
     ]
     for batch in snapshot.batches:
-        lines += _batch_lines(snapshot.seq, b"", batch, mark="s")
+        lines += _batch_lines(snapshot.seq, b"", batch, sign="s")
     return lines
 
 
@@ -193,28 +193,28 @@ def _span(first: int, last: int | None) -> str:
 
 
 def _text(raw: bytes) -> str:
-    # a topic comes from elsewhere: nothing in it may steer the terminal
+    # a topic is untrusted: it must not send control codes to the terminal
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in raw.decode("utf-8", "backslashreplace"))
 
 
-async def watch(subscriber: Subscriber, screen: Screen, *, count: int | None, seconds: float | None) -> None:
+async def watch(subscriber: Subscriber, printer: Printer, *, count: int | None, seconds: float | None) -> None:
     """Show updates until `count` batches or `seconds` are over."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while count is None or screen.batches < count:
-                screen.show(await subscriber.receive())
+            while count is None or printer.batches < count:
+                printer.show(await subscriber.receive())
                 if not subscriber.pending:
-                    screen.flush()
-    screen.flush()
+                    printer.flush()
+    printer.flush()
 
 
 @click.command("tail", short_help="Watch a stream, decoded.")
 @click.argument("endpoint")
-@click.option("--replay-endpoint", metavar="ENDPOINT", help="The publisher's replay ROUTER: gaps are filled from it.")
+@click.option("--replay-endpoint", metavar="ENDPOINT", help="The publisher's replay ROUTER. It fills gaps.")
 @click.option(
     "--snapshot-endpoint",
     metavar="ENDPOINT",
-    help="The publisher's snapshot ROUTER: asked after a restart, and where no replay fills a gap.",
+    help="The publisher's snapshot ROUTER, for restarts, and for gaps that no replay fills.",
 )
 @click.option(
     "--from-start",
@@ -222,9 +222,9 @@ async def watch(subscriber: Subscriber, screen: Screen, *, count: int | None, se
     help="Begin with a snapshot, or a replay from seq 0 (needs --snapshot-endpoint or --replay-endpoint).",
 )
 @click.option("--topic", default="", help="Subscription prefix.  [default: everything]")
-@click.option("--bind", is_flag=True, help="Bind ENDPOINT: for publishers that dial in.")
+@click.option("--bind", is_flag=True, help="Bind ENDPOINT, for publishers that connect to it.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object a line: kind batch, snapshot, gap, lost, restarted, …"
+    "--json", "as_json", is_flag=True, help="One JSON object per line: kind batch, snapshot, gap, lost, restarted, …"
 )
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N batches.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Stop after S seconds.")
@@ -243,7 +243,7 @@ def command(
     curve_secret_key: Path | None,
     curve_server_key: Path | None,
 ) -> None:
-    """Watch a stream of KV-cache events, an engine's or kvbus's, decoded.
+    """Watch a stream of KV-cache events of an engine or of kvbus, decoded.
 
     \b
     Examples:
@@ -252,15 +252,15 @@ def command(
       kvbus tail tcp://127.0.0.1:5557 --json --count 100 | jq '.events[].type'
       kvbus tail 'tcp://*:5557' --bind          # the engine dials in
 
-    Batches come in order. Gaps are marked; with a replay endpoint they are filled, with a snapshot endpoint the
-    state behind them is told. Ctrl-C stops.
+    Batches appear in order, and gaps are shown. A replay endpoint fills gaps; a snapshot endpoint gives the state after
+    a gap. Ctrl-C stops.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if from_start and replay_endpoint is None and snapshot_endpoint is None:
         raise click.UsageError(
             "--from-start needs --replay-endpoint or --snapshot-endpoint, for example tcp://127.0.0.1:5558"
         )
     curve = curve_keys(curve_secret_key, curve_server_key, bind=bind)
-    screen = Screen(sys.stdout, as_json=as_json)
+    printer = Printer(sys.stdout, as_json=as_json)
 
     async def session(stop: asyncio.Event) -> None:
         subscriber = Subscriber(
@@ -279,10 +279,10 @@ def command(
         try:
             if bind:
                 say(f"listening on {subscriber.endpoint}")
-            await until(stop, watch(subscriber, screen, count=count, seconds=seconds))
+            await until(stop, watch(subscriber, printer, count=count, seconds=seconds))
         finally:
             await subscriber.aclose()
-        screen.flush()
+        printer.flush()
 
     run_until_signal(session)
-    say(screen.summary())
+    say(printer.summary())

@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """Tell the user something: messages go to standard error, data alone to standard output."""
+    """Print a message for the user on standard error. Standard output is for data only."""
     click.echo(f"kvbus: {text}", err=True)
 
 
 def run_until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run `main(stop)` on uvloop where it is installed; SIGINT and SIGTERM set `stop`.
+    """Run `main(stop)`, on uvloop if it is installed; SIGINT and SIGTERM set `stop`.
 
-    The second Ctrl-C does not wait for `main` any longer.
+    A second Ctrl-C does not wait for `main`.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_watched(main))
 
 
 async def until(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
-    """Run `work` until it ends or `stop` is set, whichever is first; its exception is raised."""
+    """Run `work` until it ends or `stop` is set. Its exception passes on."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     try:

@@ -1,4 +1,4 @@
-"""What the sequence machine keeps: batches held back for order, and how to recognise the ones delivered."""
+"""The sequence machine's buffers: batches held back for order, and fingerprints of delivered ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A batch as it came, not decoded yet."""
+    """A received batch, not decoded yet."""
 
     topic: bytes
     payload: bytes
@@ -24,9 +24,9 @@ class ReorderBuffer:
 
     def __init__(self, limits: BufferLimits) -> None:
         self.overflow = False
-        """Batches were dropped since this was last set to False."""
+        """True once a batch was dropped; the machine sets it back to False."""
         self.overflowed = 0
-        """Batches dropped in all."""
+        """Batches dropped so far."""
         self._limits: Final = limits
         self._batches: dict[int, Waiting] = {}
         self._bytes = 0
@@ -35,12 +35,12 @@ class ReorderBuffer:
         return len(self._batches)
 
     def add(self, seq: int, batch: Waiting) -> bool:
-        """Keep a batch, unless there is no room for it; False if its seq is held already."""
+        """Keep a batch if there is room for it; return False if the buffer holds its seq already."""
         if seq in self._batches:
             return False
         size = len(batch.payload)
         full = len(self) >= self._limits.held_batches or self._bytes + size > self._limits.held_bytes
-        if full and self._batches:  # one is always held, however big, or a hole could never be passed
+        if full and self._batches:  # an empty buffer takes any batch, else the stream could never pass a hole
             self.overflowed += 1
             self.overflow = True
         else:
@@ -49,29 +49,29 @@ class ReorderBuffer:
         return True
 
     def pop(self, seq: int) -> Waiting | None:
-        """Take a batch out, None if it is not there."""
+        """Remove and return a batch, None if it is not here."""
         batch = self._batches.pop(seq, None)
         if batch is not None:
             self._bytes -= len(batch.payload)
         return batch
 
     def drop_before(self, seq: int) -> None:
-        """Forget the batches older than this one."""
+        """Drop the batches before this seq."""
         for old in [held for held in self._batches if held < seq]:
             self.pop(old)
 
     def oldest(self) -> int | None:
-        """The lowest seq held."""
+        """Return the lowest seq held, None if the buffer is empty."""
         return min(self._batches, default=None)
 
     def clear(self) -> None:
-        """Forget every batch."""
+        """Drop every batch."""
         self._batches.clear()
         self._bytes = 0
 
 
 class Recent:
-    """Digests of the batches delivered last: what tells a duplicate from another life's batch."""
+    """Digests of the batches delivered last, to distinguish a duplicate from another epoch's batch."""
 
     def __init__(self, size: int) -> None:
         self._size: Final = size
@@ -81,18 +81,21 @@ class Recent:
         return seq in self._digests
 
     def add(self, seq: int, batch: Waiting) -> None:
-        """Remember a batch that is delivered."""
+        """Remember a delivered batch."""
         self._digests[seq] = (hash(batch.payload), not batch.replayed)
         if len(self._digests) > self._size:
             self._digests.popitem(last=False)
 
     def same(self, seq: int, payload: bytes) -> bool:
-        """Whether this very batch was delivered under this seq; False if it was another or is not known."""
+        """Return whether this batch was delivered under this seq; False for another batch and for an unknown seq."""
         known = self._digests.get(seq)
         return known is not None and known[0] == hash(payload)
 
     def other(self, seq: int, payload: bytes) -> bool:
-        """Whether the live stream brought another batch under this seq; an answer may tell it differently."""
+        """Return whether the live stream brought another batch under this seq.
+
+        Replayed batches do not count: a compacted answer may have other content under a seq.
+        """
         known = self._digests.get(seq)
         return known is not None and known[1] and known[0] != hash(payload)
 

@@ -1,4 +1,4 @@
-"""What the pure sequence machine gives its shell: batches to decode, requests to send, plain updates."""
+"""The outputs of the pure sequence machine: batches to decode, requests to send, updates for the caller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A sequence frame that is none."""
+    """A message with a malformed sequence frame."""
 
     topic: bytes
     reason: Reason
@@ -31,19 +31,19 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask for a replay from ``start``; a request under way is cut off, its answers must not arrive."""
+    """Ask for a replay from ``start``. Abort an earlier request; its answer must not reach the machine any more."""
 
     start: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskSnapshot:
-    """Ask for a snapshot; a request under way is cut off, its answers must not arrive."""
+    """Ask for a snapshot. Abort an earlier request; its answer must not reach the machine any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """The whole state as of batch ``seq``, as batches not decoded yet; what was known before is void."""
+    """The whole state as of batch ``seq``, as undecoded batches. It replaces everything known before."""
 
     seq: int
     chunks: tuple[bytes, ...]
@@ -51,7 +51,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class StopAsking:
-    """Give the request under way up: nothing it still brings is wanted."""
+    """Abort the current request and drop the rest of its answer."""
 
 
 Output = Deliver | Replace | Malformed | Gap | Lost | Restarted | Synced | Ask | AskSnapshot | StopAsking

@@ -1,7 +1,7 @@
-"""What the sequence machine asks for, and what it makes of what comes or does not come.
+"""The requests of the sequence machine, and their outcomes.
 
-`Repair` is the half of `kvbus.client.sequence.Sequence` behind its inputs: which request is next, when one has
-failed, what is lost, and when a new life begins.
+`Repair` is the base of `kvbus.client.sequence.Sequence`, which handles the inputs. It decides which request is next,
+when a request has failed, which batches are lost, and when a new epoch begins.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Request:
-    """A question under way: for a snapshot, or for a replay from ``start``."""
+    """The current request: for a snapshot, or for a replay from ``start``."""
 
     began: float
     heard: float
     start: int = 0
     snapshot: bool = False
-    overlap: bool = False  # its first batch is one we have: the check of rule 2
-    rescue: bool = False  # the replay has failed: if the snapshot does not help, batches are lost
-    tail: bool = False  # it follows a snapshot: nothing is known to be missing
-    quiet: bool = False  # of no interest to the caller unless it brings something
+    overlap: bool = False  # we have its first batch already: rule 2 compares the two
+    rescue: bool = False  # the replay has failed: without this snapshot, batches are lost
+    tail: bool = False  # it follows a snapshot: no batch is known to be missing
+    quiet: bool = False  # the caller gets no Synced unless the request brings something
     seen: bool = False
     progress: bool = False
 
@@ -38,11 +38,11 @@ class Repair:
     """The machine's state, its requests and their outcomes.
 
     Args:
-        replay: a replay endpoint exists.
-        snapshot: a snapshot endpoint exists.
-        from_start: True rebuilds from the start; False begins with the first live batch.
-        timing: patience.
-        limits: bounds.
+        replay: whether there is a replay endpoint.
+        snapshot: whether there is a snapshot endpoint.
+        from_start: True rebuilds from seq 0 or a snapshot; False begins with the first live batch.
+        timing: timeouts and attempts.
+        limits: limits of the buffers.
     """
 
     def __init__(
@@ -54,25 +54,34 @@ class Repair:
         timing: Timing | None = None,
         limits: BufferLimits | None = None,
     ) -> None:
+        # Public counters.
         self.epoch = 0
         self.duplicates = 0
+
+        # Settings: which requests are possible, and how long to wait.
         limits = limits or BufferLimits()
         self._replay: Final = replay
         self._snapshot: Final = snapshot
         self._repairs: Final = replay or snapshot
         self._timing: Final = timing or Timing()
+
+        # The stream: the next seq to deliver, and what is missing besides it.
         self._next: int | None = 0 if self._repairs and from_start else None
-        self._whole = snapshot and from_start  # what is missing is the state itself, not some batches
-        self._in_vain = False  # a snapshot did not help: it is the replay's turn
-        self._incomplete = False  # batches were lost because nobody answered: whoever answers next tells everything
+        self._needs_state = snapshot and from_start  # the state itself is missing, not some batches
+        self._snapshot_failed = False  # the last snapshot did not help: ask for a replay next
+        self._incomplete = False  # batches were lost for want of an answer: rebuild at the next answer
         self._publisher: bytes | None = None
+
+        # Requests: the current one, the times of the next ones, attempts without progress.
         self._request: Request | None = None
         self._retry_at: float | None = None
-        self._unconfirmed = False  # no live batch has come over this connection yet
+        self._unconfirmed = False  # this connection has brought no live batch yet
         self._confirm_at: float | None = None
         self._attempts = 0
-        self._again = False  # the connection changed: the answer under way may be another life's
-        self._suspect = False  # the connection broke; who comes back is not known yet
+        self._ask_again = False  # the connection changed: the current answer may be another epoch's
+        self._reconnecting = False  # the connection is lost; the publisher may have restarted
+
+        # Buffers.
         self._held: Final = ReorderBuffer(limits)
         self._recent: Final = Recent(limits.recent)
         self._settled = float("-inf")
@@ -85,16 +94,16 @@ class Repair:
     # -- requests
 
     def _verify(self, now: float, *, quiet: bool = False) -> None:
-        """Ask from the last batch; if there is none to compare with, for the whole state."""
+        """Ask from the last batch, to compare it; without a last batch, ask for the whole state."""
         if self._due == 0 or self._due - 1 in self._recent or (quiet and self._publisher is not None):
             self._ask(now, quiet=quiet)
-        elif self._snapshot and not self._in_vain:
+        elif self._snapshot and not self._snapshot_failed:
             self._ask_snapshot(now)
         else:
             self._restart(RestartReason.WENT_BACK, now, self._publisher)
 
     def _ask(self, now: float, *, quiet: bool = False, tail: bool = False) -> None:
-        if self._snapshot and (not self._replay or (self._whole and not self._in_vain)):
+        if self._snapshot and (not self._replay or (self._needs_state and not self._snapshot_failed)):
             self._ask_snapshot(now)
             return
         overlap = self._due - 1 in self._recent
@@ -106,52 +115,54 @@ class Repair:
 
     def _begin(self, request: Request, output: Output) -> None:
         self._retry_at = self._confirm_at = None
-        self._suspect = False
+        self._reconnecting = False
         self._request = request
         self._out.append(output)
 
-    # -- what comes of them
+    # -- outcomes
 
     def _replace(self, reply: Snapshot, request: Request, now: float) -> None:
-        """A snapshot came: it is the view, unless the view is of the same life and not older."""
+        """Apply a snapshot: it replaces the view, unless the view is of the same epoch and at least as new."""
         known, self._publisher = self._publisher, reply.publisher_id
         if known is not None and known != reply.publisher_id:
-            self._begin_life(RestartReason.PUBLISHER_ID, reply.publisher_id)
+            self._begin_epoch(RestartReason.PUBLISHER_ID, reply.publisher_id)
         elif known is None and reply.seq < self._due - 1:
-            self._begin_life(RestartReason.WENT_BACK, reply.publisher_id)
+            self._begin_epoch(RestartReason.WENT_BACK, reply.publisher_id)
         if reply.seq >= (self._due if known is not None else 0):
             request.progress = True
             self._recent.clear()
             self._next = reply.seq + 1
             self._out.append(Replace(reply.seq, tuple(reply.chunks)))
-        self._whole = self._incomplete = False
+        self._needs_state = self._incomplete = False
         self._held.drop_before(self._due)
         self._flush()
         if self._replay:
-            # it may be older than the subscription, and an idle stream would not tell
-            self._in_vain = request.rescue and not request.progress
+            # the snapshot may be older than the subscription, and an idle stream would not show the difference
+            self._snapshot_failed = request.rescue and not request.progress
             self._attempts = 0
             self._ask(now, tail=True)
         else:
             self._finish(request, now, answered=True)
 
     def _without_snapshot(self, now: float, reason: LostReason) -> None:
-        """There is no snapshot to be had: rebuild by the replay, or go on with what is there."""
+        """Continue without a snapshot: rebuild by the replay, or keep the current view."""
         self._attempts = 0
         if not self._replay:
             self._unanswered(now, reason)
             return
-        self._in_vain = True
+        self._snapshot_failed = True
         if self._due and self._due - 1 not in self._recent:
-            self._begin_life(RestartReason.WENT_BACK, self._publisher)
-            self._in_vain = True
+            self._begin_epoch(RestartReason.WENT_BACK, self._publisher)
+            self._snapshot_failed = True
         self._ask(now)
 
     def _trimmed(self, seq: int, now: float) -> bool:
-        """The answer begins later than asked for: what lies between is gone, and with it rule 2's check.
+        """Handle an answer that begins late: the publisher has trimmed the batches before ``seq``.
+
+        The batch that rule 2 compares is then trimmed too.
 
         Returns:
-            Whether it is of use all the same; if not, a snapshot is asked for.
+            Whether to use the answer. If not, the machine has asked for a snapshot.
         """
         if self._snapshot_may_help:
             self._ask_snapshot(now, rescue=True)
@@ -163,14 +174,14 @@ class Repair:
         return True
 
     def _finish(self, request: Request, now: float, *, answered: bool) -> None:
-        """The answer is over: deliver what was held, or ask for what it left out."""
+        """Finish a request: deliver the held batches, or ask for those that the answer left out."""
         if request.progress:
             self._attempts = 0
         if answered and self._incomplete:
             self._restart(RestartReason.REBUILT, now, self._publisher)
             return
-        if self._again:
-            self._again = False
+        if self._ask_again:
+            self._ask_again = False
             self._ask(now)
             return
         self._flush()
@@ -193,8 +204,8 @@ class Repair:
             return
         self._attempts = 0
         self._settled = now
-        self._whole = self._in_vain = False
-        if self._unconfirmed and self._replay:  # without one, the heartbeat of whoever serves snapshots will tell
+        self._needs_state = self._snapshot_failed = False
+        if self._unconfirmed and self._replay:  # without a replay the publisher's heartbeat shows a missed batch
             self._unconfirmed = False
             self._confirm_at = now + self._timing.confirm_s
         if self._incomplete:
@@ -203,13 +214,13 @@ class Repair:
             self._out.append(Synced(self._due - 1))
 
     def _unanswered(self, now: float, reason: LostReason) -> None:
-        """Nobody answers: go on with what is there."""
+        """Give up a request without an answer: report what is lost, and continue with the held batches."""
         self._attempts = 0
-        self._again = False
+        self._ask_again = False
         if self._snapshot_may_help:
             self._ask_snapshot(now, rescue=True)
             return
-        self._in_vain = False
+        self._snapshot_failed = False
         due = self._due
         self._held.drop_before(due)
         oldest = self._held.oldest()
@@ -226,8 +237,8 @@ class Repair:
 
     @property
     def _snapshot_may_help(self) -> bool:
-        """The replay cannot bring what is missing, and a snapshot was not tried for it yet."""
-        return self._snapshot and self._replay and not self._in_vain
+        """Whether to ask for a snapshot where the replay has failed: no, if the last one did not help."""
+        return self._snapshot and self._replay and not self._snapshot_failed
 
     def _restart(
         self,
@@ -236,7 +247,7 @@ class Repair:
         publisher: bytes | None,
         batch: tuple[int, Waiting] | None = None,
     ) -> None:
-        self._begin_life(reason, publisher)
+        self._begin_epoch(reason, publisher)
         if self._repairs:
             if batch is not None:
                 self._hold(*batch)
@@ -248,16 +259,16 @@ class Repair:
             self._next = seq
             self._deliver(waiting)
 
-    def _begin_life(self, reason: RestartReason, publisher: bytes | None) -> None:
+    def _begin_epoch(self, reason: RestartReason, publisher: bytes | None) -> None:
         self.epoch += 1
         self._publisher = publisher
         self._recent.clear()
-        # whatever was received before the next request is in its answer
+        # the next request's answer has all batches received before it
         self._held.clear()
         self._held.overflow = False
         self._attempts = 0
-        self._again = self._in_vain = self._incomplete = False
-        self._whole = self._snapshot
+        self._ask_again = self._snapshot_failed = self._incomplete = False
+        self._needs_state = self._snapshot
         self._next = 0
         self._out.append(Restarted(self.epoch, reason))
 

@@ -1,23 +1,21 @@
 """A correct subscriber's rules as a pure machine: frames and time in, updates and requests out.
 
-Four rules make the caller's view right whatever is lost, doubled, late or restarted on the way:
+Four rules keep the caller's view right when batches are lost, repeated or late, and when the publisher restarts:
 
-1. Subscribe first, then ask for a replay from 0; hold live batches back until the answer ends. Within an
-   answer its own batches count: a compacted replay may put other content behind a seq than the live stream
-   did.
-2. A gap is asked for, one request at a time, *from the last batch received*, not from the one after it: if
-   that batch comes back with another payload, or the publisher has nothing so new, it is not the publisher it
-   was.
-3. In doubt, rebuild from 0. A needless rebuild costs time; a missed restart leaves a dead cache in the view.
-4. After a reconnection nothing is delivered before rule 2 has been checked: the restarted publisher may be
-   exactly one batch ahead, and then the numbers alone say nothing (vLLM 0.9 to 0.33 and SGLang to 0.5.23 send
-   no epoch).
+1. Subscribe first, then ask for a replay from 0. Hold live batches back until the answer ends. Within an answer its
+   own batches count: a compacted replay may have other content under a seq than the live stream.
+2. Ask for a gap in one request at a time, *from the last batch received*, not from the batch after it. If that batch
+   returns with another payload, or the publisher has no batch that new, the publisher has restarted.
+3. When unsure, rebuild from 0. A needless rebuild costs time; a missed restart leaves dead blocks in the view.
+4. After a reconnection deliver nothing before rule 2 has been checked. A restarted publisher may be exactly one batch
+   ahead, and then its numbers look right (vLLM 0.9 to 0.33 and SGLang to 0.5.23 send no epoch).
 
-Where the publisher serves snapshots, one takes the place of the replay from 0: it is the state as of its seq, and
-what came later follows from the live stream and the replay. Its publisher id is what rule 2 compares there. Where
-the replay cannot fill a gap, a snapshot passes over it.
+Where the publisher serves snapshots, a snapshot replaces the replay from 0: it is the state as of its seq, and the live
+stream and the replay bring what is newer. Rule 2 then compares its publisher id. Where the replay cannot fill a gap,
+the machine asks for a snapshot.
 
-Requests without progress are bounded; what they do not bring is reported lost, once, and the stream goes on.
+The number of requests without progress is limited. Then the machine reports the missing batches as lost, once, and
+the stream continues.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ MAX_SEQ: Final = 2**63 - 1
 
 
 def read_seq(frame: bytes) -> tuple[int, bytes | None] | Reason:
-    """The seq and, from 24-byte frames (vLLM's snapshot protocol), the 16-byte publisher id."""
+    """Read a sequence frame: the seq and, in 24-byte frames (vLLM's snapshot protocol), the 16-byte publisher id."""
     if len(frame) not in (8, 24):
         return Reason.SEQ_WIDTH
     seq = int.from_bytes(frame[:8], "big")
@@ -45,11 +43,11 @@ def read_seq(frame: bytes) -> tuple[int, bytes | None] | Reason:
 
 
 class Sequence(Repair):
-    """One stream's order. Methods take the time as ``now`` (seconds, any origin) and return what follows."""
+    """One stream's order. Methods take the time as ``now`` (seconds, any origin) and return outputs to carry out."""
 
     @property
     def next_seq(self) -> int | None:
-        """The seq that is due; None until a stream without a start has begun."""
+        """The next seq to deliver; None before the first batch of a stream that is not rebuilt from its start."""
         return self._next
 
     @property
@@ -59,17 +57,17 @@ class Sequence(Repair):
 
     @property
     def overflowed(self) -> int:
-        """Batches dropped because too many were held; they are asked for again."""
+        """Batches dropped because the reorder buffer was full; the machine asks for them again."""
         return self._held.overflowed
 
     @property
     def syncing(self) -> bool:
-        """A replay or a snapshot is under way or about to be asked for."""
+        """Whether a replay or a snapshot is under way, or due."""
         return self._request is not None or self._retry_at is not None
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` is due, if nothing else happens."""
+        """The time at which to call `tick`; None for never."""
         request = self._request
         if request is not None and request.snapshot:
             return request.began + self._timing.snapshot_s
@@ -78,22 +76,25 @@ class Sequence(Repair):
         return self._confirm_at if self._retry_at is None else self._retry_at
 
     def open(self, now: float) -> list[Output]:
-        """Begin: wait a moment for the live connection, or a batch falls between replay and subscription."""
+        """Begin. The first replay request waits a moment for the live connection.
+
+        Else the publisher could send a batch after the replay and before the subscription.
+        """
         if self._next is not None:
             self._retry_at = now + self._timing.connect_s
         return self._take()
 
     def connected(self, now: float) -> list[Output]:
-        """Take note of a live connection that stands, first or anew."""
-        self._suspect = False
+        """Handle a new live connection, the first or a later one."""
+        self._reconnecting = False
         self._unconfirmed = True
-        self._in_vain = False
-        self._held.clear()  # it came over an older connection, perhaps from an older life; a replay has it if not
+        self._snapshot_failed = False
+        self._held.clear()  # these may be an older epoch's batches; if not, a replay brings them again
         if self._request is not None and self._request.snapshot:
-            self._again = False
+            self._ask_again = False
             self._ask_snapshot(now)
         elif self._request is not None:
-            self._again = True
+            self._ask_again = True
         elif self._retry_at is not None:
             self._ask(now)
         elif self._next is not None and self._repairs:
@@ -101,10 +102,10 @@ class Sequence(Repair):
         return self._take()
 
     def interrupted(self) -> list[Output]:
-        """Take note of a live connection that broke; batches from before may still be handed in."""
+        """Handle the loss of the live connection. Batches received before it may still follow."""
         if self._repairs:
-            self._suspect = True
-            self._again = self.syncing
+            self._reconnecting = True
+            self._ask_again = self.syncing
         return self._take()
 
     def live(self, topic: bytes, frame: bytes, payload: bytes, now: float) -> list[Output]:
@@ -119,7 +120,7 @@ class Sequence(Repair):
             self._restart(RestartReason.PUBLISHER_ID, now, publisher, (seq, batch))
         elif self.syncing:
             self._live_while_syncing(seq, batch, now)
-        elif self._suspect and self._next is not None:
+        elif self._reconnecting and self._next is not None:
             self._hold(seq, batch)
             self._verify(now)
         elif self._next is None or seq == self._next:
@@ -155,7 +156,7 @@ class Sequence(Repair):
                 request.seen = request.progress = True
                 self._deliver(Waiting(topic, payload, replayed=True))
         elif not request.seen and request.overlap and not self._recent.same(seq, payload):
-            # also with an unchanged id: a compacted answer's tail is worth nothing without its head
+            # also with an unchanged id: a compacted answer is useless without its beginning
             self._restart(RestartReason.PAYLOAD, now, publisher)
         elif seq < due:
             request.seen = True
@@ -164,7 +165,7 @@ class Sequence(Repair):
             request.seen = request.progress = True
             self._deliver(Waiting(topic, payload, replayed=True))
         else:
-            # a hole, or frames that an older engine's ROUTER dropped at its high-water mark
+            # a hole, or messages that an older engine's ROUTER dropped at its high-water mark
             request.seen = True
             self._hold(seq, Waiting(topic, payload, replayed=True))
         return self._take()
@@ -176,7 +177,7 @@ class Sequence(Repair):
             return self._take()
         self._request = None
         if request.overlap and not request.seen:
-            # it has nothing as new as what it sent before
+            # its newest batch is older than one it has sent
             self._restart(RestartReason.WENT_BACK, now, None)
         else:
             self._finish(request, now, answered=True)
@@ -189,8 +190,8 @@ class Sequence(Repair):
             return self._take()
         reply = parse_snapshot(frames)
         self._request = None
-        if self._again:
-            self._again = False
+        if self._ask_again:
+            self._ask_again = False
             self._ask_snapshot(now)
         elif reply is None or reply.seq <= UNAVAILABLE:
             self._without_snapshot(now, LostReason.UNAVAILABLE)
@@ -199,7 +200,7 @@ class Sequence(Repair):
         return self._take()
 
     def tick(self, now: float) -> list[Output]:
-        """Take note of the time; due at `deadline`."""
+        """Handle timeouts. Call it at `deadline`."""
         request = self._request
         if self.deadline is None or now < self.deadline:
             return self._take()
@@ -218,7 +219,7 @@ class Sequence(Repair):
         if self._attempts < self._timing.attempts:
             self._ask(now, quiet=request.quiet, tail=request.tail)
         elif request.seen or request.quiet or request.tail:
-            # batches but never an END: older engines lose it at their high-water mark
+            # batches but no END: older engines drop END at their high-water mark
             self._attempts = self._timing.attempts
             self._finish(request, now, answered=False)
         else:
@@ -234,7 +235,7 @@ class Sequence(Repair):
         if self._recent.other(seq, batch.payload):
             self._restart(RestartReason.PAYLOAD, now, self._publisher, (seq, batch))
         else:
-            self.duplicates += 1  # the answer had it, or will be checked against its last batch
+            self.duplicates += 1  # the answer had it, or rule 2 will check it
 
     def _gap(self, seq: int, batch: Waiting, now: float) -> None:
         first = self._due

@@ -1,4 +1,4 @@
-"""`Subscriber`: one engine's stream, or one of kvbus's, in order and complete, as an async iterator."""
+"""`Subscriber`: an async iterator over one stream of an engine or of kvbus, in order and complete."""
 
 from __future__ import annotations
 
@@ -21,50 +21,48 @@ if TYPE_CHECKING:
     from kvbus.transport.client.subscriber import Context
     from kvbus.transport.curve import Curve
 
-_YIELD_EVERY: Final = 256  # updates handed out before other tasks have their turn
+_YIELD_EVERY: Final = 256  # updates returned before other tasks get their turn
 
 
 class SubscriberClosedError(Exception):
-    """The subscriber was closed while, or before, it was asked for the next update."""
+    """The subscriber is closed, or was closed during `receive`."""
 
 
 class Subscriber:
     """Subscribe to a stream of KV-cache events.
 
-    The stream is rebuilt by the publisher's snapshot, or by its replay from seq 0, then followed; batches come in
-    order and once each. What is missing is asked for; a publisher's restart is noticed and rebuilt from. Feed
-    each update to a `BlockView` and it holds what the publisher holds.
+    The subscriber rebuilds the state by the publisher's snapshot, or by its replay from seq 0, then follows the live
+    stream. It yields each batch once and in order. It asks for missing batches, notices a publisher's restart, and
+    rebuilds after it. Pass each update to a `BlockView`, and the view holds the blocks that the publisher holds.
 
-    Two ways to use it: ``async for update in Subscriber(…)`` opens at the first step and closes when the loop
-    is left, by ``break``, an exception or cancellation; ``async with Subscriber(…) as subscriber`` keeps it
-    open in between, and `receive` can be awaited (and cancelled, with nothing lost) one update at a time.
+    There are two ways to use it. ``async for update in Subscriber(…)`` opens at the first step, and closes when the
+    loop ends by ``break``, an exception or cancellation. ``async with Subscriber(…) as subscriber`` keeps it open
+    meanwhile; `receive` then waits for one update at a time, and cancelling it loses nothing.
 
-    Sockets are read only while an update is awaited: a slow caller is slow at its own expense, at the
-    publisher's high-water mark batches drop, and the gap is then asked for.
+    The subscriber reads its sockets only while `receive` waits. If the caller is slow, the publisher drops batches at
+    its high-water mark, and the subscriber asks for the gap.
 
     Args:
-        endpoint: the publisher's PUB endpoint, such as ``tcp://127.0.0.1:5557``; None replays without a live
-        stream.
-        replay_endpoint: its replay ROUTER; without it and without snapshots nothing can be rebuilt and every gap
-        is lost.
-        snapshot_endpoint: its snapshot ROUTER: at the start, after a restart and where the replay cannot fill a
-        gap, one `Snapshot` takes the place of a replay from seq 0. Best with a replay endpoint, which then fills
-        gaps and stands in where there is no snapshot.
-        topic: subscription prefix; replay answers are not filtered by it.
-        bind: True for publishers that dial in (vLLM with a concrete host).
-        from_start: False begins with the first live batch; replay and snapshots then serve gaps and restarts only.
-        framing: layout of replay answers; ``auto`` accepts every known one.
-        timing: timeouts in seconds and attempts.
-        limits: bounds of what is held back.
-        hwm: messages ZeroMQ queues for each socket.
+        endpoint: the publisher's PUB endpoint, such as ``tcp://127.0.0.1:5557``; None for a replay without a live
+            stream.
+        replay_endpoint: its replay ROUTER. Without it and without snapshots the view begins empty, and every gap is
+            lost.
+        snapshot_endpoint: its snapshot ROUTER. One `Snapshot` replaces the replay from seq 0 at the start, after a
+            restart, and where the replay cannot fill a gap. Give a replay endpoint too: it fills gaps, and replaces a
+            snapshot that the publisher does not have.
+        topic: subscription prefix; it does not filter replay answers.
+        bind: True for publishers that connect to the subscriber (vLLM with a concrete host).
+        from_start: False begins with the first live batch; replay and snapshots then repair gaps and restarts only.
+        framing: layout of replay answers; ``auto`` accepts every known layout.
+        timing: timeouts in seconds, and attempts.
+        limits: limits of the buffers.
+        hwm: messages that ZeroMQ queues for each socket.
         max_message_bytes: limit of one frame, in bytes.
-        context: a ZeroMQ context to share, for ``inproc://`` endpoints; by default the subscriber has its
-        own.
-
-        curve: keys for a publisher that wants CURVE, from `client_keys`.
+        context: a ZeroMQ context to share, for ``inproc://`` endpoints; by default the subscriber has its own.
+        curve: keys for a publisher that requires CURVE, from `client_keys`.
 
     Raises:
-        ValueError: no endpoint is given, or keys for a socket that binds.
+        ValueError: there is no endpoint, or there are keys for a socket that binds.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class Subscriber:
             raise ValueError("a subscriber needs an endpoint, a replay endpoint, a snapshot endpoint, or several")
         if curve is not None and bind:
             raise ValueError(
-                "keys are for publishers that are connected to; one that dials in cannot be asked for its key"
+                "keys work only where the subscriber connects; it cannot check the key of a publisher that connects"
             )
         self._live: Final = endpoint is not None
         self._sequence: Final = Sequence(
@@ -111,17 +109,22 @@ class Subscriber:
             context=context,
             curve=curve,
         )
+        # Updates for the caller, and how many `receive` has returned.
         self._updates: deque[Update | _Decoding] = deque()
+        self._handed_out = 0
+
+        # The task that waits in `receive`.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._woken = False
+
+        # Lifecycle; `_managed` is True within ``async with``.
         self._closed = False
         self._managed = False
-        self._handed_out = 0
 
     @property
     def endpoint(self) -> str | None:
-        """The live endpoint; once open, the one really bound, port included."""
+        """The live endpoint; once open, the bound one, with its real port."""
         return self._sockets.endpoint
 
     @property
@@ -131,21 +134,21 @@ class Subscriber:
 
     @property
     def duplicates(self) -> int:
-        """Batches left out because they had come before."""
+        """Batches dropped as duplicates."""
         return self._sequence.duplicates
 
     @property
     def pending(self) -> int:
-        """Updates ready to be received."""
+        """Updates that `receive` can return at once."""
         return len(self._updates)
 
     def open(self) -> None:
-        """Open the sockets; `receive` does it too. Needs a running event loop.
+        """Open the sockets; `receive` does so too. It needs a running event loop.
 
         Raises:
             BindError: the endpoint cannot be bound.
             ValueError: an endpoint is malformed.
-            SubscriberClosedError: it was closed before; a new one is needed.
+            SubscriberClosedError: it is closed; make a new one.
         """
         if self._closed:
             raise SubscriberClosedError("the subscriber is closed")
@@ -155,10 +158,10 @@ class Subscriber:
         self._loop = asyncio.get_running_loop()
         self._follow(self._sequence.open(self._now()))
         if not self._live or (self.endpoint or "").startswith("inproc://"):
-            self.on_connected()  # no connection to wait for, or none that tells
+            self.on_connected()  # there is no connection to wait for, or no event for it
 
     async def aclose(self) -> None:
-        """Close the sockets at once, once; a `receive` that waits ends with `SubscriberClosedError`."""
+        """Close the sockets at once. A waiting `receive` ends with `SubscriberClosedError`."""
         if self._closed:
             return
         self._closed = True
@@ -169,8 +172,8 @@ class Subscriber:
         """Wait for the next update. Cancelling it loses nothing.
 
         Raises:
-            SubscriberClosedError: closed, now or before.
-            BindError: the first call opens the sockets, see `open`.
+            SubscriberClosedError: the subscriber is closed, or was closed meanwhile.
+            BindError: the first call opens the sockets; see `open`.
         """
         self.open()
         self._handed_out += 1
@@ -181,7 +184,7 @@ class Subscriber:
                 raise SubscriberClosedError("the subscriber is closed")
             self._woken = False
             more = self._sockets.pump(self)
-            # after the sockets: an answer that waits there is not a late one
+            # read the sockets first: an answer that waits there is not late
             self._follow(self._sequence.tick(self._now()))
             if self._updates:
                 break
@@ -221,7 +224,7 @@ class Subscriber:
     ) -> None:
         await self.aclose()
 
-    # -- the sockets' handler -------------------------------------------------------------------------------
+    # -- the sockets' handler
 
     def on_live(self, frames: list[bytes]) -> None:
         """Take a live message (called by the sockets)."""
@@ -243,14 +246,14 @@ class Subscriber:
         self._follow(self._sequence.snapshot(frames, self._now()))
 
     def on_connected(self) -> None:
-        """Take note of a connection (called by the sockets)."""
+        """Handle a new connection (called by the sockets)."""
         self._follow(self._sequence.connected(self._now()))
 
     def on_interrupted(self) -> None:
-        """Take note of a broken connection (called by the sockets)."""
+        """Handle a lost connection (called by the sockets)."""
         self._follow(self._sequence.interrupted())
 
-    # -- inside ---------------------------------------------------------------------------------------------
+    # -- internals
 
     def _follow(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -296,7 +299,7 @@ class Subscriber:
 
 
 class _Decoding:
-    """A snapshot being decoded, piece by piece, because it may be a million blocks; kept if a receive is cancelled."""
+    """A snapshot being decoded in steps, because it may be a million blocks. A cancelled `receive` keeps it."""
 
     def __init__(self, source: Replace) -> None:
         self.seq: Final = source.seq
@@ -305,7 +308,7 @@ class _Decoding:
         self._chunks: Final = iter(source.chunks)
 
     def steps(self) -> Iterator[None]:
-        """Decode what is left, pausing now and then."""
+        """Decode the rest, with a pause after each step."""
         for chunk in self._chunks:
             decoded = decode_batch(chunk)
             if isinstance(decoded, Reason):

@@ -1,4 +1,4 @@
-"""How long a subscriber waits, how often it asks, how much it keeps."""
+"""A subscriber's settings: timeouts, attempts, buffer limits."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Patience, in seconds, and how often to ask.
+    """Timeouts in seconds, and the number of attempts.
 
     Attributes:
-        connect_s: how long the first replay request waits for the live connection to stand.
-        idle_s: silence after which a replay request has failed; engines that idle answer up to 0.1 s late.
-        answer_s: the longest one answer may take in all.
-        snapshot_s: the longest a snapshot may take; it is one message, and nothing is heard until it is complete.
-        retry_s: pause before asking again for what an answer left out.
-        attempts: requests in a row without a new batch before the missing ones are lost.
-        confirm_s: pause before the last batch is asked for once more after a connection, unless live batches
-            come: one published between the answer and the subscription's arrival at the publisher would be
-            missed.
-        rebuild_s: after batches were lost because nobody answered: pause before asking whether somebody does by now.
-        overlap_s: how long after a replay live batches may still come in that it contained already.
+        connect_s: longest wait of the first replay request for the live connection.
+        idle_s: silence after which a replay request has failed; idle engines answer up to 0.1 s late.
+        answer_s: longest time of one whole answer.
+        snapshot_s: longest time of a snapshot; it is one message, so nothing arrives before it is complete.
+        retry_s: pause before the next request for batches that an answer left out.
+        attempts: requests in a row without a new batch before the missing batches are lost.
+        confirm_s: pause after a connection before one more request for the last batch, unless live batches arrive: it
+            finds a batch published between the answer and the subscription's arrival at the publisher.
+        rebuild_s: pause before the next request, after batches were lost for want of an answer.
+        overlap_s: time after a replay in which live batches may still arrive that the replay had already.
     """
 
     connect_s: float = 0.5
@@ -36,12 +35,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
-    """What may be kept in memory.
+    """Limits of a subscriber's memory.
 
     Attributes:
-        held_batches: batches held back for order; beyond it the newest are dropped and asked for again.
-        held_bytes: the same in payload bytes.
-        recent: digests of delivered batches kept to tell a duplicate from a restart.
+        held_batches: batches in the reorder buffer; at the limit the subscriber drops newer ones and asks for them
+            again.
+        held_bytes: the same limit in payload bytes.
+        recent: digests kept of delivered batches, to distinguish a duplicate from a restart.
     """
 
     held_batches: int = 10_000

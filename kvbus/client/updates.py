@@ -1,4 +1,4 @@
-"""What a subscriber tells its caller: one small frozen record per thing that can happen to a stream."""
+"""A subscriber's updates: one frozen record for each kind of thing that can happen to a stream."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class LostReason(StrEnum):
     """Why batches will never arrive."""
 
     NO_REPLAY = "no_replay"
-    """The subscriber was given neither a replay endpoint nor a snapshot endpoint."""
+    """The subscriber has no replay endpoint and no snapshot endpoint."""
     NO_ANSWER = "no_answer"
-    """Nobody answered the replay request, or the snapshot request, in time, however often it was asked."""
+    """Nobody answered the replay or snapshot requests in time."""
     UNAVAILABLE = "unavailable"
     """The publisher has no snapshot to give, and there is no replay endpoint."""
     TRIMMED = "trimmed"
     """The publisher's replay buffer no longer reaches back that far (engines keep about 10,000 batches)."""
     HOLE = "hole"
-    """The publisher answered and does not have them: vLLM uses up a seq when encoding or sending fails."""
+    """The publisher answered without them: vLLM uses up a seq when encoding or sending fails."""
 
 
 class RestartReason(StrEnum):
-    """How a new life of the publisher was noticed."""
+    """How the subscriber noticed a new epoch of the publisher."""
 
     PUBLISHER_ID = "publisher_id"
     """The 16-byte publisher id of a 24-byte sequence frame changed."""
     PAYLOAD = "payload"
-    """A sequence number came again with another batch behind it."""
+    """A seq came again with another payload."""
     WENT_BACK = "went_back"
-    """The publisher's newest batch is older than ones it has sent, or nothing is left to recognise it by."""
+    """The publisher's newest batch is older than one it has sent, or there is no batch left to compare."""
     REBUILT = "rebuilt"
-    """Nobody answered, batches were lost for it, and now somebody does: the state is told from its beginning."""
+    """Batches were lost because nobody answered, and now the publisher answers: the state follows from seq 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The publisher's whole state as of batch ``seq``, as batches: it replaces all known before, of every rank.
+    """The publisher's whole state as of batch ``seq``, as batches. It replaces the blocks of every rank.
 
-    The next batch received is the one after ``seq``. Only with a snapshot endpoint.
+    The next batch has the seq after it. Only subscribers with a snapshot endpoint receive it.
     """
 
     kind: ClassVar[Kind] = "snapshot"
@@ -69,7 +69,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A message, or a snapshot's part, that cannot be read. ``seq`` is None if even its sequence frame could not be."""
+    """An unreadable message or part of a snapshot. ``seq`` is None if its sequence frame is unreadable too."""
 
     kind: ClassVar[Kind] = "rejected"
     seq: int | None
@@ -79,7 +79,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Batches ``first`` to ``last`` (both included) are missing; what follows is held meanwhile."""
+    """Batches ``first`` to ``last`` (both included) are missing. The subscriber holds later batches meanwhile."""
 
     kind: ClassVar[Kind] = "gap"
     first: int
@@ -88,7 +88,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Batches ``first`` to ``last`` (both included; None: unknown) will not come. A view may now be wrong."""
+    """Batches ``first`` to ``last`` (both included; None: unknown) will never arrive. A view may now be wrong."""
 
     kind: ClassVar[Kind] = "lost"
     first: int
@@ -98,7 +98,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The publisher began a new life: all known of the old one is void. ``epoch`` counts lives from 0."""
+    """The publisher began a new epoch: drop all blocks of the old one. ``epoch`` counts from 0."""
 
     kind: ClassVar[Kind] = "restarted"
     epoch: int
@@ -107,7 +107,7 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Replay or snapshot complete, held batches delivered; ``seq`` is the last batch, -1 if there is none."""
+    """The replay or snapshot is complete, the held batches are delivered. ``seq`` is the last batch's, -1 for none."""
 
     kind: ClassVar[Kind] = "synced"
     seq: int

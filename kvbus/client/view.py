@@ -23,7 +23,7 @@ Key = tuple[int | None, int | None, str, Hash]
 
 
 class _Tokens:
-    """One event's tokens as raw msgpack, shared by its blocks and decoded when one of them is asked."""
+    """One event's tokens as raw msgpack. Its blocks share them, and decode them on request."""
 
     __slots__ = ("_raw", "_size", "_total")
 
@@ -37,7 +37,7 @@ class _Tokens:
 
     def of(self, index: int) -> list[Token] | None:
         tokens = decode_tokens(self._raw)
-        # vLLM names no hash for masked blocks but keeps their tokens: then which tokens are whose is unknown
+        # vLLM leaves out the hashes of masked blocks and keeps their tokens: a block's own tokens are unknown then
         if isinstance(tokens, Reason) or (tokens and len(tokens) != self._total):
             return None
         return tokens[index * self._size : (index + 1) * self._size]
@@ -52,7 +52,7 @@ class Block:
         rank: data-parallel rank; None where the stream carries none.
         medium: upper-case medium, every device name as ``GPU``.
         group_idx: KV-cache group of a hybrid model (vLLM 0.20 and later), else None.
-        block_size: tokens in the block (token pairs with EAGLE); 0 from publishers that do not tell.
+        block_size: tokens in the block (token pairs with EAGLE); 0 from publishers that do not say.
         lora: adapter name, or its id from vLLM before 0.14; None for the base model.
         copies: physical copies counted so far; stays 1 in a view that does not count.
     """
@@ -84,11 +84,11 @@ class Block:
 
     @property
     def token_ids(self) -> list[Token] | None:
-        """The block's tokens (pairs with EAGLE), empty for a placeholder, None where they cannot be told."""
+        """The block's tokens (pairs with EAGLE), empty for a placeholder, None where they are unknown."""
         return self._tokens.of(self._index)
 
     def to_json(self) -> dict[str, Any]:
-        """The block as plain values; hashes that are bytes become hex strings."""
+        """Return the block as plain values; byte hashes become hex strings."""
         return {
             "rank": self.rank,
             "hash": printable(self.hash),
@@ -105,14 +105,13 @@ class BlockView:
     """The live blocks of one stream.
 
     Args:
-        copies: False is for kvbus's output and is routers' own rule: the first store stores, one removal
-            removes. True counts copies, which is exact for an engine's own stream: vLLM stores a hash once
-            per physical copy and removes it as often (not with ``kv_cache_report_mode=full``: there a hit is
-            a store too).
-        on_lost: ``clear`` drops all blocks when batches are lost, because removals may be among them;
-            ``keep`` goes on with what may be a wrong view.
-        cleared: what AllBlocksCleared drops: ``all`` is how routers and kvbus mean it, ``device`` is what
-            vLLM means (its offloaded blocks survive a reset of the prefix cache).
+        copies: False follows the rule of routers, right for kvbus's output: the first store stores, one removal
+            removes. True counts copies, right for an engine's own stream: vLLM stores a hash once per physical copy
+            and removes it as often (not with ``kv_cache_report_mode=full``, where a hit is a store too).
+        on_lost: ``clear`` drops all blocks when batches are lost, because removals may be among them; ``keep`` keeps
+            a view that may be wrong.
+        cleared: what AllBlocksCleared drops: ``all`` is the rule of routers and kvbus, ``device`` is vLLM's (its
+            offloaded blocks survive a reset of the prefix cache).
     """
 
     def __init__(
@@ -135,23 +134,23 @@ class BlockView:
         return iter(self._blocks.values())
 
     def __contains__(self, block: object) -> bool:
-        """Tell whether this hash, or this whole `Key`, is live."""
+        """Return whether this hash, or this whole `Key`, is live."""
         return block in self._blocks if isinstance(block, tuple) else block in self._places
 
     def get(
         self, block: Hash, *, rank: int | None = None, medium: str | None = None, group_idx: int | None = None
     ) -> Block | None:
-        """The block under exactly this key; no medium means device."""
+        """Return the block under exactly this key, None if there is none; no medium means device."""
         return self._blocks.get((rank, group_idx, _medium(medium), block))
 
     def keys(self) -> Iterator[Key]:
-        """All live keys."""
+        """Return all live keys."""
         return iter(self._blocks)
 
     def update(self, update: Update) -> None:
-        """Take in what a `Subscriber` yields.
+        """Apply an update of a `Subscriber`.
 
-        Batches apply, a snapshot replaces everything, a restart clears, so does a loss (`on_lost`).
+        A batch applies its events, a snapshot replaces everything, a restart clears; a loss clears too (`on_lost`).
         """
         if isinstance(update, Received):
             self.apply_batch(update.batch)
@@ -163,7 +162,7 @@ class BlockView:
             self.clear()
 
     def apply_batch(self, batch: Batch) -> None:
-        """Apply a batch's events in order; order is meaning: one batch may remove and store the same hash."""
+        """Apply a batch's events in order, because one batch may remove and store the same hash."""
         for event in batch.events:
             self.apply(event, batch.rank)
 
@@ -198,7 +197,7 @@ class BlockView:
                 continue
             if self._copies:
                 known.copies += 1
-            # an offloaded block may be announced as a placeholder first: keep what says more
+            # an offloaded block may first arrive as a placeholder without tokens: keep the event that has them
             if tokens and not known._tokens:  # noqa: SLF001
                 better = Block(key, event, tokens, index)
                 better.copies = known.copies
@@ -224,7 +223,7 @@ class BlockView:
 
 
 def _medium(name: str | None) -> str:
-    # a router must not lose a block to a medium that this version has not heard of
+    # a medium unknown to this version must not lose a router its blocks
     return medium_key(name) or str(name).upper()
 
 

@@ -1,7 +1,7 @@
 """Configuration: flags over ``KVBUS_*`` variables over a YAML file over defaults, checked as a whole.
 
-A configuration is either good or refused with everything that is wrong with it at once: unknown keys,
-undeclared variables, bad values and contradictions between keys. What comes out of `load` is frozen.
+`load` accepts a configuration, or refuses it with all of its problems at once: unknown keys, undeclared variables, bad
+values and contradictions between keys. It returns a frozen `Config`.
 """
 
 from kvbus.config.endpoints import Address, endpoint_offset, parse_address, parse_endpoint

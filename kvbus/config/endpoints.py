@@ -1,4 +1,4 @@
-"""Endpoints: what ``tcp://host:port`` and ``ipc://path`` mean, which endpoint the n-th stream has, hosts of HTTP."""
+"""Endpoints: ``tcp://host:port`` and ``ipc://path``, the n-th stream's endpoint, and the hosts of HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RANK: Final = "{rank}"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A place to listen at or connect to: a TCP host and port, or (port 0) the path of a local socket."""
+    """An address to bind or to connect to: a TCP host and port, or (port 0) the path of a local socket."""
 
     host: str
     port: int
@@ -30,7 +30,7 @@ class Address:
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether this means every interface."""
+        """Whether this is the wildcard, for every interface."""
         return not self.is_ipc and self.host in _WILDCARDS
 
     @property
@@ -40,7 +40,11 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address without brackets is this machine's (or pod's) own, IPv4 mapped to IPv6 included."""
+    """Return whether only this machine (or pod) has this host name or address, IPv4 mapped to IPv6 included.
+
+    Args:
+        host: name or address, without brackets.
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -54,10 +58,10 @@ def _host(text: str) -> str:
 
 
 def parse_endpoint(endpoint: str) -> Address:
-    """Take an endpoint apart.
+    """Parse an endpoint.
 
     Raises:
-        ValueError: It is neither ``tcp://host:port`` nor ``ipc://path``; the text says what is wrong.
+        ValueError: it is neither ``tcp://host:port`` nor ``ipc://path``; the text says what is wrong.
     """
     if endpoint.startswith("ipc://"):
         path = endpoint.removeprefix("ipc://")
@@ -77,16 +81,16 @@ def parse_endpoint(endpoint: str) -> Address:
 def _port(text: str) -> int:
     port = int(text)
     if not 1 <= port <= MAX_PORT:
-        # A router has to be told the port, so one that the system picks is of no use here.
+        # routers need to know the port, so a port that the system picks is useless
         raise ValueError(f"the port must be between 1 and {MAX_PORT}")
     return port
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Take a ``host:port`` apart; port 0 lets the system pick one.
+    """Parse ``host:port``; port 0 lets the system pick one.
 
     Raises:
-        ValueError: It is not ``host:port``.
+        ValueError: it is not ``host:port``.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
@@ -99,12 +103,16 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def host_name(authority: str) -> str | None:
-    """The name or address in a Host header, without port and brackets, as it is compared; ``None`` if there is none."""
+    """Return the name or address in a Host header, normalized for comparison, without port and brackets.
+
+    Returns:
+        None if the header has no valid host.
+    """
     match = _HOST.fullmatch(authority.lower())
     if match is None:
         return None
     if not match["name"].startswith("["):
-        return match["name"].removesuffix(".") or None  # localhost. is localhost, written in full
+        return match["name"].removesuffix(".") or None  # "localhost." is the absolute form of "localhost"
     try:
         return str(ipaddress.IPv6Address(match["name"][1:-1]))
     except ValueError:
@@ -112,13 +120,13 @@ def host_name(authority: str) -> str | None:
 
 
 def endpoint_offset(endpoint: str, n: int) -> str:
-    """The endpoint of the n-th stream, counted from 0.
+    """Return the endpoint of the n-th stream, counted from 0.
 
-    For ``tcp://`` the port grows by n. For ``ipc://`` a ``{rank}`` in the path becomes n; without one, stream
-    0 has the path as it is and the others end in ``-n``: ``ipc:///run/kv``, ``ipc:///run/kv-1``, and so on.
+    For ``tcp://`` the port is port + n. For ``ipc://`` a ``{rank}`` in the path becomes n. Without it, stream 0 has the
+    unchanged path and the others end in ``-n``: ``ipc:///run/kv``, ``ipc:///run/kv-1``, and so on.
 
     Raises:
-        ValueError: The endpoint is malformed, or the port would pass 65535.
+        ValueError: the endpoint is malformed, or the port would be above 65535.
     """
     if n < 0:
         raise ValueError(f"a stream is counted from 0, not {n}")

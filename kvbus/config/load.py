@@ -1,4 +1,4 @@
-"""Put a configuration together from its three places and check it as a whole."""
+"""Load a configuration from its three places (file, variables, command line) and check it as a whole."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "KVBUS_"
 RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK"})
-"""Variables of the command line itself, which are no keys."""
+"""Variables of the command line itself. They are no keys."""
 
-# Kubernetes gives every container such variables for each Service of its namespace; one may be called kvbus.
+# Kubernetes gives every container such variables for each Service of its namespace. A Service may be called kvbus.
 _SERVICE: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)")
 _SERVICE_PORT: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT")
 _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?")
@@ -35,7 +35,7 @@ _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SC
 
 @dataclass(slots=True)
 class _Draft:
-    """The configuration while it is put together: plain data, its origins, what is wrong so far."""
+    """A configuration being loaded: plain data, the origin of each value, the problems so far."""
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[paths.Path, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class _Draft:
     odd: dict[Any, Any] = field(default_factory=dict)
 
     def assign(self, path: paths.Path, value: Any, origin: str) -> None:
-        """Set one value; lists grow by one element at a time."""
+        """Set one value. A list grows by one element at a time."""
         node: Any = self.data
         for at, piece in enumerate(path):
             last = at == len(path) - 1
@@ -56,7 +56,7 @@ class _Draft:
                 if piece == len(node):
                     node.append({})
             elif not (isinstance(node, dict) and isinstance(piece, str)):
-                return  # a value stands where a section should; validation refuses it
+                return  # there is a value in place of a section; validation refuses it
             if last:
                 node[piece] = value
             elif isinstance(node, dict) and node.get(piece) is None:
@@ -72,14 +72,14 @@ def load(path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, A
     """Load the configuration: overrides over ``KVBUS_*`` variables over the file over the defaults.
 
     Args:
-        path: The YAML file, or ``None`` for no file.
-        env: The environment. ``KVBUS_OUTPUTS__0__LAYOUT`` is ``outputs[0].layout``; ``null`` means null, and
-            a whole list or section (``KVBUS_SOURCES``) is YAML or JSON.
-        overrides: Key path, such as ``http`` or ``outputs[0].layout``, to value, in order of application.
-            Text is read as in a variable; a list replaces the list below it.
+        path: the YAML file, None for no file.
+        env: the environment. ``KVBUS_OUTPUTS__0__LAYOUT`` is ``outputs[0].layout``; ``null`` means null, and a whole
+            list or section (``KVBUS_SOURCES``) is YAML or JSON.
+        overrides: values by key path, such as ``http`` or ``outputs[0].layout``, in order of application. A text is
+            parsed as in a variable; a list replaces the whole list of lower layers.
 
     Raises:
-        ConfigError: With every problem at once.
+        ConfigError: the configuration has problems; the error names all of them.
     """
     draft = _Draft()
     merged = _Layers(given=_Given(draft, path, env, overrides)).model_extra or {}  # type: ignore[call-arg]
@@ -89,7 +89,7 @@ def load(path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, A
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What `load` was called with, on its way through pydantic-settings to our sources."""
+    """The arguments of `load`, passed through pydantic-settings to our sources."""
 
     draft: _Draft
     path: Path | None
@@ -98,10 +98,10 @@ class _Given:
 
 
 class _Layers(BaseSettings):
-    """The layers merged, not validated yet: that is done once, on `Config`, with all errors collected.
+    """The merged layers, before validation. `Config` validates them once and collects all errors.
 
-    The library's own environment source is not among them: it decodes JSON only, ends at the first value it cannot
-    decode, passes over unknown variables, and replaces a list instead of reaching into it.
+    We do not use the library's own environment source: it decodes only JSON, stops at the first value that it cannot
+    decode, ignores unknown variables, and replaces a whole list instead of one element.
     """
 
     model_config = SettingsConfigDict(extra="allow")
@@ -111,12 +111,12 @@ class _Layers(BaseSettings):
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         given = cast("Any", init_settings).init_kwargs["given"]
-        # Lowest first, each changing what is there: the other way round no list could be reached into.
+        # lowest layer first: each changes the result so far, which the other order cannot do for an element of a list
         return _File(settings_cls, given), _Variables(settings_cls, given), _CommandLine(settings_cls, given)
 
 
 class _Source(PydanticBaseSettingsSource):
-    """One layer; it finds what the lower ones gave in ``current_state``."""
+    """One layer. ``current_state`` has the result of the lower layers."""
 
     def __init__(self, settings_cls: type[BaseSettings], given: _Given) -> None:
         self.given = given
@@ -134,7 +134,7 @@ class _File(_Source):
         draft = self.given.draft
         draft.origins, draft.problems = dict(file.origins), list(file.problems)
         data = copy.deepcopy(file.data)
-        # BaseSettings hands keys on as keyword arguments, which must be text; the others go round it.
+        # BaseSettings passes keys on as keyword arguments, so they must be text; other keys bypass it
         draft.odd = {key: value for key, value in data.items() if not isinstance(key, str)}
         return {key: value for key, value in data.items() if isinstance(key, str)}
 
@@ -166,21 +166,21 @@ def _apply_env(draft: _Draft, env: Mapping[str, str]) -> None:
             near = paths.suggest(path)
             hint = "" if near is None else f", did you mean {variable(paths.parse(near))}?"
             draft.problems.append(Problem(name, f"no such variable{hint}", value=shown(value), origin="environment"))
-    # Lists before their elements, elements in order.
+    # apply lists before their elements, and elements in order
     found.sort(key=lambda item: [(isinstance(piece, str), piece) for piece in item[0]])
     for path, name, value in found:
         _assign_text(draft, path, value, name)
 
 
 def variable(path: paths.Path) -> str:
-    """The environment variable of a key."""
+    """Return the name of a key's environment variable."""
     return PREFIX + "__".join(str(piece).upper() for piece in path)
 
 
 def _is_service_link(name: str, value: str) -> bool:
     if _SERVICE.fullmatch(name) or _SERVICE_LINK.fullmatch(name):
         return True
-    # KVBUS_HTTP_PORT=9477 is a mistake to report; KVBUS_HTTP_PORT=tcp://10.0.0.7:9477 is Kubernetes'.
+    # KVBUS_HTTP_PORT=9477 is a mistake to report; KVBUS_HTTP_PORT=tcp://10.0.0.7:9477 comes from Kubernetes
     return bool(_SERVICE_PORT.fullmatch(name)) and value.startswith(("tcp://", "udp://", "sctp://"))
 
 
@@ -210,7 +210,7 @@ def _assign_text(draft: _Draft, path: paths.Path, value: Any, origin: str) -> No
                 draft.problems.append(Problem(paths.show(path), wrong, shown(value), example_at(path), origin))
                 return
     else:
-        value = copy.deepcopy(list(value) if isinstance(value, tuple) else value)  # later keys may reach into it
+        value = copy.deepcopy(list(value) if isinstance(value, tuple) else value)  # later keys may change it
     draft.assign(path, value, origin)
 
 
@@ -229,7 +229,7 @@ def _validated(draft: _Draft) -> Config:
 
 
 def _cross_problems_of_the_rest(draft: _Draft, bad: frozenset[paths.Path]) -> list[Problem]:
-    """Contradictions between the keys that are good, so that one run reports them too."""
+    """Find contradictions between the valid keys, so that one run reports all problems."""
     rest = copy.deepcopy(draft.data)
     for path in sorted(bad, key=len, reverse=True):
         _forget(rest, path)
@@ -240,7 +240,7 @@ def _cross_problems_of_the_rest(draft: _Draft, bad: frozenset[paths.Path]) -> li
 
 
 def _forget(data: Any, path: paths.Path) -> None:
-    """Take back a bad value; a list's element becomes empty, so that the others keep their places."""
+    """Remove a bad value. A list's element becomes empty, so that the other elements keep their index."""
     node: Any = data
     for piece in path[:-1]:
         node = node[piece]
@@ -251,4 +251,4 @@ def _forget(data: Any, path: paths.Path) -> None:
     if known is None or known.default_factory is not None:
         node.pop(path[-1], None)
     else:
-        node[path[-1]] = known.default  # still set: whether a replay has a default depends on that
+        node[path[-1]] = known.default  # keep the key set: the default of a replay endpoint depends on it

@@ -1,7 +1,7 @@
-"""Optional parts, found by entry points: a folder of code, a line of registration, an extra with what it needs.
+"""Optional parts. A part is a folder of code, an entry point that registers it, and an extra with its dependencies.
 
-Outputs register under ``kvbus.outputs``. What is not installed is not there: its name in a configuration is an error
-that says what is installed, and nothing else notices.
+Output drivers register under ``kvbus.outputs``. A configuration that names a part that is not installed gets an error
+that lists the installed ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 OUTPUTS: Final = "kvbus.outputs"
-"""Group of the drivers of ``outputs[].type``; see :mod:`kvbus.outputs`."""
+"""Entry point group of the drivers for ``outputs[].type``; see :mod:`kvbus.outputs`."""
 
 
 @cache
@@ -20,15 +20,15 @@ def _found(group: str) -> dict[str, EntryPoint]:
 
 
 def installed(group: str) -> list[str]:
-    """The names that are registered in a group."""
+    """Return the names registered in a group, sorted."""
     return sorted(_found(group))
 
 
 def load(group: str, name: str) -> Any:
-    """What a name stands for.
+    """Import and return the object registered under a name.
 
     Raises:
-        KeyError: nothing is registered under it.
-        ImportError: it is registered, and what it needs is not installed.
+        KeyError: no part has this name.
+        ImportError: a package that the part needs is not installed.
     """
     return _found(group)[name].load()

@@ -1,4 +1,4 @@
-"""Key paths such as ``outputs[0].layout``: how they are read, written, and looked up in the models."""
+"""Key paths such as ``outputs[0].layout``: parse them, write them, find them in the models."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _MAX_INDEX_DIGITS: Final = 6
 
 
 def index(text: str) -> str | int:
-    """A piece of a path: a list index where it looks like one, else a name."""
+    """Return a piece of a path: an int if it looks like a list index, else the name."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_INDEX_DIGITS else text
 
 
 def parse(text: str) -> Path:
-    """Read ``outputs[0].layout`` or ``outputs.0.layout``.
+    """Parse ``outputs[0].layout`` or ``outputs.0.layout``.
 
     Raises:
-        ValueError: The text is no key path.
+        ValueError: the text is no key path.
     """
     pieces: list[str | int] = []
     at = 0
@@ -58,7 +58,7 @@ def show(path: Iterable[str | int]) -> str:
 
 
 def model_at(path: Path) -> type[BaseModel] | None:
-    """The model of the section a path names (the empty path: the whole configuration), if it names one."""
+    """Return the model of a path's section, None if it is no section. The empty path is the whole configuration."""
     match path:
         case ():
             return Config
@@ -70,7 +70,7 @@ def model_at(path: Path) -> type[BaseModel] | None:
 
 
 def field_at(path: Path) -> FieldInfo | None:
-    """The field a path names, if it names one; also for a whole list or section."""
+    """Return the field of a path, also for a whole list or section; None if there is none."""
     if not path or not isinstance(path[-1], str):
         return None
     model = model_at(path[:-1])
@@ -78,12 +78,12 @@ def field_at(path: Path) -> FieldInfo | None:
 
 
 def is_structure(path: Path) -> bool:
-    """Whether a path names a list, a list's element or a section, rather than a single value."""
+    """Return whether a path is a list, a list's element or a section, and not a single value."""
     return model_at(path) is not None or (len(path) == 1 and path[0] in {*LISTS, *PLAIN_LISTS})
 
 
 def is_known(path: Path) -> bool:
-    """Whether a path names anything that can be set."""
+    """Return whether a path is a key."""
     match path:
         case (str(name), int()) if name in PLAIN_LISTS:
             return True
@@ -91,7 +91,7 @@ def is_known(path: Path) -> bool:
 
 
 def suggest(path: Path) -> str | None:
-    """The known key that an unknown one probably means."""
+    """Return the known key closest to an unknown one, None if no key is close."""
     name = path[-1]
     if not isinstance(name, str):
         return None
@@ -99,7 +99,7 @@ def suggest(path: Path) -> str | None:
     near = get_close_matches(name, model.model_fields, n=1, cutoff=0.6) if model is not None else []
     if near:
         return show((*path[:-1], near[0]))
-    # Right name, wrong place: a source's key at the top, or the other way round.
+    # the name exists elsewhere: a source's key at the top level, or the other way round
     homes: list[tuple[Path, type[BaseModel]]] = [((), Config)]
     homes += [((section,), cls) for section, cls in SECTIONS.items()]
     homes += [((name_, 0), cls) for name_, cls in LISTS.items()]

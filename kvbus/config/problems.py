@@ -1,4 +1,4 @@
-"""pydantic's errors in a configuration's words: the key, the bad value, what is allowed, a good example."""
+"""Problems from pydantic's errors: the key, the bad value, what is allowed, a valid example."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_SHOWN: Final = 120
 
 
 def example_at(path: Path) -> str | None:
-    """A good setting of a key as it would stand in the file, such as ``layout: per_source``."""
+    """Return an example for a key as a line of the file, such as ``layout: per_source``; None without an example."""
     field = field_at(path)
     if field is None or not field.examples:
         return None
@@ -42,7 +42,7 @@ def example_at(path: Path) -> str | None:
 
 
 def plain(value: Any) -> str:
-    """A value as YAML on one line."""
+    """Return a value as YAML on one line."""
     if isinstance(value, str):
         return value if value and value[0].isalnum() and ": " not in value and " #" not in value else json.dumps(value)
     if isinstance(value, dict):
@@ -53,7 +53,7 @@ def plain(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A bad value for a message: one line, quoted where it is text, never long."""
+    """Return a bad value for a message: one line, shortened, in quotes if it is text."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -65,7 +65,7 @@ def shown(value: Any) -> str:
 
 
 def from_pydantic(error: ErrorDetails, origins: Mapping[Path, str]) -> Problem:
-    """One of pydantic's errors as a problem."""
+    """Make a problem from one of pydantic's errors."""
     path: Path = tuple(error["loc"])
     origin = _origin(path, origins)
     value = shown(error["input"])

@@ -1,4 +1,4 @@
-"""The reference of every key, printed from the models: ``python -m kvbus.config.reference``."""
+"""The reference of all keys, from the models: ``python -m kvbus.config.reference`` prints it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES: Final = {"str": "text", "int": "integer", "float": "number", "bool": "tr
 
 
 def rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """Key, type, default, unit and meaning of every key, in the order of the models."""
+    """Yield key, type, default, unit and meaning of every key, in the order of the models."""
     for prefix, model in _SECTIONS:
         for name, field in model.model_fields.items():
             extra = field.json_schema_extra
@@ -35,13 +35,13 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def table() -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     lines = [f"| `{key}` | " + " | ".join(rest) + " |" for key, *rest in rows()]
     return "\n".join([HEADER, *lines]) + "\n"
 
 
 def type_text(field: FieldInfo) -> str:
-    """What a key may hold, in words."""
+    """Describe the values of a key, in words."""
     text = " or ".join(dict.fromkeys(_words(field.annotation)))
     bounds = []
     for item in field.metadata:

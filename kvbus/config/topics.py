@@ -1,4 +1,4 @@
-"""Topic templates: literal text with ``{model}``, ``{worker}``, ``{source}`` and ``{rank}`` in it."""
+"""Topic templates: text with the placeholders ``{model}``, ``{worker}``, ``{source}`` and ``{rank}``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ PLACEHOLDERS: Final = ("model", "worker", "source", "rank")
 
 
 def fields(template: str) -> set[str]:
-    """The placeholders a template uses.
+    """Return the placeholders that a template uses.
 
     Raises:
-        ValueError: The template is malformed or uses something that is not a placeholder.
+        ValueError: the template is malformed, or uses an unknown placeholder.
     """
     allowed = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
     used: set[str] = set()
@@ -31,11 +31,11 @@ def fields(template: str) -> set[str]:
 
 
 def check_template(template: str) -> str:
-    """The template itself, if it is a good one; else `ValueError`."""
+    """Return the template unchanged if it is valid; else raise `ValueError`."""
     fields(template)
     return template
 
 
 def render(template: str, *, model: str, worker: str, source: str, rank: int) -> bytes:
-    """The template with its placeholders filled in, in UTF-8."""
+    """Fill in the placeholders of a template; return UTF-8."""
     return template.format(model=model, worker=worker, source=source, rank=rank).encode()

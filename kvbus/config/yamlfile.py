@@ -1,4 +1,4 @@
-"""The YAML file: parsed safely, with the line of every key and all of its duplicate keys."""
+"""The YAML file: a safe parser that finds the line of every key, and all duplicate keys."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MAX_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """A file's content, where each key stands, and its duplicate keys.
+    """A file's content, the line of each key, and the duplicate keys.
 
     Attributes:
-        data: The mapping; its own copy, free to change.
-        origins: Key path to a text such as ``kvbus.yaml line 12``.
-        problems: The duplicate keys.
+        data: the mapping; the caller may change it.
+        origins: a text such as ``kvbus.yaml line 12`` for each key path.
+        problems: the duplicate keys.
     """
 
     data: dict[str, Any]
@@ -38,7 +38,7 @@ def read(path: Path) -> YamlFile:
     """Read a configuration file.
 
     Raises:
-        ConfigError: There is no such file, or it is not YAML, or not a mapping.
+        ConfigError: the file cannot be read, is too large, or is not a YAML mapping in UTF-8.
     """
     name = str(path)
     try:
@@ -59,7 +59,7 @@ def parse(text: str, name: str) -> YamlFile:
     """Parse a configuration's text; ``name`` is the file's name in messages.
 
     Raises:
-        ConfigError: It is not YAML, or not a mapping.
+        ConfigError: it is not YAML, or not a mapping.
     """
     try:
         root = YAML(typ="safe", pure=True).compose(text)
@@ -67,8 +67,8 @@ def parse(text: str, name: str) -> YamlFile:
         loader.allow_duplicate_keys = True  # the walk below finds all of them, not only the first
         data = loader.load(text)
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{name} line {mark.line + 1}" if mark is not None else name
+        position = error.problem_mark or error.context_mark
+        where = f"{name} line {position.line + 1}" if position is not None else name
         raise _refuse(where, f"is not YAML: {error.problem or error.context}") from None
     except (YAMLError, ValueError, RecursionError) as error:
         raise _refuse(name, f"is not YAML: {error}") from None
@@ -89,7 +89,7 @@ def _refuse(where: str, wrong: str) -> ConfigError:
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over the node tree; an aliased node is visited once, so aliases cannot make it long."""
+    """One pass over the node tree. It visits an aliased node once, so that aliases cannot make the pass long."""
 
     name: str
     result: YamlFile
@@ -107,7 +107,7 @@ class _Walk:
             first: dict[str, str] = {}
             for key_node, value_node in node.value:
                 if not isinstance(key_node, ScalarNode):
-                    continue  # the models refuse it by name
+                    continue  # the models refuse it, with its name
                 key = str(key_node.value)
                 where = self.line(key_node)
                 if key in first:

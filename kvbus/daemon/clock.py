@@ -1,7 +1,7 @@
-"""The relay's clock: seconds in which this process was running.
+"""The relay's clock: it counts only the seconds in which this process was running.
 
-A process that is stopped (SIGSTOP, a frozen cgroup, a node without CPU, a long collection) leaves what its peers have
-sent unread. When it goes on, every deadline has passed by the clock on the wall, and nobody has been late.
+A stopped process (SIGSTOP, a frozen cgroup, a node without CPU, a long garbage collection) does not read what its
+peers send. When it continues, every deadline has passed on a normal clock, though no peer was late.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ LONGEST_STEP: Final = 0.2
 
 
 class RunningClock:
-    """A monotonic clock that leaves out pauses: of a longer step only :data:`LONGEST_STEP` counts.
+    """A monotonic clock without pauses: of a step longer than :data:`LONGEST_STEP` it counts only that much.
 
     Args:
-        read: the clock underneath, in seconds.
+        read: the underlying clock, in seconds.
     """
 
     __slots__ = ("_last", "_read", "paused")
@@ -26,10 +26,10 @@ class RunningClock:
         self._read = read
         self._last = read()
         self.paused = 0.0
-        """Seconds that were left out so far."""
+        """Seconds of pauses so far."""
 
     def time(self) -> float:
-        """Seconds, comparable with earlier readings only."""
+        """Return the time in seconds; compare it only with earlier readings of this clock."""
         now = self._read()
         step = now - self._last
         self._last = now

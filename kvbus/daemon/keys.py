@@ -1,4 +1,4 @@
-"""The keys a configuration names, read from their files: at the start, at SIGHUP, and whenever the files change."""
+"""CURVE keys of a configuration: the daemon reads the files at its start, at SIGHUP, and whenever they change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve, KeyFileError, read_allowed, read_public, read_secret
 
 Keys = dict[str, Curve]
-"""By domain: ``source/NAME`` or ``output/NAME``. What is not in it is plain."""
+"""Keys by domain: ``source/NAME`` or ``output/NAME``. A domain without keys has no CURVE."""
 
 _EXAMPLES: Final = {
     "curve_secret_key_file": "/etc/kvbus/keys/kvbus.key_secret",
@@ -21,12 +21,12 @@ _EXAMPLES: Final = {
 
 
 def source_domain(name: str) -> str:
-    """Under which a source's keys are known."""
+    """Return the domain of a source's keys."""
     return f"source/{name}"
 
 
 def output_domain(name: str) -> str:
-    """Under which an output's keys are known."""
+    """Return the domain of an output's keys."""
     return f"output/{name}"
 
 
@@ -34,7 +34,7 @@ def read_keys(config: Config) -> Keys:
     """Read every key file that a configuration names.
 
     Raises:
-        ConfigError: with every file that cannot be used; no text of it holds a key.
+        ConfigError: kvbus cannot use a file. It names all such files, and never quotes a key.
     """
     keys: Keys = {}
     problems: list[Problem] = []
@@ -48,7 +48,7 @@ def read_keys(config: Config) -> Keys:
 
 
 def in_clear(config: Config) -> list[str]:
-    """Where token ids leave this machine in clear, for a warning: outputs that others can reach without CURVE."""
+    """Warn of outputs that other machines can reach without CURVE: one text for each."""
     found = []
     for output in config.outputs:
         if output.curve_secret_key_file is not None:

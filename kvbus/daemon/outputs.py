@@ -1,4 +1,4 @@
-"""The drivers of all outputs, each of the type that its configuration names."""
+"""The drivers of all outputs. The configuration names each output's type."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from kvbus.transport.zap import ZapHandler
 log = logging.getLogger("kvbus.daemon")
 
 LOOK_AGAIN: Final = 0.01
-"""Seconds between two looks at whether all answers are sent."""
+"""Seconds between two checks whether all answers are sent."""
 
 
 class Outputs:
     """One driver for each configured output, in ``drivers``.
 
     Args:
-        context: the process's context.
+        context: the process's ZeroMQ context.
         config: the configuration.
-        relay: whose outputs these are.
-        feed: takes routers' requests.
-        before_send: called before anything leaves; None where no state is kept.
+        relay: the relay that publishes on the outputs.
+        feed: called with each router's request, as an event.
+        before_send: called before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running.
 
     Raises:
-        ConfigError: what an output's type needs is not installed.
+        ConfigError: a package that an output's type needs is not installed.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class Outputs:
         ]
 
     def flush(self) -> None:
-        """The work at hand is done: send what it gave."""
+        """Send the batches of this burst of work."""
         for driver in self.drivers:
             driver.flush()
 
     async def drain(self, seconds: float) -> None:
-        """Wait until all replay answers are sent; who still waits after ``seconds`` is told so and counted."""
+        """Wait until all replay answers are sent. After ``seconds`` close unfinished ones with END, and count them."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        # they are sent by callbacks, which set no event
+        # callbacks send the answers, and they set no event
         while any(driver.busy for driver in self.drivers) and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_AGAIN)
         cut_off = sum(driver.end_answers() for driver in self.drivers)
@@ -73,7 +73,7 @@ class Outputs:
             log.warning("%d replay answers were not finished within shutdown_timeout", cut_off)
 
     def close(self, linger: float) -> None:
-        """Close everything; what is queued has ``linger`` seconds to leave."""
+        """Close every stream. libzmq goes on sending queued batches for up to ``linger`` seconds."""
         for driver in self.drivers:
             for stream in driver.streams:
                 driver.close(stream, linger)
@@ -99,12 +99,12 @@ def factories(config: Config) -> list[OutputFactory]:
 
 
 def peer_policy_of(config: Config, number: int, keys: Keys) -> PeerPolicy:
-    """What an output takes from its routers."""
+    """Return who may connect to an output, and the largest request it accepts."""
     domain = output_domain(config.outputs[number].name)
     return PeerPolicy(config.limits.max_request_bytes, keys.get(domain), domain)
 
 
 def allow(zap: ZapHandler, keys: Keys) -> None:
-    """Tell the ZAP handler every allow-list."""
+    """Give the ZAP handler every allow-list."""
     for domain, curve in keys.items():
         zap.allow(domain, curve.clients)

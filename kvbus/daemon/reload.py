@@ -22,7 +22,7 @@ from kvbus.daemon.outputs import allow
 from kvbus.errors import BindError, ConfigError, KvbusError, Problem
 from kvbus.transport.curve import Curve
 
-log = logging.getLogger("kvbus.reload")
+log = logging.getLogger("kvbus.daemon.reload")
 
 RELOADABLE: Final = frozenset({"sources", "log_level", "shutdown_timeout", "key_reload_interval"})
 """Keys that a reload may change; everything else takes a restart."""

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from kvbus.daemon.lock import lock, open_file, sign
 
-log = logging.getLogger("kvbus.marks")
+log = logging.getLogger("kvbus.daemon.seq_reservation")
 
 AHEAD: Final = 4096
 """Numbers reserved at a time: the gap a kill leaves, which replay answers fill with empty batches."""

@@ -1,4 +1,4 @@
-"""Run the daemon as a supervisor wants it: SIGTERM and SIGINT end it in order, SIGHUP loads the configuration again."""
+"""Run the daemon with signals: SIGTERM and SIGINT shut it down gracefully, SIGHUP loads the configuration again."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ async def serve(config: Config, load: Callable[[], Config]) -> None:
     """Run the daemon until SIGTERM or SIGINT; a second signal ends the process at once.
 
     Args:
-        config: what to run.
-        load: reads the configuration again, at SIGHUP.
+        config: the configuration to run.
+        load: reads the configuration again; SIGHUP calls it.
 
     Raises:
-        BindError: an endpoint is taken.
-        ConfigError: a key file cannot be used.
+        BindError: an endpoint cannot be bound.
+        ConfigError: kvbus cannot use a key file.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
     def asked(signum: int) -> None:
         if stop.is_set():
-            # the default action: whoever waits for this process sees that it was killed
+            # use the default action, so that the parent process sees a death by signal
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
-            os._exit(128 + signum)  # the first process of a container has no default actions
-        log.info("%s: ending; once more to end at once", signal.Signals(signum).name)
+            os._exit(128 + signum)  # PID 1 of a container has no default actions
+        log.info("%s: shutting down; send it again to exit at once", signal.Signals(signum).name)
         stop.set()
 
     daemon = Daemon(config)
@@ -71,11 +71,11 @@ async def serve(config: Config, load: Callable[[], Config]) -> None:
 
 
 def _rest_collector() -> None:
-    """Let the collector of cycles look at less, and at what is new while it is still in the processor's caches.
+    """Make the garbage collector look at fewer objects, and at new ones while they are in the processor's caches.
 
-    Blocks hold no cycles: what they are made of is not tracked, or no more once it was looked at. What the process is
-    made of stays for its whole life. A pass over the 1,000 newest objects is 0.4 ms; over 20,000 it is 8 ms, and all
-    passes together take twice as long.
+    Blocks hold no cycles: the collector never tracks their parts, or stops at the first pass. The objects of the
+    process itself stay until it ends, so they are frozen. A pass over the 1,000 newest objects takes 0.4 ms. A pass
+    over 20,000 takes 8 ms, and all such passes together take twice as long.
     """
     gc.collect()
     gc.freeze()

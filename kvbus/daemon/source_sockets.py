@@ -1,4 +1,4 @@
-"""The sockets of all sources: for each a subscription, and a connection for each question asked of its engine."""
+"""The sockets of all sources: one subscription each, and one connection for each request to the engine."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ log = logging.getLogger("kvbus.daemon")
 
 
 class SourceSockets:
-    """Open, ask and close them, by the source's slot.
+    """Open, use and close the sockets, by the source's slot.
 
     Args:
-        context: the process's context.
-        relay: whose sources these are.
-        feed: takes what engines send.
-        feed_live: takes batches of live streams, which come in bursts; ``drained`` is called after each burst.
-        latency: of a batch, from received to handed to the transport.
+        context: the process's ZeroMQ context.
+        relay: the relay that has the sources.
+        feed: called with each event: connections, answers, failures.
+        feed_live: called with each live batch, as an event; batches arrive in bursts, and ``drained`` follows each.
+        latency: histogram of the seconds from a batch's receipt to its hand-over to the transport.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class SourceSockets:
             log.debug("source %s: replay asked from %d", stream.label, command.start)
         else:
             endpoint, request, event = stream.snapshot_endpoint, [SNAPSHOT_REQUEST], SnapshotReceived
-        if endpoint is None:  # pragma: no cover - the relay knows what a source can be asked for
+        if endpoint is None:  # pragma: no cover - the relay sends such a request only where there is an endpoint
             return
         self._requests[slot, command.request] = RequestConnection(
             self._context,
@@ -138,17 +138,17 @@ class SourceSockets:
         )
 
     def is_open(self, slot: int) -> bool:
-        """Whether there is a subscription; there is none where an address could not be bound."""
+        """Return whether the source has a subscription; it has none if its endpoint could not be bound."""
         return slot in self._live
 
     def cancel(self, command: CancelReplay) -> None:
-        """Want no more of an answer."""
+        """Abort a request."""
         question = self._requests.pop((command.source, command.request), None)
         if question is not None:
             question.close()
 
     def close(self, slot: int) -> None:
-        """Leave one engine alone."""
+        """Close one source's sockets."""
         for source, request in [key for key in self._requests if key[0] == slot]:
             self._requests.pop((source, request)).close()
         live = self._live.pop(slot, None)
@@ -156,6 +156,6 @@ class SourceSockets:
             live.close()
 
     def close_all(self) -> None:
-        """Leave every engine alone."""
+        """Close the sockets of all sources."""
         for slot in list(self._live):
             self.close(slot)

@@ -1,4 +1,4 @@
-"""The engines: simulated caches behind real publishers, which can be made to misbehave."""
+"""The engines: simulated caches behind real publishers, with faults on request."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Casting:
 
     Attributes:
         name: source name in the bus.
-        dialect: release it writes like.
-        rates: batches a second of each data-parallel rank.
+        dialect: release to imitate.
+        rates: batches per second of each data-parallel rank.
         blocks: GPU pool of a rank, in blocks.
         cpu_blocks: CPU tier of a rank, in blocks; 0 for none.
     """
@@ -42,14 +42,14 @@ CAST: Final = (
 
 
 class Rank:
-    """One data-parallel rank: a cache, its publisher, and what goes wrong between it and the bus.
+    """One data-parallel rank: a cache, its publisher, and faults between it and the bus.
 
     Args:
-        casting: the engine it is part of.
-        rank: which one.
-        seed: of its workload.
-        endpoint: where it publishes.
-        replay_endpoint: where it replays.
+        casting: its engine.
+        rank: its number.
+        seed: seed of its workload.
+        endpoint: endpoint of the live stream.
+        replay_endpoint: endpoint of the replay.
     """
 
     def __init__(self, casting: Casting, rank: int, seed: int, endpoint: str, replay_endpoint: str) -> None:
@@ -68,24 +68,24 @@ class Rank:
 
     @property
     def next_seq(self) -> int | None:
-        """The number that the next batch gets; None while the engine is down."""
+        """The next batch's seq; None while the engine is down."""
         return None if self._publisher is None else self._publisher.next_seq
 
     @property
     def misbehaving(self) -> bool:
-        """Whether a fault that was asked for is not over yet."""
+        """Whether a fault is still under way."""
         return self._to_lose + self._to_jumble > 0
 
     def truth(self) -> list[dict[str, Any]]:
-        """The live blocks in the engine's own cache, at this moment."""
+        """Return the live blocks of the engine's own cache."""
         return self._engine.truth()
 
     def lose(self, batches: int) -> None:
-        """Let the next batches be lost on their way."""
+        """Lose the next batches on their way."""
         self._to_lose = batches
 
     def jumble(self, batches: int) -> None:
-        """Let that many of the next batches be overtaken by the one behind, which comes twice."""
+        """Send each of the next batches after its successor, and the successor twice."""
         self._to_jumble = batches
 
     def open(self) -> None:
@@ -99,7 +99,7 @@ class Rank:
         self._publisher = publisher
 
     def die(self) -> None:
-        """End this life: sockets, buffer and cache are gone."""
+        """End this epoch: sockets, buffer and cache are gone."""
         self.close()
         self._engine.restart()
         self.version += 1
@@ -111,14 +111,14 @@ class Rank:
             self._publisher = None
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Publish at this rank's rate until ``stop`` is set; while the engine is down, nothing."""
+        """Publish at this rank's rate until ``stop`` is set, except while the engine is down."""
         while not stop.is_set():
             if self._publisher is not None:
                 self._step(self._publisher)
             await pause(1 / self._rate, stop)
 
     def lose_tail(self, batches: int) -> None:
-        """Publish a few last batches that are all lost on their way."""
+        """Publish a few last batches, and lose them all on their way."""
         self._to_lose = batches
         while self._to_lose and self._publisher is not None:
             self._step(self._publisher)
@@ -143,7 +143,7 @@ class Rank:
 
 
 class Engine:
-    """All ranks of one engine: they die and come back together."""
+    """All ranks of one engine. They stop and restart together."""
 
     def __init__(self, casting: Casting, ranks: Sequence[Rank]) -> None:
         self.name: Final = casting.name
@@ -165,7 +165,7 @@ class Engine:
             rank.close()
 
     async def crash(self, downtime: float, stop: asyncio.Event) -> None:
-        """Die, and come back with nothing after ``downtime`` seconds, or at once when ``stop`` is set."""
+        """Crash, and restart with an empty cache after ``downtime`` seconds, or at once when ``stop`` is set."""
         for rank in self.ranks:
             rank.die()
         await pause(downtime, stop)

@@ -1,4 +1,4 @@
-"""CURVE keys for one demo: made at its start, in a directory that is gone at its end."""
+"""CURVE keys for one demo, in a temporary directory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvbus.transport.curve import certificate, generate
 
 
 class Keyring:
-    """The bus's key pair and a router's, the way an operator would hand them out."""
+    """The key pairs of the bus and of a router, as an operator would distribute them."""
 
     def __init__(self) -> None:
         self._directory: Final = tempfile.TemporaryDirectory(prefix="kvbus-demo-")
-        place = Path(self._directory.name)  # nobody else can look into it
+        place = Path(self._directory.name)  # nobody else can read it
         public, secret = generate()
         router_public, router_secret = generate()
         secret_file, allowed = place / "kvbus.key_secret", place / "routers.keys"
@@ -23,9 +23,9 @@ class Keyring:
         secret_file.write_text(certificate(public, secret))
         allowed.write_text(f"{router_public.decode()} the demo's routers\n")
         self.of_the_bus: Final = {"curve_secret_key_file": str(secret_file), "curve_client_keys": str(allowed)}
-        """Keys of an output's configuration."""
+        """The key settings of an output's configuration."""
         self.of_a_router: Final = Curve(router_public, router_secret, public)
 
     def forget(self) -> None:
-        """Remove the files; once is enough."""
+        """Remove the files."""
         self._directory.cleanup()

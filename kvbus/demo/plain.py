@@ -1,39 +1,39 @@
-"""The demo where there is no terminal: lines, one a second, without control codes."""
+"""The demo without a terminal: one line per second, without control codes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvbus.demo.frame import Frame, Match, RouterRow, SourceRow
+from kvbus.demo.screen import Match, RouterRow, Screen, SourceRow
 from kvbus.demo.story import Line, Tone
 from kvbus.demo.verdict import Verdict
 
-_MARKS = {Tone.SCENE: "scene", Tone.FAULT: "fault", Tone.BUS: "kvbus", Tone.WRONG: "WRONG"}
+_LABELS = {Tone.SCENE: "scene", Tone.FAULT: "fault", Tone.BUS: "kvbus", Tone.WRONG: "WRONG"}
 
 
 def opening(url: str) -> Iterator[str]:
-    """The first lines: who talks to whom, and where to look."""
+    """Yield the first lines: the peers, and the address of the status page."""
     yield "kvbus demo: engines -> kvbus -> routers, all on this machine"
     yield f"status page: {url}"
 
 
 def story_line(line: Line) -> str:
-    """One line of the story."""
-    return f"[{line.at:6.1f}s] {_MARKS[line.tone]}: {line.text}"
+    """Format one line of the story."""
+    return f"[{line.at:6.1f}s] {_LABELS[line.tone]}: {line.text}"
 
 
-def status_line(frame: Frame) -> str:
-    """The whole state in one line."""
-    parts = [_source(row) for row in frame.sources]
-    parts += [_router(row) for row in frame.routers]
-    queued = sum(output.queue for output in frame.outputs)
-    dropped = sum(output.dropped for output in frame.outputs)
-    parts.append(f"sent {sum(output.sent for output in frame.outputs)} queued {queued} dropped {dropped}")
-    return f"[{frame.elapsed:6.1f}s] " + " | ".join(parts)
+def status_line(screen: Screen) -> str:
+    """Format the whole state in one line."""
+    parts = [_source(row) for row in screen.sources]
+    parts += [_router(row) for row in screen.routers]
+    queued = sum(output.queue for output in screen.outputs)
+    dropped = sum(output.dropped for output in screen.outputs)
+    parts.append(f"sent {sum(output.sent for output in screen.outputs)} queued {queued} dropped {dropped}")
+    return f"[{screen.elapsed:6.1f}s] " + " | ".join(parts)
 
 
 def verdict_lines(verdict: Verdict) -> Iterator[str]:
-    """The verdict: a line for each router and source, and the sum of it."""
+    """Yield the verdict: a line for each router and source, and a summary."""
     for item in verdict.comparisons:
         word = "equal" if item.equal else f"DIFFERENT, {item.differences()}"
         yield f"verdict: {item.router} {item.source}: {item.blocks} blocks, {word}"

@@ -1,4 +1,4 @@
-"""Ports for a cast that nobody configured."""
+"""Free ports for the demo."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TRIES: Final = 200
 
 
 class PortRun:
-    """Hands out the ports of one run of neighbours, in order.
+    """A run of consecutive free ports, handed out in order.
 
-    Ranks and streams are neighbours by definition (port + r), so single free ports would not do. They are free
-    when looked at and not reserved: whoever binds one must be ready to find it taken.
+    Ranks and streams have consecutive ports (port + r), so single free ports are not enough. The ports were free when
+    checked, and nobody reserves them: a bind may still fail.
     """
 
     def __init__(self, count: int) -> None:
@@ -24,7 +24,7 @@ class PortRun:
         self._end = self._next + count
 
     def take(self, count: int) -> int:
-        """The first of the next ``count`` ports."""
+        """Return the first of the next ``count`` ports."""
         first = self._next
         self._next += count
         if self._next > self._end:

@@ -1,4 +1,4 @@
-"""The routers: what a KV-aware router does with the bus's streams, and nothing more."""
+"""The routers: they follow the bus's streams as a KV-aware router does, and do nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvbus.client import BlockView, Curve, Received, Subscriber, Synced, Update
 
 
 class Place(NamedTuple):
-    """Where one source's stream is served."""
+    """The endpoints of one source's stream."""
 
     source: str
     endpoint: str
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 class Feed:
-    """One source as one router sees it: a subscription, and a plain set of blocks built from it."""
+    """One source as one router sees it: a subscription, and the set of blocks built from it."""
 
     def __init__(self, place: Place) -> None:
         self.source: Final = place.source
@@ -28,12 +28,12 @@ class Feed:
         self.view = BlockView()
         self.next_seq = 0
         self.rebuilt = False
-        """The first replay is complete: the view is the bus's."""
+        """Whether the first replay is complete, so that the view matches the bus."""
         self.updates = 0
         self.replayed = 0
 
     async def follow(self) -> None:
-        """Rebuild from the start, then follow, until cancelled."""
+        """Rebuild from the start, then follow the stream until cancelled."""
         async with Subscriber(self._place.endpoint, self._place.replay_endpoint, curve=self._place.curve) as subscriber:
             async for update in subscriber:
                 self.take(update)
@@ -50,11 +50,11 @@ class Feed:
 
 
 class Router:
-    """A router: one feed a source.
+    """A router: one feed per source.
 
     Args:
-        name: shown to people.
-        output: name of the bus's output that it connects to.
+        name: name on the screen.
+        output: name of the bus's output.
         places: that output's streams.
     """
 

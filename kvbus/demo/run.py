@@ -1,4 +1,4 @@
-"""Play the scene in front of somebody: a terminal, or whoever reads the lines."""
+"""Play the scene on a terminal, or as plain lines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 
 from kvbus.demo import plain, view
-from kvbus.demo.frame import Frame
 from kvbus.demo.scene import Scene
+from kvbus.demo.screen import Screen
 from kvbus.demo.story import Line, StoryHandler
 from kvbus.demo.verdict import Verdict
 
@@ -23,24 +23,24 @@ _STORY_AT_THE_END: Final = 30
 
 
 class Reporter(Protocol):
-    """Who shows what happens."""
+    """Shows the demo."""
 
     interval: float
 
-    def open(self, frame: Frame) -> None:
+    def open(self, screen: Screen) -> None:
         """Begin."""
 
-    def tell(self, line: Line) -> None:
-        """Take a line of the story, as it is told."""
+    def add(self, line: Line) -> None:
+        """Add a line of the story."""
 
-    def draw(self, frame: Frame) -> None:
+    def draw(self, screen: Screen) -> None:
         """Show one moment."""
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
 
     def end(self, verdict: Verdict) -> None:
-        """Show the end, after `close`."""
+        """Show the verdict, after `close`."""
 
 
 class Lines:
@@ -51,21 +51,21 @@ class Lines:
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
 
-    def open(self, frame: Frame) -> None:
-        """Say what this is."""
-        for line in plain.opening(frame.url):
+    def open(self, screen: Screen) -> None:
+        """Write the first lines."""
+        for line in plain.opening(screen.url):
             self._write(line)
 
-    def tell(self, line: Line) -> None:
+    def add(self, line: Line) -> None:
         """Write a line of the story."""
         self._write(plain.story_line(line))
 
-    def draw(self, frame: Frame) -> None:
+    def draw(self, screen: Screen) -> None:
         """Write the state."""
-        self._write(plain.status_line(frame))
+        self._write(plain.status_line(screen))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is no terminal to restore."""
 
     def end(self, verdict: Verdict) -> None:
         """Write the verdict."""
@@ -73,46 +73,46 @@ class Lines:
             self._write(line)
 
 
-class Screen:
-    """The whole terminal while it plays; story and verdict stay behind in its scrollback."""
+class Terminal:
+    """The whole terminal while the demo plays. Story and verdict stay in its scrollback."""
 
     interval = _FRAME_S
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._glyphs = view.glyphs_for(console)
-        self._told: deque[Line] = deque(maxlen=_STORY_AT_THE_END)
-        # drawn by the loop itself: a thread of its own would show halves of moments
+        self._lines: deque[Line] = deque(maxlen=_STORY_AT_THE_END)
+        # the event loop draws: a thread could draw while the state changes
         self._live = Live(console=console, screen=True, auto_refresh=False)
 
-    def open(self, frame: Frame) -> None:
-        """Take the terminal."""
+    def open(self, screen: Screen) -> None:
+        """Switch the terminal to the demo's screen."""
         self._live.start()
-        self.draw(frame)
+        self.draw(screen)
 
-    def tell(self, line: Line) -> None:
-        """Keep it for the end; the next frame shows it anyway."""
-        self._told.append(line)
+    def add(self, line: Line) -> None:
+        """Keep it for the end; the next screen shows it anyway."""
+        self._lines.append(line)
 
-    def draw(self, frame: Frame) -> None:
-        """Draw a frame."""
+    def draw(self, screen: Screen) -> None:
+        """Draw a screen."""
         width, height = self._console.size
-        self._live.update(view.render(frame, width=width, height=height, glyphs=self._glyphs), refresh=True)
+        self._live.update(view.render(screen, width=width, height=height, glyphs=self._glyphs), refresh=True)
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         self._live.stop()
 
     def end(self, verdict: Verdict) -> None:
-        """Print what was told last, and the verdict."""
-        self._console.print(view.render_story(list(self._told), self._glyphs))
+        """Print the newest lines of the story, and the verdict."""
+        self._console.print(view.render_story(list(self._lines), self._glyphs))
         self._console.print(view.render_verdict(verdict, self._glyphs))
 
 
 def reporter_for(console: Console, write: Callable[[str], None]) -> Reporter:
-    """A screen if standard output is a terminal that can show one, else lines."""
+    """Return a `Terminal` if standard output is a capable terminal, else `Lines`."""
     if sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal:
-        return Screen(console)
+        return Terminal(console)
     return Lines(write)
 
 
@@ -120,13 +120,13 @@ async def perform(scene: Scene, reporter: Reporter, stop: asyncio.Event) -> Verd
     """Play a scene to its end and show it.
 
     Args:
-        scene: not open yet; it is closed afterwards in any case.
-        reporter: who shows it.
-        stop: set to end before the time.
+        scene: the scene, not open yet; `perform` closes it in any case.
+        reporter: shows the scene.
+        stop: set it to end early.
 
     Raises:
-        BindError: no ports could be had.
-        BrokenPipeError: nobody reads the lines any more.
+        BindError: there are no free ports.
+        BrokenPipeError: the reader of the lines is gone.
     """
     logger = logging.getLogger("kvbus")
     handler = StoryHandler(scene.story)
@@ -148,7 +148,7 @@ async def perform(scene: Scene, reporter: Reporter, stop: asyncio.Event) -> Verd
 
 
 async def _perform(scene: Scene, reporter: Reporter, stop: asyncio.Event) -> Verdict:
-    scene.story.listener = reporter.tell
+    scene.story.listener = reporter.add
     reporter.open(scene.observe())
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""The scene: what happens to the cast on the stage, and what the bus makes of it."""
+"""The scene: faults and events on the stage, and checks that the bus repairs them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kvbus.demo.stage import Stage
 from kvbus.demo.story import Tone
 from kvbus.demo.waiting import pause, until
 
-PATIENCE_S: Final = 10.0
-"""How long the bus may take for anything before the demo calls it a failure."""
+TIMEOUT_S: Final = 10.0
+"""Seconds that the bus may take for a repair before the demo reports a failure."""
 
 _DOWNTIME_S: Final = 0.6
 _TAIL: Final = 3
 
 
 class Scene(Stage):
-    """A stage on which a script is played: `open` it, `play`, `settle`, ask for the `verdict`, `close`.
+    """A stage with a script: call `open`, `play`, `settle`, `verdict`, `close` in this order.
 
     Args:
         seconds: length of the demo, None for endless.
-        seed: the same seed, the same workload and the same script.
+        seed: seed of the workload and the script.
         cast: the engines, by default `CAST`.
-        script: what happens, by default `plan`.
+        script: the events, by default `plan`.
         curve: whether routers and bus talk over CURVE.
     """
 
@@ -44,13 +44,13 @@ class Scene(Stage):
         self._script = script
 
     async def play(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
-        """Play until the time is over or ``stop`` is set; then the engines fall silent."""
+        """Play until the time is over or ``stop`` is set. Then the engines stop publishing."""
         early, late = self.routers
         quiet = asyncio.Event()
         serving = [group.create_task(rank.serve(quiet), name=rank.label) for rank in self.ranks]
         early.join(group)
         names = ", ".join(f"{engine.name} ({len(engine.ranks)} ranks)" for engine in self.engines)
-        self.story.tell(Tone.SCENE, f"engines {names} start; {early.name} follows")
+        self.story.add(Tone.SCENE, f"engines {names} start; {early.name} follows")
         labels = [rank.label for rank in self.ranks]
         script = plan(labels, self._seconds, self._seed) if self._script is None else self._script
         for act in script:
@@ -65,15 +65,15 @@ class Scene(Stage):
             await self._lose_tail()
 
     async def settle(self) -> list[str]:
-        """Wait until every batch that an engine has published is applied everywhere.
+        """Wait until all routers have applied every published batch.
 
         Returns:
-            What is not at rest after `PATIENCE_S`; empty if all is.
+            What has not settled after `TIMEOUT_S`, as texts; empty if everything has.
         """
-        took = await until(lambda: not self._unrest(), PATIENCE_S)
+        took = await until(lambda: not self._unrest(), TIMEOUT_S)
         if took is None:
             return self._unrest()
-        self.story.tell(Tone.SCENE, "the engines are silent, and every batch has arrived")
+        self.story.add(Tone.SCENE, "the engines are silent, and every batch has arrived")
         return []
 
     async def _perform(self, act: Act, late: Router, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
@@ -87,11 +87,11 @@ class Scene(Stage):
 
     async def _lose(self, i: int, count: int) -> None:
         rank, before = self.ranks[i], self._counts(i)["recovered"]
-        self.story.tell(Tone.FAULT, f"{count} live batches of {rank.label} are lost on their way to kvbus")
+        self.story.add(Tone.FAULT, f"{count} live batches of {rank.label} are lost on their way to kvbus")
         rank.lose(count)
-        await until(lambda: not rank.misbehaving, PATIENCE_S)
-        took = await until(lambda: self._counts(i)["recovered"] - before >= count and self._agree([i]), PATIENCE_S)
-        self._told(
+        await until(lambda: not rank.misbehaving, TIMEOUT_S)
+        took = await until(lambda: self._counts(i)["recovered"] - before >= count and self._agree([i]), TIMEOUT_S)
+        self._report(
             took,
             f"gap seen, {count} replayed by the engine; all equal in {_s(took)}",
             f"the {count} lost batches of {rank.label} did not come back",
@@ -99,16 +99,16 @@ class Scene(Stage):
 
     async def _jumble(self, i: int, count: int) -> None:
         rank, before = self.ranks[i], self._counts(i)
-        self.story.tell(Tone.FAULT, f"{count} batches of {rank.label} are overtaken by others, {count} come twice")
+        self.story.add(Tone.FAULT, f"{count} batches of {rank.label} are overtaken by others, {count} come twice")
         rank.jumble(count)
-        await until(lambda: not rank.misbehaving, PATIENCE_S)
+        await until(lambda: not rank.misbehaving, TIMEOUT_S)
 
         def mended() -> bool:
             now = self._counts(i)
             return now["duplicates"] - before["duplicates"] >= count and self._agree([i])
 
-        took = await until(mended, PATIENCE_S)
-        self._told(
+        took = await until(mended, TIMEOUT_S)
+        self._report(
             took,
             f"order restored, doubles dropped; all equal in {_s(took)}",
             f"the order of {rank.label} was not restored",
@@ -117,14 +117,14 @@ class Scene(Stage):
     async def _join(self, router: Router, group: asyncio.TaskGroup) -> None:
         if router.joined:
             await router.leave()
-            self.story.tell(Tone.FAULT, f"{router.name} restarts and has forgotten everything")
+            self.story.add(Tone.FAULT, f"{router.name} restarts and has forgotten everything")
         else:
             sent = sum(rank.next_seq or 0 for rank in self.ranks)
-            self.story.tell(Tone.SCENE, f"{router.name} joins late, {sent} batches after the start")
+            self.story.add(Tone.SCENE, f"{router.name} joins late, {sent} batches after the start")
         router.join(group)
         at = [index for index, router_ in enumerate(self.routers) if router_ is router]
-        took = await until(lambda: router.rebuilt and self._agree(self._indexes(), at), PATIENCE_S)
-        self._told(
+        took = await until(lambda: router.rebuilt and self._agree(self._indexes(), at), TIMEOUT_S)
+        self._report(
             took,
             f"replayed {router.replayed} batches to it; {router.blocks:,} blocks equal in {_s(took)}",
             f"{router.name} could not be rebuilt",
@@ -134,37 +134,37 @@ class Scene(Stage):
         mine = [i for i, rank in enumerate(self.ranks) if rank in engine.ranks]
         before = [self._source(i)["epoch"] for i in mine]
         dead = sum(sum(self._source(i)["blocks"].values()) for i in mine)
-        self.story.tell(Tone.FAULT, f"{engine.name} crashes: its cache is gone, its seq begins at 0 again")
+        self.story.add(Tone.FAULT, f"{engine.name} crashes: its cache is gone, its seq begins at 0 again")
         await engine.crash(_DOWNTIME_S, stop)
 
         def learned() -> bool:
             epochs = [self._source(i)["epoch"] for i in mine]
             return all(now > then for now, then in zip(epochs, before, strict=True)) and self._agree(mine)
 
-        took = await until(learned, PATIENCE_S)
-        self._told(
+        took = await until(learned, TIMEOUT_S)
+        self._report(
             took,
             f"new epoch: {dead:,} dead blocks cleared, all equal in {_s(took)}",
-            f"the new life of {engine.name} was not noticed",
+            f"the new epoch of {engine.name} was not noticed",
         )
 
     async def _lose_tail(self) -> None:
-        """The hardest loss to see: nothing comes after it."""
+        """Lose the last batches: no later batch shows the gap."""
         rank, before = self.ranks[0], self._counts(0)["recovered"]
-        self.story.tell(Tone.FAULT, f"the last {_TAIL} batches of {rank.label} are lost; none comes after them")
+        self.story.add(Tone.FAULT, f"the last {_TAIL} batches of {rank.label} are lost; none comes after them")
         rank.lose_tail(_TAIL)
-        took = await until(lambda: self._counts(0)["recovered"] - before >= _TAIL and self._agree([0]), PATIENCE_S)
-        self._told(
+        took = await until(lambda: self._counts(0)["recovered"] - before >= _TAIL and self._agree([0]), TIMEOUT_S)
+        self._report(
             took,
             f"asked the silent engine: {_TAIL} missing; all equal in {_s(took)}",
             f"the last batches of {rank.label} were not missed",
         )
 
-    def _told(self, took: float | None, good: str, bad: str) -> None:
+    def _report(self, took: float | None, good: str, bad: str) -> None:
         if took is None:
-            self.story.tell(Tone.WRONG, f"{bad} within {PATIENCE_S:.0f} s")
+            self.story.add(Tone.WRONG, f"{bad} within {TIMEOUT_S:.0f} s")
         else:
-            self.story.tell(Tone.BUS, good)
+            self.story.add(Tone.BUS, good)
 
 
 def _s(took: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What happens in the demo and when: a plan that depends on nothing but its length and its seed."""
+"""The demo's plan of events. It depends only on its length and its seed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from enum import Enum, auto
 from typing import Final
 
 LAP_S: Final = 24.0
-"""Seconds of one lap; a shorter demo has the first lap in less time, a longer one goes on with others."""
+"""Seconds of one lap. A shorter demo plays the first lap faster, a longer one adds laps."""
 
-_REST_S: Final = 1.0  # nothing begins so shortly before the end
+_REST_S: Final = 1.0  # nothing begins in the last seconds
 
 
 class Kind(Enum):
-    """Something that goes wrong, or somebody who comes and goes."""
+    """The kinds of events."""
 
     LOSE = auto()
-    """Live batches of one rank are lost on the way to the bus."""
+    """The bus loses live batches of one rank on the way."""
     JUMBLE = auto()
     """Batches of one rank overtake each other, and some arrive twice."""
     CRASH = auto()
-    """An engine dies and comes back: empty cache, sequence numbers from 0."""
+    """An engine crashes and restarts: empty cache, sequence numbers from 0."""
     JOIN = auto()
-    """The late router joins; if it is there already it restarts, with nothing in its view."""
+    """The late router joins; if it runs already it restarts with an empty view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Act:
     """One entry of the plan.
 
     Attributes:
-        at: seconds after the start at the earliest; acts never overlap.
-        kind: what happens.
+        at: earliest start in seconds; acts never overlap.
+        kind: the event.
         target: label of a rank (``vllm/0``), name of an engine (CRASH), empty for JOIN.
-        count: batches, where they are counted.
+        count: number of batches; 0 where the event has none.
     """
 
     at: float
@@ -45,12 +45,12 @@ class Act:
 
 
 def plan(ranks: Sequence[str], seconds: float | None, seed: int) -> Iterator[Act]:
-    """Yield what happens, in order; without end if ``seconds`` is None.
+    """Yield the events in order, without end if ``seconds`` is None.
 
     Args:
         ranks: labels of all ranks, ``engine/rank``, at least two engines.
         seconds: length of the demo.
-        seed: the same seed, the same plan.
+        seed: seed of the plan.
     """
     rng = random.Random(f"kvbus/demo/{seed}")  # noqa: S311 - repeatable, not secret
     engines = list(dict.fromkeys(rank.partition("/")[0] for rank in ranks))

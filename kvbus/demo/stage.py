@@ -1,4 +1,4 @@
-"""The stage: engines and routers on their ports, the bus between them, and what there is to see of it."""
+"""The stage: engines and routers on their ports, the bus between them, and their state for the screen."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kvbus.admin.views import source_json
 from kvbus.config import load
 from kvbus.daemon.daemon import Daemon
 from kvbus.demo.engines import CAST, Casting, Engine, Rank
-from kvbus.demo.frame import Cell, Frame, Match, OutputRow, RouterRow, SourceRow
 from kvbus.demo.keys import Keyring
 from kvbus.demo.ports import LOOPBACK, PortRun
 from kvbus.demo.routers import Feed, Place, Router
+from kvbus.demo.screen import Cell, Match, OutputRow, RouterRow, Screen, SourceRow
 from kvbus.demo.story import Story
 from kvbus.demo.verdict import Comparison, Verdict, compare, truth_keys, view_keys
 from kvbus.errors import BindError
@@ -27,13 +27,13 @@ _OPEN_TRIES: Final = 5
 
 
 class Stage:
-    """Engines, bus and routers, and an honest look at all three. Make it inside a running loop.
+    """Engines, bus and routers, and a consistent view of all three. It needs a running event loop.
 
     Args:
         seconds: length of the demo, None for endless.
-        seed: of the workload.
+        seed: seed of the workload.
         cast: the engines, by default `CAST`.
-        curve: whether the bus's outputs want CURVE, with keys made for the occasion.
+        curve: True uses CURVE on the bus's outputs, with temporary keys.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Stage:
     # -- opening and closing ---------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Build everything on ports that are free: engines first, then the bus.
+        """Build everything on free ports: engines first, then the bus.
 
         Raises:
-            BindError: ports that were free are taken, again and again.
+            BindError: free ports were taken before the bind, in every attempt.
         """
         for tries_left in reversed(range(_OPEN_TRIES)):
             try:
@@ -121,12 +121,12 @@ class Stage:
         overrides: dict[str, Any] = {
             "http": f"{LOOPBACK}:0",
             "worker": "demo",
-            # an idle engine is asked soon whether its last batches were lost: nobody wants to watch 5 s of nothing
+            # ask an idle engine soon for its last batches, so that the demo never shows 5 s of nothing
             "probe_interval": 0.5,
             "sources": sources,
             "outputs": outputs,
         }
-        # the demo is the same everywhere: KVBUS_ variables configure `kvbus run`, not this
+        # KVBUS_ variables configure `kvbus run`, not the demo
         config = load(None, env={}, overrides=overrides)
         daemon = Daemon(config, keep_seqs=False)
         await daemon.start()
@@ -140,7 +140,7 @@ class Stage:
             self.routers.append(Router(f"router-{name}", output.name, places))
 
     async def close(self) -> None:
-        """End everything, in the order in which nobody waits for anybody."""
+        """Close everything, in an order in which nothing waits for another part."""
         for router in self.routers:
             await router.leave()
         if self._daemon is not None:
@@ -154,8 +154,8 @@ class Stage:
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def observe(self) -> Frame:
-        """Everything at this moment: engines, bus and routers share the loop, so nothing moves meanwhile."""
+    def observe(self) -> Screen:
+        """Return the state of this moment. Engines, bus and routers share the loop, so nothing changes meanwhile."""
         rates = self._rates()
         config, relay, address = self.daemon.config, self.daemon.relay, self.daemon.http_address
         outputs = []
@@ -174,7 +174,7 @@ class Stage:
                     stats.replay_requests.total(),
                 )
             )
-        return Frame(
+        return Screen(
             self.elapsed(),
             self._seconds,
             "" if address is None else f"http://{address[0]}:{address[1]}/",
@@ -185,7 +185,7 @@ class Stage:
         )
 
     def verdict(self, unsettled: Sequence[str] = ()) -> Verdict:
-        """Compare every router that is there with every engine's own cache."""
+        """Compare every running router with every engine's own cache."""
         comparisons = [self._compared(router, i) for router in self.routers if router.joined for i in self._indexes()]
         return Verdict(comparisons, unsettled)
 
@@ -221,14 +221,14 @@ class Stage:
         return Cell(len(feed.view), Match.EQUAL if self._equal(r, i) else Match.DIFFERENT)
 
     def _dialect(self, label: str, sniffed: str | None) -> str | None:
-        """The bus names a batch's dialect; some batches fit several, and the narrowest name says most."""
+        """Return a source's dialect. A batch may fit several dialects, so keep the narrowest name that the bus gave."""
         known = self._dialects.get(label)
         if sniffed is not None and (known is None or "|" in known):
             self._dialects[label] = known = sniffed
         return known
 
     def _rates(self) -> list[float]:
-        """Live batches a second of each source, over the last seconds."""
+        """Return the live batches per second of each source, over the last seconds."""
         now = self._loop.time()
         counts = [source.stats.batches for source in self.daemon.relay.sources]
         self._seen.append((now, counts))
@@ -239,7 +239,7 @@ class Stage:
         return [(a - b) / span if span > 0 else 0.0 for a, b in zip(counts, before, strict=True)]
 
     def _source(self, i: int) -> dict[str, Any]:
-        """What ``/sources`` says about one source."""
+        """Return the entry of ``/sources`` for one source."""
         return source_json(self.daemon.relay.sources[i], "", None)
 
     def _counts(self, i: int) -> dict[str, int]:
@@ -247,9 +247,10 @@ class Stage:
         return counts
 
     def _behind(self, r: int, i: int) -> int | None:
-        """Batches between what an engine rank has published and what a router has applied, both hops.
+        """Count the batches that an engine rank has published and a router has not applied, over both hops.
 
-        None where numbers say nothing: the engine is away, or the bus does not know its new life yet.
+        Returns:
+            None while the engine is down, or the bus does not know its new epoch yet.
         """
         published, seen = self.ranks[i].next_seq, self._source(i)
         feed = self.routers[r].feeds[i]
@@ -266,14 +267,14 @@ class Stage:
         return compare(router.name, feed.source, view_keys(feed.view), truth_keys(self.ranks[i].truth()))
 
     def _agree(self, sources: Iterable[int], routers: Iterable[int] | None = None) -> bool:
-        """Whether nothing is on its way and these routers' views of these sources equal the engines' caches."""
+        """Return whether no batch is on its way and these routers' views equal the engines' caches."""
         who = [r for r in (range(len(self.routers)) if routers is None else routers) if self.routers[r].joined]
         pairs = [(r, i) for r in who for i in sources]
-        # numbers first: they cost nothing, comparing sets does
+        # compare numbers first, because comparing sets is expensive
         return all(self._behind(r, i) == 0 for r, i in pairs) and all(self._equal(r, i) for r, i in pairs)
 
     def _equal(self, r: int, i: int) -> bool:
-        """`_compared`, done again only when one of the two has changed."""
+        """Return the result of `_compared`, cached until one of the two changes."""
         feed, version = self.routers[r].feeds[i], self.ranks[i].version
         known = self._agreed.get((r, i))
         if known is not None and known[:3] == (version, feed, feed.updates):

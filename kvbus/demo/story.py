@@ -1,4 +1,4 @@
-"""The story line: what was done to the system, and what the bus made of it."""
+"""The story: the faults and events of the demo, and how the bus repaired them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEPT: Final = 200
 
 
 class Tone(Enum):
-    """Who speaks."""
+    """The kind of a line."""
 
     SCENE = "scene"
     FAULT = "fault"
@@ -23,7 +23,7 @@ class Tone(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing told, ``at`` seconds after the start."""
+    """One line, ``at`` seconds after the start."""
 
     at: float
     tone: Tone
@@ -31,7 +31,7 @@ class Line:
 
 
 class Story:
-    """The newest lines, kept, and handed to a listener as they are told.
+    """The newest lines. A listener gets each new line.
 
     Args:
         clock: seconds since the start.
@@ -42,7 +42,7 @@ class Story:
         self.lines: deque[Line] = deque(maxlen=_KEPT)
         self.listener: Callable[[Line], None] | None = None
 
-    def tell(self, tone: Tone, text: str) -> None:
+    def add(self, tone: Tone, text: str) -> None:
         """Add a line."""
         line = Line(self._clock(), tone, text)
         self.lines.append(line)
@@ -51,12 +51,12 @@ class Story:
 
 
 class StoryHandler(logging.Handler):
-    """Tells the bus's own warnings, which would else be written across the screen."""
+    """Adds the bus's own warnings to the story; else they would appear across the screen."""
 
     def __init__(self, story: Story) -> None:
         super().__init__(logging.WARNING)
         self._story = story
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell one record."""
-        self._story.tell(Tone.WRONG, record.getMessage())
+        """Add one record."""
+        self._story.add(Tone.WRONG, record.getMessage())

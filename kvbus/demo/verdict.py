@@ -1,4 +1,4 @@
-"""The verdict: what routers believe against what the engines' caches really hold."""
+"""The verdict: routers' views compared with the engines' caches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvbus.client import BlockView
 from kvbus.core.types import PREFIX_KINDS, medium_key
 
 Key = tuple[int | None, str, int | str]
-"""(group, medium, hash), the hash as text in hex where the engine's are bytes."""
+"""(group, medium, hash). Byte hashes are hex strings."""
 
 _NAMED: Final = 3
 
 
 def truth_keys(truth: Iterable[Mapping[str, Any]]) -> set[Key]:
-    """The keys of an engine's live blocks that a prefix can be matched against (`SimEngine.truth`)."""
+    """Return the keys of an engine's live blocks in groups that can match a prefix, from `SimEngine.truth`."""
     return {
         (entry["group_idx"], medium_key(entry["medium"]) or str(entry["medium"]).upper(), entry["hash"])
         for entry in truth
@@ -25,20 +25,20 @@ def truth_keys(truth: Iterable[Mapping[str, Any]]) -> set[Key]:
 
 
 def view_keys(view: BlockView) -> set[Key]:
-    """The keys of a router's view."""
+    """Return the keys of a router's view."""
     return {(it.group_idx, it.medium, it.hash.hex() if isinstance(it.hash, bytes) else it.hash) for it in view}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One router's view of one source against that engine rank's own cache.
+    """One router's view of one source, compared with that engine rank's own cache.
 
     Attributes:
-        router: its name.
+        router: name of the router.
         source: label of the rank.
         blocks: live blocks in the engine's cache.
-        missing: blocks that the engine has and the router does not know.
-        stale: blocks that the router believes in and the engine does not have.
+        missing: blocks that only the engine has.
+        stale: blocks that only the router has.
     """
 
     router: str
@@ -49,11 +49,11 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether they hold the same blocks."""
+        """Whether both have the same blocks."""
         return not self.missing and not self.stale
 
     def differences(self) -> str:
-        """The difference in words, with a few of the blocks named; empty if there is none."""
+        """Describe the difference, with a few of the blocks; empty if there is none."""
         parts = []
         for what, keys in (("missing", self.missing), ("stale", self.stale)):
             if keys:
@@ -71,8 +71,8 @@ class Verdict:
     """The end of the demo.
 
     Attributes:
-        comparisons: every router that was there, with every source.
-        unsettled: what had not come to rest within the time given; empty if all did.
+        comparisons: every running router, with every source.
+        unsettled: what had not settled in time, as texts; empty if everything had.
     """
 
     comparisons: Sequence[Comparison]
@@ -80,7 +80,7 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """Whether there was something to compare, and all of it is equal."""
+        """Whether there is a comparison, and all are equal."""
         return bool(self.comparisons) and all(item.equal for item in self.comparisons)
 
     @property

@@ -1,4 +1,4 @@
-"""The demo on a terminal: everything on one screen, for any width from 80 columns on."""
+"""The demo on a terminal: one screen, at least 80 columns wide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from kvbus.demo.frame import Cell, Frame, Match, OutputRow, RouterRow, SourceRow
+from kvbus.demo.screen import Cell, Match, OutputRow, RouterRow, Screen, SourceRow
 from kvbus.demo.story import Line, Tone
 from kvbus.demo.verdict import Verdict
 
@@ -32,7 +32,7 @@ _TONES: Final = {Tone.SCENE: "dim", Tone.FAULT: "yellow", Tone.BUS: "green", Ton
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Signs, each one column wide, and what they become on a terminal without Unicode."""
+    """Signs of one column each, with ASCII forms for a terminal without Unicode."""
 
     arrow: str = "━━▶"
     dot: str = "●"
@@ -45,7 +45,7 @@ class Glyphs:
     ellipsis: str = "…"
 
     def of(self, tone: Tone) -> str:
-        """The sign of a story line."""
+        """Return the sign of a story line."""
         return {Tone.SCENE: self.away, Tone.FAULT: self.fault, Tone.BUS: self.good, Tone.WRONG: self.bad}[tone]
 
 
@@ -54,28 +54,28 @@ ASCII: Final = Glyphs("-->", "*", "=", "#", ".", "!", "+", "X", "...")
 
 
 def glyphs_for(console: Console) -> Glyphs:
-    """The signs that a console can show."""
+    """Return the signs that a console can show."""
     return UNICODE if console.encoding.lower().startswith("utf") else ASCII
 
 
-def render(frame: Frame, *, width: int, height: int, glyphs: Glyphs = UNICODE) -> RenderableType:
-    """Draw one moment, fitted to a terminal of this many columns and lines."""
+def render(screen: Screen, *, width: int, height: int, glyphs: Glyphs = UNICODE) -> RenderableType:
+    """Draw a screen for a terminal of this many columns and lines."""
     wide = width >= _WIDE
     parts: list[RenderableType] = [
-        _head(frame, glyphs, wide=wide),
+        _head(screen, glyphs, wide=wide),
         _legend(glyphs, wide=wide),
-        _panel(_sources(frame.sources, glyphs, wide=wide), "what the bus sees of the engines", "cyan"),
-        _panel(_outputs(frame.outputs, wide=wide), "what the bus sends", "cyan"),
-        _panel(_routers(frame, glyphs, wide=wide), "what the routers believe", "green", _signs(glyphs)),
+        _panel(_sources(screen.sources, glyphs, wide=wide), "what the bus sees of the engines", "cyan"),
+        _panel(_outputs(screen.outputs, wide=wide), "what the bus sends", "cyan"),
+        _panel(_routers(screen, glyphs, wide=wide), "what the routers believe", "green", _signs(glyphs)),
     ]
-    used = 2 + (len(frame.sources) + 3) + (len(frame.outputs) + 3) + (len(frame.routers) + 3)
+    used = 2 + (len(screen.sources) + 3) + (len(screen.outputs) + 3) + (len(screen.routers) + 3)
     room = max(_MIN_STORY, height - used - 2)
     lines: list[Text] = []
-    for line in reversed(frame.story):
-        # a line that wraps takes the room of two: whole lines only, the newest at the bottom
-        told = _line(line, glyphs)
-        told.truncate(width - 4, overflow="ellipsis")
-        lines.append(told)
+    for line in reversed(screen.story):
+        # a wrapped line would take two rows: truncate each, with the newest at the bottom
+        text = _line(line, glyphs)
+        text.truncate(width - 4, overflow="ellipsis")
+        lines.append(text)
         if len(lines) == room:
             break
     lines.reverse()
@@ -85,12 +85,12 @@ def render(frame: Frame, *, width: int, height: int, glyphs: Glyphs = UNICODE) -
 
 
 def render_story(lines: Sequence[Line], glyphs: Glyphs = UNICODE) -> RenderableType:
-    """Draw everything that was told, for the end."""
+    """Draw the story, for the end."""
     return _panel(Group(*(_line(line, glyphs) for line in lines)), "story", "yellow")
 
 
 def render_verdict(verdict: Verdict, glyphs: Glyphs = UNICODE) -> RenderableType:
-    """Draw the verdict: a row for each router and source."""
+    """Draw the verdict, one row for each router and source."""
     table = _table(expand=False)
     for name in ("router", "source", "engine's blocks", "router's view", "difference"):
         table.add_column(name, justify="right" if "'" in name else "left")
@@ -107,15 +107,15 @@ def render_verdict(verdict: Verdict, glyphs: Glyphs = UNICODE) -> RenderableType
     return _panel(Group(*rows), "verdict: each router against each engine's own cache", colour)
 
 
-def _head(frame: Frame, glyphs: Glyphs, *, wide: bool) -> Table:
+def _head(screen: Screen, glyphs: Glyphs, *, wide: bool) -> Table:
     head = Table.grid(expand=True, padding=0)
     head.add_column(no_wrap=True)
     head.add_column(justify="right", no_wrap=True)
-    time = f"{frame.elapsed:5.1f} s" + ("" if frame.seconds is None else f" of {frame.seconds:g}")
-    end = "Ctrl-C: verdict" if frame.seconds is None else "then the verdict" if wide else ""
+    time = f"{screen.elapsed:5.1f} s" + ("" if screen.seconds is None else f" of {screen.seconds:g}")
+    end = "Ctrl-C: verdict" if screen.seconds is None else "then the verdict" if wide else ""
     title = Text.assemble((" kvbus demo ", "reverse bold"), "  ", (time, "bold"))
     title.append(f" {glyphs.away} {end}" if end else "", "dim")
-    page = Text.assemble(("status page ", "dim"), (frame.url, f"underline link {frame.url}"))
+    page = Text.assemble(("status page ", "dim"), (screen.url, f"underline link {screen.url}"))
     head.add_row(title, page)
     return head
 
@@ -178,18 +178,18 @@ def _outputs(rows: Sequence[OutputRow], *, wide: bool) -> Table:
     return table
 
 
-def _routers(frame: Frame, glyphs: Glyphs, *, wide: bool) -> Table:
+def _routers(screen: Screen, glyphs: Glyphs, *, wide: bool) -> Table:
     table = _table()
     table.add_column("router", no_wrap=True)
     if wide:
         table.add_column("output", no_wrap=True)
-    for row in frame.sources:
+    for row in screen.sources:
         table.add_column(row.label, justify="right", no_wrap=True, min_width=9)
     table.add_column("blocks", justify="right", no_wrap=True)
     table.add_column("equal to the engines" if wide else "equal?", min_width=7, no_wrap=True)
-    for router in frame.routers:
+    for router in screen.routers:
         output = [Text(router.output, "dim")] if wide else []
-        cells = [_cell(cell, glyphs) for cell in router.cells] or [Text("")] * len(frame.sources)
+        cells = [_cell(cell, glyphs) for cell in router.cells] or [Text("")] * len(screen.sources)
         blocks = f"{router.blocks:,}" if router.joined else ""
         table.add_row(Text(router.name, "bold"), *output, *cells, blocks, _answer(router, wide=wide))
     return table
@@ -248,7 +248,7 @@ def _counted(count: int, style: str) -> Text:
 
 
 def _short(dialect: str) -> str:
-    """``vllm-0.30..0.33`` as ``vllm-0.30+``; the first of several."""
+    """Shorten ``vllm-0.30..0.33`` to ``vllm-0.30+``; of several names take the first."""
     first = dialect.partition(" ")[0]
     head, dots, _ = first.partition("..")
     return f"{head}+" if dots else first

@@ -1,4 +1,4 @@
-"""Waiting: for a moment, or until something is so."""
+"""Waiting: for some time, or for a condition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOOK_S: Final = 0.01
 
 
 async def pause(seconds: float, stop: asyncio.Event) -> None:
-    """Let time pass, but not beyond the moment that ``stop`` is set."""
+    """Wait for ``seconds``, or until ``stop`` is set."""
     try:
         async with asyncio.timeout(None if seconds == float("inf") else max(0.0, seconds)):
             await stop.wait()
@@ -22,7 +22,7 @@ async def until(condition: Callable[[], bool], within: float) -> float | None:
     """Wait until a condition holds.
 
     Returns:
-        Seconds waited, or None if it did not come to hold ``within`` that time.
+        Seconds waited, or None if the condition did not hold ``within`` that many seconds.
     """
     clock = asyncio.get_running_loop().time
     begin = clock()

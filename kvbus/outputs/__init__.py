@@ -1,4 +1,4 @@
-"""What carries the outputs' streams to those who read them, one folder a type (``outputs[].type``).
+"""Output drivers: they carry the outputs' streams to readers. Each type (``outputs[].type``) has one folder.
 
 In: what the relay publishes and answers (:mod:`kvbus.core.commands`), one driver for each configured output.
 Out: requests of readers, as events for the relay. An entry point ``kvbus.outputs`` registers a driver, and

@@ -1,4 +1,4 @@
-"""What a driver of an output type has to do, and what it may use of the daemon."""
+"""The contract of output drivers: what a driver does, and which services of the daemon it may use."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from kvbus.transport.sockets import Context, PeerPolicy
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the daemon lends to the driver of one output.
+    """The daemon's services for the driver of one output.
 
     Attributes:
-        stats: counters of the output; the driver keeps those of queues, drops and readers.
-        feed: takes requests of readers; answers come back through :meth:`OutputDriver.answer`.
-        before_send: called before anything leaves, for what follows from a state is written before it; None where no
-            state is kept.
-        clock: seconds in which the process was running, for readers that make no progress.
-        context: the process's ZeroMQ context, for drivers that speak it.
-        max_replay_sessions: answers under way at once, on all streams of the output.
+        stats: counters of the output; the driver updates those of queues, drops and readers.
+        feed: call it with each reader's request; :meth:`OutputDriver.answer` gets the answer.
+        before_send: call it before anything leaves, because log records are written first; None without ``state_dir``.
+        clock: seconds in which the process was running; it measures the progress of readers.
+        context: the process's ZeroMQ context, for drivers that use ZeroMQ.
+        max_replay_sessions: limit of answers at once, on all streams of the output.
     """
 
     stats: OutputStats
@@ -36,7 +35,7 @@ class Services:
 
 
 class OutputDriver(Protocol):
-    """One output's streams, named by their place. It never blocks, and never lets one reader delay another.
+    """The streams of one output, by slot. A driver never blocks, and no reader delays another.
 
     Batches of a stream leave in the order they are published. What is dropped is counted in ``stats`` with a reason:
     ``queue_full`` where ``queue_batches`` of them wait, another one where the driver has to let go for another cause.
@@ -44,38 +43,42 @@ class OutputDriver(Protocol):
     """
 
     def open(self, stream: int, policy: PeerPolicy) -> None:
-        """Serve one stream, to those whom ``policy`` lets in.
+        """Serve one stream to the readers that ``policy`` allows.
 
         Raises:
-            BindError: it cannot be served; nothing of it is left open.
+            BindError: an endpoint cannot be bound; nothing of the stream is left open.
         """
 
     def publish(self, command: Publish) -> None:
-        """Take one batch; it may wait for :meth:`flush`."""
+        """Queue one batch; the driver may wait for :meth:`flush`."""
 
     def flush(self) -> None:
-        """The burst at hand is over: send what it gave."""
+        """Send the batches of this burst."""
 
     def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
-        """Send an answer, at the pace of whoever asked."""
+        """Send an answer at the requester's pace."""
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Cut every reader off, and let those in whom ``policy`` lets in."""
+        """Disconnect every reader, and serve those that ``policy`` allows."""
 
     @property
     def streams(self) -> list[int]:
-        """The streams that are open."""
+        """Slots of the open streams."""
 
     @property
     def busy(self) -> int:
-        """Answers that are not sent whole."""
+        """Unfinished answers."""
 
     def end_answers(self) -> int:
-        """Cut off the answers under way, tell whoever waits for them, and count them; how many they were."""
+        """Close unfinished answers with END, and count them.
+
+        Returns:
+            The number of unfinished answers.
+        """
 
     def close(self, stream: int, linger: float = 0.0) -> None:
-        """Serve one stream no longer; what is queued has ``linger`` seconds to leave."""
+        """Stop serving one stream; queued messages have ``linger`` seconds to leave."""
 
 
 OutputFactory = Callable[[int, OutputConfig, Services], OutputDriver]
-"""What an entry point names: makes the driver of the output with this place, which opens nothing yet."""
+"""The object of an entry point: it makes the driver of one output, by its index, and opens nothing yet."""

@@ -1,18 +1,18 @@
 """A prefix cache in miniature: real allocation, hits, reference counts and eviction, without a model.
 
-The cache is pure and deterministic. It keeps a fixed pool of blocks the way vLLM's block pool does: a
-request takes references on the blocks of its longest cached prefix and allocates the rest from the least
-recently freed end, which evicts whatever those blocks held; a finished request frees its blocks last one
-first, so leaves go before their parents. Two habits of real engines decide what leaves it as events:
+The cache is pure and deterministic. It keeps a fixed pool of blocks, as vLLM's block pool does. A request references
+the blocks of its longest cached prefix, and allocates the rest from the least recently freed blocks, which evicts their
+old content. A finished request frees its last block first, so leaves go before their parents. Real engines differ in
+one rule, which decides the events:
 
 * With ``copies=True`` (vLLM) a prompt that is cached in full still computes its last block again, into a
   second physical block with the same hash: the hash is stored twice and removed twice.
 * With ``copies=False`` (SGLang's radix cache) the request moves over to the cached block: every hash is
   stored once.
 
-Lower tiers are filled when a request finishes (write-through, parents first) and read when a prefix goes on
-there (onboard: the block is then live in both). Events are abstract; `kvbus.sim.dialects` gives them an
-engine's form.
+A finished request writes its blocks to the lower tiers (write-through, parents first). A request whose prefix continues
+in a lower tier copies the block back (onboard): the block is then live in both. Events are abstract;
+`kvbus.sim.dialects` gives them an engine's form.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ GPU: Final = "GPU"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """One full block's content: what it is, wherever copies of it lie.
+    """One full block's content, independent of its copies.
 
     Attributes:
         digest: 32 bytes, sha256 chained over the whole prefix.
         parent: the block before it, None at the start of a prompt.
-        tokens: its token ids, exactly one block of them.
-        tenant: the LoRA adapter or cache salt it belongs to, "" for none.
+        tokens: its token ids, ``block_size`` of them.
+        tenant: its LoRA adapter or cache salt, "" for none.
     """
 
     digest: bytes
@@ -48,7 +48,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A run of blocks became live; each is the parent of the next."""
+    """A run of blocks became live. Each block is the parent of the next."""
 
     blocks: tuple[Block, ...]
     tier: str
@@ -74,14 +74,14 @@ Event = Stored | Removed | Cleared
 
 @dataclass(slots=True)
 class LiveBlock:
-    """A block that is cached somewhere, and how many physical copies of it there are."""
+    """A live block, and the number of its physical copies."""
 
     block: Block
     copies: int
 
 
 def make_block(parent: Block | None, tokens: Sequence[int], tenant: str = "") -> Block:
-    """Hash one block's tokens on top of its parent; `tenant` keeps equal prompts of two tenants apart."""
+    """Hash one block's tokens, chained to its parent. `tenant` separates equal prompts of two tenants."""
     digest = hashlib.sha256(parent.digest if parent else tenant.encode())
     digest.update(struct.pack(f"<{len(tokens)}Q", *tokens))
     return Block(digest.digest(), parent, tuple(tokens), tenant)
@@ -101,11 +101,11 @@ class Request:
     """A request that holds blocks.
 
     Attributes:
-        tokens: every token, prompt first; the engine knows the output beforehand.
-        prompt: how many of them are the prompt.
-        computed: tokens whose cache entries exist.
-        cached_prompt: tokens of the prompt that were a prefix hit.
-        tenant: the LoRA adapter or cache salt it runs under.
+        tokens: all tokens, prompt first; the engine knows the output in advance.
+        prompt: number of prompt tokens.
+        computed: number of tokens in the cache.
+        cached_prompt: number of prompt tokens found in the cache.
+        tenant: its LoRA adapter or cache salt.
     """
 
     tokens: Sequence[int]
@@ -127,12 +127,12 @@ class PrefixCache:
 
     Args:
         blocks: size of the GPU pool in blocks.
-        block_size: tokens a block.
-        copies: whether one hash may lie in several physical blocks (vLLM) or in one (SGLang).
+        block_size: tokens per block.
+        copies: True if several physical blocks may have one hash (vLLM), False if only one may (SGLang).
         tiers: capacity in blocks of each lower tier, fastest first, e.g. ``{"CPU": 4000, "DISK": 20000}``.
-        group_idx: the KV-cache group that events speak of.
+        group_idx: the KV-cache group in its events.
 
-    Every method that changes the cache adds to the pending events; `take_events` hands them over.
+    Every method that changes the cache adds events; `take_events` returns them.
     """
 
     def __init__(
@@ -160,11 +160,11 @@ class PrefixCache:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks without a reference, cached or not: what the next requests can take."""
+        """Blocks without a reference, cached or not: requests can take them."""
         return len(self._free)
 
     def take_events(self) -> list[Event]:
-        """Return what happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
@@ -177,13 +177,12 @@ class PrefixCache:
 
         Args:
             tokens: prompt and output together.
-            prompt: how many of them are the prompt. The last prompt token is always computed, so a prompt
-                that is cached to its end still computes one block (vLLM's rule, and the origin of second
-                copies).
-            tenant: the LoRA adapter or cache salt it runs under.
+            prompt: number of prompt tokens. A request always computes the last prompt token. So a prompt that is
+                cached to its end still computes one block (vLLM's rule, and the reason for second copies).
+            tenant: its LoRA adapter or cache salt.
 
         Raises:
-            ValueError: it does not fit; ask `fits` first.
+            ValueError: it does not fit; check `fits` first.
         """
         if not self.fits(len(tokens)):
             raise ValueError(f"{len(tokens)} tokens do not fit in {self.free_blocks} free blocks")
@@ -197,7 +196,7 @@ class PrefixCache:
         return request
 
     def compute(self, request: Request, tokens: int) -> None:
-        """Compute the next `tokens` of a request and cache every block that this fills."""
+        """Compute the next `tokens` tokens of a request, and cache each block that becomes full."""
         request.computed = min(request.computed + tokens, len(request.tokens))
         stored: list[Block] = []
         while (len(request.chain) + 1) * self.block_size <= request.computed:
@@ -205,7 +204,7 @@ class PrefixCache:
             slot = request.slots[len(request.chain)]
             copies = self._cached.get(block.digest)
             if copies and not self._copies:
-                # a radix cache keeps its own page and takes the request's back
+                # a radix cache keeps its own page and frees the request's
                 own, slot = slot, next(iter(copies.values()))
                 self._reference(slot)
                 block = slot.block or block
@@ -221,7 +220,7 @@ class PrefixCache:
         self._flush(stored, GPU)
 
     def finish(self, request: Request) -> None:
-        """Free a request's blocks, leaf first; what is cached stays until it is evicted."""
+        """Free a request's blocks, leaf first. Cached blocks stay until their eviction."""
         del self._running[id(request)]
         for tier in self._tiers:
             self._write_through(request.chain, tier)
@@ -230,15 +229,15 @@ class PrefixCache:
             if slot.refs:
                 continue
             self._free[slot.number] = slot
-            if slot.block is None:  # never filled: the first to be taken again
+            if slot.block is None:  # never full: reuse it first
                 self._free.move_to_end(slot.number, last=False)
 
     def clear(self, *, lower_tiers: bool = True) -> None:
         """Reset the cache: requests end, the GPU pool empties.
 
         Args:
-            lower_tiers: empty these too, with a removal of every block: `Cleared` speaks of the GPU pool
-                alone.
+            lower_tiers: True empties these too, with a removal for every block, because `Cleared` is about the GPU pool
+                only.
         """
         for request in list(self._running.values()):
             self.finish(request)
@@ -291,7 +290,7 @@ class PrefixCache:
         return slot
 
     def _reuse(self, request: Request, reusable: int) -> None:
-        """Take the longest cached prefix; what only a lower tier holds is copied into the GPU pool."""
+        """Take the longest cached prefix, and copy blocks of a lower tier into the GPU pool."""
         onboarded: list[Block] = []
         while len(request.chain) < reusable:
             block = self._block_of(request)
@@ -299,7 +298,7 @@ class PrefixCache:
             if copies:
                 slot = next(iter(copies.values()))
                 self._reference(slot)
-                block = slot.block or block  # share the chain: one object a block, not one a request
+                block = slot.block or block  # share the chain: one object per block, not per request
                 self._flush(onboarded, GPU)
             elif any(block.digest in held for _, held in self._tiers.values()):
                 slot = self._allocate()
@@ -316,7 +315,7 @@ class PrefixCache:
         self._cached.setdefault(block.digest, {})[slot.number] = slot
 
     def _write_through(self, chain: list[Block], tier: str) -> None:
-        """Keep a finished request's blocks in a lower tier, making room leaf first."""
+        """Copy a finished request's blocks to a lower tier, and evict leaves to make room."""
         capacity, held = self._tiers[tier]
         own = {block.digest for block in chain}
         stored: list[Block] = []
@@ -327,7 +326,7 @@ class PrefixCache:
             if len(held) >= capacity:
                 oldest = next(iter(held), None)
                 if oldest is None or oldest in own:
-                    break  # the tier is smaller than this chain: a child without its parent is worth nothing
+                    break  # the chain is larger than the tier, and a child without its parent is useless
                 self._flush(stored, tier)
                 self._events.append(Removed((held.pop(oldest),), tier, self.group_idx))
             held[block.digest] = block

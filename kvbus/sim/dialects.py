@@ -1,9 +1,8 @@
-"""How each engine release says it: the table of wire dialects, and the encoder that follows it.
+"""The wire dialects of engine releases: a table, and an encoder that follows it.
 
-`DIALECTS` is data, one row a release that changed something. Positional events always have every field of
-their row, trailing nulls included; map events leave out the fields of `_OMITTED` that are None, as both
-engines' structs do. The rows follow those releases' own structs and are checked against their captured
-bytes in the tests.
+`DIALECTS` is data, one row for each release that changed the format. Positional events always have every field of
+their row, trailing nulls included. Map events leave out the fields of `_OMITTED` that are None, as both engines'
+structs do. The source of each row is the release's own structs; the tests compare it with captured bytes.
 """
 
 from __future__ import annotations
@@ -44,30 +43,28 @@ _SGLANG_MEDIA: Final = MappingProxyType({GPU: "GPU", "CPU": "CPU_PINNED", "DISK"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One release's way to write events.
+    """The event format of one release.
 
     Attributes:
-        name: key in `DIALECTS`; the release is the first that wrote this way.
+        name: key in `DIALECTS`; it names the first release with this format.
         stored: fields of BlockStored after the tag.
         removed: fields of BlockRemoved after the tag.
         maps: events are maps tagged by ``type``, else arrays with the tag first.
         omitted: fields that a map leaves out when they are None.
         framing: replay framing of the release.
-        batch_length: 3 with a rank, 2 without (vLLM 0.9.0).
-        hashes: how a 32-byte digest appears: its low 64 bits unsigned, its high 64 bits signed, or raw.
-        chained: False where a hash covers its own page only, so that equal pages collide (SGLang up to
-            0.5.5).
-        units: what one BlockStored carries: a run of blocks, one page, or one radix node of any size with
-            one hash.
+        batch_length: elements of a batch: 3 with a rank, 2 without (vLLM 0.9.0).
+        hashes: form of a 32-byte digest: its low 64 bits unsigned, its high 64 bits signed, or raw bytes.
+        chained: False where a hash covers only its own page, so that equal pages collide (SGLang up to 0.5.5).
+        units: content of one BlockStored: a run of blocks, one page, or one radix node of any size with one hash.
         removed_units: the same for BlockRemoved.
         parents: False where the parent is always null (llm-d-inference-sim).
         sizes: False where block_size is always 0 (llm-d-inference-sim).
         salt_element: an 8th element ``{"cache_salt": …}`` on the stores of a tenant (SGLang 0.5.18, 0.5.19).
-        clears_first: a life begins with AllBlocksCleared (SGLang).
-        single_events: a batch carries one event (TensorRT-LLM through Dynamo).
+        clears_first: an epoch begins with AllBlocksCleared (SGLang).
+        single_events: a batch has one event (TensorRT-LLM through Dynamo).
         copies: the cache keeps several copies of a hash (vLLM).
-        token_offset: added to every token id.
-        media: name of each tier; empty where events have no medium.
+        token_offset: number added to every token id.
+        media: name of each tier; empty if events have no medium.
     """
 
     name: str
@@ -163,7 +160,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
             _vllm_map("vllm-0.26", _V26, "locality"),
             _vllm_map("vllm-0.30", _V30, "locality", "ownership"),
             _vllm_map("vllm-0.33", _V33, "locality", "ownership"),
-            # before 0.4.7's page events: one event a radix node, its hash chained up to the node's end
+            # before the page events of 0.4.7: one event per radix node, with a hash chained to the node's end
             _sglang("sglang-variable", _BASE, hashes="unsigned", units="node", removed_units="node"),
             _sglang("sglang-0.4.7", _BASE, chained=False),
             _sglang("sglang-0.5.8", _BASE),
@@ -205,14 +202,14 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
 
 
 class BatchEncoder:
-    """Turn abstract events into the payloads that one rank of an engine would publish.
+    """Encode abstract events as the payloads of one engine rank.
 
-    It has state only for ``units="node"``: which blocks a radix node holds.
+    It has state only for ``units="node"``: the blocks of each radix node.
 
     Args:
-        dialect: the release to write like.
-        rank: data-parallel rank named in every batch.
-        kinds: ``kv_cache_spec_kind`` by group index, for the releases that say it.
+        dialect: the release to imitate.
+        rank: data-parallel rank in every batch.
+        kinds: ``kv_cache_spec_kind`` by group index, for releases that send it.
     """
 
     def __init__(self, dialect: Dialect, *, rank: int = 0, kinds: tuple[str, ...] = ("full_attention",)) -> None:
@@ -222,7 +219,7 @@ class BatchEncoder:
         self._nodes = RadixNodes()
 
     def encode(self, events: Iterable[Event], now: float) -> list[bytes]:
-        """Encode one step's events, `now` in seconds since the epoch; no events make no payload."""
+        """Encode one step's events; `now` is Unix time in seconds. Without events there is no payload."""
         written = [written for event in self._merged(events) for written in self._write(event)]
         if not written:
             return []
@@ -231,18 +228,18 @@ class BatchEncoder:
         return [self.batch(written, now)]
 
     def batch(self, written: list[Any], now: float) -> bytes:
-        """Encode a batch of events that are on the wire's form already."""
+        """Encode a batch of events that have their wire form already."""
         batch = [now, written, self._rank]
         return msgspec.msgpack.encode(batch[: self.dialect.batch_length])
 
     def entries(self, live: Mapping[tuple[int, str, bytes], LiveBlock]) -> list[dict[str, Any]]:
-        """Describe a cache's live set as a correct reader of this dialect's stream must see it.
+        """Return a cache's live set as a correct reader of this dialect's stream sees it.
 
         Returns:
-            One entry a live (group_idx, medium, hash), parents before children: ``hash`` (int, hex for
+            One entry for each live (group_idx, medium, hash), parents before children: ``hash`` (int, hex for
             bytes, None where one hash covers many blocks), ``group_idx``, ``medium``, ``copies``, ``kind``,
-            ``parent``, ``tokens``, ``block_size`` and ``prefix``, the sha256 of the whole prefix (token ids
-            as 4-byte little endian), which names the content whatever the dialect hashes.
+            ``parent``, ``tokens``, ``block_size`` and ``prefix``, the sha256 of the whole prefix (token ids as 4-byte
+            little endian). ``prefix`` identifies the content in every dialect.
         """
         dialect = self.dialect
         prefixes = _Prefixes(dialect)
@@ -271,7 +268,7 @@ class BatchEncoder:
         return list(found.values())
 
     def _merged(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Join removals that follow each other in one tier, for releases with many hashes an event."""
+        """Join successive removals of one tier, for releases with many hashes per event."""
         last: Removed | None = None
         for event in events:
             if isinstance(event, Removed) and self.dialect.removed_units != "page":
@@ -302,7 +299,7 @@ class BatchEncoder:
         else:
             runs = [event.blocks] if self.dialect.units == "run" else [(b,) for b in event.blocks]
             for run in runs:
-                # an unchained page knows its predecessor in its own node only
+                # an unchained page names its predecessor only within its own node
                 head = not self.dialect.chained and run[0] is event.blocks[0]
                 parent = None if head or run[0].parent is None else self.dialect.hash_of(run[0].parent)
                 hashes = [self.dialect.hash_of(block) for block in run]
@@ -354,7 +351,7 @@ class BatchEncoder:
 
 
 class _Prefixes:
-    """Running sha256 of every prefix, each block hashed once however long its chain is."""
+    """Running sha256 of every prefix. It hashes each block once."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect

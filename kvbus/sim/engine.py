@@ -1,7 +1,7 @@
-"""A simulated engine rank: workload in, KV-cache events out, and the truth on request.
+"""A simulated engine rank: workload in, KV-cache events out, and the true live set on request.
 
-`SimEngine` is pure: a step admits requests, computes tokens and returns what an engine of that release would
-publish. `run` is the shell around it: it publishes at a rate until it is told to stop.
+`SimEngine` is pure: a step admits requests, computes tokens and returns the payload of the engine release. `run` is
+its shell: it publishes at a fixed rate until `stop` is set.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from kvbus.sim.workload import Job
     from kvbus.transport.engine.publisher import EnginePublisher
 
-_QUIET_STEPS: Final = 10_000  # steps without an event after which a workload is called stuck
+_QUIET_STEPS: Final = 10_000  # steps without an event before the workload counts as stuck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """The shape of a simulated engine.
+    """Sizes and rates of a simulated engine.
 
     Attributes:
-        blocks: GPU pool in blocks, a rank and group.
-        block_size: tokens a block.
+        blocks: GPU pool in blocks, per rank and group.
+        block_size: tokens per block.
         tiers: capacity in blocks by tier name (``CPU``, ``DISK``).
         kinds: one KV-cache group for each kind, e.g. ``("full_attention", "sliding_window")``.
-        max_running: requests that run at a time.
-        prefill_tokens: prompt tokens computed in a step (chunked prefill).
-        decode_tokens: tokens that each running request generates in a step.
+        max_running: requests that run at once.
+        prefill_tokens: prompt tokens computed per step (chunked prefill).
+        decode_tokens: tokens that each running request generates per step.
         reset_every: steps between two resets of the cache, 0 for never.
-        requests: requests after which the engine is idle, None for all of the workload.
+        requests: requests before the engine is idle, None for the whole workload.
     """
 
     blocks: int = 2000
@@ -56,14 +56,13 @@ class SimEngine:
     """One rank of an engine.
 
     Args:
-        dialect: the release to write like, or its name in `DIALECTS`.
+        dialect: the release to imitate, or its name in `DIALECTS`.
         jobs: the workload.
         rank: data-parallel rank.
-        options: the engine's shape.
+        options: the engine's sizes and rates.
 
     Raises:
-        ValueError: the dialect cannot say what the options ask for (tiers without a medium, groups
-            without an index).
+        ValueError: the dialect cannot express the options (tiers without a medium, groups without an index).
     """
 
     def __init__(
@@ -91,13 +90,13 @@ class SimEngine:
         self._begin()
 
     def step(self, now: float) -> bytes | None:
-        """Go on until there is a batch to publish and return it.
+        """Run until there is a batch to publish, and return it.
 
         Args:
-            now: the batch's timestamp, seconds since the epoch.
+            now: the batch's timestamp, Unix time in seconds.
 
         Returns:
-            The msgpack payload, or None once the workload is used up.
+            The msgpack payload, or None at the end of the workload.
         """
         quiet = 0
         while not self._outbox:
@@ -110,7 +109,7 @@ class SimEngine:
         return self._outbox.popleft()
 
     def flush(self, now: float) -> Iterator[bytes]:
-        """Yield the payloads ready but not yet taken: once they are out, `truth` is what was published."""
+        """Yield the remaining payloads. Publish them, and `truth` matches the stream."""
         self._collect(now)
         while self._outbox:
             yield self._outbox.popleft()
@@ -119,18 +118,18 @@ class SimEngine:
         """Reset the prefix cache; running requests end."""
         for cache in self._caches:
             cache.clear()
-            # several groups are reset at once, and the engine says so once, at the end
+            # the engine resets all groups at once, and sends one event for it, at the end
             self._events += [event for event in cache.take_events() if not isinstance(event, Cleared)]
         self._events.append(Cleared())
         self.finished += len(self._running)
         self._running.clear()
 
     def restart(self) -> None:
-        """Begin a new life with an empty cache; the workload goes on where it was."""
+        """Begin a new epoch with an empty cache. The workload continues."""
         self._begin()
 
     def truth(self) -> list[dict[str, Any]]:
-        """Return the live set as a correct reader must have it; see `BatchEncoder.entries`, plus ``rank``."""
+        """Return the live set as a correct reader has it: entries of `BatchEncoder.entries`, plus ``rank``."""
         live = {key: entry for cache in self._caches for key, entry in cache.live_blocks().items()}
         return [entry | {"rank": self.rank} for entry in self._encoder.entries(live)]
 
@@ -153,7 +152,7 @@ class SimEngine:
         self._events: list[Event] = [Cleared()] if self.dialect.clears_first else []
 
     def _advance(self) -> bool:
-        """One engine step; False when nothing is left to do."""
+        """Do one engine step; return False at the end of the workload."""
         self._steps += 1
         if self.options.reset_every and self._steps % self.options.reset_every == 0:
             self.clear()
@@ -186,7 +185,7 @@ class SimEngine:
             job = self._waiting or next(self._jobs, None)
             if job is None:
                 return
-            # half of the pool is the longest request: a trace's 100,000-token prompts are cut
+            # a request takes at most half of the pool: truncate a trace's 100,000-token prompts
             tokens = job.tokens[: self.options.blocks * self.options.block_size // 2]
             if not all(cache.fits(len(tokens)) for cache in self._caches):
                 self._waiting = job
@@ -208,15 +207,15 @@ async def run(
     rate: float,
     restart_every: float = 0.0,
 ) -> None:
-    """Publish an engine's batches at `rate` a second until the workload is used up or `stop` is set.
+    """Publish an engine's batches at `rate` per second until the workload ends or `stop` is set.
 
-    What is left of the last step is published then, so that the stream adds up to `SimEngine.truth`.
+    At the end it publishes the rest of the last step, so that the stream matches `SimEngine.truth`.
 
     Args:
         engine: the engine.
-        publisher: where to, started.
-        stop: set to end.
-        rate: batches a second.
+        publisher: the publisher, started.
+        stop: set it to end.
+        rate: batches per second.
         restart_every: seconds between two restarts of the engine, 0 for none.
     """
     loop = asyncio.get_running_loop()

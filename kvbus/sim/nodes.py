@@ -1,8 +1,7 @@
-"""Radix nodes over a block cache: how SGLang's early, variable-size events came about.
+"""Radix nodes over a block cache, for SGLang's early events of variable size.
 
-A node is a run of pages without a fork inside. Storing below the middle of a node splits it: the node is
-removed and stored again as two, in one batch. Its name is the hash of its last page, so the lower half keeps
-the name.
+A node is a run of pages without a fork. A store below the middle of a node splits it: one batch removes the node and
+stores it again as two. A node's name is the hash of its last page, so the lower half keeps the name.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Run = tuple["Block", ...]
 
 
 class RadixNodes:
-    """Which run of blocks each node holds, kept in step with a cache that removes leaves first."""
+    """The run of blocks of each node. The cache must remove leaves first."""
 
     def __init__(self) -> None:
         self._node_of: dict[bytes, Run] = {}
@@ -43,7 +42,7 @@ class RadixNodes:
         for block in blocks:
             node = self._node_of.get(block.digest)
             if node is None:
-                continue  # went with its node
+                continue  # removed with its node
             kept = sum(part.digest not in gone for part in node)
             if kept:
                 yield from self._split(node, kept)

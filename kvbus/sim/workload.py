@@ -1,7 +1,7 @@
-"""What the simulated engines are asked: a seeded synthetic load, or a request trace.
+"""The requests of simulated engines: a seeded synthetic load, or a request trace.
 
-Both are endless or long iterators of `Job`, made lazily. Equal prefixes mean equal tokens, over ranks and
-engines too, as long as the seed is the same.
+Both are lazy iterators of `Job`, endless or long. With the same seed, equal prefixes have equal tokens on all ranks
+and engines.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRACE_BLOCK: Final = 512
-"""Prompt tokens that one `hash_ids` entry of a trace stands for."""
+"""Prompt tokens per `hash_ids` entry of a trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: all of its tokens, how many of them are the prompt, and whose it is."""
+    """One request: all of its tokens, the number of prompt tokens, and its tenant."""
 
     tokens: tuple[int, ...]
     prompt: int
@@ -34,7 +34,7 @@ class Job:
 
 
 class TraceError(KvbusError):
-    """A trace file that cannot be used; the message has file and line."""
+    """kvbus cannot use a trace file. The message has file and line."""
 
     exit_code = ExitCode.CONFIG
 
@@ -47,7 +47,7 @@ class _TraceLine(msgspec.Struct):
 
 
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
-    """Return token ids below 65,536: quick to make, and no real vocabulary is smaller by much."""
+    """Return token ids below 65,536: they are fast to make, and few real vocabularies are smaller."""
     return struct.unpack(f"<{count}H", rng.randbytes(2 * count))
 
 
@@ -68,14 +68,14 @@ def synthetic(
 
     Args:
         seed: the same seed gives the same system prompts on every rank.
-        rank: which rank's conversations these are.
-        system_prompts: how many there are; the first are the most popular.
-        system_tokens: length of the longest system prompt in tokens.
-        conversations: how many are alive at a time.
-        turns: most turns of one conversation.
-        turn_tokens: most tokens of a user turn.
-        output_tokens: most tokens of an answer.
-        max_tokens: a conversation this long ends.
+        rank: rank that has these conversations.
+        system_prompts: number of system prompts; the first are the most popular.
+        system_tokens: tokens of the longest system prompt.
+        conversations: number of conversations at once.
+        turns: maximum turns of one conversation.
+        turn_tokens: maximum tokens of a user turn.
+        output_tokens: maximum tokens of an answer.
+        max_tokens: tokens at which a conversation ends.
         tenants: LoRA adapters or cache salts in use; 0 for none.
     """
     shared = random.Random(f"kvbus/system/{seed}")
@@ -99,16 +99,15 @@ def synthetic(
 
 @functools.lru_cache(maxsize=8192)
 def expand(hash_id: int) -> tuple[int, ...]:
-    """Return the 512 token ids that a trace's block id stands for; always the same ones."""
+    """Return the 512 token ids of a trace's block id, always the same."""
     return _tokens(random.Random(f"kvbus/trace/{hash_id}"), TRACE_BLOCK)
 
 
 def read_trace(path: Path, *, rank: int = 0, ranks: int = 1) -> Iterator[Job]:
     """Yield the requests of a trace file, every `ranks`-th one from `rank` on.
 
-    The file is JSON lines as in Mooncake's FAST'25 traces: ``timestamp`` (ms, not used: a rate sets the
-    pace), ``input_length`` and ``output_length`` in tokens, ``hash_ids`` with one id per 512-token prompt
-    block.
+    The file is JSON lines as in Mooncake's FAST'25 traces: ``timestamp`` (ms, unused, because the publisher has a fixed
+    rate), ``input_length`` and ``output_length`` in tokens, ``hash_ids`` with one id per 512-token prompt block.
 
     Raises:
         TraceError: the file cannot be read, or a line is not such an object.

@@ -1,5 +1,5 @@
 """Telemetry: Prometheus metrics and log lines.
 
-In: the core's counters, read at a scrape; log records. Out: ``/metrics`` and JSON lines on stderr.
-The only package that knows prometheus_client. No label and no line holds a token, a hash or a topic.
+In: the core's counters at each scrape; log records. Out: ``/metrics`` and JSON lines on stderr.
+Only this package uses prometheus_client. No label and no log line contains a token, a hash or a topic.
 """

@@ -1,7 +1,7 @@
-"""Logging: JSON lines on stderr, text on a terminal, and no line repeated without end.
+"""Logging: JSON lines on stderr, text on a terminal, and a rate limit for repeated lines.
 
-A message's template identifies it: ``log.warning("gap at %s", label)`` is written a few times per window,
-and the first one of a later window says how many were held back.
+The rate limit is per message template: ``log.warning("gap at %s", label)`` appears a few times per window, and the
+first one of a later window says how many lines the limit suppressed.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def setup(
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> logging.Handler:
-    """Send all logging to one handler; calling it again replaces the earlier one.
+    """Send all logging to one handler. A second call replaces the first one's handler.
 
     Args:
-        level: Least severe level written: debug, info, warning or error.
+        level: lowest level to write: debug, info, warning or error.
         log_format: ``auto`` is text on a terminal, else JSON lines.
-        stream: Where to write, stderr by default.
-        clock: Seconds, for the rate limit.
+        stream: where to write, stderr by default.
+        clock: clock of the rate limit, in seconds.
 
     Returns:
-        The handler, already installed at the root logger.
+        The handler, installed at the root logger.
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream.isatty()
@@ -66,19 +66,19 @@ def setup(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # one line for each scrape is no news
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # else each scrape logs a line
     logging.captureWarnings(capture=True)
     return handler
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The handler `setup` installs; a class of its own so that it finds its predecessor."""
+    """The handler of `setup`, which finds its predecessor by this class."""
 
 
 class RateLimit(logging.Filter):
-    """Let a message template through a few times per window; say on the next line how many were held back.
+    """Pass a message template a few times per window. The next line says how many lines were suppressed.
 
-    Debug lines always pass: who asks for them wants them all.
+    Debug lines always pass, because a user who turns them on wants all of them.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class RateLimit(logging.Filter):
         self._window = window
         self._clock = clock
         self._lock = threading.Lock()
-        # (logger, template) -> start of its window, lines seen in it; the oldest ones are forgotten
+        # (logger, template) -> start of its window, lines in the window; limited in size, the oldest are dropped
         self._seen: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write a record; sets ``record.suppressed`` on one that follows suppressed ones."""
+        """Return whether to write a record; set ``record.suppressed`` on the first one after suppressed ones."""
         if record.levelno <= logging.DEBUG:
             return True
         key = (record.name, str(record.msg))
@@ -121,10 +121,10 @@ def _plain(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ``ts``, ``level``, ``logger``, ``message``, then the record's extra fields."""
+    """One JSON object per line: ``ts``, ``level``, ``logger``, ``message``, then the record's extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record."""
+        """Format one record."""
         moment = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
             "ts": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -139,14 +139,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: time, level, message, ``key=value``; control characters are escaped."""
+    """A line for people: time, level, message, ``key=value``, with control characters escaped."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record."""
+        """Format one record."""
         moment = datetime.fromtimestamp(record.created, UTC).astimezone()
         level = f"{record.levelname:<7}"
         if self._colour:

@@ -1,4 +1,4 @@
-"""Prometheus: one collector that reads the core's plain integers when it is asked, and costs nothing otherwise."""
+"""Prometheus: one collector, which reads the core's plain integers at each scrape and costs nothing otherwise."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Observed(Protocol):
-    """What the collector reads."""
+    """The state that the collector reads."""
 
     relay: Relay
     process: ProcessStats
 
 
 _SOURCE_COUNTERS: Final = (
-    ("source_batches_total", "batches", "Live messages received, whatever became of them."),
+    ("source_batches_total", "batches", "Live messages received, valid or not."),
     ("source_bytes_total", "bytes", "Payload bytes of live batches."),
     ("source_gaps_total", "gaps", "Gaps found in the numbering."),
     ("source_missing_batches_total", "missing", "Batches found missing: recovered + lost + pending, always."),
-    ("source_recovered_batches_total", "recovered", "Missing batches that came after all, late or by replay."),
+    ("source_recovered_batches_total", "recovered", "Missing batches that arrived late or by replay."),
     ("source_lost_batches_total", "lost", "Missing batches that no replay brought."),
     ("source_duplicate_batches_total", "duplicates", "Batches that came again and were dropped."),
     ("source_restarts_total", "restarts", "New epochs of the engine's publisher that were proven by what it sent."),
     ("source_replays_total", "replays", "Replay requests sent to the engine."),
-    ("source_replay_timeouts_total", "replay_timeouts", "Replay answers given up for want of progress."),
-    ("source_stale_replies_total", "stale_replies", "Replay messages that answer no open request."),
-    ("source_held_overflow_total", "held_overflow", "Batches let go because too many were held back for order."),
-    ("source_rebuilds_total", "rebuilds", "Times the live set was told again in another block size."),
+    ("source_replay_timeouts_total", "replay_timeouts", "Replay requests that failed for lack of progress."),
+    ("source_stale_replies_total", "stale_replies", "Replay messages that answer no current request."),
+    ("source_held_overflow_total", "held_overflow", "Batches dropped because the reorder buffer was full."),
+    ("source_rebuilds_total", "rebuilds", "Times the live set was announced again in another block size."),
     ("source_timeouts_total", "timeouts", "Times the engine was gone for source_timeout and its blocks cleared."),
 )
 
@@ -62,7 +62,7 @@ class RelayCollector(Collector):
         self._observed = observed
 
     def collect(self) -> Iterator[Metric]:
-        """Read everything once."""
+        """Yield every metric."""
         yield _gauge("build_info", "Version of this kvbus.", ["version"], [([version("kvbus")], 1.0)])
         yield from self._sources()
         yield from self._events()
@@ -93,8 +93,8 @@ class RelayCollector(Collector):
             (([reason], process.http_refused[reason]) for reason in HttpRefusal),
         )
         for name, field, text in (
-            ("config_reloads_total", "config_reloads", "Configurations read again at SIGHUP, by what became of them."),
-            ("key_reloads_total", "key_reloads", "CURVE keys that changed on disk, by what became of the change."),
+            ("config_reloads_total", "config_reloads", "Configurations read again at SIGHUP, by outcome."),
+            ("key_reloads_total", "key_reloads", "CURVE keys that changed on disk, by outcome."),
         ):
             counts = getattr(process, field)
             yield _counter(name, text, ["outcome"], (([outcome], counts[outcome]) for outcome in RELOAD_OUTCOMES))
@@ -121,7 +121,7 @@ class RelayCollector(Collector):
         )
         yield _gauge(
             "source_epoch",
-            "Life of the publisher, counted from 0.",
+            "Epoch of the publisher, counted from 0.",
             ["source"],
             (([s.spec.label], s.sequencer.epoch) for s in sources),
         )
@@ -139,31 +139,31 @@ class RelayCollector(Collector):
         )
         yield _gauge(
             "source_pending_batches",
-            "Batches found missing whose fate is open.",
+            "Missing batches that are neither recovered nor lost yet.",
             ["source"],
             (([s.spec.label], s.stats.pending) for s in sources),
         )
         yield _gauge(
             "source_queue_depth",
-            "Batches held back for order.",
+            "Batches in the reorder buffer.",
             ["source"],
             (([s.spec.label], len(s.sequencer.held) + len(s.sequencer.actions)) for s in sources),
         )
         yield _gauge(
             "source_queue_limit",
-            "Most batches held back for order.",
+            "Limit of batches in the reorder buffer.",
             ["source"],
             (([s.spec.label], s.spec.settings.reorder_batches) for s in sources),
         )
         yield _gauge(
             "source_queue_bytes",
-            "Payload bytes held back for order.",
+            "Payload bytes in the reorder buffer.",
             ["source"],
             (([s.spec.label], s.sequencer.held.bytes) for s in sources),
         )
         yield _gauge(
             "source_queue_bytes_limit",
-            "Most payload bytes held back for order.",
+            "Limit of payload bytes in the reorder buffer.",
             ["source"],
             (([s.spec.label], s.spec.settings.reorder_bytes) for s in sources),
         )
@@ -175,7 +175,7 @@ class RelayCollector(Collector):
         )
         yield _gauge(
             "source_index_limit",
-            "Most blocks remembered.",
+            "Limit of blocks in the index.",
             ["source"],
             (([s.spec.label], s.spec.rules.max_blocks) for s in sources),
         )
@@ -207,7 +207,7 @@ class RelayCollector(Collector):
         )
         yield _counter(
             "source_handshakes_failed_total",
-            "Connections with engines that came to nothing, by reason.",
+            "Failed handshakes with engines, by reason.",
             ["source", "reason"],
             (([s.spec.label, reason], s.stats.refused[reason]) for s in sources for reason in Refused),
         )
@@ -219,7 +219,7 @@ class RelayCollector(Collector):
         )
         yield _gauge(
             "blocks",
-            "Live blocks, as routers were told of them.",
+            "Live blocks, as announced to routers.",
             ["source", "medium"],
             (
                 ([s.spec.label, medium], 0 if s.expired else count)
@@ -298,7 +298,7 @@ class RelayCollector(Collector):
             )
         yield _counter(
             "output_handshakes_failed_total",
-            "Connections of routers that were refused or came to nothing, by reason.",
+            "Failed or refused handshakes of routers, by reason.",
             ["output", "reason"],
             (([o.spec.name, reason], o.stats.refused[reason]) for o in outputs for reason in Refused),
         )
@@ -343,7 +343,7 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 
 
 class Exposition:
-    """The text of ``/metrics``."""
+    """Renders ``/metrics``."""
 
     def __init__(self, observed: Observed) -> None:
         self._registry = CollectorRegistry()
@@ -352,5 +352,5 @@ class Exposition:
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,8 +1,8 @@
-"""CURVE (ZeroMQ RFC 25 and 26): key files, and what they put on a socket.
+"""CURVE (ZeroMQ RFC 25 and 26): key files and socket options.
 
 A key file is what ``zmq.auth.create_certificates`` and czmq write (``public-key = "…"``, ``secret-key = "…"``), or the
-bare key: 40 characters of Z85. An allow-list is a directory of such files with public keys, or one file with a key a
-line; ``#`` begins a comment, and a name may follow the key.
+bare key: 40 characters of Z85. An allow-list is a directory of such files with public keys, or one file with one key
+per line; ``#`` begins a comment, and a name may follow the key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KEY_BYTES: Final = 32
 KEY_CHARS: Final = 40
 MAX_FILE_BYTES: Final = 1024 * 1024
-"""A key file is small; one larger than this is something else."""
+"""A key file is small. A larger file is something else."""
 
 PUBLIC: Final = "public-key"
 SECRET: Final = "secret-key"
@@ -37,18 +37,18 @@ _SECTIONS: Final = frozenset({"metadata", "curve"})
 
 
 class KeyFileError(Exception):
-    """A key file that cannot be used; the text says why and never what is in it."""
+    """A key file that kvbus cannot use. The text says why, and never quotes the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The keys of a source, an output or a client; all in Z85, ``clients`` as the 32 bytes of the wire.
+    """The keys of a source, an output or a client.
 
     Attributes:
-        public: kvbus's own.
-        secret: kvbus's own.
-        server: of the peer that is dialled; None where nothing is.
-        clients: who may dial in.
+        public: our public key, in Z85 (40 bytes).
+        secret: our secret key, in Z85.
+        server: public key of the peer we connect to, in Z85; None where we bind.
+        clients: public keys of the peers that may connect to us, 32 raw bytes each.
     """
 
     public: bytes
@@ -57,39 +57,46 @@ class Curve:
     clients: frozenset[bytes] = frozenset()
 
     def as_server(self, socket: Socket, domain: str) -> None:
-        """Let in only whom the ZAP handler lets in. Without a handler nobody is: libzmq enforces the domain."""
+        """Accept the clients that the ZAP handler accepts for ``domain``.
+
+        Without a ZAP handler libzmq accepts nobody, because it enforces the domain.
+        """
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def as_client(self, socket: Socket) -> None:
-        """Dial the one peer that has the server's secret key, and show it our own."""
+        """Connect only to the peer that owns the server's secret key, and authenticate with our own.
+
+        Raises:
+            KeyFileError: these keys have no public key of a server.
+        """
         if self.server is None:
-            raise KeyFileError("there is no public key of the peer that is dialled")
+            raise KeyFileError("the peer's public key is missing")
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.server)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
 
 
 def client_keys(secret_key_file: Path, server_key_file: Path) -> Curve:
-    """A client's keys: its own secret key and the publisher's public key.
+    """Read a client's keys: its own secret key and the publisher's public key.
 
     Raises:
-        KeyFileError: a file cannot be used, or others may read the secret key.
+        KeyFileError: kvbus cannot use a file, or others may read the secret key.
     """
     public, secret = read_secret(secret_key_file)
     return Curve(public, secret, read_public(server_key_file))
 
 
 def generate() -> tuple[bytes, bytes]:
-    """A new pair: public and secret key in Z85."""
+    """Generate a key pair: public and secret key, in Z85."""
     public, secret = zmq.curve_keypair()
     return public, secret
 
 
 def certificate(public: bytes, secret: bytes | None = None) -> str:
-    """The text of a key file, as ``zmq.auth.load_certificate`` and czmq read it."""
+    """Return the text of a key file that ``zmq.auth.load_certificate`` and czmq can read."""
     lines = ["metadata", "curve", f'    public-key = "{public.decode()}"']
     if secret is not None:
         lines.append(f'    secret-key = "{secret.decode()}"')
@@ -97,12 +104,16 @@ def certificate(public: bytes, secret: bytes | None = None) -> str:
 
 
 def read_secret(path: Path) -> tuple[bytes, bytes]:
-    """Public and secret key of a file that nobody but its owner and its group may read.
+    """Read the public and the secret key of a file. Only its owner and its group may have access to the file.
 
-    The group may: Kubernetes gives a mounted Secret to the Pod's ``fsGroup``. Links are followed, as its mounts need.
+    The group may read it because Kubernetes gives a mounted Secret to the Pod's ``fsGroup``. The file may be a
+    symbolic link, as in Kubernetes' mounts.
+
+    Returns:
+        Public and secret key, in Z85.
 
     Raises:
-        KeyFileError: it cannot be used.
+        KeyFileError: the file cannot be read, others may read it, or it holds no single key pair.
     """
     keys = _single(_keys(_read(path, private=True)))
     secret = keys.get(SECRET) or keys.get(BARE)
@@ -115,10 +126,10 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
 
 
 def read_public(path: Path) -> bytes:
-    """The public key of a file.
+    """Read the public key of a file, in Z85.
 
     Raises:
-        KeyFileError: it cannot be used.
+        KeyFileError: the file cannot be read, or it holds a secret key or no single public key.
     """
     keys = _single(_keys(_read(path)))
     public = keys.get(PUBLIC) or keys.get(BARE)
@@ -130,15 +141,15 @@ def read_public(path: Path) -> bytes:
 
 
 def read_allowed(path: Path) -> frozenset[bytes]:
-    """The public keys of an allow-list, as the 32 bytes of the wire.
+    """Read the public keys of an allow-list, 32 raw bytes each.
 
     Raises:
-        KeyFileError: the file, or one of the directory, cannot be used.
+        KeyFileError: kvbus cannot use the file, or a file of the directory.
     """
     if not path.is_dir():
         return _allowed(path)
     try:
-        # what begins with a dot is Kubernetes' own (..data), or an editor's
+        # names with a dot at the start belong to Kubernetes (..data) or to an editor
         files = sorted(each for each in path.iterdir() if not each.name.startswith(".") and not each.is_dir())
     except OSError as error:
         raise KeyFileError(f"cannot be read: {error.strerror or error}") from error
@@ -159,7 +170,7 @@ def _allowed(path: Path) -> frozenset[bytes]:
 
 
 def _keys(text: str) -> list[tuple[str, bytes]]:
-    """Every key of a file with its kind."""
+    """Find every key of a file, with its kind."""
     keys: list[tuple[str, bytes]] = []
     for line in filter(None, map(str.strip, text.splitlines())):
         pair = _PAIR.fullmatch(line)
@@ -189,13 +200,13 @@ def _is_key(text: str) -> bool:
 
 def _read(path: Path, *, private: bool = False) -> str:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never wait for a pipe
     except OSError as error:
         raise KeyFileError(f"cannot be read: {error.strerror or error}") from error
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise KeyFileError("is no file")
+            raise KeyFileError("is not a regular file")
         if private and info.st_mode & _OTHERS:
             mode = stat.S_IMODE(info.st_mode)
             raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")

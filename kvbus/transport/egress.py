@@ -1,8 +1,8 @@
-"""An output stream's XPUB: a stalled router loses its own batches and nobody else's.
+"""An output stream's XPUB: a stalled router loses batches, other routers do not.
 
-``XPUB_NODROP`` refuses a batch as long as one subscriber is full, the lossy mode never says that it dropped. So each
-batch is offered without loss first, and only on refusal sent the lossy way, which is counted: the healthy subscribers
-get it either way, the stalled one sees a gap in a dense seq and asks for a replay.
+With ``XPUB_NODROP`` the socket refuses a batch while one subscriber's queue is full. Without it, the socket drops and
+never says so. So kvbus sends each batch with ``XPUB_NODROP`` first. If the socket refuses, kvbus counts a drop and
+sends the batch without it: healthy subscribers get every batch, the stalled one sees a gap and asks for a replay.
 """
 
 from __future__ import annotations
@@ -22,24 +22,33 @@ from kvbus.transport.pump import Pump
 from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, attach_again, make_socket
 
 BURST: Final = 512
-"""Batches handed over in one go before the loop's other work gets its turn."""
+"""Batches sent in one go before the loop's other work gets its turn."""
 
 REOPEN: Final = 0.01
-"""Seconds until an address that is not free yet is tried again."""
+"""Seconds between two attempts to bind an address that is not free yet."""
 
 LOOK: Final = 0.1
-"""Seconds after a send until subscriptions are looked for whose signal it may have eaten. They are only counted here;
-looking after every send would hold up the thread that has to send it."""
+"""Seconds from a send to a look for new subscriptions: the send may have consumed their signal. kvbus only counts
+subscriptions, so this can wait; a look after every send would slow down libzmq's I/O thread."""
 
 Message = tuple[bytes, bytes, bytes, int]
 """Topic, seq frame, payload, number of events."""
 
 
 class LiveOutput:
-    """Publish numbered batches on one endpoint, bound, or dialled out to a router that binds its SUB.
+    """Publish numbered batches on one endpoint.
 
-    ``before_send`` is called before any batch leaves (the state it follows from is written first). ``policy`` says who
-    may connect.
+    Args:
+        context: the process's ZeroMQ context.
+        endpoint: where to publish.
+        bind: True binds it; False connects to a router that binds its SUB.
+        send_hwm: batches that libzmq queues for each subscriber.
+        queue_limit: batches that wait here; `publish` drops and counts those beyond it.
+        stats: counters of the output.
+        before_send: called before any batch leaves, because the log record it follows from is written first.
+        policy: who may connect.
+        waiting: `publish` appends the stream to this list, and the list's owner calls `turn`. None: the stream
+            schedules `turn` itself.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -58,27 +67,34 @@ class LiveOutput:
         policy: PeerPolicy = PLAIN,
         waiting: list[LiveOutput] | None = None,
     ) -> None:
+        # The socket's settings, for `reopen`.
         self._context = context
         self._endpoint = endpoint
-        self._waiting = waiting
-        self._announced = False
         self._bind = bind
         self._send_hwm = send_hwm
+        self._before_send = before_send
+
+        # Counters of the output, and this stream's share of them.
         self._stats = stats
+        self._subscribers = 0
+
+        # Batches that wait for their turn.
         self._queue: deque[Message] = deque()
         self._queue_limit = queue_limit
-        self._before_send = before_send
+        self._waiting = waiting
+        self._announced = False
+
+        # Scheduled calls: the next turn, the next look for subscriptions, the next attempt to open.
+        self._loop = asyncio.get_running_loop()
         self._soon: asyncio.Handle | None = None
         self._look: asyncio.TimerHandle | None = None
-        self._subscribers = 0
         self._again: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
         self._open(policy)
         stats.queue_limit += queue_limit
 
     def _open(self, policy: PeerPolicy) -> None:
-        # IMMEDIATE: a router dialled out to that goes away is forgotten, its subscription and its queue with it, as
-        # it would be if it had connected; else each time it came back it would count as one more
+        # IMMEDIATE, where we connect: libzmq then forgets the subscription and the queue of a router that goes away,
+        # as it does where we bind. Else each reconnection would count as one more subscriber.
         bind = self._bind
         socket = make_socket(self._context, zmq.XPUB, SNDHWM=self._send_hwm, IMMEDIATE=int(not bind))
         monitor = ConnectionMonitor(
@@ -102,14 +118,14 @@ class LiveOutput:
         self._pump.kick()
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Cut every router off and listen anew with other keys; those that may, come back by themselves.
+        """Disconnect every router and open the socket again with other keys. Allowed routers reconnect by themselves.
 
-        Batches wait in the queue meanwhile. What was on its way to a router is a gap to it, for the replay to fill.
+        Batches wait in the queue meanwhile. A router sees batches lost on the way as a gap, and asks for a replay.
         """
         self._shut()
         try:
             self._open(policy)
-        except BindError:  # libzmq gives an address back a moment after its socket was closed
+        except BindError:  # libzmq releases an address a moment after its socket was closed
             self._again = self._loop.call_later(REOPEN, self.reopen, policy)
         else:
             self._soon = self._soon or self._loop.call_soon(self.turn)
@@ -126,7 +142,7 @@ class LiveOutput:
             self._pump.close()
 
     def publish(self, topic: bytes, seq: bytes, payload: bytes, events: int) -> None:
-        """Send one batch, or queue it behind those that wait; over the limit it is dropped and counted."""
+        """Queue one batch for sending; drop and count it if the queue is full."""
         queue = self._queue
         if len(queue) >= self._queue_limit:
             self._drop("queue_full", events)
@@ -142,13 +158,13 @@ class LiveOutput:
             self._soon = self._loop.call_soon(self.turn)
 
     def turn(self) -> None:
-        """Send what waits, a burst of it."""
+        """Send up to `BURST` queued batches."""
         self._announced = False
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
         if self._pump.closed:
-            return  # being reopened: that sends what waits
+            return  # `reopen` is under way and sends the queue later
         if self._before_send is not None:
             self._before_send()
         queue = self._queue
@@ -176,7 +192,7 @@ class LiveOutput:
             socket.send(payload)
             socket.setsockopt(zmq.XPUB_NODROP, 1)
         else:
-            # the socket took the first frame for everyone: the rest of the message cannot be refused
+            # the socket has accepted the first frame for everyone, so it cannot refuse the rest of the message
             socket.send(seq, zmq.SNDMORE)
             socket.send(payload)
         stats.batches += 1
@@ -188,9 +204,9 @@ class LiveOutput:
         self._stats.dropped_events[reason] += events
 
     def _offer(self, topic: bytes) -> bool:
-        """Send the first frame to everyone, or to nobody: False if one of them is full.
+        """Send the first frame to everyone; if one subscriber's queue is full, send it to nobody and return False.
 
-        What routers took in the last millisecond is known only when libzmq looks; reading EVENTS makes it look.
+        libzmq learns what routers have just read only when it processes its commands; reading EVENTS makes it do so.
         """
         for again in (False, True):
             if again:
@@ -211,14 +227,14 @@ class LiveOutput:
             self._stats.subscribers -= 1
 
     def flush(self) -> None:
-        """Hand over everything that waits."""
+        """Send every queued batch."""
         if self._before_send is not None:
             self._before_send()
         while self._queue:
             self._send(*self._queue.popleft())
 
     def close(self, linger: float = 0.0) -> None:
-        """Close; libzmq goes on sending for up to ``linger`` seconds."""
+        """Close the socket. libzmq goes on sending for up to ``linger`` seconds."""
         if self._soon is not None:
             self._soon.cancel()
         if not self._pump.closed:

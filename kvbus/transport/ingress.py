@@ -1,4 +1,4 @@
-"""A source's sockets: the SUB of its live stream, and a DEALER for each question asked of it."""
+"""A source's sockets: the SUB of its live stream, and a DEALER for each request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvbus.transport.pump import Handler, Pump
 from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, attach_again, make_socket
 
 LOOK_AGAIN: Final = 0.05
-"""Seconds until a question that was cut off is looked at again while parts of its answer still wait to be read."""
+"""Seconds between two looks at an aborted request, while parts of its answer still wait to be read."""
 
 
 def _ignore(_: object) -> None:
@@ -24,14 +24,15 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Who is told what a live stream brings.
+    """A live stream's callbacks.
 
     Attributes:
         message: called with the frames of each message.
-        connection: called with True when a connection stands and False when the last one is gone.
-        refused: called for each handshake that failed.
-        oversize: called when a frame over the limit (or no ZMTP frame at all) has cost the connection; it is made anew.
-        drained: called after the messages that were there.
+        connection: called with True when the first connection is up, and with False when the last one is gone.
+        refused: called with the reason of each failed handshake.
+        oversize: called when a frame over the limit, or bytes that are no ZMTP, have closed the connection. The stream
+            connects again.
+        drained: called after each burst of messages.
     """
 
     message: Handler
@@ -42,15 +43,15 @@ class Events:
 
 
 class LiveStream:
-    """The subscription to one engine publisher, connecting to it or bound for it to dial in (vLLM with a host name).
+    """The subscription to one engine publisher.
 
     Args:
-        context: the process's context.
-        endpoint: of this rank.
-        bind: True where the engine dials in.
+        context: the process's ZeroMQ context.
+        endpoint: the publisher's live endpoint.
+        bind: True where the engine connects to us (vLLM with a host name).
         topic: subscription prefix.
-        events: who is told.
-        policy: what is taken from the engine.
+        events: the callbacks.
+        policy: keys, and the largest frame to accept.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -76,28 +77,28 @@ class LiveStream:
         self._pump = Pump(socket, events.message, events.drained)
 
     def _revive(self, stood: bool) -> None:
-        """Connect again where libzmq does not."""
+        """Connect again where libzmq has abandoned the endpoint."""
         if stood:
             self._events.oversize()
         attach_again(self._pump.socket, self._endpoint)
         self._pump.kick()
 
     def close(self) -> None:
-        """Leave the engine alone."""
+        """Close the subscription."""
         self._monitor.close()
         self._pump.close()
 
 
 class RequestConnection:
-    """One request on a connection of its own, so that answers to an earlier one can never mix in.
+    """One request on its own connection, so that it never receives the answer to an earlier request.
 
     Args:
-        context: the process's context.
-        endpoint: of a publisher's replay, or of its snapshots.
+        context: the process's ZeroMQ context.
+        endpoint: a publisher's replay or snapshot endpoint.
         request: the frames to send.
         on_message: called with the frames of each message of the answer.
-        on_abort: called when a frame over the limit has ended the answer, after everything before it was handed over.
-        policy: what is taken from the engine.
+        on_abort: called when a frame over the limit has ended the answer, after `on_message` for all before it.
+        policy: keys, and the largest frame to accept.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class RequestConnection:
         self._on_abort = on_abort
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None
-        self._monitor = ConnectionMonitor(socket, _ignore, abandoned=self._cut)
+        self._monitor = ConnectionMonitor(socket, _ignore, abandoned=self._check_aborted)
         try:
             policy.put_on(socket, bind=False)
             attach(socket, endpoint, bind=False)
@@ -125,17 +126,17 @@ class RequestConnection:
             raise
         self._pump = Pump(socket, on_message)
 
-    def _cut(self, stood: bool) -> None:
+    def _check_aborted(self, stood: bool) -> None:
         if not stood:
-            return  # refused: the question times out, and the next one tries again
+            return  # the handshake failed: the request times out, and the next one tries again
         if self._pump.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[arg-type, operator]
             self._pump.kick()
-            self._later = self._loop.call_later(LOOK_AGAIN, self._cut, stood)
+            self._later = self._loop.call_later(LOOK_AGAIN, self._check_aborted, stood)
             return
         self._on_abort()
 
     def close(self) -> None:
-        """Want no more of the answer."""
+        """Close the connection and drop the rest of the answer."""
         if self._later is not None:
             self._later.cancel()
         self._monitor.close()

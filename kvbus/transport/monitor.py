@@ -1,4 +1,4 @@
-"""Connections of a socket, from libzmq's own monitor: up and down, refused handshakes, endpoints given up."""
+"""A socket's connections, from libzmq's monitor: up and down, failed handshakes, abandoned endpoints."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _DIALS: Final = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONN
 _EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
 
 GRACE: Final = 0.25
-"""Seconds in which libzmq says that it will connect again (it does so at once), or it never will."""
+"""Seconds to wait for libzmq's event that it connects again. It comes at once, or never."""
 
 REFUSED_GRACE: Final = 2.0
-"""The same after a refused handshake: whoever refused us may be given our key."""
+"""The same after a refused handshake: the peer may get our key meanwhile."""
 
 
 class ConnectionMonitor:
-    """Tell when a socket has its first connection whose handshake succeeded, and when its last one is gone.
+    """Report a socket's first successful connection, and the loss of its last one.
 
     Args:
-        socket: watched until :meth:`close`, which has to come before the socket's own.
-        changed: called with True or False.
-        refused: called for each handshake that failed.
-        abandoned: for a socket that connects: called when libzmq has given its endpoint up, with True if a connection
-            stood. It does so after a frame over ``MAXMSGSIZE`` and other violations of the protocol, and after some
-            refused handshakes; without another ``connect`` the socket is deaf from then on.
+        socket: the socket to watch; call :meth:`close` before the socket's own.
+        changed: called with True for the first connection, with False when the last one is gone.
+        refused: called with the reason of each failed handshake.
+        abandoned: for a socket that connects: called when libzmq has abandoned its endpoint, with True if a connection
+            was up. libzmq does so after a frame over ``MAXMSGSIZE``, after other violations of the protocol, and after
+            some failed handshakes. The socket then receives nothing until another ``connect``.
     """
 
     def __init__(
@@ -67,20 +67,20 @@ class ConnectionMonitor:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._peers += 1
         elif event != zmq.EVENT_DISCONNECTED:
-            self._failed = True  # libzmq says that this connection is gone, too, next
+            self._failed = True  # libzmq's next event says that this connection is gone
             if self._refused is not None:
                 self._refused(_reason(event, message["value"]))
         else:
             stood = not self._failed and self._peers > 0
             if self._failed:
-                self._failed = False  # it was never counted: a probe of the port, or a peer that speaks something else
+                self._failed = False  # never counted: a probe of the port, or a peer with another protocol
             elif self._peers:
                 self._peers -= 1
             self._wait(stood=stood)
         self._set(up=self._peers > 0)
 
     def _wait(self, *, stood: bool) -> None:
-        """A connection is over: if libzmq does not say that it will try again, it will not."""
+        """Wait for libzmq's event that it connects again; without one it has abandoned the endpoint."""
         self._stop_waiting()
         if self._abandoned is not None:
             self._timer = self._loop.call_later(GRACE if stood else REFUSED_GRACE, self._abandoned, stood)

@@ -1,8 +1,8 @@
-"""An edge-triggered drain: everything a socket has, as soon as it has it, without starving the loop.
+"""A reader of an edge-triggered socket: it takes messages as soon as they arrive, and never starves the loop.
 
-libzmq's file descriptor signals once, and again only after ``ZMQ_EVENTS`` was read and nothing was left. So a pump
-reads until EAGAIN, looks at ``ZMQ_EVENTS`` again, comes back by ``call_soon`` where a cap ended the reading or the
-handler raised, and has to be kicked after anyone sends on the same socket.
+libzmq's file descriptor signals once, and again only after somebody has read ``ZMQ_EVENTS`` and nothing was left. So
+a pump reads until EAGAIN, then looks at ``ZMQ_EVENTS`` again. Where a cap or an exception ended the reading, it
+continues by ``call_soon``. A send on the same socket may consume the signal: call :meth:`Pump.kick` after it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import zmq
 from kvbus.transport.sockets import Socket
 
 CAP: Final = 128
-"""Messages taken in one go before the loop's other work gets its turn."""
+"""Messages read in one go before the loop's other work gets its turn."""
 
 MAX_KEPT_FRAMES: Final = 64
-"""Frames of one message that are kept; the rest is read and let go, the count is what the core refuses it by."""
+"""Frames kept of one message. The pump reads and drops the rest; the core rejects the message for its frame count."""
 
 Handler = Callable[[list[bytes]], None]
 
 
 def receive(socket: Socket) -> list[bytes]:
-    """One whole message.
+    """Receive one whole message.
 
     Raises:
-        zmq.Again: there is none.
+        zmq.Again: none is waiting.
     """
     frame = socket.recv(zmq.NOBLOCK, copy=False)
     frames = [frame.bytes]
@@ -43,9 +43,9 @@ class Pump:
     """Hand every message of a socket to ``handler``, on the running loop, until :meth:`close`.
 
     Args:
-        socket: owned by the pump from now on; :meth:`close` closes it.
-        handler: called with the frames of one message; must not block.
-        after: called when everything there was, or as much as one go takes, has been handed over.
+        socket: the pump owns it; :meth:`close` closes it.
+        handler: called with the frames of one message; it must not block.
+        after: called after each burst of messages.
     """
 
     def __init__(self, socket: Socket, handler: Handler, after: Callable[[], None] | None = None) -> None:
@@ -60,7 +60,7 @@ class Pump:
         self.kick()
 
     def kick(self) -> None:
-        """Look at the socket soon: after a send on it, which may have eaten the edge."""
+        """Read the socket soon. Call this after a send on it, which may have consumed the signal."""
         if self._soon is None and not self.closed:
             self._soon = self._loop.call_soon(self._readable)
 
@@ -81,7 +81,7 @@ class Pump:
                 if self.closed:
                     return
                 if not taken and not (more := self._pending()):
-                    break  # one message alone, the usual thing: cheaper to look than to be refused
+                    break  # usually there is one message, and reading EVENTS is cheaper than an EAGAIN
             if self._after is not None:
                 self._after()
             if more and self._pending():
@@ -94,12 +94,12 @@ class Pump:
         return bool(self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[arg-type, operator]
 
     def sent(self) -> None:
-        """Something was sent on the socket, which may have eaten the edge: look at once, kick if there is anything."""
+        """Check the socket now, after a send on it; :meth:`kick` if a message is waiting."""
         if not self.closed and self._pending():
             self.kick()
 
     def close(self) -> None:
-        """Stop, and close the socket one turn of the loop later: its descriptor may still be in this turn's events."""
+        """Stop. The socket closes one turn of the loop later: its descriptor may be among this turn's events."""
         if self.closed:
             return
         self.closed = True

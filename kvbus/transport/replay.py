@@ -1,8 +1,8 @@
-"""The replay server of one output stream: a ROUTER that answers everyone, each at their own pace.
+"""The replay server of one output stream: a ROUTER that answers each requester at its own pace.
 
-A ROUTER at its high-water mark drops without a word, and a lost END hangs a Dynamo listener for ever. With MANDATORY it
-refuses instead: the answer of that requester waits and is offered again, while the others go on. A requester that is
-gone, or takes nothing for ``stall_timeout``, is forgotten.
+A ROUTER at its high-water mark drops silently, and a lost END hangs a Dynamo listener for ever. With MANDATORY the
+ROUTER refuses the message instead. The server then sends it again later and goes on with other requesters. It drops
+the answer of a requester that is gone, or that has read nothing for ``stall_timeout``.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from kvbus.transport.pump import Handler, Pump
 from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, make_socket
 
 BURST: Final = 64
-"""Messages one requester gets before the next one has its turn."""
+"""Messages one requester gets before the next one gets its turn."""
 
 SLICE: Final = 0.001
-"""Seconds one turn may take: telling a million blocks takes a while, and the live stream goes on beside it."""
+"""Seconds one turn may take. A state snapshot of a million blocks takes long, and the live stream must go on."""
 
 RETRY: Final = 0.005
-"""Seconds before requesters that are all full are tried again."""
+"""Seconds before another attempt, when the queues of all requesters are full."""
 
 REOPEN: Final = 0.01
-"""Seconds until an address that is not free yet is tried again."""
+"""Seconds between two attempts to bind an address that is not free yet."""
 
 MAX_WAITING: Final = 10_000
-"""Requests that may wait for their turn; more are refused and counted."""
+"""Requests that may wait for their turn. The server refuses and counts further ones."""
 
 
 class Budget:
-    """How many answers an output may send at once, over all its servers; who finds it used up is called in turn."""
+    """The number of answers that all servers of an output may send at once."""
 
     def __init__(self, limit: int, stats: OutputStats) -> None:
         self.limit = limit
@@ -53,7 +53,7 @@ class Budget:
         stats.replay_sessions_limit = limit
 
     def take(self, when_free: Callable[[], None]) -> bool:
-        """One answer more; False if there are as many as may be, and ``when_free`` is called once that changes."""
+        """Begin one more answer; at the limit return False, and call ``when_free`` once there is room again."""
         if self.stats.replay_sessions < self.limit:
             self.stats.replay_sessions += 1
             return True
@@ -61,20 +61,20 @@ class Budget:
             self._waiting.append(when_free)
         return False
 
-    def give_back(self, count: int) -> None:
-        """So many answers are over."""
+    def release(self, count: int) -> None:
+        """Release the places of ``count`` finished answers."""
         self.stats.replay_sessions -= count
         for _ in range(min(count, len(self._waiting))):
             self._waiting.popleft()()
 
     def leave(self, when_free: Callable[[], None]) -> None:
-        """Want nothing any more."""
+        """Cancel a waiting call of ``when_free``."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(when_free)
 
 
 class Session(msgspec.Struct):
-    """One answer being sent. ``message`` is the one that was refused, to be offered again."""
+    """One answer being sent. ``message`` is the refused message, which the server sends again."""
 
     answer: ReplayAnswer | SnapshotAnswer
     progress: float
@@ -82,18 +82,18 @@ class Session(msgspec.Struct):
 
 
 class ReplayServer:
-    """Take replay requests on one endpoint and send the answers the relay makes for them.
+    """Receive replay requests on one endpoint, and send the relay's answers.
 
     Args:
-        context: the process's context.
-        endpoint: to bind.
-        on_request: called with each request's frames, identity first; the answer comes back through :meth:`send`.
-        stats: of the output.
-        budget: answers being sent at once, shared by the servers of an output; further requests wait.
-        stall_timeout: seconds without progress before a requester is forgotten.
-        before_send: called before any of an answer leaves (the state it follows from is written first).
-        policy: who may ask, and how much they may send.
-        clock: seconds, monotonic, by which progress is measured; None for the loop's.
+        context: the process's ZeroMQ context.
+        endpoint: the endpoint to bind.
+        on_request: called with each request's frames, identity first. Pass the answer to :meth:`send`.
+        stats: counters of the output.
+        budget: limit of answers at once, shared by the servers of an output; further requests wait.
+        stall_timeout: seconds without progress before the server drops an answer.
+        before_send: called before any of an answer leaves, because the log record it follows from is written first.
+        policy: who may ask, and the largest frame to accept.
+        clock: measures progress: seconds, monotonic; None for the loop's clock.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -112,6 +112,7 @@ class ReplayServer:
         policy: PeerPolicy = PLAIN,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        # The socket and its callbacks.
         self._context = context
         self._endpoint = endpoint
         self._on_request = on_request
@@ -123,12 +124,18 @@ class ReplayServer:
         stats.replay_waiting_limit += MAX_WAITING
         self._stall_timeout = stall_timeout
         self._before_send = before_send
+
+        # Answers: those under way, those that wait for the budget, those behind an earlier one of their requester.
+        self._budget = budget or Budget(64, stats)
+        stats.replay_waiting_limit += MAX_WAITING
         self._counted = 0
         self._active: deque[Session] = deque()
         self._waiting: deque[Session] = deque()
         self._behind: dict[bytes, deque[Session]] = {}
-        """By identity of a requester that is being answered, or waits: its further requests, one after the other."""
+        """Further requests, in order, by the identity of a requester whose answer is under way or waits."""
         self._queued = 0
+
+        # The next turn.
         self._handle: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
@@ -150,17 +157,17 @@ class ReplayServer:
         self._stats.refused[reason] += 1
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Cut every requester off, their answers with them, and listen anew with other keys."""
+        """Disconnect every requester, drop their answers, and bind again with other keys."""
         self._drop_all("gone")
         self._shut()
         try:
             self._open(policy)
-        except BindError:  # libzmq gives an address back a moment after its socket was closed
+        except BindError:  # libzmq releases an address a moment after its socket was closed
             self._again = self._loop.call_later(REOPEN, self.reopen, policy)
 
     @property
     def busy(self) -> int:
-        """Answers that are not sent whole."""
+        """Unfinished answers, waiting requests included."""
         return len(self._active) + self._queued
 
     def end(self) -> int:
@@ -174,13 +181,13 @@ class ReplayServer:
         return count
 
     def _drop_all(self, outcome: str) -> None:
-        """Answer nobody any more."""
+        """Drop all answers and waiting requests, and count them."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
         self._stats.replay_requests[outcome] += self.busy
         self._budget.leave(self._free)
-        self._budget.give_back(self._counted)
+        self._budget.release(self._counted)
         self._counted = 0
         self._wait(-self._queued)
         for queue in (self._active, self._waiting, self._behind):
@@ -198,7 +205,7 @@ class ReplayServer:
         """Begin an answer, or let it wait for its turn: that of others, or of an earlier request of the same peer."""
         if self._queued >= self._waiting_limit:
             self._stats.replay_requests["refused"] += 1
-            with contextlib.suppress(zmq.ZMQError):  # full or gone: there is nobody to tell
+            with contextlib.suppress(zmq.ZMQError):  # the requester is full or gone
                 self._socket.send_multipart(answer.refusal(), zmq.NOBLOCK)
             self._pump.kick()
             return
@@ -220,8 +227,8 @@ class ReplayServer:
         self._stats.replay_waiting += count
 
     def _admit(self) -> None:
-        """Give back what ended sessions took, begin as many as the budget has room for."""
-        self._budget.give_back(self._counted - len(self._active))
+        """Release the budget of finished answers, and begin as many as it has room for."""
+        self._budget.release(self._counted - len(self._active))
         self._counted = len(self._active)
         while self._waiting and self._budget.take(self._free):
             self._counted += 1
@@ -231,12 +238,12 @@ class ReplayServer:
             self._wait(-1)
 
     def _free(self) -> None:
-        """Another server of this output has ended an answer."""
+        """Begin waiting answers, after another server of this output has finished one."""
         if self._handle is None:
             self._handle = self._loop.call_soon(self._turn)
 
     def _over(self, session: Session, outcome: str) -> None:
-        """Count what became of an answer; the next request of the same peer takes its turn behind the others."""
+        """Count the outcome of an answer; the requester's next request waits behind those of others."""
         outcomes = self._stats.replay_requests
         outcomes[outcome] += 1
         identity = session.answer.identity
@@ -245,7 +252,7 @@ class ReplayServer:
             self._waiting.append(behind.popleft())
             return
         del self._behind[identity]
-        outcomes[outcome] += len(behind)  # whoever is gone, or takes nothing, wants none of these either
+        outcomes[outcome] += len(behind)  # a requester that is gone or stalled gets none of these either
         self._wait(-len(behind))
 
     def _turn(self) -> None:
@@ -258,7 +265,7 @@ class ReplayServer:
                 try:
                     sent = self._advance(session, until)
                 except BaseException:
-                    self._over(session, "refused")  # the others are still answered
+                    self._over(session, "refused")  # the other answers go on
                     raise
                 if sent is None:
                     moved = True
@@ -274,18 +281,18 @@ class ReplayServer:
                     self._handle.cancel()
                 self._handle = self._loop.call_soon(self._turn) if moved else self._loop.call_later(RETRY, self._turn)
             self._pump.kick()
-            os.sched_yield()  # an I/O thread on the same core: what was made leaves now, what has come is seen
+            os.sched_yield()  # libzmq's I/O thread may share the core: it sends and receives now
 
     def _advance(self, session: Session, until: float) -> int | None:
-        """Send a burst; how many messages went out, None if the session is over."""
+        """Send a burst; return the number of messages sent, None if the answer is over."""
         for sent in range(BURST):
             message = session.message or session.answer.next_message()
-            if not message:  # still being put together
+            if not message:  # the relay is still making it
                 if self._loop.time() >= until:
                     break
                 continue
             if self._before_send is not None:
-                self._before_send()  # making an answer may itself change the state
+                self._before_send()  # making an answer may change the state
             try:
                 self._socket.send_multipart(message, zmq.NOBLOCK)
             except zmq.Again:
@@ -313,7 +320,7 @@ class ReplayServer:
         return sent + 1
 
     def close(self, linger: float = 0.0) -> None:
-        """Close; unfinished answers stay unfinished. libzmq goes on sending for up to ``linger`` seconds."""
+        """Close the socket and drop unfinished answers. libzmq goes on sending for up to ``linger`` seconds."""
         self._drop_all("cut_off")
         if not self._pump.closed:
             self._socket.setsockopt(zmq.LINGER, int(linger * 1000))

@@ -1,4 +1,4 @@
-"""Every socket option kvbus sets, in one table, with its reason."""
+"""All socket options that kvbus sets, in one table, with their reasons."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
 KEEPALIVE: Final[dict[int, int]] = {
-    # A peer that is gone without a FIN: after 30 s without a byte its kernel is asked, every 10 s, and after three
-    # questions without an answer the connection is over. While something sent is not acknowledged TCP does not ask:
-    # it is over when the kernel gives up sending (net.ipv4.tcp_retries2, a quarter of an hour).
-    # Not by ZMTP heartbeats, on any socket: go-zeromq (llm-d, its simulated engine) hands a PING to its application
-    # like a message and answers nothing. Routers and quiet engines that live would be cut off, answers broken.
-    # Not by TCP_USER_TIMEOUT (TCP_MAXRT): it also ends the connection of a live peer that does not read for a while.
+    # TCP keepalive finds a peer that is gone without a FIN: after 30 s without a byte the kernel probes it every 10 s,
+    # and closes the connection after three probes without an answer. While sent data is not acknowledged, TCP does not
+    # probe: the connection closes when the kernel stops sending again (net.ipv4.tcp_retries2, a quarter of an hour).
+    # No ZMTP heartbeats, on any socket: go-zeromq (llm-d, its simulated engine) hands a PING to its application like a
+    # message, and never answers it. Heartbeats would disconnect healthy routers and idle engines, and break answers.
+    # No TCP_USER_TIMEOUT (TCP_MAXRT): it also closes the connection of a healthy peer that stops reading for a while.
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 30,
     zmq.TCP_KEEPALIVE_INTVL: 10,
@@ -32,42 +32,42 @@ KEEPALIVE: Final[dict[int, int]] = {
 }
 _COMMON: Final[dict[int, int]] = {
     **KEEPALIVE,
-    zmq.LINGER: 0,  # closing never blocks; what must leave is flushed before
+    zmq.LINGER: 0,  # closing never blocks; flush before it what must leave
     zmq.IPV6: 1,  # dual stack where the host has it
-    zmq.HANDSHAKE_IVL: 3_000,  # who says nothing holds no connection for longer, and who was refused may try again
+    zmq.HANDSHAKE_IVL: 3_000,  # a silent peer holds no connection for longer, and a refused one may try again
     zmq.RECONNECT_IVL: 100,
-    zmq.RECONNECT_IVL_MAX: 2_000,  # an engine that restarts is found again within two seconds
+    zmq.RECONNECT_IVL_MAX: 2_000,  # kvbus finds a restarted engine again within two seconds
 }
 
 OPTIONS: Final[dict[int, dict[int, int]]] = {
-    # engines publish in bursts and must never be slowed: the queue is here, and drained at once;
-    # it only receives, so an engine that vanished is noticed after 60 s, and its replay is asked for what is missing
+    # Engines publish in bursts, and kvbus must never slow them: this queue takes the burst, and kvbus drains it at
+    # once. The socket only receives, so keepalive notices a vanished engine after 60 s; a replay fills the gap.
     zmq.SUB: {**_COMMON, zmq.RCVHWM: 200_000},
-    # an engine's ROUTER drops at its own high-water mark in silence: never let it fill up because of us
+    # an engine's ROUTER drops silently at its own high-water mark: it must never fill up because of us
     zmq.DEALER: {**_COMMON, zmq.RCVHWM: 0},
-    # NODROP: a full router shows as EAGAIN, and only then one batch is sent the lossy way and counted;
-    # VERBOSER: every subscription is seen, which is how subscribers are counted
+    # NODROP: EAGAIN shows that a router's queue is full; only then kvbus sends without NODROP, and counts the drop;
+    # VERBOSER: the socket reports every subscription, so that kvbus can count them
     zmq.XPUB: {**_COMMON, zmq.XPUB_NODROP: 1, zmq.XPUB_VERBOSER: 1},
-    # MANDATORY: a full or vanished requester shows as an error instead of a lost frame
+    # MANDATORY: a full or vanished requester gives an error instead of a lost frame
     zmq.ROUTER: {**_COMMON, zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 1_000},
 }
 
 
 IO_THREADS: Final = 2
-"""Of the daemon's context: one for everything, one for peers whose names have to be looked up."""
+"""I/O threads of the daemon's context: one for peers with an address, one for peers whose name needs a look-up."""
 
 OLDEST: Final = (4, 3, 5)
-"""libzmq before it has known holes in what peers can reach before they have shown a key."""
+"""Oldest accepted libzmq: earlier ones have known security holes that a peer can use before it shows a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerPolicy:
-    """What is taken from peers, and from whom.
+    """Who may be a socket's peer, and what it may send.
 
     Attributes:
-        max_frame_bytes: a larger frame costs the connection; -1 for no limit.
-        curve: keys; None for a plain socket.
-        domain: under which the ZAP handler knows who may dial in.
+        max_frame_bytes: a larger frame closes the connection; -1 for no limit.
+        curve: keys; None for a socket without CURVE.
+        domain: ZAP domain, under which the ZAP handler keeps the allow-list.
     """
 
     max_frame_bytes: int = -1
@@ -75,7 +75,7 @@ class PeerPolicy:
     domain: str = ""
 
     def put_on(self, socket: Socket, *, bind: bool) -> None:
-        """Set the options; before any bind or connect."""
+        """Set the socket's options. Call it before any bind or connect."""
         socket.setsockopt(zmq.MAXMSGSIZE, self.max_frame_bytes)
         if self.curve is not None:
             if bind:
@@ -88,10 +88,10 @@ PLAIN: Final = PeerPolicy()
 
 
 def check_library() -> None:
-    """Look at the libzmq this process runs on.
+    """Check the version of libzmq.
 
     Raises:
-        UnsupportedError: it is too old to be exposed to peers.
+        UnsupportedError: it has known security holes.
     """
     if zmq.zmq_version_info() < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -101,11 +101,11 @@ def check_library() -> None:
 
 
 def make_context() -> Context:
-    """The daemon's context: its I/O threads never interrupt who works on what they brought.
+    """Make the daemon's context. Its I/O threads do not preempt the relay's thread.
 
-    Where they share a core with the relay's thread (a sidecar has few), Linux lets a thread that was just woken go
-    first, and a burst of batches is sent with two changes of thread for each. ``SCHED_BATCH`` is without that
-    privilege: a burst leaves at its end, with one. On a core of their own nothing changes.
+    A sidecar has few cores, so the threads may share one. There, Linux runs a thread that just woke up first, and a
+    burst of batches costs two context switches per batch. A ``SCHED_BATCH`` thread does not preempt: the burst leaves
+    at its end, with one switch. With enough cores nothing changes.
     """
     context = Context(IO_THREADS)
     if _may_batch():
@@ -114,11 +114,11 @@ def make_context() -> Context:
 
 
 def _may_batch() -> bool:
-    """Libzmq aborts where the policy is refused (sandboxes), so a thread that ends here asks first."""
+    """Check in a short-lived thread whether SCHED_BATCH is allowed: in sandboxes it is not, and libzmq would abort."""
     allowed = []
 
     def ask() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # not everywhere is Linux
+        with contextlib.suppress(OSError, AttributeError):  # not every system is Linux
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             allowed.append(True)
 
@@ -129,13 +129,13 @@ def _may_batch() -> bool:
 
 
 def set_options(socket: Socket, options: Mapping[int, int]) -> None:
-    """Set them, before any bind or connect."""
+    """Set socket options. Call it before any bind or connect."""
     for option, value in options.items():
         socket.setsockopt(option, value)
 
 
 def make_socket(context: Context, kind: int, **more: int) -> Socket:
-    """A socket with its table's options; ``more`` overrides by option name, such as ``SNDHWM=10``."""
+    """Make a socket with the options of its type; ``more`` overrides by option name, such as ``SNDHWM=10``."""
     socket = context.socket(kind)
     set_options(socket, OPTIONS[kind])
     for name, value in more.items():
@@ -147,7 +147,7 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
     """Bind or connect.
 
     Raises:
-        BindError: the endpoint is taken, not ours to bind, or no endpoint.
+        BindError: the endpoint is taken, malformed, or no address of this machine.
     """
     try:
         _choose_thread(socket, endpoint, bind=bind)
@@ -160,10 +160,10 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
 
 
 def _choose_thread(socket: Socket, endpoint: str, *, bind: bool) -> None:
-    """Keep host names to the second I/O thread.
+    """Give connections by host name to the second I/O thread.
 
-    libzmq looks a name up in the thread that connects, each time it connects, and waits for the answer. A name server
-    that does not answer would hold up everything else that thread carries.
+    libzmq looks up the name in the thread that connects, each time it connects, and blocks until the answer. A name
+    server that does not answer would hold up all other sockets of that thread.
     """
     if socket.context.get(zmq.IO_THREADS) != IO_THREADS:
         return
@@ -181,8 +181,8 @@ def _is_address(host: str) -> bool:
 
 
 def attach_again(socket: Socket, endpoint: str) -> None:
-    """Connect anew where libzmq has given an endpoint up."""
-    with contextlib.suppress(zmq.ZMQError):  # it may have forgotten the endpoint already
+    """Connect again where libzmq has abandoned an endpoint."""
+    with contextlib.suppress(zmq.ZMQError):  # libzmq may have forgotten the endpoint already
         socket.disconnect(endpoint)
     socket.connect(endpoint)
 
@@ -191,10 +191,10 @@ TERM_S: Final = 1.0
 
 
 def end(context: Context) -> bool:
-    """Terminate a context, closing what is open; False if libzmq has not come to an end after :data:`TERM_S` seconds.
+    """Terminate a context and close its sockets; return False if libzmq has not finished after :data:`TERM_S` seconds.
 
-    libzmq 4.3.5 now and then waits for ever for the pipe of a ROUTER whose peer left in the middle of an answer (once
-    in some hundred times). Nothing is lost by leaving it; the thread that waits ends with the process.
+    Once in some hundred times libzmq 4.3.5 waits for ever for the pipe of a ROUTER whose peer left in the middle of an
+    answer. Nothing is lost then; the waiting thread ends with the process.
     """
     waiter = threading.Thread(target=context.destroy, name="kvbus-zmq-term", daemon=True)
     waiter.start()

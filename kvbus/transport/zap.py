@@ -1,8 +1,8 @@
-"""Who may dial in: libzmq asks the ZAP handler (RFC 27) at every CURVE handshake, in this process.
+"""Which clients may connect: at every CURVE handshake libzmq asks the ZAP handler (RFC 27) in this process.
 
-It fails closed. An unknown domain, another mechanism, a malformed question or a key that is not on the list is answered
-with 300, "not now", and the connection is dropped when the time for handshakes is over (3 s): a libzmq client tries
-again, and is let in once its key was added. (After 400 it would stay away for ever.)
+The handler fails closed. It answers 300 ("temporary error") to an unknown domain, another mechanism, a malformed
+request, and a key that is not on the allow-list. libzmq then closes the connection when the time for handshakes is over
+(3 s). A libzmq client tries again, and may connect once its key is on the list. After a 400 it would never try again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from kvbus.transport.pump import Pump
 from kvbus.transport.sockets import Context, make_socket
 
 ENDPOINT: Final = "inproc://zeromq.zap.01"
-"""Where libzmq asks, one handler for a context."""
+"""The endpoint that libzmq asks, one handler per context (RFC 27)."""
 
 _VERSION: Final = b"1.0"
 
 
 class ZapHandler:
-    """Answer libzmq's questions from an allow-list for each domain. Needs a running loop; make it before any server."""
+    """Answer libzmq's ZAP requests from one allow-list per domain.
+
+    It needs a running event loop. Make it before any CURVE server socket.
+    """
 
     def __init__(self, context: Context) -> None:
         self._allowed: dict[bytes, frozenset[bytes]] = {}
@@ -31,25 +34,25 @@ class ZapHandler:
         self._pump = Pump(self._socket, self._asked)
 
     def allow(self, domain: str, clients: frozenset[bytes]) -> None:
-        """From now on these public keys (32 bytes each) are let into ``domain``, and no other."""
+        """Set the allow-list of ``domain``: public keys, 32 raw bytes each."""
         self._allowed[domain.encode()] = clients
 
     def forget(self, domain: str) -> None:
-        """Let nobody into ``domain`` any more."""
+        """Remove the allow-list of ``domain``: nobody may connect any more."""
         self._allowed.pop(domain.encode(), None)
 
     def _asked(self, frames: list[bytes]) -> None:
         # [identity of the session, "", version, request id, domain, address, identity, mechanism, credentials …]
         envelope, question = frames[:2], frames[2:]
         if len(question) < 2:
-            return  # there is no request id to answer to; libzmq sends none such
+            return  # without a request id there is no answer; libzmq sends no such request
         good = len(question) == 7 and question[0] == _VERSION and question[5] == b"CURVE"
         known = good and question[6] in self._allowed.get(question[2], ())
         verdict = (b"200", b"OK") if known else (b"300", b"not allowed")
-        with contextlib.suppress(zmq.ZMQError):  # the session has gone away in the meantime
+        with contextlib.suppress(zmq.ZMQError):  # the connection is gone meanwhile
             self._socket.send_multipart([*envelope, _VERSION, question[1], *verdict, b"", b""], zmq.NOBLOCK)
         self._pump.kick()
 
     def close(self) -> None:
-        """Answer no more: nobody is let in."""
+        """Stop answering: from now on nobody may connect."""
         self._pump.close()

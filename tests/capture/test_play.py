@@ -35,7 +35,7 @@ def test_without_faults_every_batch_is_published_once():
 def test_a_seq_that_goes_back_is_a_restart():
     steps, stats = planned([0, 1, 2, 0, 1, 0])
     assert steps == ["0", "1", "2", "restart", "0", "1", "restart", "0"]
-    assert stats.lives == 3
+    assert stats.epochs == 3
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ async def test_a_loop_is_a_new_life_each_time():
         stats = Stats()
         task = asyncio.create_task(play(engine, lambda: capture(0, 1), rate=1e5, loop=True, stats=stats))
         async with asyncio.timeout(20):
-            while stats.lives < 3:  # noqa: ASYNC110 - a plain counter
+            while stats.epochs < 3:  # noqa: ASYNC110 - a plain counter
                 await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

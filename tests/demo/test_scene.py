@@ -11,11 +11,11 @@ from kvbus.cli import main
 from kvbus.core.wire.schema import BlockRemoved
 from kvbus.demo import scene as scenes
 from kvbus.demo import stage
-from kvbus.demo.frame import Match
 from kvbus.demo.ports import LOOPBACK, PortRun
 from kvbus.demo.routers import Feed
 from kvbus.demo.run import Lines, perform
 from kvbus.demo.scene import Scene
+from kvbus.demo.screen import Match
 from kvbus.demo.script import Act, Kind
 from kvbus.demo.story import Tone
 from kvbus.errors import BindError
@@ -69,12 +69,12 @@ async def test_what_it_shows_while_it_plays():
             async with asyncio.timeout(20):
                 while scene.observe().routers[0].blocks < 500:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            frame = scene.observe()
-            assert [row.state for row in frame.sources] == ["live"] * 4
-            assert [set(row.tiers) for row in frame.sources] == [{"GPU", "CPU"}] * 2 + [{"GPU"}] * 2
-            assert [output.subscribers for output in frame.outputs] == [4, 0]
-            assert [router.joined for router in frame.routers] == [True, False]
-            assert Match.DIFFERENT not in {cell.match for cell in frame.routers[0].cells}
+            screen = scene.observe()
+            assert [row.state for row in screen.sources] == ["live"] * 4
+            assert [set(row.tiers) for row in screen.sources] == [{"GPU", "CPU"}] * 2 + [{"GPU"}] * 2
+            assert [output.subscribers for output in screen.outputs] == [4, 0]
+            assert [router.joined for router in screen.routers] == [True, False]
+            assert Match.DIFFERENT not in {cell.match for cell in screen.routers[0].cells}
             # a router that believes in something else is seen at the next look, as soon as nothing is on its way
             scene.routers[0].feeds[0].view.clear()
             scene.routers[0].feeds[0].updates += 1
@@ -103,7 +103,7 @@ def test_a_router_that_ignores_removals_ends_it_with_exit_code_1(monkeypatch):
         take(self, update)
 
     monkeypatch.setattr(Feed, "take", deaf)
-    monkeypatch.setattr(scenes, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(scenes, "TIMEOUT_S", 1.0)
     # caches so small that they evict within the first second
     monkeypatch.setattr(stage, "CAST", [replace(each, rates=(30.0, 30.0), blocks=80) for each in stage.CAST])
     done = CliRunner().invoke(main, ["demo", "--seconds", "3"])

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kvbus.demo import plain
-from kvbus.demo.frame import Cell, Frame, Match, OutputRow, RouterRow, SourceRow
+from kvbus.demo.screen import Cell, Match, OutputRow, RouterRow, Screen, SourceRow
 from kvbus.demo.story import Line, Tone
 from kvbus.demo.verdict import Verdict, compare
 from kvbus.demo.view import ASCII, UNICODE, render, render_story, render_verdict
@@ -36,7 +36,7 @@ CELLS = (
     Cell(12_345, Match.EQUAL),
 )
 STORY = tuple(Line(float(n), tone, f"line {n} " + "x" * 90) for n, tone in enumerate([*Tone] * 5))
-FRAME = Frame(
+SCREEN = Screen(
     1234.5,
     None,
     "http://127.0.0.1:54321/",
@@ -56,14 +56,14 @@ def drawn(renderable, width, **options):
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 50), (100, 30), (120, 40), (200, 60)])
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 def test_it_fits_the_terminal(width, height, glyphs):
-    lines = drawn(render(FRAME, width=width, height=height, glyphs=glyphs), width).splitlines()
+    lines = drawn(render(SCREEN, width=width, height=height, glyphs=glyphs), width).splitlines()
     assert len(lines) == height
     assert max(cell_len(line) for line in lines) <= width
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_everything_that_counts_is_on_it(width):
-    text = drawn(render(FRAME, width=width, height=24), width)
+    text = drawn(render(SCREEN, width=width, height=24), width)
     for word in ("engines", "kvbus", "routers", "http://127.0.0.1:54321/", "1234.5 s", "Ctrl-C"):
         assert word in text
     for word in ("vllm/0", "connecting", "syncing", "11.5", "12,700", "sglang-0.5.20", "123,456", "-17", "late"):
@@ -75,8 +75,8 @@ def test_everything_that_counts_is_on_it(width):
 
 def answers(*matches, rebuilt=True):
     row = RouterRow("router-a", "dynamo", [Cell(1, match) for match in matches], rebuilt)
-    frame = replace(FRAME, routers=[row], sources=SOURCES[: len(matches)])
-    text = drawn(render(frame, width=120, height=30), 120)
+    screen = replace(SCREEN, routers=[row], sources=SOURCES[: len(matches)])
+    text = drawn(render(screen, width=120, height=30), 120)
     return next(line for line in text.splitlines() if "router-a" in line)
 
 
@@ -91,7 +91,7 @@ def test_a_router_is_called_equal_only_if_all_of_it_is():
 
 def test_no_colour_means_no_codes():
     console = Console(file=io.StringIO(), width=120, force_terminal=True, no_color=True, legacy_windows=False)
-    console.print(render(FRAME, width=120, height=40))
+    console.print(render(SCREEN, width=120, height=40))
     codes = {part.partition("m")[0] for part in console.file.getvalue().split("\x1b[")[1:]}
     assert not [code for code in codes if any(30 <= int(n) <= 107 for n in code.split(";") if n.isdigit())]
 
@@ -107,7 +107,7 @@ def test_the_end_names_the_differences():
 
 
 def test_lines_are_plain():
-    lines = [*plain.opening(FRAME.url), plain.status_line(FRAME), *map(plain.story_line, STORY)]
+    lines = [*plain.opening(SCREEN.url), plain.status_line(SCREEN), *map(plain.story_line, STORY)]
     assert all(line.isascii() and line.isprintable() for line in lines)
     status = lines[2]
     for word in ("vllm/0 live epoch 0", "sglang/0 live", "lost 2", "17 batches", "router-b away", "dropped 7"):

@@ -191,7 +191,7 @@ async def test_the_client_library_with_keys(keys):
                     if isinstance(update, Synced):
                         break
         assert len(view) == 3
-    with pytest.raises(ValueError, match="dials in"):
+    with pytest.raises(ValueError, match="cannot check the key of a publisher that connects"):
         Subscriber(bus.out, bind=True, curve=keys.router.towards(keys.bus))
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvbus.admin import guard, http
+from kvbus.admin import connection_limits, http
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import payload as batch
 from tests.core.dsl import store
@@ -63,7 +63,7 @@ class Crowd:
 
     @property
     def open(self) -> int:
-        return len(self.bus.daemon._admin.gate)
+        return len(self.bus.daemon._admin.connections)
 
 
 @contextlib.asynccontextmanager
@@ -74,8 +74,8 @@ async def crowd(**settings) -> AsyncIterator[Crowd]:
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for module in (guard, http):
-        monkeypatch.setattr(module, "PATIENCE", 0.3)
+    for module in (connection_limits, http):
+        monkeypatch.setattr(module, "CONNECTION_TIMEOUT", 0.3)
 
 
 @pytest.mark.parametrize(
@@ -114,23 +114,23 @@ async def test_one_byte_after_the_other_wins_no_time(impatient):
 
 async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
     async with crowd() as them:
-        peers = [await them.connect() for _ in range(guard.MAX_CONNECTIONS)]
-        await eventually(lambda: them.open == guard.MAX_CONNECTIONS, "all open")
+        peers = [await them.connect() for _ in range(connection_limits.MAX_CONNECTIONS)]
+        await eventually(lambda: them.open == connection_limits.MAX_CONNECTIONS, "all open")
         for n in range(20):
             assert await them.probe() == 200, n
-        assert them.open <= guard.MAX_CONNECTIONS
+        assert them.open <= connection_limits.MAX_CONNECTIONS
         assert await peers[0].gone()
         assert them.closed["too_many"] >= 1
-        flood = [await them.connect() for _ in range(3 * guard.MAX_CONNECTIONS)]
-        await eventually(lambda: them.closed["too_many"] >= len(flood) - guard.MAX_CONNECTIONS, "refused")
-        assert them.open <= guard.MAX_CONNECTIONS
+        flood = [await them.connect() for _ in range(3 * connection_limits.MAX_CONNECTIONS)]
+        await eventually(lambda: them.closed["too_many"] >= len(flood) - connection_limits.MAX_CONNECTIONS, "refused")
+        assert them.open <= connection_limits.MAX_CONNECTIONS
         assert await them.probe() == 200
 
 
 async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
     """Their dumps are given up, and others get theirs."""
-    for module in (guard, http):
-        monkeypatch.setattr(module, "PATIENCE", 5.0)  # all of them are under way before the first is given up
+    for module in (connection_limits, http):
+        monkeypatch.setattr(module, "CONNECTION_TIMEOUT", 5.0)  # all of them are under way before the first is given up
     async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
         await engine.wait_for_subscriber(20)
         for n in range(60):

@@ -146,12 +146,12 @@ def test_what_is_no_key_is_refused_and_never_told(tmp_path, read, text, wrong):
 def test_files_that_are_not_there_or_are_none(tmp_path):
     with pytest.raises(KeyFileError, match="No such file"):
         read_secret(tmp_path / "nothing")
-    with pytest.raises(KeyFileError, match="is no file"):
+    with pytest.raises(KeyFileError, match="is not a regular file"):
         read_secret(tmp_path)
     with pytest.raises(KeyFileError, match="cannot be read"):
         read_allowed(tmp_path / "nothing")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(KeyFileError, match="is no file"):  # and nobody waits for a writer
+    with pytest.raises(KeyFileError, match="is not a regular file"):  # and nobody waits for a writer
         read_public(tmp_path / "pipe")
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "bad.key").write_text("bad")
@@ -223,7 +223,7 @@ class TestKeygen:
         before = (tmp_path / "kvbus.key_secret").read_text()
         done = self.run("kvbus", "-d", tmp_path)
         assert done.exit_code == 2
-        assert "is there already; --force replaces it" in done.output
+        assert "exists already; --force replaces it" in done.output
         assert (tmp_path / "kvbus.key_secret").read_text() == before
         (tmp_path / "kvbus.key_secret").chmod(0o644)
         assert self.run("kvbus", "-d", tmp_path, "--force").exit_code == 0

@@ -49,14 +49,14 @@ async def through_the_bus(name: str, case: str) -> None:
             assert router.view.violations == []
             assert not stats.rejected
             assert stats.missing == stats.recovered + stats.lost
-            assert stats.restarts == played.lives - 1
-            if played.lives == 1:
+            assert stats.restarts == played.epochs - 1
+            if played.epochs == 1:
                 # a life that ends may take with it what was being asked for; one that goes on loses nothing
                 assert stats.lost == 0
             if faulty:
                 assert played.dropped
                 # what is dropped while the bus syncs with a new life comes with that, and was never missing
-                assert stats.missing >= (played.dropped if played.lives == 1 else 1)
+                assert stats.missing >= (played.dropped if played.epochs == 1 else 1)
                 assert stats.duplicates
         finally:
             router.close()

@@ -79,7 +79,7 @@ def ipc(tmp_path):
 def test_what_is_played_is_what_is_recorded(name, tmp_path, ipc):
     source = DATA / f"{name}.jsonl"
     want = messages(source)
-    lives = 1 + sum(after[1] < before[1] for before, after in pairwise(want))
+    epochs = 1 + sum(after[1] < before[1] for before, after in pairwise(want))
     copy = tmp_path / "copy.jsonl"
     with (
         Command("record", ipc, copy, "--count", len(want)) as recorder,
@@ -88,7 +88,7 @@ def test_what_is_played_is_what_is_recorded(name, tmp_path, ipc):
         assert player.end() == 0
         assert recorder.end() == 0
     assert messages(copy) == want
-    assert f"published {len(want)} batches in {lives} li" in player.said
+    assert f"published {len(want)} batches in {epochs} epoch" in player.said
     assert f"recorded {len(want)} messages" in recorder.said
 
 
@@ -104,7 +104,7 @@ def test_an_engine_that_dials_in_is_recorded_by_a_binding_recorder(tmp_path):
             "play", source, "--endpoint", endpoint, "--subscribers", 1, "--exit-after", 0, "--rate", 5000
         ) as player,
     ):
-        player.until("dialled as vLLM does")
+        player.until("connecting, as vLLM does")
         assert player.end() == 0
         assert recorder.end() == 0
     assert messages(copy) == messages(source)

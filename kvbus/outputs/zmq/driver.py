@@ -20,9 +20,9 @@ class ZmqOutput:
     """One output's sockets, by stream; see :class:`~kvbus.outputs.contract.OutputDriver`.
 
     Args:
-        output: its place in the configuration.
-        config: how it is configured.
-        services: what it may use of the daemon.
+        output: index of the output in the configuration.
+        config: the output's configuration.
+        services: the daemon's services.
     """
 
     def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
@@ -36,10 +36,10 @@ class ZmqOutput:
         self._snapshots: dict[int, ReplayServer] = {}
 
     def open(self, stream: int, policy: PeerPolicy) -> None:
-        """Bind (or dial) one stream's endpoints.
+        """Bind one stream's endpoints, or connect its live endpoint.
 
         Raises:
-            BindError: one of them cannot be bound; none of this stream's is left open.
+            BindError: an endpoint cannot be bound; nothing of the stream is left open.
         """
         config, services = self._config, self._services
         endpoints = config.stream_endpoints(stream)
@@ -55,7 +55,7 @@ class ZmqOutput:
                 policy=policy,
                 waiting=self._waiting,
             )
-            log.info("output %s: %s %s", config.name, "bound" if config.bind else "dialling", endpoints.endpoint)
+            log.info("output %s: %s %s", config.name, "bound" if config.bind else "connecting to", endpoints.endpoint)
             if endpoints.replay_endpoint is not None:
                 self._replays[stream] = self._server(
                     endpoints.replay_endpoint, lambda frames: ReplayAsked(self._output, stream, frames), policy
@@ -92,7 +92,7 @@ class ZmqOutput:
         )
 
     def flush(self) -> None:
-        """The burst at hand is over: send what it gave."""
+        """Send the batches of this burst."""
         waiting = self._waiting
         while waiting:
             waiting.pop().turn()
@@ -103,7 +103,7 @@ class ZmqOutput:
         servers[command.stream].send(command.answer)
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """All of the sockets anew, with other keys."""
+        """Open all sockets again, with other keys."""
         for live in self._live.values():
             live.reopen(policy)
         for server in self._servers:
@@ -111,7 +111,7 @@ class ZmqOutput:
 
     @property
     def streams(self) -> list[int]:
-        """The streams that are open."""
+        """Slots of the open streams."""
         return list(self._live)
 
     @property
@@ -120,7 +120,7 @@ class ZmqOutput:
 
     @property
     def busy(self) -> int:
-        """Answers that are not sent whole."""
+        """Unfinished answers."""
         return sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
@@ -128,7 +128,7 @@ class ZmqOutput:
         return sum(server.end() for server in self._servers)
 
     def close(self, stream: int, linger: float = 0.0) -> None:
-        """Close one stream's sockets; what is queued has ``linger`` seconds to leave."""
+        """Close one stream's sockets; queued messages have ``linger`` seconds to leave."""
         for servers in (self._replays, self._snapshots):
             server = servers.pop(stream, None)
             if server is not None:

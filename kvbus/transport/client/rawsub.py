@@ -1,7 +1,7 @@
-"""A minimal subscriber: raw multipart frames, as they come, as an asynchronous iterator.
+"""A minimal subscriber: an asynchronous iterator over raw multipart messages.
 
-The ZeroMQ file descriptor is edge-triggered: it speaks once, and then only after ZMQ_EVENTS was read. So the
-reader callback reads ZMQ_EVENTS, and `recv` reads it again after the last message before it waits.
+The ZeroMQ file descriptor is edge-triggered: it signals once, and again only after somebody has read ZMQ_EVENTS. So
+the reader callback reads ZMQ_EVENTS, and `recv` reads it again after the last message, before it waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kvbus.transport.curve import Curve
 
-_YIELD_EVERY: Final = 256  # messages taken in one go before the loop's other tasks have their turn
+_YIELD_EVERY: Final = 256  # messages taken in one go before the loop's other tasks get their turn
 
 
 def refused(error: zmq.ZMQError, endpoint: str, *, bind: bool) -> Exception:
@@ -36,10 +36,10 @@ class RawSubscriber:
     """Subscribe to a stream and iterate over its messages, each a list of frames.
 
     Args:
-        endpoint: the publisher's endpoint, or the one to bind.
+        endpoint: the publisher's endpoint, or the endpoint to bind.
         topic: subscription prefix.
-        bind: True for publishers that dial in (vLLM with a concrete host).
-        hwm: messages that ZeroMQ holds before it drops.
+        bind: True for publishers that connect to the subscriber (vLLM with a concrete host).
+        hwm: messages that ZeroMQ queues before the publisher drops.
         context: a ZeroMQ context to share (``inproc://``); by default the subscriber has its own.
         curve: keys for a publisher that wants CURVE; only where the subscriber connects.
     """
@@ -68,7 +68,7 @@ class RawSubscriber:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint; after `start` the one really bound, port included."""
+        """The endpoint; after `start` the bound one, with its real port."""
         return self._endpoint
 
     def start(self) -> None:
@@ -104,7 +104,7 @@ class RawSubscriber:
         """Close the socket."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._fd)
-            await asyncio.sleep(0)  # uvloop lets go of the descriptor in its next turn
+            await asyncio.sleep(0)  # uvloop releases the descriptor in its next turn
             self._socket.close(0)
             self._socket = None
         self._end_context()

@@ -1,9 +1,9 @@
 """The sockets of one stream's subscriber: a SUB for the live batches and a DEALER for each request.
 
-`StreamSockets.pump` hands what has arrived to a `Handler`; it never blocks and never waits. The ZeroMQ file
-descriptor is edge-triggered: it speaks once, and then only after ZMQ_EVENTS was read, and any send or recv
-may swallow the edge. So the reader callback reads ZMQ_EVENTS and only sets a flag, and `pump` reads until
-EAGAIN or its cap and reads ZMQ_EVENTS again before it tells its caller that nothing is left.
+`StreamSockets.pump` hands received messages to a `Handler`. It never blocks. The ZeroMQ file descriptor is
+edge-triggered: it signals once, and again only after somebody has read ZMQ_EVENTS; any send or recv may consume the
+edge. So the reader callback reads ZMQ_EVENTS and only sets a flag. `pump` reads until EAGAIN or its cap, and reads
+ZMQ_EVENTS again before it reports that nothing is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 AnswerFraming = Literal["auto", "3", "4", "sim"]
 
-_CAP: Final = 256  # messages a socket may hand over before the loop's other tasks have their turn
+_CAP: Final = 256  # messages a socket may hand over before the loop's other tasks get their turn
 _MAX_FRAMES: Final = 16
 _REVIVE_S: Final = 1.0  # libzmq says that it will reconnect within this time, or it never will
 _MONITOR_EVENT: Final = struct.Struct("=HI")
@@ -51,11 +51,14 @@ END: Final = End.END
 def split_answer(
     frames: Sequence[bytes], framing: AnswerFraming = "auto"
 ) -> tuple[bytes, bytes, bytes] | Literal[End.END] | None:
-    """Topic, sequence frame and payload of one answer at a DEALER; END; or None for what is no answer.
+    """Split one message of a replay answer, as a DEALER receives it.
 
     Framing 3 is ``["", seq, payload]`` (vLLM to 0.25, SGLang to 0.5.21), framing 4 ``["", topic, seq,
     payload]`` (vLLM from 0.26, SGLang from 0.5.22, llm-d, Dynamo's mocker, llm-d-inference-sim). ``auto``
-    takes both, also without the empty delimiter: the sequence frame is always the last but one.
+    accepts both, with or without the empty delimiter: the sequence frame is always the last but one.
+
+    Returns:
+        (topic, sequence frame, payload), `END` for the END marker, None for a message that is no answer.
     """
     count = len(frames)
     if framing != "auto" and count != (3 if framing == "3" else 4):
@@ -72,10 +75,10 @@ def split_answer(
 
 
 class Handler(Protocol):
-    """Who takes what the sockets bring; called only from within `StreamSockets.pump`."""
+    """Receives what the sockets bring. Only `StreamSockets.pump` calls it."""
 
     def on_live(self, frames: list[bytes]) -> None:
-        """Take a live message as it came; ``[topic, seq, payload]`` if the publisher is in order."""
+        """Take a live message unchecked; a correct one is ``[topic, seq, payload]``."""
 
     def on_replayed(self, topic: bytes, seq: bytes, payload: bytes) -> None:
         """Take a batch that answers the last request."""
@@ -87,24 +90,24 @@ class Handler(Protocol):
         """Take the message that answers the last snapshot request."""
 
     def on_connected(self) -> None:
-        """Take note of a live connection that stands."""
+        """Handle a new live connection."""
 
     def on_interrupted(self) -> None:
-        """Take note of a live connection that broke."""
+        """Handle the loss of the live connection."""
 
 
 class StreamSockets:
     """SUB, its monitor, and at most one DEALER.
 
     Args:
-        endpoint: the live stream, or None for a replay alone.
+        endpoint: the live stream, or None for replay only.
         replay_endpoint: the replay ROUTER, or None.
         snapshot_endpoint: the snapshot ROUTER, or None.
         topic: subscription prefix.
-        bind: True binds the SUB, for publishers that dial in (vLLM with a concrete host).
-        hwm: messages that ZeroMQ holds, for each of the sockets, before the peer's side fills up and drops.
-        max_message_bytes: limit of one frame in bytes. libzmq drops the connection of a peer that sends more
-            and, if it was the one who connected, stays away for good; the monitor notices and connects again.
+        bind: True binds the SUB, for publishers that connect to it (vLLM with a concrete host).
+        hwm: messages that ZeroMQ queues for each socket, before the peer's queue fills up and it drops.
+        max_message_bytes: limit of one frame in bytes. libzmq closes the connection of a peer that sends more and,
+            where we connected, never connects again. The monitor notices that, and we connect again.
         framing: layout of replay answers to accept.
         context: a ZeroMQ context to share (``inproc://``); by default the sockets have their own.
         curve: keys for a publisher that wants CURVE; only where the sockets connect.
@@ -126,30 +129,37 @@ class StreamSockets:
         context: Context | None = None,
         curve: Curve | None = None,
     ) -> None:
+        # The peer.
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._snapshot_endpoint = snapshot_endpoint
-        self._wake = wake
         self._topic = topic
+        self._framing: AnswerFraming = framing
+
+        # Socket settings.
         self._bind = bind
         self._hwm = hwm
         self._max_bytes = max_message_bytes
-        self._framing: AnswerFraming = framing
+        self._curve = curve
         self._own_context = context is None
         self._context = context
-        self._curve = curve
-        self._loop: asyncio.AbstractEventLoop | None = None
+
+        # The open sockets; `_for_snapshot` says which kind of request the DEALER has sent.
         self._sub: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._dealer: zmq.Socket[bytes] | None = None
         self._for_snapshot = False
+
+        # The event loop: file descriptors it watches, sockets to close in its next turn, the next reconnection.
+        self._wake = wake
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._readers: dict[zmq.Socket[bytes], int] = {}
         self._retired: list[zmq.Socket[bytes]] = []
         self._revival: asyncio.TimerHandle | None = None
 
     @property
     def endpoint(self) -> str | None:
-        """The live endpoint; once open, the one really bound, port included."""
+        """The live endpoint; once open, the bound one, with its real port."""
         return self._endpoint
 
     def open(self) -> None:
@@ -165,7 +175,7 @@ class StreamSockets:
         try:
             for asked in (self._replay_endpoint, self._snapshot_endpoint):
                 if asked is not None:
-                    # a first DEALER finds out about a malformed endpoint now and not at the first gap
+                    # a first DEALER reveals a malformed endpoint now, not at the first gap
                     self._dealer = self._dial(asked)
                     self._drop_dealer()
             if self._endpoint is not None:
@@ -175,30 +185,31 @@ class StreamSockets:
             raise
 
     def ask(self, start: int) -> None:
-        """Ask for a replay from this seq; an answer still under way to an earlier request is cut off."""
+        """Ask for a replay from this seq. This aborts the answer to an earlier request."""
         if self._replay_endpoint is None:
             raise RuntimeError("there is no replay endpoint to ask")
         self._request(self._replay_endpoint, replay_request(start), snapshot=False)
 
     def ask_snapshot(self) -> None:
-        """Ask for a snapshot; an answer still under way to an earlier request is cut off."""
+        """Ask for a snapshot. This aborts the answer to an earlier request."""
         if self._snapshot_endpoint is None:
             raise RuntimeError("there is no snapshot endpoint to ask")
         self._request(self._snapshot_endpoint, [REQUEST], snapshot=True)
 
     def stop_asking(self) -> None:
-        """Cut the answer under way off."""
+        """Abort the current answer."""
         self._drop_dealer()
 
     def pump(self, handler: Handler) -> bool:
-        """Hand over what has arrived, a bounded amount of it.
+        """Hand over received messages, up to a cap.
 
         Returns:
-            True if more may be waiting: call again after the event loop had its turn.
+            True if more may be waiting: call again after the event loop has had its turn.
         """
         live: list[list[bytes]] = []
         more = self._sub is not None and _drain(self._sub, live.append)
-        # the monitor comes second and is told first: a break must be known before anything that came after it
+        # We read the monitor second, but handle its events first: the handler must know of a lost connection
+        # before it sees messages of the next one.
         if self._monitor is not None:
             more |= _drain(self._monitor, lambda frames: self._monitored(frames, handler))
         for frames in live:
@@ -206,14 +217,14 @@ class StreamSockets:
         return self._pump_answers(handler) or more
 
     async def aclose(self) -> None:
-        """Close the sockets at once, whatever is on its way."""
+        """Close the sockets at once and drop queued messages."""
         self._unwatch_all()
-        # uvloop lets go of a file descriptor only in its next iteration
+        # uvloop releases a file descriptor only in its next iteration
         await asyncio.sleep(0)
         self.abort()
 
     def abort(self) -> None:
-        """Close without an event loop's help (for one that is gone)."""
+        """Close without an event loop, for a loop that is already closed."""
         self._unwatch_all()
         if self._revival is not None:
             self._revival.cancel()
@@ -232,7 +243,7 @@ class StreamSockets:
     def _open_sub(self, endpoint: str) -> None:
         self._sub = sub = self._socket(zmq.SUB)
         sub.setsockopt(zmq.SUBSCRIBE, self._topic)
-        # inproc has neither sessions nor events
+        # inproc has no sessions and no monitor events
         if not endpoint.startswith("inproc://"):
             self._monitor = sub.get_monitor_socket(_DOWN | _RETRIED | _UP)
             self._monitor.setsockopt(zmq.LINGER, 0)
@@ -247,7 +258,7 @@ class StreamSockets:
         # a fresh DEALER has a fresh identity: answers to two requests cannot mix
         self._dealer = dealer = self._dial(endpoint)
         self._for_snapshot = snapshot
-        with contextlib.suppress(zmq.Again):  # a new pipe takes two frames; if not, the request times out
+        with contextlib.suppress(zmq.Again):  # a new pipe has room for two frames; else the request times out
             dealer.send_multipart(frames, zmq.NOBLOCK)
         self._watch(dealer)
         self._wake()
@@ -276,7 +287,7 @@ class StreamSockets:
 
     def _pump_answers(self, handler: Handler) -> bool:
         for _ in range(_CAP):
-            dealer = self._dealer  # the handler may ask anew between two answers
+            dealer = self._dealer  # the handler may send a new request between two answers
             if dealer is None:
                 return False
             frames = _receive(dealer, None if self._for_snapshot else _MAX_FRAMES)
@@ -312,7 +323,7 @@ class StreamSockets:
         self._revival = self._loop.call_later(_REVIVE_S, self._revive)
 
     def _revive(self) -> None:
-        """Connect again where libzmq does not: after a message over the limit it gives the endpoint up."""
+        """Connect again where libzmq does not: it abandons an endpoint after a message over the limit."""
         self._revival = None
         if self._sub is None or self._endpoint is None:
             return
@@ -328,7 +339,7 @@ class StreamSockets:
             self._loop.add_reader(fd, self._readable, socket)
 
     def _readable(self, socket: zmq.Socket[bytes]) -> None:
-        # reading the events rearms the edge; without it the loop would spin while the caller is busy elsewhere
+        # reading ZMQ_EVENTS rearms the edge; else the loop would spin while the caller is busy elsewhere
         if _waiting(socket):
             self._wake()
 
@@ -349,7 +360,7 @@ class StreamSockets:
             dealer.close(0)
             return
         self._unwatch(dealer)
-        # closed one iteration later, see aclose
+        # `aclose` says why this closes one iteration later
         self._retired.append(dealer)
         if self._loop is not None:
             self._loop.call_soon(self._close_retired)
@@ -371,7 +382,7 @@ def _attach(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> None:
 
 
 def _receive(socket: zmq.Socket[bytes], most: int | None = _MAX_FRAMES) -> list[bytes] | None:
-    """One message, or None if there is none; frames beyond ``most`` are thrown away."""
+    """Receive one message, None if there is none. It drops the frames beyond ``most``."""
     try:
         # the last frame carries `more`: cheaper than recv_multipart's getsockopt a frame
         frame = socket.recv(zmq.NOBLOCK, copy=False)

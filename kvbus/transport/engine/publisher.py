@@ -1,9 +1,8 @@
-"""The engine's side of the wire: what a vLLM, SGLang or simulated engine binds.
+"""The engine's side of the wire: the sockets of a vLLM, SGLang or simulated engine.
 
-`EnginePublisher` is a PUB socket plus, if asked for, the ROUTER that replays the last batches. It stands in
-for an engine in ``kvbus sim``, ``kvbus play``, the demo and the tests, so it repeats the engines' habits,
-good and bad: a sequence number without an epoch, a trimmed buffer that says nothing, requests without a
-delimiter dropped in silence.
+`EnginePublisher` is a PUB socket and, on request, the ROUTER that replays the newest batches. It stands in for an
+engine in ``kvbus sim``, ``kvbus play``, the demo and the tests. So it does what engines do, good and bad: its sequence
+frames carry no epoch, it trims its replay buffer without notice, and it drops requests without a delimiter silently.
 """
 
 from __future__ import annotations
@@ -26,35 +25,34 @@ if TYPE_CHECKING:
 
 __all__ = ["END_SEQ", "EnginePublisher", "Framing", "ReplayFault", "binds"]
 
-_REBIND_S: Final = 5.0  # libzmq gives a closed listener's address back asynchronously
+_REBIND_S: Final = 5.0  # libzmq releases a closed listener's address asynchronously
 
 
 def binds(endpoint: str) -> bool:
-    """Tell whether an engine binds this endpoint or dials out to it.
+    """Return whether an engine binds this endpoint; if not, it connects to it.
 
-    vLLM's rule: wildcards, ``ipc://`` and ``inproc://`` are bound, a concrete host is connected to.
-    SGLang adds ``0.0.0.0`` from 0.5.13 on.
+    The rule is vLLM's: it binds wildcards, ``ipc://`` and ``inproc://``, and connects to a concrete host.
+    From 0.5.13 on SGLang also binds ``0.0.0.0``.
     """
-    return any(mark in endpoint for mark in ("*", "::", "ipc://", "inproc://", "0.0.0.0"))  # noqa: S104
+    return any(sign in endpoint for sign in ("*", "::", "ipc://", "inproc://", "0.0.0.0"))  # noqa: S104
 
 
 class EnginePublisher:
     """A PUB socket and a replay ROUTER that behave as an engine's do.
 
     Args:
-        endpoint: where the live stream goes: ``tcp://*:5557``, ``tcp://127.0.0.1:*``, ``ipc://…``.
-        replay_endpoint: where the ROUTER binds (engines always bind it), or None for no replay.
+        endpoint: endpoint of the live stream: ``tcp://*:5557``, ``tcp://127.0.0.1:*``, ``ipc://…``.
+        replay_endpoint: endpoint that the ROUTER binds (engines always bind it), or None for no replay.
         topic: first frame of every message.
         framing: layout of replay answers. ``3``: vLLM up to 0.25 and SGLang up to 0.5.21; ``4``: vLLM from
             0.26, SGLang from 0.5.22, Dynamo's mocker; ``sim``: llm-d-inference-sim, today the same as ``4``.
-        buffer_steps: batches kept for replay; the oldest are trimmed without notice.
-        bind: True binds, False dials out, None follows the engines' own rule (`binds`).
-        hwm: send high-water mark of the PUB socket, messages a subscriber; what is beyond is dropped
-            silently.
+        buffer_steps: batches kept for replay; the buffer drops the oldest without notice.
+        bind: True binds, False connects, None follows the engines' own rule (`binds`).
+        hwm: send high-water mark of the PUB socket, in messages per subscriber; the socket drops silently beyond it.
         context: a ZeroMQ context to share (``inproc://``); by default the publisher has its own.
 
-    Sockets open in `start` (or ``async with``) and close in `close`. `publish`, `skip` and `restart`
-    belong to one thread.
+    `start` (or ``async with``) opens the sockets, `close` closes them. Call `publish`, `skip` and `restart` from one
+    thread.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class EnginePublisher:
         self.bind: Final = binds(endpoint) if bind is None else bind
         self.replay_fault = ReplayFault.NONE
         self.replay_requests = 0
-        """Well-formed replay requests received so far, over all lives."""
+        """Well-formed replay requests received so far, in all epochs."""
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._hwm = hwm
@@ -88,22 +86,22 @@ class EnginePublisher:
 
     @property
     def endpoint(self) -> str:
-        """The live endpoint; after `start` the one really bound, port included."""
+        """The live endpoint; after `start` the bound one, with its real port."""
         return self._endpoint
 
     @property
     def replay_endpoint(self) -> str | None:
-        """The replay endpoint; after `start` the one really bound, port included."""
+        """The replay endpoint; after `start` the bound one, with its real port."""
         return self._replay_endpoint
 
     @property
     def next_seq(self) -> int:
-        """The sequence number that the next batch gets."""
+        """The next batch's sequence number."""
         return self._next_seq
 
     @property
     def buffered(self) -> int:
-        """Batches that a replay from 0 would answer with."""
+        """Batches in the replay buffer."""
         return len(self._buffer)
 
     def start(self) -> None:
@@ -118,13 +116,13 @@ class EnginePublisher:
         if self._context is None:
             self._context = zmq.Context()
         try:
-            self._open(self._context, patient=False)
+            self._open(self._context, await_address=False)
         except BaseException:
             self.close()
             raise
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the sockets; batches not yet on the wire have `linger` seconds to leave."""
+        """Close the sockets. libzmq goes on sending queued batches for up to `linger` seconds."""
         self._shut(linger)
         if self._own_context and self._context is not None:
             end(self._context)
@@ -144,8 +142,8 @@ class EnginePublisher:
 
         Args:
             payload: the msgpack batch.
-            seq: sequence number to use instead of the next one; numbering goes on from it.
-            live: False buffers the batch but keeps it off the PUB socket: a batch lost on its way.
+            seq: sequence number to use instead of the next one; numbering continues after it.
+            live: False buffers the batch and does not send it: subscribers see a lost batch.
 
         Returns:
             The batch's sequence number.
@@ -161,15 +159,15 @@ class EnginePublisher:
         return seq
 
     def send_again(self, seq: int) -> None:
-        """Send a buffered batch live once more: a duplicate, or the late half of a reordering.
+        """Send a buffered batch live once more, as a duplicate or as a late batch.
 
         Raises:
-            KeyError: `seq` was never published or is trimmed already.
+            KeyError: `seq` was never published, or the buffer has dropped it already.
         """
         self.send_frames(self.topic, seq.to_bytes(8, "big"), self._buffer.find(seq))
 
     def send_frames(self, *frames: bytes) -> None:
-        """Send one multipart message on the PUB socket as it is, malformed or not."""
+        """Send one multipart message on the PUB socket, unchecked."""
         if self._pub is None:
             raise RuntimeError("the publisher is not started")
         # plain sends: pyzmq's send_multipart costs twice as much
@@ -178,19 +176,18 @@ class EnginePublisher:
         self._pub.send(frames[-1])
 
     def skip(self) -> int:
-        """Use up a sequence number with nothing behind it and return it.
+        """Use up a sequence number without a batch, and return the number.
 
-        vLLM takes the number before it encodes and sends: an exception there leaves a hole
-        that no replay fills.
+        vLLM takes the number before it encodes and sends: an exception there leaves a hole that no replay fills.
         """
         seq = self._next_seq
         self._next_seq += 1
         return seq
 
     def restart(self, linger: float = 0.0) -> None:
-        """Die and come back: empty buffer, seq from 0, same endpoints, every connection dropped.
+        """Begin a new epoch: empty buffer, seq from 0, same endpoints, every connection closed.
 
-        Blocks for the few milliseconds that the operating system needs to give the addresses back.
+        This blocks for the few milliseconds that libzmq needs to release the addresses.
         """
         if self._context is None:
             raise RuntimeError("the publisher is not started")
@@ -198,12 +195,12 @@ class EnginePublisher:
         self._buffer.clear()
         self._next_seq = 0
         self._subscriptions = 0
-        self._open(self._context, patient=True)
+        self._open(self._context, await_address=True)
 
     async def wait_for_subscriber(self, timeout: float | None = None, *, count: int = 1) -> None:  # noqa: ASYNC109
-        """Wait until `count` subscriptions have arrived in this life.
+        """Wait until `count` subscriptions have arrived in this epoch.
 
-        What is published before is lost to the subscriber.
+        A subscriber misses the batches published before its subscription arrives.
 
         Raises:
             TimeoutError: they did not arrive within `timeout` seconds.
@@ -216,21 +213,21 @@ class EnginePublisher:
         self.replay_requests += 1
         return answer(self._buffer.since(start), self.framing, self.topic, self.replay_fault)
 
-    def _open(self, context: zmq.Context[zmq.Socket[bytes]], *, patient: bool) -> None:
-        # XPUB is PUB to its subscribers, and lets a test wait for one instead of sleeping
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]], *, await_address: bool) -> None:
+        # subscribers see a PUB; XPUB also reports subscriptions, so a test can wait for one instead of sleeping
         self._pub = context.socket(zmq.XPUB)
         self._pub.setsockopt(zmq.SNDHWM, self._hwm)
         self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
         if self.bind:
-            self._endpoint = _bind(self._pub, self._endpoint, patient=patient)
+            self._endpoint = _bind(self._pub, self._endpoint, await_address=await_address)
         else:
             _dial(self._pub, self._endpoint)
         if self._replay_endpoint is not None:
             router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
             try:
-                # without MANDATORY a ROUTER drops at its high-water mark in silence, and END with it
+                # without MANDATORY a ROUTER drops silently at its high-water mark, END too
                 router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-                self._replay_endpoint = _bind(router, self._replay_endpoint, patient=patient)
+                self._replay_endpoint = _bind(router, self._replay_endpoint, await_address=await_address)
             except (BindError, ValueError):
                 router.close(0)
                 raise
@@ -255,11 +252,11 @@ class EnginePublisher:
         return self._subscriptions
 
 
-def _bind(socket: zmq.Socket[bytes], endpoint: str, *, patient: bool = False) -> str:
-    """Bind and return the real endpoint; `patient` waits for an address that we have just left ourselves."""
-    # libzmq spells "any port" as a star
+def _bind(socket: zmq.Socket[bytes], endpoint: str, *, await_address: bool = False) -> str:
+    """Bind and return the real endpoint; `await_address` waits until libzmq has released the address."""
+    # libzmq writes "any port" as a star
     wanted = f"{endpoint[:-1]}*" if endpoint.startswith("tcp://") and endpoint.endswith(":0") else endpoint
-    deadline = time.monotonic() + (_REBIND_S if patient else 0.0)
+    deadline = time.monotonic() + (_REBIND_S if await_address else 0.0)
     while True:
         try:
             socket.bind(wanted)

@@ -1,8 +1,8 @@
-"""The replay half of an engine: a ring of the last batches, and the ROUTER that answers from it.
+"""An engine's replay: a ring of the newest batches, and the ROUTER that answers from it.
 
-The server runs in a thread of its own, as far away from the caller's event loop as an engine's publisher thread
-is: it answers while the loop is busy, and works the same under asyncio, uvloop and no loop at all. Unlike older
-engines it loses no frame at a requester's high-water mark, and no requester waits for another one.
+The server runs in its own thread, as an engine's publisher does. So it answers while the caller's event loop is busy,
+and works the same under asyncio, uvloop and no loop at all. Unlike older engines, it loses no frame at a requester's
+high-water mark, and no requester waits for another.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ Framing = Literal["3", "4", "sim"]
 
 END_SEQ: Final = b"\xff" * 8
 _SERVERS: Final = itertools.count()
-_BURST: Final = 64  # answers to one requester before the next one has its turn
-_RETRY_MS: Final = 2  # how soon to try again when every requester is at its high-water mark
+_BURST: Final = 64  # messages to one requester before the next one gets its turn
+_RETRY_MS: Final = 2  # pause before another attempt when every requester is at its high-water mark
 
 
 class ReplayFault(enum.Enum):
-    """How a replay server misbehaves, for tests of its clients."""
+    """A replay server's faults, for tests of its clients."""
 
     NONE = "none"
     SILENT = "silent"
     """No answer at all."""
     EMPTY = "empty"
-    """END at once, whatever is buffered."""
+    """END at once, without batches."""
     NO_END = "no-end"
-    """Every batch, and never the END marker (an engine that lost it at the ROUTER's high-water mark)."""
+    """Every batch and no END marker, as an engine whose ROUTER dropped END at its high-water mark."""
     ENDLESS = "endless"
-    """The same batches over and over, and never the END marker."""
+    """The same batches without end, and no END marker."""
     DUPLICATE = "duplicate"
     """Every batch twice."""
     INTERLEAVE = "interleave"
-    """Two whole answers frame by frame, each with its END, as when two requests were outstanding."""
+    """Two interleaved answers, each with its END, as if two requests were outstanding."""
 
 
 class ReplayBuffer:
-    """The last `steps` batches, written by the publisher and read by the replay thread."""
+    """The newest `steps` batches. The publisher writes them, the replay thread reads them."""
 
     def __init__(self, steps: int) -> None:
         self._lock = threading.Lock()
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=steps)
 
     def append(self, seq: int, payload: bytes) -> None:
-        """Keep a batch; the oldest one goes if the buffer is full."""
+        """Keep a batch; a full buffer drops its oldest."""
         with self._lock:
             self._batches.append((seq, payload))
 
     def since(self, start: int) -> list[tuple[int, bytes]]:
-        """Return (seq, payload) of every batch from `start` on; a trimmed buffer just begins later."""
+        """Return (seq, payload) of every buffered batch from `start` on."""
         with self._lock:
             return [batch for batch in self._batches if batch[0] >= start]
 
@@ -65,7 +65,7 @@ class ReplayBuffer:
         """Return a batch's payload.
 
         Raises:
-            KeyError: it was never there or is trimmed already.
+            KeyError: the buffer never had it, or has dropped it already.
         """
         with self._lock:
             for known, payload in reversed(self._batches):
@@ -85,13 +85,13 @@ class ReplayBuffer:
 def answer(
     batches: list[tuple[int, bytes]], framing: Framing, topic: bytes, fault: ReplayFault = ReplayFault.NONE
 ) -> Iterator[list[bytes]]:
-    """Yield the frames that answer a replay request, as a DEALER receives them, END included."""
+    """Yield the messages that answer a replay request, as a DEALER receives them, END included."""
 
     def frames(seq: bytes, payload: bytes, topic: bytes) -> list[bytes]:
         return [b"", seq, payload] if framing == "3" else [b"", topic, seq, payload]
 
     data = [frames(seq.to_bytes(8, "big"), payload, topic) for seq, payload in batches]
-    # the END marker has an empty topic even where the stream has one
+    # the END marker's topic is empty, even where the stream has a topic
     end = frames(END_SEQ, b"", b"")
     match fault:
         case ReplayFault.SILENT:
@@ -113,12 +113,12 @@ def answer(
 
 
 class EngineReplayServer:
-    """One bound ROUTER and the thread that serves it from now on.
+    """One bound ROUTER and the thread that serves it.
 
     Args:
         router: the socket; the server's thread owns it and closes it.
         context: the socket's context.
-        answer: makes the messages that answer a request from a sequence number; called in the thread.
+        answer: returns the messages that answer a request from a sequence number; the thread calls it.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class EngineReplayServer:
     ) -> None:
         self._answer = answer
         self._router = router
-        # never the name of a server before: libzmq frees an inproc name some time after its socket closed
+        # a new name for each server: libzmq releases an inproc name some time after its socket closed
         name = f"inproc://kvbus-replay-stop-{next(_SERVERS)}"
         self._stop_in: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._stop_in.bind(name)
@@ -141,7 +141,7 @@ class EngineReplayServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop serving, drop the answers under way, close the ROUTER."""
+        """Stop serving, drop unfinished answers, close the ROUTER."""
         self._stop_out.send(b"")
         self._thread.join()
         self._stop_out.close(0)
@@ -170,7 +170,7 @@ class EngineReplayServer:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            # [identity, "", start]; engines drop anything else without a word
+            # [identity, "", start]; engines drop anything else silently
             if len(frames) != 3 or frames[1] or len(frames[2]) != 8:
                 continue
             client, _, start = frames
@@ -178,7 +178,7 @@ class EngineReplayServer:
             self._jobs.setdefault(client, deque()).append(answer)
 
     def _send_some(self) -> bool:
-        """Give every requester a burst; False when none of them could take a frame."""
+        """Send every requester a burst; return False if none of them could take a message."""
         moved = False
         for client in list(self._jobs):
             for _ in range(_BURST):

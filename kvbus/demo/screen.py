@@ -1,4 +1,4 @@
-"""One moment of the demo as plain data: what the views draw."""
+"""The demo's screen as plain data, for the views to draw."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from kvbus.demo.story import Line
 
 
 class Match(Enum):
-    """How one router's view of one source stands to the engine's own cache."""
+    """One router's view of one source, compared with the engine's own cache."""
 
     EQUAL = "equal"
-    """All that the engine has published is applied, and the same blocks are live."""
+    """The router has applied all batches, and the same blocks are live."""
     DIFFERENT = "different"
-    """All is applied, and the blocks differ."""
+    """The router has applied all batches, and the blocks differ."""
     BEHIND = "behind"
-    """Batches are on their way: nothing can be said yet."""
+    """Batches are on their way, so a comparison means nothing yet."""
     DOWN = "down"
-    """The engine is away, or the bus is getting to know its new life."""
+    """The engine is down, or the bus does not know its new epoch yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Cell:
     """One router's view of one source.
 
     Attributes:
-        blocks: in the view.
-        match: against the engine.
-        behind: batches that the view lacks, where that is known.
+        blocks: blocks in the view.
+        match: comparison with the engine.
+        behind: batches that the view lacks; None if unknown.
     """
 
     blocks: int
@@ -39,7 +39,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One engine rank as the bus sees it; ``rate`` in live batches a second, ``tiers`` in blocks by medium."""
+    """One engine rank as the bus sees it. ``rate`` is in live batches per second, ``tiers`` in blocks by medium."""
 
     label: str
     state: str
@@ -57,8 +57,8 @@ class SourceRow:
 class OutputRow:
     """One output of the bus.
 
-    ``profile`` is whose encoding and framing it speaks, ``endpoint`` that of the first of its ``streams``; ``queue``,
-    ``sent`` and ``dropped`` are batches, ``subscribers`` subscriptions of all streams, ``replays`` requests.
+    ``profile`` names its encoding and framing, ``endpoint`` is that of its first stream. ``queue``, ``sent`` and
+    ``dropped`` count batches, ``subscribers`` counts subscriptions on all ``streams``, ``replays`` counts requests.
     """
 
     name: str
@@ -74,7 +74,7 @@ class OutputRow:
 
 @dataclass(frozen=True, slots=True)
 class RouterRow:
-    """One router; ``cells`` in the order of the sources, empty while it is away."""
+    """One router. ``cells`` are in the order of the sources, and empty while the router is away."""
 
     name: str
     output: str
@@ -83,7 +83,7 @@ class RouterRow:
 
     @property
     def joined(self) -> bool:
-        """Whether it is there."""
+        """Whether the router runs."""
         return bool(self.cells)
 
     @property
@@ -101,8 +101,8 @@ class RouterRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """Everything there is to see at one moment."""
+class Screen:
+    """Everything to show at one moment."""
 
     elapsed: float
     seconds: float | None

@@ -1,4 +1,4 @@
-"""The frame around every subcommand: found when used, each error turned into a message and an exit code."""
+"""The program around the subcommands: it imports a subcommand on use, and gives each error an exit code."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """A subcommand that is not imported yet: ``kvbus.cli.<name>:command``."""
+    """A subcommand before its import: ``kvbus.cli.<name>:command``."""
 
     name: str
     summary: str
 
     @property
     def module(self) -> str:
-        """The module that holds it."""
+        """Name of its module."""
         return f"kvbus.cli.{self.name}"
 
 
-class Frame(click.Group):
-    """A group whose subcommands cost nothing until they are used, and whose errors have exit codes."""
+class Program(click.Group):
+    """A click group that imports subcommands on use, and turns errors into messages and exit codes."""
 
     def __init__(self, *args: Any, subcommands: Iterable[Subcommand] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.subcommands = {subcommand.name: subcommand for subcommand in subcommands}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in the order they were declared, without those that are not installed."""
+        """Return the names of the installed subcommands, in the order of their declaration."""
         lazy = [item.name for item in self.subcommands.values() if importlib.util.find_spec(item.module)]
         return lazy + super().list_commands(ctx)
 
@@ -50,7 +50,7 @@ class Frame(click.Group):
         if subcommand is None or importlib.util.find_spec(subcommand.module) is None:
             return super().get_command(ctx, cmd_name)
         command = importlib.import_module(subcommand.module).command
-        assert isinstance(command, click.Command)  # noqa: S101 - a mistake of ours, not of the user
+        assert isinstance(command, click.Command)  # noqa: S101 - a bug of ours, no user error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -67,12 +67,12 @@ class Frame(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line and exit with the code that says how it went."""
+        """Run the command line and exit with its exit code."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         if os.getpid() == 1:
-            # The first process of a container has no default actions: a SIGTERM before the loop has its own handlers
-            # would be lost, and the container killed at the end of its grace period.
+            # PID 1 of a container has no default actions: a SIGTERM before the loop installs its handlers would be
+            # lost, and Kubernetes would kill the container at the end of its grace period.
             signal.signal(signal.SIGTERM, _end)
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -84,15 +84,15 @@ class Frame(click.Group):
         sys.exit(result if isinstance(result, int) else ExitCode.OK)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; errors end the process here, with a message."""
+        """Run the subcommand. An error ends the process with a message."""
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()  # at interpreter exit it would be too late to be quiet about a closed pipe
+            sys.stdout.flush()  # flush now: at interpreter exit a closed pipe would print an error
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt):
             raise
         except BrokenPipeError:
             _forget_stdout()
-            sys.exit(ExitCode.OK)  # the reader has seen enough
+            sys.exit(ExitCode.OK)  # the reader has closed the pipe
         except Exception as error:  # noqa: BLE001 - the last resort
             _fail(error, debug=bool(ctx.params.get("debug")))
         return result
@@ -103,11 +103,11 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def _forget_stdout() -> None:
-    """Keep the interpreter from flushing into a closed pipe while it ends."""
+    """Keep the interpreter from flushing into a closed pipe at its exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, sys.stdout.fileno())
-    except (OSError, ValueError):  # stdout is no file (a test's buffer)
+    except (OSError, ValueError):  # stdout has no file descriptor (a test's buffer)
         pass
     finally:
         os.close(devnull)
@@ -127,7 +127,7 @@ def _fail(error: Exception, *, debug: bool) -> NoReturn:
 
 
 def _deliberate(error: Exception) -> KvbusError | None:
-    """The `KvbusError` that an exception is, or that a group of a task group's failures holds."""
+    """Return the `KvbusError` that an exception is, or that an exception group contains; else None."""
     if isinstance(error, KvbusError):
         return error
     if isinstance(error, ExceptionGroup):

@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
-from kvbus.cli.frame import Frame, Subcommand
+from kvbus.cli.program import Program, Subcommand
 from kvbus.errors import BindError, ConfigError, KvbusError, Problem
 
 
 def _group(action) -> click.Group:
-    @click.group(cls=Frame)
+    @click.group(cls=Program)
     @click.option("--debug", is_flag=True)
     def group(debug): ...
 
@@ -87,7 +87,7 @@ def test_a_subcommand_that_is_not_installed_breaks_no_other(monkeypatch):
     module.command = click.Command("fine", callback=lambda: click.echo("hello"))
     module.__spec__ = types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, "kvbus.cli.fine", module)
-    group = Frame("group", subcommands=[Subcommand("absent", "Not there."), Subcommand("fine", "There.")])
+    group = Program("group", subcommands=[Subcommand("absent", "Not there."), Subcommand("fine", "There.")])
     listing = CliRunner().invoke(group, ["--help"])
     assert "There." in listing.output
     assert "absent" not in listing.output
@@ -99,7 +99,7 @@ def test_a_subcommand_that_does_not_import_breaks_no_other(tmp_path, monkeypatch
     (tmp_path / "broken_command.py").write_text("raise RuntimeError('half written')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(Subcommand, "module", property(lambda self: self.name))
-    group = Frame("group", subcommands=[Subcommand("broken_command", "Broken.")])
+    group = Program("group", subcommands=[Subcommand("broken_command", "Broken.")])
     assert CliRunner().invoke(group, ["--help"]).exit_code == 0
     done = CliRunner().invoke(group, ["broken_command"])
     assert done.exit_code == 70
@@ -125,9 +125,9 @@ def test_help_imports_no_subcommand():
 def test_ctrl_c_is_quiet():
     code = textwrap.dedent("""
         import click, signal
-        from kvbus.cli.frame import Frame
+        from kvbus.cli.program import Program
 
-        group = Frame("group")
+        group = Program("group")
 
         @group.command()
         def wait():
