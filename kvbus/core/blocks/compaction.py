@@ -80,7 +80,7 @@ class Telling:
 
     def __init__(self, source: Iterator[bytes], count: int) -> None:
         self.count = count
-        """As many batches as it is."""
+        """How many batches it is."""
         self._source = source
         self._made: list[bytes] = []
 
