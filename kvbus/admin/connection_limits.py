@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final, cast
+
+from kvbus.core.stats import ProcessStats
 
 MAX_CONNECTIONS: Final = 64
 """Connections at once. One more closes the oldest without a request under way, so that a probe always gets in."""
@@ -24,39 +25,38 @@ class ConnectionLimits:
 
     Args:
         serve: makes aiohttp's protocol for a connection.
-        closed: counter of closed connections, by reason: ``too_many`` or ``slow``.
+        stats: counters of connections, those open and those closed here.
     """
 
-    def __init__(self, serve: Callable[[], asyncio.BaseProtocol], closed: Counter[str]) -> None:
+    def __init__(self, serve: Callable[[], asyncio.BaseProtocol], stats: ProcessStats) -> None:
         self._serve = serve
-        self._closed = closed
+        self._stats = stats
         self._open: dict[asyncio.BaseTransport, Connection] = {}
 
     def __call__(self) -> Connection:
         """Make a new connection's protocol."""
         return Connection(self, cast("asyncio.Protocol", self._serve()))
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def admit(self, connection: Connection, transport: asyncio.Transport) -> bool:
         """Make room for a connection; return False if all others have requests under way."""
         if len(self._open) >= MAX_CONNECTIONS:
-            self._closed["too_many"] += 1
+            self._stats.http_closed["too_many"] += 1
             oldest = next((other for other in self._open.values() if not other.busy), None)
             if oldest is None:
                 return False
             oldest.abort()
         self._open[transport] = connection
+        self._stats.http_connections = len(self._open)
         return True
 
     def forget(self, transport: asyncio.BaseTransport) -> None:
         """Remove a connection."""
         self._open.pop(transport, None)
+        self._stats.http_connections = len(self._open)
 
     def timed_out(self, connection: Connection) -> None:
         """Close and count a connection that took too long."""
-        self._closed["slow"] += 1
+        self._stats.http_closed["slow"] += 1
         connection.abort()
 
     @contextlib.contextmanager

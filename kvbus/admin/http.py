@@ -51,8 +51,18 @@ class AdminServer:
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self.connections: ConnectionLimits | None = None
-        self._dumps = 0
         self.address: tuple[str, int] | None = None
+
+    def application(self) -> web.Application:
+        """What answers, by path."""
+        app = web.Application(middlewares=[self._answering])
+        app.router.add_get("/", self._page)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/sources", self._sources)
+        app.router.add_get("/blocks", self._content(self._blocks))
+        return app
 
     async def start(self) -> None:
         """Listen on the configured address.
@@ -63,15 +73,8 @@ class AdminServer:
         where = self._observed.config.http_address
         if where is None:
             return
-        app = web.Application(middlewares=[self._answering])
-        app.router.add_get("/", self._page)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/livez", self._livez)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/sources", self._sources)
-        app.router.add_get("/blocks", self._content(self._blocks))
         self._runner = web.AppRunner(
-            app,
+            self.application(),
             access_log=None,
             handle_signals=False,
             shutdown_timeout=1.0,
@@ -82,7 +85,7 @@ class AdminServer:
         server = self._runner.server
         if server is None:  # pragma: no cover - set up above
             return
-        self.connections = ConnectionLimits(server, self._observed.process.http_closed)
+        self.connections = ConnectionLimits(server, self._observed.process)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 self.connections, *where, reuse_address=True
@@ -158,9 +161,10 @@ class AdminServer:
         if not sources:
             known = ", ".join(s.spec.label for s in self._observed.relay.present)
             return _problem(404, f"no source {name!r}; there are: {known}")
-        if self._dumps >= MAX_DUMPS:
+        process = self._observed.process
+        if process.http_dumps >= MAX_DUMPS:
             return self._refused(503, HttpRefusal.BUSY, f"{MAX_DUMPS} dumps are under way; try again")
-        self._dumps += 1
+        process.http_dumps += 1
         try:
             # copying each source's state at one moment is cheap; the text takes time, so write it in parts
             lines = itertools.chain.from_iterable([views.Cut(source).lines() for source in sources])
@@ -178,7 +182,7 @@ class AdminServer:
                 request.transport.abort()  # a partial dump must not look complete
             return response
         finally:
-            self._dumps -= 1
+            process.http_dumps -= 1
 
 
 def _line(block: dict[str, Any]) -> str:

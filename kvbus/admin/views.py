@@ -35,6 +35,7 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
         "dialect": source.dialect.name,
         "block_size": source.normalizer.block_size,
         "queue_depth": len(sequencer.held) + len(sequencer.actions),
+        "unverified": len(sequencer.unverified),
         "counts": {
             "batches": stats.batches,
             "bytes": stats.bytes,

@@ -6,7 +6,6 @@ that lists the installed ones.
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
@@ -14,7 +13,6 @@ OUTPUTS: Final = "kvbus.outputs"
 """Entry point group of the drivers for ``outputs[].type``; see :mod:`kvbus.outputs`."""
 
 
-@cache
 def _found(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 

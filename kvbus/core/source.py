@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from kvbus.core.blocks.index import Index
+from kvbus.core.blocks.overlay import SMALL
 from kvbus.core.normalizing.normalizer import Normalizer, Rules
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import Settings, State
@@ -26,6 +28,8 @@ class SourceSpec(msgspec.Struct, frozen=True):
     timeout: float = 30.0
     topic: bytes = b""
     """What is subscribed to: the topic of batches that came by a replay which does not say it."""
+    copied_below: int = SMALL
+    """Tables of fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.overlay`."""
 
 
 NOBODY: Final = SourceSpec("", 0, Settings(), Rules())
@@ -41,7 +45,7 @@ class Source:
         """Nobody is in this place: it was removed, or the configuration left the slot free."""
         self.stats = SourceStats()
         self.sequencer = Sequencer(spec.settings, self.stats)
-        self.normalizer = Normalizer(spec.rules, self.stats)
+        self.normalizer = Normalizer(spec.rules, self.stats, Index(spec.copied_below))
         self.rank = spec.rank
         self.ranked = False
         """The engine has said its rank in this life; it keeps it."""

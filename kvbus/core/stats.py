@@ -97,6 +97,10 @@ class ProcessStats:
         """The state is being written to ``state_dir``; False without one, and after writing failed."""
         self.state_refused = 0
         """Files of a saved state that could not be used and were moved aside."""
+        self.http_connections = 0
+        """HTTP connections that are open."""
+        self.http_dumps = 0
+        """Answers of ``/blocks`` under way."""
         self.http_closed: Counter[str] = Counter()
         """HTTP connections closed on the client, by reason: too_many, slow."""
         self.http_refused: Counter[HttpRefusal] = Counter()

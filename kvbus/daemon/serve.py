@@ -56,7 +56,7 @@ async def serve(config: Config, load: Callable[[], Config]) -> None:
     loop.add_signal_handler(signal.SIGHUP, again)
     try:
         await daemon.start()
-        _rest_collector()
+        rest_collector()
         reloader.watch()
         if hung_up.is_set():
             again()
@@ -70,7 +70,7 @@ async def serve(config: Config, load: Callable[[], Config]) -> None:
                 loop.remove_signal_handler(signum)
 
 
-def _rest_collector() -> None:
+def rest_collector() -> None:
     """Make the garbage collector look at fewer objects, and at new ones while they are in the processor's caches.
 
     Blocks hold no cycles: the collector never tracks their parts, or stops at the first pass. The objects of the

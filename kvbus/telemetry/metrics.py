@@ -80,6 +80,8 @@ class RelayCollector(Collector):
             [],
             [([], process.state_refused)],
         )
+        yield _gauge("http_connections", "HTTP connections that are open.", [], [([], process.http_connections)])
+        yield _gauge("http_dumps", "Answers of /blocks under way.", [], [([], process.http_dumps)])
         yield _counter(
             "http_connections_closed_total",
             "HTTP connections that were closed on the client, by reason.",

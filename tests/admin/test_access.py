@@ -17,10 +17,11 @@ from aiohttp.test_utils import make_mocked_request
 
 from kvbus.admin import http
 from kvbus.admin.access import Access
+from kvbus.admin.http import AdminServer
 from kvbus.core.stats import HttpRefusal
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
 from tests.ports import free_port
 from tests.system.bus import Bus, eventually, running_bus
 
@@ -257,7 +258,7 @@ async def test_loopback_of_ipv6(address: str) -> None:
 async def test_every_path_is_open_or_closed_on_purpose() -> None:
     """A new path has to be put on one side or the other."""
     async with asking() as here:
-        routes = here.bus.daemon._admin._runner.app.router.routes()
+        routes = AdminServer(here.bus.daemon).application().router.routes()
         paths = {route.resource.canonical for route in routes}
         assert paths > OPEN
         for path in paths:

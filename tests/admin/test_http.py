@@ -12,12 +12,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvbus.admin import http as http_module
+from kvbus.admin import views
 from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
 from kvbus.telemetry.metrics import DROP_REASONS
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
-from tests.core.dsl import cleared, removed, store, tokens_of
-from tests.core.dsl import payload as batch
+from tests.doubles.payloads import cleared, removed, store, tokens_of
+from tests.doubles.payloads import payload as batch
 from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually, running_bus
 
@@ -99,6 +100,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             "dialect": entry["dialect"],
             "block_size": None,
             "queue_depth": 0,
+            "unverified": 0,
             "counts": {
                 "rejected": {},
                 "filtered": {},
@@ -136,13 +138,11 @@ async def test_sources_before_and_after_the_engine_is_there():
 
 async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_history_was_trimmed(caplog):
     before = time.time()
-    async with web(replay_timeout=1.5, probe_interval=0) as client:
-        engine = EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True, buffer_steps=3)
-        for n in range(10):
-            engine._next_seq = n  # an engine that has been up for a while: only the newest are left
-            engine._buffer.append(n, batch(store([n])))
-        engine._next_seq = 10
-        async with engine:
+    async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", buffer_steps=3) as engine:
+        for n in range(10):  # an engine that has been up for a while: only the newest are left
+            engine.publish(batch(store([n])))
+        where = {"endpoint": engine.endpoint, "replay_endpoint": engine.replay_endpoint}
+        async with web(replay_timeout=1.5, probe_interval=0, source=where) as client:
             await relayed(client, 10)
             (entry,) = await client.json("/sources")
             assert entry["partial"] is True
@@ -307,15 +307,16 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
         engine.publish(batch(store(list(range(count)), tokens=[7] * count, block_size=1)))
         await relayed(client, 1)
         parts, turns = Counter(), Counter()
-        line = http_module._line
+        lines = views.Cut.lines
 
-        def counted(block):
-            parts["lines"] += 1
-            parts["this turn"] += 1
-            parts["most in a turn"] = max(parts["most in a turn"], parts["this turn"])
-            return line(block)
+        def counted(cut):
+            for line in lines(cut):
+                parts["lines"] += 1
+                parts["this turn"] += 1
+                parts["most in a turn"] = max(parts["most in a turn"], parts["this turn"])
+                yield line
 
-        monkeypatch.setattr(http_module, "_line", counted)
+        monkeypatch.setattr(views.Cut, "lines", counted)
         dump = asyncio.create_task(client.blocks())
         while not dump.done():
             parts["this turn"] = 0
@@ -342,7 +343,7 @@ async def test_too_many_dumps_at_once_are_told_to_come_back():
         assert "try again" in text
         for writer in writers:
             writer.close()
-        await eventually(lambda: client.bus.daemon._admin._dumps == 0, "the dumps of clients that left are over")
+        await eventually(lambda: client.bus.daemon.process.http_dumps == 0, "the dumps of clients that left are over")
         assert len(await client.blocks()) == 60_000
 
 

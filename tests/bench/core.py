@@ -25,7 +25,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.daemon.serve import _rest_collector
+from kvbus.daemon.serve import rest_collector
 
 from .loads import load_named, mixed, stores
 from .processes import MEASURED_CORE, rss_bytes, run_child
@@ -258,7 +258,7 @@ def _scale(section: Section, large: int, operations: int, runs: int) -> None:
 def main(arguments: list[str]) -> None:
     """One measurement in this process: ``cost``, ``memory``, ``scale`` or ``floor``, and its numbers."""
     what, *rest = arguments
-    _rest_collector()  # as the daemon does
+    rest_collector()  # as the daemon does
     if what == "cost":
         result = measure_cost(rest[0], int(rest[1]))
     elif what == "memory":

@@ -145,7 +145,7 @@ def ingest_dynamo(batches: int, *, pinned: bool) -> Rate:
         sender.expect("ready")
         indexer.register("bench", endpoint, None, 16)
         sender.ask("subscribed")
-        pid = indexer._process.pid
+        pid = indexer.pid
         before = fine_cpu_seconds(pid)
         sender.tell("run")
         wait_until(lambda: _applied(indexer)["stored", "ok"] >= events, "the indexer has applied all", 300, every=0.02)
@@ -162,8 +162,7 @@ def ingest_dynamo(batches: int, *, pinned: bool) -> Rate:
 
 def _applied(indexer: DynamoIndexer) -> dict[tuple[str, str], int]:
     """Events by type and status."""
-    _, text = indexer._call("GET", "/metrics")
-    return {(kind, status): int(count) for kind, status, count in _APPLIED.findall(text)}
+    return {(kind, status): int(count) for kind, status, count in _APPLIED.findall(indexer.metrics())}
 
 
 @contextlib.contextmanager

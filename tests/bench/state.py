@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from kvbus.core.write_ahead_log import Records
-from kvbus.daemon.serve import _rest_collector
+from kvbus.daemon.serve import rest_collector
 from kvbus.daemon.state_store import MIN_ROTATE, SPARE, StateStore
 
 from .core import SLICE, Driver
@@ -151,7 +151,7 @@ def measure_write_path(load: str, prefill: int, batches: int, directory: Path) -
 
 def main(load: str, prefill: str, batches: str, used: str) -> None:
     """One measurement in this process."""
-    _rest_collector()  # as the daemon does
+    rest_collector()  # as the daemon does
     with tempfile.TemporaryDirectory(prefix="kvbus-bench-") as place:
         directory = Path(place)
         if used == "True":

@@ -157,10 +157,10 @@ class SimProcess(Engine):
         ranks: list[list[dict[str, Any]]] = [[] for _ in range(self.shape.ranks)]
         for block in written["blocks"]:
             ranks[block["rank"]].append(block)
-        return [_truth_of(blocks) for blocks in ranks]
+        return [truth_of(blocks) for blocks in ranks]
 
 
-def _truth_of(blocks: list[dict[str, Any]]) -> Truth:
+def truth_of(blocks: list[dict[str, Any]]) -> Truth:
     pairs = []
     for block in blocks:
         medium = medium_key(block["medium"])
@@ -237,7 +237,7 @@ class PipedEngine(Engine):
             await asyncio.sleep(0.02)
 
     async def truths(self) -> list[Truth]:
-        return [_truth_of(self._cache.truth())]
+        return [truth_of(self._cache.truth())]
 
     async def close(self) -> None:
         if self._feeder is not None:

@@ -42,14 +42,14 @@ def test_a_short_campaign() -> None:
 @pytest.mark.timeout(120)
 def test_a_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A campaign that cannot fail proves nothing: here the truth has one block more than the engine's cache."""
-    honest: Callable[..., engines.Truth] = engines._truth_of
+    honest: Callable[..., engines.Truth] = engines.truth_of
 
     def lying(blocks: list[dict[str, object]]) -> engines.Truth:
         truth = honest(blocks)
         truth.keys.add(("None", "GPU", "1"))
         return truth
 
-    monkeypatch.setattr(engines, "_truth_of", lying)
+    monkeypatch.setattr(engines, "truth_of", lying)
     monkeypatch.setattr(checks, "SETTLE", 0.5)
     steady = next(number for number, shape in enumerate(SHAPES) if not shape.kills_bus)
     tally, said = play(Wanted(seed=1, seconds=60, cells=(steady,), generation=0, rounds=1))

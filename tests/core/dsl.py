@@ -17,11 +17,8 @@ expected and what came instead. ``script.router`` is a plain set fed with everyt
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Self
-
-import msgspec
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
@@ -31,96 +28,12 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.stats import SourceStats
-from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, Batch, decode_batch
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
-from tests.wire.captures import PlainSetRouter
-
-pack: Final = msgspec.msgpack.encode
-unpack: Final = msgspec.msgpack.decode
-
-
-# -- what engines say --------------------------------------------------------------------------------------------------
-
-
-def tokens_of(block: Hash, size: int = 16) -> list[int]:
-    """Tokens no other block has: equal for equal hashes, different otherwise."""
-    first = zlib.crc32(repr(block).encode()) % 2**31
-    return list(range(first, first + size))
-
-
-def store(
-    hashes: list[Any],
-    parent: Any = None,
-    *,
-    tokens: Any = None,
-    block_size: Any = 16,
-    medium: Any = "GPU",
-    group: Any = None,
-    **more: Any,
-) -> dict[str, Any]:
-    """A BlockStored as a map; tokens follow from the hashes unless given. ``more`` is added as it is."""
-    if tokens is None:
-        tokens = [token for block in hashes for token in tokens_of(block, block_size)]
-    event = {
-        "type": "BlockStored",
-        "block_hashes": hashes,
-        "parent_block_hash": parent,
-        "token_ids": tokens,
-        "block_size": block_size,
-        "medium": medium,
-    }
-    if group is not None:
-        event["group_idx"] = group
-    return event | more
-
-
-def removed(hashes: list[Any], *, medium: Any = "GPU", group: Any = None, **more: Any) -> dict[str, Any]:
-    """A BlockRemoved as a map."""
-    event = {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
-    if group is not None:
-        event["group_idx"] = group
-    return event | more
-
-
-def cleared() -> dict[str, Any]:
-    """An AllBlocksCleared as a map."""
-    return {"type": "AllBlocksCleared"}
-
-
-def payload(*events: Any, ts: Any = 1.0, rank: Any = 0) -> bytes:
-    """One batch, ``[ts, events, rank]``."""
-    return pack([ts, list(events), rank])
-
-
-def batch(seq: int, *events: Any, ts: Any = 1.0, rank: Any = 0, topic: bytes = b"") -> list[bytes]:
-    """One live message, ``[topic, seq, payload]``."""
-    return [topic, seq.to_bytes(8, "big"), payload(*events, ts=ts, rank=rank)]
-
-
-def plain(event: AnyEvent | dict[str, Any]) -> dict[str, Any]:
-    """An event as a map without what is None or was never sent, so that any two spellings of it are equal."""
-    fields = unpack(pack(event))
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def plain_all(events: Iterable[AnyEvent | dict[str, Any]]) -> list[dict[str, Any]]:
-    """All of them, see :func:`plain`."""
-    return [plain(event) for event in events]
-
-
-def short(event: dict[str, Any]) -> str:
-    """One event in a line."""
-    kind = event.get("type")
-    where = "".join(f" {name}={event[name]}" for name in ("medium", "group_idx") if event.get(name) is not None)
-    if kind == "BlockStored":
-        size, count = event.get("block_size"), len(event.get("token_ids") or ())
-        return f"store {event['block_hashes']} behind {event.get('parent_block_hash')} ({count}/{size}){where}"
-    if kind == "BlockRemoved":
-        return f"removed {event['block_hashes']}{where}"
-    return "cleared" if kind == "AllBlocksCleared" else repr(event)
-
+from tests.doubles.accounting import all_accounted_for
+from tests.doubles.payloads import batch, payload, plain_all, short, unpack
+from tests.doubles.router import PlainSetRouter
 
 # -- a normalizer on its own -------------------------------------------------------------------------------------------
 
@@ -377,10 +290,7 @@ class Script:
             elif isinstance(command, Publish) and (command.output, command.stream) == (0, 0):
                 self.router.apply(command.seq, command.payload)
         for source in self.relay.sources:
-            stats = source.stats
-            assert stats.missing == stats.recovered + stats.lost + stats.pending
-            if stats.pending != open_holes(source.sequencer):
-                self._fail(f"{open_holes(source.sequencer)} pending batches", f"{stats.pending}")
+            all_accounted_for(source)
         return self
 
     def __lshift__(self, does: Does) -> Self:
@@ -409,10 +319,3 @@ class Script:
     def _fail(self, expected: str, got: str) -> None:
         said = "\n  ".join(self._lines)
         raise AssertionError(f"the conversation so far:\n  {said}\n  expected {expected}\n  but got  {got}")
-
-
-def open_holes(sequencer: Any) -> int:
-    """How many batches are known to exist and have neither come nor been given up."""
-    if not sequencer.synced:
-        return 0
-    return sequencer.log_end - sequencer.next - sum(seq >= sequencer.next for seq in sequencer.held)

@@ -4,7 +4,8 @@ import pytest
 
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.wire.codec import decode_batch
-from tests.core.dsl import Script, payload, plain_all, removed, store
+from tests.core.dsl import Script
+from tests.doubles.payloads import payload, plain_all, removed, store
 
 
 def resumed(*batches, **rules):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.core.dsl import Script, live, publish, removed, store
+from tests.core.dsl import Script, live, publish
+from tests.doubles.payloads import removed, store
 
 
 def test_a_conversation_that_goes_as_written():

@@ -12,20 +12,8 @@ from kvbus.core.events import BatchReceived, ClearsEveryTier
 from kvbus.core.missing import missing
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.write_ahead_log import Records, decode_records
-from tests.core.dsl import (
-    Happens,
-    Script,
-    batch,
-    cleared,
-    down,
-    live,
-    removed,
-    replay_end,
-    replayed,
-    store,
-    tick,
-    up,
-)
+from tests.core.dsl import Happens, Script, down, live, replay_end, replayed, tick, up
+from tests.doubles.payloads import batch, cleared, removed, store
 
 HOST = "CPU_PINNED"
 WALL = 1_700_000_000.0

@@ -8,7 +8,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import NOBODY, SourceSpec
 from kvbus.core.wire.profiles import PROFILES
-from tests.core.dsl import batch, store
+from tests.doubles.payloads import batch, store
 
 
 def source(label):

@@ -19,25 +19,19 @@ from tests.core.dsl import (
     ask,
     asked,
     asked_raw,
-    batch,
     cancel,
-    cleared,
     down,
     live,
-    pack,
-    payload,
     publish,
     raw,
-    removed,
     replay_end,
     replayed,
     seqs_of,
-    store,
     tick,
-    unpack,
     up,
 )
-from tests.wire.captures import PlainSetRouter
+from tests.doubles.payloads import batch, cleared, pack, payload, removed, store, unpack
+from tests.doubles.router import PlainSetRouter, RankedRouter
 
 A, B, C = store([1]), store([2], 1), store([3], 2)
 
@@ -65,30 +59,12 @@ def sent(script):
     return sum(map(sum, named))
 
 
-class RankedRouter:
-    """A set for each rank, as a merged stream needs it."""
-
-    def __init__(self):
-        self.told = {}
-
-    def apply(self, body):
-        _, events, rank = unpack(body)
-        mine = self.told.setdefault(rank, set())
-        for event in events:
-            if event["type"] == "BlockStored":
-                mine.update(event["block_hashes"])
-            elif event["type"] == "BlockRemoved":
-                mine.difference_update(event["block_hashes"])
-            else:
-                mine.clear()
-
-
 def replayed_view(script, start, known=None):
     """What a router that has seen everything before ``start`` (or nothing) holds after the answer from there."""
     if script.relay.outputs[0].spec.merged:
         ranked = RankedRouter()
         for body in answered(script, start):
-            ranked.apply(body)
+            ranked.take(body)
         return ranked
     router = PlainSetRouter()
     router.blocks = dict(known or {})
@@ -519,7 +495,7 @@ class TestReplayAnswers:
                 script >> live(seq, store([10 * source + seq]), source=source, rank=source)
                 script.whatever()
         for start in (0, 4, 6):
-            assert replayed_view(script, start).told == {0: {0, 1, 2}, 1: {10, 11, 12}, 2: {20, 21, 22}}
+            assert replayed_view(script, start).hashes() == {0: {0, 1, 2}, 1: {10, 11, 12}, 2: {20, 21, 22}}
 
     def test_a_merged_stream_tells_every_source_however_little_is_missing(self):
         script = Script(journal_batches=1, ranks=(0, 1, 2), merged=True)
@@ -530,10 +506,10 @@ class TestReplayAnswers:
         router = RankedRouter()
         for seq, (source, block) in enumerate((s, 10 * s + n) for n in range(3) for s in range(3)):
             if seq < 7:
-                router.apply(payload(store([block]), rank=source))
+                router.take(payload(store([block]), rank=source))
         for body in answered(script, 7):
-            router.apply(body)
-        assert router.told == {0: {0, 1, 2}, 1: {10, 11, 12}, 2: {20, 21, 22}}
+            router.take(body)
+        assert router.hashes() == {0: {0, 1, 2}, 1: {10, 11, 12}, 2: {20, 21, 22}}
 
     def test_history_and_live_stream_without_hole_or_overlap(self):
         script = Script()

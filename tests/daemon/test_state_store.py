@@ -23,7 +23,7 @@ from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon import state_store as statestore
 from kvbus.daemon.state_store import StateStore
-from tests.wire.captures import PlainSetRouter
+from tests.doubles.router import PlainSetRouter
 
 NAMES = ["engine", "routers"]
 
@@ -81,14 +81,15 @@ class Process:
 
     def kill(self) -> None:
         """What the kernel has is what there is: nothing is closed in order."""
-        for fd in (self.store._log, self.store._dump_file):
-            if fd is not None:
-                os.close(fd)
+        self.relay.records = None
+        self.store.close()
 
 
 def started(directory: Path) -> Process:
     process = Process(directory)
     process.connect()
+    while process.store.busy:  # the checkpoint is written in slices, a few milliseconds each
+        process.store.work()
     return process
 
 
@@ -260,7 +261,7 @@ def test_logs_are_rotated_and_both_count_until_the_dump_is_whole(
     again_early.mkdir()
     for path in [*the_files(tmp_path, "dump")[:1], *the_files(tmp_path, "log")]:
         (again_early / path.name).write_bytes(path.read_bytes())
-    while process.store._dumping is not None:
+    while process.store.busy:
         process.store.work()
     process.publish(3)
     process.kill()
@@ -274,9 +275,15 @@ def test_logs_are_rotated_and_both_count_until_the_dump_is_whole(
     early.kill()
 
 
+def written(path: Path) -> int:
+    """How far this process has written a file it has open; what an older one left may lie behind."""
+    (descriptor,) = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if fd.resolve() == path]
+    return os.lseek(descriptor, 0, os.SEEK_CUR)
+
+
 def rotated(process: Process) -> None:
     process.store.work()
-    while process.store._dumping is not None:
+    while process.store.busy:
         process.store.work()
 
 
@@ -294,10 +301,10 @@ def test_a_log_written_over_an_older_one_may_be_killed_at_any_byte(
     rotated(process)
     (log,) = the_files(tmp_path / "first", "log")
     (dump,) = the_files(tmp_path / "first", "dump")
-    sizes = {os.lseek(process.store._log or 0, 0, os.SEEK_CUR): 0}
+    sizes = {written(log): 0}
     for count in range(1, 4):
         process.publish(1)
-        sizes[os.lseek(process.store._log or 0, 0, os.SEEK_CUR)] = count
+        sizes[written(log)] = count
     process.kill()
     end = max(sizes)
     whole = log.read_bytes()
@@ -329,7 +336,7 @@ def test_a_disk_that_is_full_costs_the_state_and_nothing_else(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(statestore, "_write", full)
+    monkeypatch.setattr(os, "writev", full)
     process.publish(5)
     monkeypatch.undo()
     process.publish(5)

@@ -17,8 +17,8 @@ import zmq
 from ruamel.yaml import YAML
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
 from tests.ports import free_ports
 from tests.system.bus import eventually
 

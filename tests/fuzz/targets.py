@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
 from kvbus.core.normalizing.normalizer import Rules
@@ -27,6 +25,8 @@ from kvbus.core.wire.frames import (
     parse_replay_request,
 )
 from kvbus.core.wire.profiles import PROFILES
+from tests.doubles.accounting import all_accounted_for
+from tests.doubles.router import PlainSetRouter
 
 
 def codec(data: bytes) -> None:
@@ -116,9 +116,7 @@ def relay(data: bytes) -> None:
 
 def _counted(bus: Relay) -> None:
     (source,) = bus.sources
-    stats, sequencer = source.stats, source.sequencer
-    assert stats.pending >= 0
-    assert not sequencer.synced or stats.pending == sequencer.horizon - sequencer.next - len(sequencer.held)
+    all_accounted_for(source)
     assert source.normalizer.entries <= 64
 
 
@@ -129,7 +127,7 @@ class Follower:
         self.bus = bus
         self.request = 0
         self.next = [0, 0]
-        self.views: list[set[object]] = [set(), set()]
+        self.views = [PlainSetRouter(), PlainSetRouter()]
 
     def take(self, commands: list[object]) -> None:
         for command in commands:
@@ -138,46 +136,23 @@ class Follower:
             elif isinstance(command, Publish):
                 assert command.seq == self.next[command.output]
                 self.next[command.output] += 1
-                _apply(self.views[command.output], command.payload)
+                self.views[command.output].apply(command.seq, command.payload)
+                _holds_nothing_against(self.views[command.output])
 
     def compare(self) -> None:
         for number, view in enumerate(self.views):
             commands = self.bus.handle(ReplayAsked(number, 0, [b"id", b"", bytes(8)]), 1e6)
             (answer,) = [command.answer for command in commands if isinstance(command, AnswerReplay)]
-            late: set[object] = set()
+            late = PlainSetRouter()
             while (message := answer.next_message()) is not None and message[-2] != END_SEQ:
-                _apply(late, message[-1])
-            assert late == view
+                late.apply(int.from_bytes(message[-2], "big"), message[-1])
+            _holds_nothing_against(late)
+            assert late.blocks.keys() == view.blocks.keys()
 
 
-def _apply(view: set[object], payload: bytes) -> None:
-    ts, events, rank = msgspec.msgpack.decode(payload)
-    assert isinstance(ts, float)
-    assert isinstance(rank, int)
-    for event in events:
-        if isinstance(event, dict):
-            kind, hashes = event["type"], event.get("block_hashes", [])
-            medium, group = event.get("medium"), event.get("group_idx")
-            if kind == "BlockStored":
-                assert len(event["token_ids"]) == event["block_size"] * len(hashes)
-        else:
-            kind, hashes = event[0], event[1] if len(event) > 1 else []
-            place = 6 if kind == "BlockStored" else 2
-            medium = event[place] if len(event) > place else None
-            group = (
-                event[9 if kind == "BlockStored" else 3] if len(event) > (9 if kind == "BlockStored" else 3) else None
-            )
-        named = {(group, medium, block) for block in hashes}
-        assert len(named) == len(hashes)
-        if kind == "BlockStored":
-            assert not named & view, "stored twice"
-            view |= named
-        elif kind == "BlockRemoved":
-            assert named <= view, "removed without having been stored"
-            view -= named
-        else:
-            assert kind == "AllBlocksCleared"
-            view.clear()
+def _holds_nothing_against(router: PlainSetRouter) -> None:
+    assert router.violations == []
+    assert all(isinstance(rank, int) for rank in router.ranks)
 
 
 TARGETS = {"codec": codec, "frames": frames, "relay": relay}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbus.core.types import Filtered, Reason
-from tests.core.dsl import pack, payload, removed, store
+from tests.doubles.payloads import pack, payload, removed, store
 
 HEAD = b"\x93\xcb" + bytes(8)
 """The beginning of a batch: an array of three, and its ts."""

@@ -12,7 +12,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.wire.profiles import Profile
-from tests.core.dsl import batch, store
+from tests.doubles.payloads import batch, store
 
 
 class Chain:

@@ -7,7 +7,8 @@ import pytest
 from kvbus.core.events import BatchReceived, ReplayReceived, Tick
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ
-from tests.core.dsl import Script, batch, live, payload, raw, removed, replay_end, store, tick, up
+from tests.core.dsl import Script, live, raw, replay_end, tick, up
+from tests.doubles.payloads import batch, payload, removed, store
 from tests.hostile.bad import BATCHES, FIELDS, FRAMES, fields, with_field, without
 
 BEFORE = [store([1, 2]), removed([2])]

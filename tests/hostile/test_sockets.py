@@ -8,7 +8,7 @@ from pathlib import Path
 import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload, removed, store
+from tests.doubles.payloads import payload, removed, store
 from tests.hostile.bad import BATCHES, FRAMES
 from tests.system.bus import RouterOnASet, eventually
 from tests.system.test_run import Place, engine_at, router_at, run_async

@@ -67,6 +67,14 @@ class DynamoIndexer:
         stop_process(self._process)
         self._log.close()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def metrics(self) -> str:
+        """Its counters, as Prometheus reads them."""
+        return self._call("GET", "/metrics")[1]
+
     def register(self, model: str, endpoint: str, replay_endpoint: str | None, block_size: int) -> None:
         """Subscribe the index of `model` to one stream, as rank 0 of a worker of its own."""
         body: dict[str, Any] = {

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from tests.chaos.processes import Child
-from tests.wire.captures import PlainSetRouter
+from tests.doubles.router import PlainSetRouter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -23,7 +23,7 @@ import zmq
 from zmq.auth import create_certificates, load_certificate
 
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
-from tests.core.dsl import payload, removed, store
+from tests.doubles.payloads import payload, removed, store
 from tests.monitoring.prometheus import Prometheus
 from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually

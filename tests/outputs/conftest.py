@@ -20,11 +20,9 @@ def example(tmp_path_factory):
     directory = tmp_path_factory.mktemp("site")
     install(directory)
     sys.path.insert(0, str(directory))
-    parts._found.cache_clear()
     yield
     sys.path.remove(str(directory))
     sys.modules.pop("kvbus_lines", None)
-    parts._found.cache_clear()
 
 
 @pytest.fixture(params=TYPES)

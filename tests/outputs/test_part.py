@@ -6,8 +6,8 @@ import signal
 import msgspec
 import pytest
 
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
 from tests.outputs.example.install import install
 from tests.system.bus import eventually
 from tests.system.test_check import kvbus

@@ -17,7 +17,8 @@ from kvbus.core.wire.frames import (
     parse_replay_request,
 )
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from tests.core.dsl import Script, pack, payload, plain_all, raw, removed, store, tick
+from tests.core.dsl import Script, raw, tick
+from tests.doubles.payloads import pack, payload, plain_all, removed, store
 from tests.wire.captures import CAPTURES, load
 
 SAMPLES = [message.payload for name in CAPTURES for message in load(name)[1:60:15]]

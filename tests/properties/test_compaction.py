@@ -21,7 +21,8 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.types import medium_key
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES, fold
-from tests.core.dsl import batch, cleared, unpack
+from tests.doubles.payloads import batch, cleared, unpack
+from tests.doubles.router import Block, PlainSetRouter, RankedRouter
 from tests.properties.test_normalize import EVENTS, KINDS, Model, Naming, named, play
 
 SCRIPTS = st.lists(st.tuples(st.integers(0, 2), st.lists(EVENTS, max_size=6)), min_size=1, max_size=15)
@@ -36,34 +37,32 @@ def keys_of(event, rank):
     return [(rank, group, medium, block) for block in event["block_hashes"]]
 
 
-class Routers:
-    """One router on a plain set and one that counts references, by rank; fed with the same stream."""
+class Routers(RankedRouter):
+    """One router on plain sets and one that counts references, by rank; fed with the same stream."""
 
     def __init__(self, first=0):
-        self.plain = set()
+        super().__init__(first)
         self.counts = Counter()
-        self.next = first
 
-    def take(self, seq, payload):
+    def take_next(self, seq, payload):
         assert seq == self.next, "contiguous, and every batch at its seq"
-        self.next += 1
+        self.apply(seq, payload)
         _, events, rank = unpack(payload)
         for event in events:
             if event["type"] == "AllBlocksCleared":
-                self.plain = {key for key in self.plain if key[0] != rank}
                 self.counts = Counter({key: n for key, n in self.counts.items() if key[0] != rank})
                 continue
             for key in keys_of(event, rank):
-                if event["type"] == "BlockStored":
-                    self.plain.add(key)
-                    self.counts[key] += 1
-                else:
-                    self.plain.discard(key)
-                    self.counts[key] -= 1
+                self.counts[key] += 1 if event["type"] == "BlockStored" else -1
 
     def holds(self, expected):
-        assert self.plain == expected
+        assert self.blocks == expected
         assert {key: n for key, n in self.counts.items() if n} == dict.fromkeys(expected, 1)
+
+    def believe(self, rank, block):
+        """What is not true, told twice."""
+        self.views.setdefault(rank, PlainSetRouter()).blocks[None, "GPU", block] = Block(None, ())
+        self.counts[rank, None, "GPU", block] += 2
 
 
 class Stage:
@@ -103,7 +102,7 @@ class Stage:
             if isinstance(command, Publish):
                 assert command.seq == self.end
                 self.published.append(command.payload)
-                self.there.take(command.seq, command.payload)
+                self.there.take_next(command.seq, command.payload)
             elif isinstance(command, AnswerReplay):
                 answers.append(command.answer)
         return answers
@@ -155,7 +154,7 @@ class Reader:
                 assert unpack(message[-1])[1][0] == cleared(), "whoever believes something is told to forget it"
                 self.router.next = seq
             self.payloads[seq] = message[-1]
-            self.router.take(seq, message[-1])
+            self.router.take_next(seq, message[-1])
 
     def finish(self):
         """The rest of the answer, then what was live meanwhile, from where the answer ended."""
@@ -166,7 +165,7 @@ class Reader:
         stage = self.stage
         assert self.router.next <= stage.end
         for seq in range(self.router.next, stage.end):
-            self.router.take(seq, stage.published[seq - stage.first])
+            self.router.take_next(seq, stage.published[seq - stage.first])
         return self.router
 
     @property
@@ -179,16 +178,14 @@ def stale(stage, upto):
     """A router that was there until ``upto``, and holds blocks of ranks nobody has cleared since."""
     router = Routers()
     for seq in range(min(upto, len(stage.published))):
-        router.take(seq, stage.published[seq])
+        router.take_next(seq, stage.published[seq])
     return router
 
 
 def with_junk(router, sources):
     """What a stale router may believe in, none of it true."""
     for rank in range(sources):
-        key = (rank, None, "GPU", f"long gone {rank}")
-        router.plain.add(key)
-        router.counts[key] += 2
+        router.believe(rank, f"long gone {rank}")
     return router
 
 

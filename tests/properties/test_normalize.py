@@ -6,7 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.dsl import Bench, cleared, pack, payload, removed, store
+from tests.core.dsl import Bench
+from tests.doubles.payloads import cleared, pack, payload, removed, store
 
 NODES = 31
 SIZE = 4

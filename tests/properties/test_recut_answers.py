@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvbus.core.blocks.announce import MOST_BLOCKS
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.replay_answer import MAX_FILLER
-from tests.core.dsl import store, unpack
+from tests.doubles.payloads import store, unpack
 from tests.properties.test_compaction import Reader, Routers, Stage, with_junk
 from tests.properties.test_normalize import EVENTS, SIZE, TURNS, Radix
 
@@ -82,7 +82,7 @@ def reader_of(stage, start):
     """Who asks from ``start``: it holds what it was sent before, and what is long gone if it needs the state."""
     router = Routers(min(start, stage.first))
     for seq in range(stage.first, start):
-        router.take(seq, stage.published[seq - stage.first])
+        router.take_next(seq, stage.published[seq - stage.first])
     router.next = start
     return Reader(stage, with_junk(router, 1) if start < stage.end - 1 else router)
 
@@ -106,13 +106,13 @@ def test_an_answer_and_what_follows_are_the_whole_state(script, sources, first, 
         readers.append(reader_of(stage, 0))
         for reader in readers:
             router = reader.finish()
-            assert router.plain == stage.there.plain
-            assert router.counts == +router.counts == stage.there.counts == Counter(dict.fromkeys(router.plain, 1))
+            assert router.blocks == stage.there.blocks
+            assert router.counts == +router.counts == stage.there.counts == Counter(dict.fromkeys(router.blocks, 1))
             assert max(state_of(reader), default=0) <= MOST
     for i, source in enumerate(stage.relay.sources):
         base = source.normalizer.block_size
         if base is not None:
-            assert sum(key[0] == i for key in stage.there.plain) == stage.expected(i, base)
+            assert sum(key[0] == i for key in stage.there.blocks) == stage.expected(i, base)
 
 
 ENGINE, ROUTER = 1024, 16
@@ -139,9 +139,9 @@ def test_blocks_of_1024_tokens_cut_to_16(batches, events, first, outcome):
     stage = coarse_stage(batches, events, first)
     reader = Reader(stage)
     router = reader.finish()
-    assert len(stage.there.plain) == batches * events * EVENT * ENGINE // ROUTER
-    assert len(router.plain) == len(stage.there.plain)
-    assert router.plain == stage.there.plain
+    assert len(stage.there.blocks) == batches * events * EVENT * ENGINE // ROUTER
+    assert len(router.blocks) == len(stage.there.blocks)
+    assert router.blocks == stage.there.blocks
     assert reader.answer.outcome == outcome
     assert max(state_of(reader)) <= MOST_BLOCKS
 
@@ -154,7 +154,7 @@ def test_a_state_that_does_not_fit_the_numbers_there_are_is_given_room(back):
     newest = stage.end
     reader = reader_of(stage, newest - back)
     router = reader.finish()
-    assert router.plain == stage.there.plain
+    assert router.blocks == stage.there.blocks
     assert stage.end > newest
     assert max(state_of(reader)) <= MOST_BLOCKS
 
@@ -162,5 +162,5 @@ def test_a_state_that_does_not_fit_the_numbers_there_are_is_given_room(back):
 def test_a_state_that_fits_costs_nobody_an_empty_batch():
     stage = coarse_stage(6, 6)
     newest = stage.end
-    assert Reader(stage).finish().plain == stage.there.plain
+    assert Reader(stage).finish().blocks == stage.there.blocks
     assert stage.end == newest

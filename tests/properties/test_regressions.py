@@ -166,7 +166,7 @@ def test_strangers_without_end_are_a_conflict_and_then_all_is_well_again() -> No
     assert source.stats.rejected["conflict"] > 20
     assert source.stats.restarts == 5
     assert source.stats.replays < 30
-    assert not any(router.views.get(0) for router in world.routers.values())
+    assert not any(router.blocks for router in world.routers.values())
     world.quiescence()
     assert source.state == "live"
     assert not source.partial

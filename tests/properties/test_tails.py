@@ -10,7 +10,8 @@ from hashlib import blake2b
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.dsl import Bench, cleared, removed, store
+from tests.core.dsl import Bench
+from tests.doubles.payloads import cleared, removed, store
 
 FINE, WHOLE = 2, 8
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from kvbus.core.blocks import overlay as layers
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.commands import (
     AnswerReplay,
@@ -46,6 +45,8 @@ from kvbus.core.source import SourceSpec
 from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, fold
 from kvbus.core.write_ahead_log import Frame, Records, decode_records
+from tests.doubles.accounting import all_accounted_for
+from tests.doubles.router import RankedRouter
 
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode
@@ -61,8 +62,6 @@ TAIL = 1000
 """What the name of a tail is above that of the block it follows."""
 
 Blocks = set[tuple[str, Any]]
-
-layers.SMALL = 0  # type: ignore[misc]  # every cut holds the index still, however small it is
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def path(block: int) -> list[int]:
 
 
 class Engine:
-    """A publisher and the truth behind it: one life at a time."""
+    """A publisher and the truth behind it: one life at a time. Pure; why it is not the simulator: `tests.doubles`."""
 
     def __init__(self, kind: str, setup: Setup, rank: int) -> None:
         self.kind, self.setup, self.rank = kind, setup, rank
@@ -214,44 +213,16 @@ class Engine:
         return [(self.seq - 1).to_bytes(8, "big", signed=True), self.publisher, *chunks]
 
 
-class Router:
-    """A router built on plain sets, one for each rank: subscribes, asks the standard replay when it sees a hole."""
+class Router(RankedRouter):
+    """A plain set for each rank that takes exception to whatever a stream may not do; ``deaf`` while its link stalls."""
 
     def __init__(self) -> None:
-        self.next = 0
-        self.views: dict[int, Blocks] = {}
+        super().__init__()
         self.deaf = False
 
-    def apply(self, seq: int, payload: bytes) -> bool:
-        """Take one batch; False if there is a hole before it."""
-        if seq != self.next:
-            return seq < self.next
-        self.next = seq + 1
-        batch = decode(payload)
-        assert len(batch) == 3
-        _, events, rank = batch
-        view = self.views.setdefault(rank, set())
-        for event in events:
-            kind, hashes, medium = event_of(event)
-            named = {(medium, block) for block in hashes}
-            if kind == "BlockStored":
-                assert not view & named, "a live block was stored again"
-                view |= named
-            elif kind == "BlockRemoved":
-                assert view >= named, "an unknown block was removed"
-                view -= named
-            else:
-                view.clear()
-        return True
-
-
-def event_of(event: Any) -> tuple[str, list[Any], str]:
-    """Kind, hashes and medium, whichever form."""
-    if isinstance(event, dict):
-        return event["type"], event.get("block_hashes", []), event.get("medium") or "GPU"
-    kind, *rest = event
-    medium = {"BlockStored": 5, "BlockRemoved": 1}.get(kind)
-    return kind, rest[0] if rest else [], (rest[medium] if medium is not None else None) or "GPU"
+    def take(self, payload: bytes) -> None:
+        super().take(payload)
+        assert self.violations == []
 
 
 class LateRouter:
@@ -292,6 +263,8 @@ class Line:
     connected: bool = False
     wire: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     answers: list[tuple[int, list[bytes]]] = field(default_factory=list)
+    asked: int | None = None
+    """The request that is open."""
     heard: tuple[int, int] = (0, -1)
     """Life and number of the newest live batch kvbus got."""
     hidden: int = -1
@@ -358,6 +331,7 @@ class World:
                 ),
                 setup.on_lost,  # type: ignore[arg-type]
                 setup.timeout,
+                copied_below=0,  # every snapshot holds the index still, however small it is
             )
             for rank, kind in enumerate(setup.engines)
         ]
@@ -395,13 +369,16 @@ class World:
                 if not router.deaf and not router.apply(command.seq, command.payload):
                     self._router_replay(place)
             elif isinstance(command, RequestReplay):
+                self.lines[command.source].asked = command.request
                 self._serve(command)
             elif isinstance(command, RequestSnapshot):
                 line = self.lines[command.source]
+                line.asked = command.request
                 if line.connected:
                     line.answers.append((command.request, line.engine.snapshot()))
             elif isinstance(command, CancelReplay):
                 line = self.lines[command.source]
+                line.asked = None
                 line.answers = [(request, frames) for request, frames in line.answers if request != command.request]
             else:
                 assert isinstance(command, (AnswerReplay, AnswerSnapshot))
@@ -477,7 +454,7 @@ class World:
         self._cut(source)
         self.lines[source].engine.restart()
         # `on_lost: keep` believes a publisher that does not answer, and one that is taken for having no buffer is believed
-        believed = self.setup.on_lost == "keep" or self.relay.sources[source].sequencer._buffer is False
+        believed = self.setup.on_lost == "keep" or self.relay.sources[source].sequencer.dump()["buffer"] is False
         self.lines[source].hidden = self._epoch(source) if believed else -1
 
     @step
@@ -545,8 +522,7 @@ class World:
     def a_reply_to_nothing(self, source: int, request: int, seq: int) -> None:
         """An answer to a request that was never made, or is over."""
         source %= len(self.lines)
-        asked = self.relay.sources[source].sequencer._replay_client.open
-        if asked is None or asked.id != request:
+        if self.lines[source].asked != request:
             self._feed(ReplayReceived(source, request, [b"", seq_frame(seq), encode([0.0, [], 0])]))
 
     @step
@@ -659,11 +635,7 @@ class World:
 
     def nothing_uncounted(self) -> None:
         for source in self.relay.sources:
-            stats, sequencer = source.stats, source.sequencer
-            assert stats.pending >= 0
-            assert stats.missing == stats.recovered + stats.lost + stats.pending
-            holes = sequencer.log_end - sequencer.next - len(sequencer.held) if sequencer.synced else 0
-            assert stats.pending == holes, f"{stats.pending} pending, {holes} holes"
+            all_accounted_for(source)
 
     def nothing_unbounded(self) -> None:
         setup = self.setup
@@ -702,8 +674,7 @@ class World:
         for place, late in self.late.items():
             late.finish()
             assert late.router.next == self.last_seq[place] + 1
-            mine = {rank: view for rank, view in late.router.views.items() if view}
-            assert mine == {rank: view for rank, view in self.routers[place].views.items() if view}
+            assert late.router.blocks == self.routers[place].blocks
         self.late.clear()
         for source in range(len(self.lines)):
             self._is_exact(source)
@@ -714,7 +685,7 @@ class World:
         assert source.stats.pending == 0
         engine = line.engine
         # a replay that reaches back gives every stranger away, once it is known that there is something to reach back to
-        if line.hidden >= 0 and not (engine.setup.buffer_steps == 1000 and source.sequencer._buffer):
+        if line.hidden >= 0 and not (engine.setup.buffer_steps == 1000 and source.sequencer.dump()["buffer"]):
             return  # nothing may give it away until the engine begins anew in the open
         if engine.kind == "deaf" and line.heard != (engine.life, engine.seq - 1):
             return  # without a replay an idle engine's lost tail, or its quiet new life, cannot be known of
@@ -726,7 +697,8 @@ class World:
             output = self.relay.outputs[place[0]]
             if (0 if output.merged else i) != place[1]:
                 continue
-            view = router.views.get(output.rank_of(i, source), set())
+            rank = output.rank_of(i, source)
+            view = {(medium, block) for of, _, medium, block in router.blocks if of == rank}
             folded = output.spec.profile.wire.fold_hashes
             truth, visible = self._named(engine, engine.truth, folded), self._named(engine, engine.visible, folded)
             if self.setup.on_lost == "clear":

@@ -17,8 +17,8 @@ from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.types import Refused
 from kvbus.daemon.reload import Reloader
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
 from tests.ports import free_port, free_ports
 from tests.security.keys import Keyring, client_context, server_context
 from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
@@ -48,11 +48,8 @@ class Router(RouterOnASet):
     """A router with keys, or without."""
 
     def __init__(self, bus: Bus, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
-        super().__init__(bus.out, bus.out_replay)
+        super().__init__(bus.out, bus.out_replay, context)
         self.bus = bus
-        if context is not None:
-            self._context.term()
-            self._context = context
 
     def __enter__(self) -> Self:
         self.subscribe()
@@ -89,7 +86,7 @@ async def asks_in_vain(router: Router, bus: Bus, reason: Refused) -> None:
 
     Of two sides that do not match, the one that looks first knows why; the other one sees the connection end.
     """
-    dealer = router._context.socket(zmq.DEALER)
+    dealer = router.context.socket(zmq.DEALER)
     dealer.connect(bus.out_replay)
     dealer.send_multipart([b"", bytes(8)])
     try:

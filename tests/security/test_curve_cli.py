@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from kvbus.cli import main
 from kvbus.errors import ConfigError
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
 from tests.security.keys import Keyring
 from tests.system.bus import eventually, running_bus
 from tests.system.test_run import Command

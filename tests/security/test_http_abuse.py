@@ -10,8 +10,8 @@ import pytest
 
 from kvbus.admin import connection_limits, http
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
 from tests.system.bus import Bus, eventually, running_bus
 
 
@@ -63,7 +63,7 @@ class Crowd:
 
     @property
     def open(self) -> int:
-        return len(self.bus.daemon._admin.connections)
+        return self.bus.daemon.process.http_connections
 
 
 @contextlib.asynccontextmanager
@@ -140,11 +140,11 @@ async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
         for peer in peers:
             peer.writer.transport.pause_reading()
             peer.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await eventually(lambda: them.bus.daemon._admin._dumps == http.MAX_DUMPS, "all dumps under way")
+        await eventually(lambda: them.bus.daemon.process.http_dumps == http.MAX_DUMPS, "all dumps under way")
         refused = await them.connect()
         refused.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert await refused.status() == 503
-        await eventually(lambda: them.bus.daemon._admin._dumps == 0, "all dumps given up")
+        await eventually(lambda: them.bus.daemon.process.http_dumps == 0, "all dumps given up")
         assert await them.probe() == 200
 
 

@@ -2,31 +2,13 @@
 
 from collections import Counter
 
-import msgspec
-
-NAMES = (
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
-    "group_idx",
-)
-REMOVED = ("block_hashes", "medium", "group_idx")
+from tests.doubles.router import events_of as named_events_of
 
 
 def events_of(payload):
     """Return (tag, fields) of every event of a batch, arrays and maps alike."""
-    batch = msgspec.msgpack.decode(payload)
-    for event in batch[1]:
-        if isinstance(event, dict):
-            yield event["type"], event
-        else:
-            names = NAMES if event[0] == "BlockStored" else REMOVED
-            yield event[0], dict(zip(names, event[1:], strict=False))
+    for event in named_events_of(payload):
+        yield event.pop("type"), event
 
 
 def printable(value):

@@ -15,16 +15,16 @@ from kvbus.core.types import medium_key
 from kvbus.sim.engine import EngineOptions, SimEngine
 from kvbus.sim.workload import synthetic
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.router import PlainSetRouter
+from tests.doubles.socket_router import END, SocketRouter
 from tests.system.bus import PATIENCE
-from tests.wire.captures import Key, PlainSetRouter
-
-END: Final = b"\xff" * 8
+from tests.wire.captures import Key
 
 
 class Engine:
     """A simulated engine rank on a real publisher; its blocks are small, so that a few hundred tokens make many events.
 
-    A batch's ``ts`` is how many this engine has published, all its lives counted.
+    Why it is not the world's engine: `tests.doubles`. A batch's ``ts`` is how many this engine has published, all its lives counted.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GivenUpError(AssertionError):
     """An answer did not come in time, or not as it has to."""
 
 
-class StrictRouter:
+class StrictRouter(SocketRouter):
     """The rules of the strictest client known (llm-d's subscriber), on top of the plainest index there is.
 
     Live batches wait while it rebuilds. An answer begins with the seq asked for and is contiguous, of four frames each;
@@ -86,12 +86,9 @@ class StrictRouter:
     def __init__(
         self, endpoint: str, replay_endpoint: str, *, hwm: int = 0, idle: float = 2.0, resumes: bool = False
     ) -> None:
-        self.view = PlainSetRouter()
-        self.next = 0
+        super().__init__(endpoint, replay_endpoint)
         self.holes = 0
         """Live batches that did not follow what was known."""
-        self.went_back = 0
-        """Live batches numbered no higher than one before."""
         self.resumed = 0
         """Answers that broke off and were asked on."""
         self.late = 0
@@ -100,24 +97,14 @@ class StrictRouter:
         """``ts`` of the newest batch with events."""
         self._newest = -1
         self._held: deque[tuple[int, bytes]] = deque()
-        self._endpoint = endpoint
-        self._replay_endpoint = replay_endpoint
         self._hwm = hwm
         self._idle = idle
         self._resumes = resumes
-        self._context = zmq.Context()
-        self._context.setsockopt(zmq.RECONNECT_IVL, 1)  # whatever a bus says first after a restart is heard
+        self.context.setsockopt(zmq.RECONNECT_IVL, 1)  # whatever a bus says first after a restart is heard
         self._dealer: zmq.Socket[bytes] | None = None
         self._asked_at = 0.0
         self._fresh = False
-        self._live = self._subscribe()
-
-    def _subscribe(self) -> zmq.Socket[bytes]:
-        live = self._context.socket(zmq.SUB)
-        live.setsockopt(zmq.RCVHWM, 0)
-        live.setsockopt(zmq.SUBSCRIBE, b"")
-        live.connect(self._endpoint)
-        return live
+        self.subscribe()
 
     @property
     def blocks(self) -> set[Key]:
@@ -126,10 +113,7 @@ class StrictRouter:
     def ask(self) -> None:
         """Send the standard request for everything from the next seq on."""
         assert self._dealer is None
-        self._dealer = self._context.socket(zmq.DEALER)
-        self._dealer.setsockopt(zmq.RCVHWM, self._hwm)
-        self._dealer.connect(self._replay_endpoint)
-        self._dealer.send_multipart([b"", self.next.to_bytes(8, "big")])
+        self._dealer = self.request(self.next, self._hwm)
         self._asked_at = asyncio.get_running_loop().time()
         self._fresh = True
 
@@ -218,16 +202,13 @@ class StrictRouter:
     def restart(self) -> None:
         """Begin again with nothing, as a new process does."""
         self._hang_up()
-        self._live.close(0)
+        self.unsubscribe()
         self._held.clear()
         self.view, self.next = PlainSetRouter(), 0
-        self._live = self._subscribe()
+        self.subscribe()
 
     def _hold(self) -> None:
-        while self._live.poll(0):
-            _, seq, payload = self._live.recv_multipart()
-            assert len(seq) == 8
-            self._held.append((int.from_bytes(seq, "big"), payload))
+        self._held.extend(self.arrived())
 
     def _take(self, payload: bytes) -> None:
         self.view.apply(self.next, payload)
@@ -238,8 +219,7 @@ class StrictRouter:
 
     def close(self) -> None:
         self._hang_up()
-        self._live.close(0)
-        self._context.term()
+        super().close()
 
 
 async def soon(router: StrictRouter, condition: Callable[[], bool], what: str) -> None:

@@ -7,13 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import zmq
-
 from kvbus.config import load
 from kvbus.core.source import Source
 from kvbus.daemon.daemon import Daemon
+from tests.doubles.socket_router import END, Context, SocketRouter
 from tests.ports import free_ports
-from tests.wire.captures import PlainSetRouter
 
 PATIENCE = 30.0
 """Seconds after which a condition that should hold is a failure."""
@@ -69,26 +67,13 @@ async def running_bus(*, bind: bool = False, **settings: Any) -> AsyncIterator[B
         await daemon.close(drain=0)
 
 
-class RouterOnASet:
-    """A real subscriber with the plainest index there is; repairs holes by the standard replay, as routers do."""
+class RouterOnASet(SocketRouter):
+    """A trusting router: repairs holes by the standard replay, as routers do, and takes whatever it is answered."""
 
-    def __init__(self, endpoint: str, replay_endpoint: str) -> None:
-        self._context = zmq.Context()
-        self._endpoint = endpoint
-        self._replay_endpoint = replay_endpoint
-        self._live: zmq.Socket[bytes] | None = None
-        self.view = PlainSetRouter()
-        self.next = 0
-        self.went_back = 0
-        """Live batches whose seq was lower than that of one before them."""
+    def __init__(self, endpoint: str, replay_endpoint: str, context: Context | None = None) -> None:
+        super().__init__(endpoint, replay_endpoint, context)
         self._highest = -1
         self._held: list[tuple[int, bytes]] = []
-
-    def subscribe(self) -> None:
-        self._live = self._context.socket(zmq.SUB)
-        self._live.setsockopt(zmq.RCVHWM, 0)
-        self._live.setsockopt(zmq.SUBSCRIBE, b"")
-        self._live.connect(self._endpoint)
 
     def _take(self, seq: int, payload: bytes) -> None:
         self.view.apply(seq, payload)
@@ -96,20 +81,13 @@ class RouterOnASet:
 
     def read(self) -> int:
         """Take in whatever the live stream has; the next seq."""
-        assert self._live is not None
-        while True:
-            try:
-                _, seq, payload = self._live.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return self.next
-            self._take(int.from_bytes(seq, "big"), payload)
+        for seq, payload in self.arrived():
+            self._take(seq, payload)
+        return self.next
 
     async def follow(self) -> None:
         """Take in the live stream; where it has a hole, ask the replay for what is missing first."""
-        assert self._live is not None
-        while self._live.poll(0):
-            _, frame, payload = self._live.recv_multipart()
-            seq = int.from_bytes(frame, "big")
+        for seq, payload in self.arrived():
             self.went_back += seq <= self._highest
             self._highest = max(self._highest, seq)
             self._held.append((seq, payload))
@@ -123,21 +101,14 @@ class RouterOnASet:
     async def replay(self, start: int = 0) -> list[int]:
         """Ask the standard replay and take in the answer; its seqs."""
         seqs = []
-        dealer = self._context.socket(zmq.DEALER)
-        dealer.connect(self._replay_endpoint)
-        dealer.send_multipart([b"", start.to_bytes(8, "big")])
+        dealer = self.request(start)
         try:
             while True:
                 await eventually(lambda: dealer.poll(0), "an answer to a replay request")
                 frames = dealer.recv_multipart()
-                if frames[-2] == b"\xff" * 8:
+                if frames[-2] == END:
                     return seqs
                 seqs.append(int.from_bytes(frames[-2], "big"))
                 self._take(seqs[-1], frames[-1])
         finally:
             dealer.close(0)
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.close(0)
-        self._context.term()

@@ -22,8 +22,8 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.seq_reservation import AHEAD
 from kvbus.errors import InUseError
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import removed, store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import removed, store
 from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 
@@ -450,7 +450,8 @@ def test_a_second_bus_on_the_same_endpoint_leaves_the_numbering_of_the_first_alo
         first = Daemon(config)
         await first.start()
         for n in range(3 * AHEAD):
-            first._feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(store([n]))]))
+            received = BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(store([n]))])
+            first.carry_out(first.relay.handle(received, first.clock.time()))
         with pytest.raises(
             InUseError, match=rf"the numbering of routers {re.escape(tcp(live))} .*process {os.getpid()} "
         ):

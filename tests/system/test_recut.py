@@ -11,7 +11,7 @@ import uvloop
 
 from kvbus.core.blocks import compaction
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import cleared, payload, store
+from tests.doubles.payloads import cleared, payload, store
 from tests.properties.test_tails import WHOLE, Pool
 from tests.system.actors import Engine, StrictRouter, soon
 from tests.system.bus import eventually, running_bus

@@ -17,8 +17,8 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader, refuse
 from kvbus.errors import ConfigError
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
 from tests.ports import ports_in_a_row
 from tests.system.bus import RouterOnASet, eventually
 from tests.system.test_run import Command, Place, run_async
@@ -133,9 +133,8 @@ async def test_the_others_notice_nothing():
                 copies = [relay.sources[slot].stats.duplicates for slot in range(3)]
 
                 def untouched() -> list[object]:
-                    streams, daemon = relay.outputs[0].streams, fleet.daemon
-                    kept = [relay.sources[0], relay.sources[2], streams[0], streams[2]]
-                    return [*kept, daemon.outputs.drivers[0]._live[0], daemon.source_sockets._live[2]]
+                    streams = relay.outputs[0].streams
+                    return [relay.sources[0], relay.sources[2], streams[0], streams[2]]
 
                 kept = untouched()
                 base = [fleet.source(0, "a"), fleet.source(2, "c", slot=2)]
@@ -152,6 +151,10 @@ async def test_the_others_notice_nothing():
                         lambda before=before: a.read() > before[0] + 3 and c.read() > before[1] + 3, "more"
                     )
                 assert kept == untouched()
+                assert (a.disconnected(), c.disconnected()) == (0, 0)
+                for engine in (first, third):
+                    with pytest.raises(TimeoutError):  # nobody has subscribed a second time
+                        await engine.wait_for_subscriber(0, count=2)
             for router, engine, slot in ((a, first, 0), (c, third, 2)):
                 count = engine.next_seq
                 await eventually(lambda slot=slot, count=count: fleet.relayed(slot, count), "all relayed")
@@ -220,7 +223,7 @@ async def test_state_is_kept_over_a_restart_after_a_reload(tmp_path: Path):
             await eventually(lambda: fleet.relayed(2, 5), "relayed")
             fleet.sources = [fleet.source(0, "a"), fleet.source(2, "c", slot=2)]
             await fleet.reload()
-            await eventually(lambda: fleet.daemon.state._dumping is None, "the dump whole")
+            await eventually(lambda: not fleet.daemon.state.busy, "the dump whole")
             engine.publish(batch(store([6])))
             await eventually(lambda: fleet.relayed(2, 6), "one more")
         again = Daemon(fleet.load())

@@ -20,11 +20,12 @@ import uvloop
 import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
+from tests.doubles.router import Block, PlainSetRouter
 from tests.ports import free_ports, ports_in_a_row
 from tests.system.bus import RouterOnASet, eventually
-from tests.wire.captures import BY_PREFIX, CAPTURES, DATA, Block, PlainSetRouter, load, matches_truth
+from tests.wire.captures import BY_PREFIX, CAPTURES, DATA, load, matches_truth
 
 
 def run_async(main: Any) -> None:

@@ -14,8 +14,8 @@ from kvbus.core.events import BatchReceived
 from kvbus.daemon.daemon import Daemon
 from kvbus.errors import BindError, InUseError
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
 from tests.ports import free_ports
 from tests.system.actors import Engine, StrictRouter, soon
 from tests.system.bus import eventually
@@ -140,7 +140,7 @@ def config_of(tmp_path: Path, live: int, **settings: object) -> Config:
 
 def fed(daemon: Daemon, *numbers: int) -> None:
     for n in numbers:
-        daemon._feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(store([n]))]))
+        daemon.feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(store([n]))]))
 
 
 async def test_state_is_locked_then_everything_bound_and_only_then_the_state_written(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_what_a_process_begins_is_not_the_whole_dump(tmp_path: Path) -> No
     await first.start()
     for n in range(40):
         blocks = [store([1000 * n + each]) for each in range(1000)]
-        first._feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(*blocks)]))
+        first.feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(*blocks)]))
     await first.close(drain=0)
     second = Daemon(config_of(tmp_path, live))
     await second.start()

@@ -11,11 +11,12 @@ import zmq
 
 from kvbus.capture.play import play
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload, removed, store, unpack
+from tests.doubles.payloads import payload, removed, store, unpack
+from tests.doubles.router import PlainSetRouter
 from tests.ports import free_port, ports_in_a_row
 from tests.system.bus import Bus, eventually, running_bus
 from tests.system.test_outputs import four_engines, replay, subscribed, tcp
-from tests.wire.captures import PlainSetRouter, load, matches_truth
+from tests.wire.captures import load, matches_truth
 
 NAME = "vllm033_map_int"
 

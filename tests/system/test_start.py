@@ -17,8 +17,8 @@ import zmq
 from kvbus.errors import UnsupportedError
 from kvbus.transport import sockets
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
 from tests.system.bus import eventually
 from tests.system.test_run import Command, Place, engine_at, run_async
 

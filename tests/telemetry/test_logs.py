@@ -175,7 +175,10 @@ def test_debug_lines_are_never_held_back():
 
 def test_the_memory_of_templates_is_bounded():
     limit = RateLimit(burst=1, clock=Clock())
-    for i in range(5000):
-        record = logging.makeLogRecord({"name": "kvbus", "msg": f"line {i}", "levelno": logging.INFO})
-        assert limit.filter(record)
-    assert len(limit._seen) == 1024
+
+    def passes(i):
+        return limit.filter(logging.makeLogRecord({"name": "kvbus", "msg": f"line {i}", "levelno": logging.INFO}))
+
+    assert all(passes(i) for i in range(5000))
+    assert not passes(5000 - 1024), "the oldest of 1,024"
+    assert passes(5000 - 1024 - 1), "the one before is forgotten"

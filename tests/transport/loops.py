@@ -20,6 +20,30 @@ END = b"\xff" * 8
 ANY = "tcp://127.0.0.1:*"
 
 
+class CountsReads:
+    """A loop that counts how often it calls a reader: one that is called in every turn spins."""
+
+    reads = 0
+
+    def add_reader(self, fd: Any, callback: Callable[..., object], *args: Any) -> None:
+        def counted() -> None:
+            self.reads += 1
+            callback(*args)
+
+        super().add_reader(fd, counted)  # type: ignore[misc]
+
+
+class CountingSelectorLoop(CountsReads, asyncio.SelectorEventLoop):
+    pass
+
+
+class CountingUvloop(CountsReads, uvloop.Loop):
+    pass
+
+
+COUNTING = {"asyncio": CountingSelectorLoop, "uvloop": CountingUvloop}
+
+
 def both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run an async test once on plain asyncio and once on uvloop; what a callback raises fails it.
 

@@ -6,8 +6,8 @@ import zmq
 
 from kvbus.core.types import Reason
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.core.dsl import payload as batch
-from tests.core.dsl import store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
 from tests.system.bus import RouterOnASet, eventually, running_bus
 
 LIMIT = 4096

@@ -15,12 +15,12 @@ from kvbus.core.wire.profiles import PROFILES
 from kvbus.transport import replay as replay_module
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.replay import MAX_WAITING, Budget, ReplayServer
-from tests.core.dsl import payload as batch
-from tests.core.dsl import removed, store
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import removed, store
+from tests.doubles.router import PlainSetRouter
 from tests.ports import free_port
 from tests.system.bus import running_bus
 from tests.transport.loops import END, PATIENCE, both_loops, eventually, read_all, turns, u64
-from tests.wire.captures import PlainSetRouter
 
 
 def no_cut():

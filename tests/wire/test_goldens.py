@@ -8,8 +8,10 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered
 from kvbus.core.wire.codec import Batch, decode_batch, encode_batch
 from kvbus.core.wire.profiles import PROFILES, encode, fold
-from tests.core.dsl import Script, payload, plain_all, raw, removed, store, tick
-from tests.wire.captures import BY_PREFIX, CAPTURES, PlainSetRouter, events_of, lives, load, matches_truth, truth
+from tests.core.dsl import Script, raw, tick
+from tests.doubles.payloads import payload, plain_all, removed, store
+from tests.doubles.router import PlainSetRouter, events_of
+from tests.wire.captures import BY_PREFIX, CAPTURES, lives, load, matches_truth, truth
 
 FILTERED = {
     "sglang055_collisions": {Filtered.COPY},

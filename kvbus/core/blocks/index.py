@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from kvbus.core.blocks.overlay import Layers
+from kvbus.core.blocks.overlay import SMALL, Layers
 from kvbus.core.types import DEVICE_MEDIUM, Hash
 from kvbus.core.wire.codec import decode_tokens, decode_value, encode_value
 from kvbus.core.wire.schema import BlockStored
@@ -117,10 +117,10 @@ class Table:
 
     __slots__ = ("__weakref__", "_layers", "blocks", "copies", "pieces", "refs")
 
-    def __init__(self) -> None:
+    def __init__(self, copied_below: int = SMALL) -> None:
         base: dict[Hash, Chunk] = {}
         self.blocks: MutableMapping[Hash, Chunk] = base
-        self._layers = Layers(base)
+        self._layers = Layers(base, copied_below)
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
         """How many live pieces leave under one derived hash (re-cut chunks only)."""
@@ -165,9 +165,14 @@ _MAX_METAS: Final = 4096
 
 
 class Index:
-    """All tables of one source."""
+    """All tables of one source.
 
-    def __init__(self) -> None:
+    Args:
+        copied_below: tables of fewer blocks are copied for a cut, larger ones are held still.
+    """
+
+    def __init__(self, copied_below: int = SMALL) -> None:
+        self._copied_below = copied_below
         self.tables: dict[TableKey, Table] = {}
         self.media_names: set[str] = set()
         """Media any table is of."""
@@ -186,7 +191,7 @@ class Index:
         key = (group, medium)
         table = self.tables.get(key)
         if table is None:
-            table = self.tables[key] = Table()
+            table = self.tables[key] = Table(self._copied_below)
             self.media_names.add(medium)
         return table
 

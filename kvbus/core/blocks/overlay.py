@@ -78,18 +78,20 @@ class Layers(Generic[K, V]):
 
     Args:
         base: the dictionary.
+        copied_below: fewer entries than this are copied.
     """
 
-    __slots__ = ("_base", "_holders", "_layers")
+    __slots__ = ("_base", "_copied_below", "_holders", "_layers")
 
-    def __init__(self, base: dict[K, V]) -> None:
+    def __init__(self, base: dict[K, V], copied_below: int = SMALL) -> None:
         self._base = base
+        self._copied_below = copied_below
         self._layers: list[Layer[K, V]] = []
         self._holders: list[ref[object]] = []
 
     def hold(self, top: MutableMapping[K, V], holder: object) -> tuple[MutableMapping[K, V], MutableMapping[K, V]]:
         """What ``holder`` may read for as long as it lives, and what is to be changed from now on."""
-        if len(top) < SMALL or len(self._layers) == MAX_LAYERS:
+        if len(top) < self._copied_below or len(self._layers) == MAX_LAYERS:
             return dict(top), top
         layer = Layer(top)
         self._layers.append(layer)

@@ -40,12 +40,18 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class Normalizer:
-    """Validation, copies, granularity and the index of one source's current epoch."""
+    """Validation, copies, granularity and the index of one source's current epoch.
 
-    def __init__(self, rules: Rules, stats: SourceStats) -> None:
+    Args:
+        rules: the operator's choices.
+        stats: where everything is counted.
+        index: an empty one; by default one of the usual kind.
+    """
+
+    def __init__(self, rules: Rules, stats: SourceStats, index: Index | None = None) -> None:
         self.rules = rules
         self.stats = stats
-        self.index = Index()
+        self.index = Index() if index is None else index
         self._refused: set[str] = set()
         """Media of stores that were refused because the index is at its limit."""
         self._begin()

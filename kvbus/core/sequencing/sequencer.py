@@ -81,6 +81,11 @@ class Sequencer:
         return self.tracker.held
 
     @property
+    def unverified(self) -> ReorderBuffer:
+        """The batches of a doubtful epoch: kept until the publisher has said whose they are."""
+        return self._unverified_batches.stale
+
+    @property
     def synced(self) -> bool:
         """Whether holes count as missing."""
         return self.tracker.synced

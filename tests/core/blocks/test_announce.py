@@ -1,7 +1,8 @@
 """Chunks said as events; how they come about is in test_normalize."""
 
 from kvbus.core.blocks.announce import announce, out_parent, stores_of
-from tests.core.dsl import Bench, plain_all, removed, store, tokens_of
+from tests.core.dsl import Bench
+from tests.doubles.payloads import plain_all, removed, store, tokens_of
 
 
 def test_the_middle_of_a_chunk_hangs_on_the_block_before_it():

@@ -4,8 +4,9 @@ from kvbus.core.blocks.announce import MOST_BLOCKS
 from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Cut, Part
 from kvbus.core.blocks.index import Index
 from kvbus.core.wire.profiles import Wire
-from tests.core.dsl import Bench, cleared, plain_all, removed, store, unpack
-from tests.wire.captures import PlainSetRouter
+from tests.core.dsl import Bench
+from tests.doubles.payloads import cleared, plain_all, removed, store, unpack
+from tests.doubles.router import PlainSetRouter
 
 
 def bench_of(*events):

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.blocks import overlay as layers
 from kvbus.core.blocks.overlay import MAX_LAYERS, Layer, Layers
 
 KEYS = st.integers(0, 7)
@@ -28,48 +27,44 @@ class Holder:
 
 @given(STEPS)
 def test_it_is_what_a_dictionary_would_be(steps):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "SMALL", 0)
-        base: dict[int, int] = {}
-        stack, top, model = Layers(base), base, {}
-        held = []
-        for what, key, value in steps:
-            if what == "set":
-                top[key] = model[key] = value
-            elif what == "remove":
-                assert top.pop(key, None) == model.pop(key, None)
-            elif what == "hold":
-                holder = Holder()
-                kept, top = stack.hold(top, holder)
-                held.append((holder, kept, dict(model)))
-            elif what == "let go" and key < len(held):
-                del held[key]
-            elif what == "settle":
-                top = stack.settle(top)
-                if not held:
-                    assert top is base
-            assert dict(top) == model
-            assert len(top) == len(model)
-            assert {key for key in range(8) if key in top} == set(model)
-            assert top.keys().isdisjoint(range(4)) == model.keys().isdisjoint(range(4))
-            for _, kept, then in held:
-                assert dict(kept) == then
-                assert len(kept) == len(then)
+    base: dict[int, int] = {}
+    stack, top, model = Layers(base, copied_below=0), base, {}
+    held = []
+    for what, key, value in steps:
+        if what == "set":
+            top[key] = model[key] = value
+        elif what == "remove":
+            assert top.pop(key, None) == model.pop(key, None)
+        elif what == "hold":
+            holder = Holder()
+            kept, top = stack.hold(top, holder)
+            held.append((holder, kept, dict(model)))
+            del holder  # `held` alone keeps it
+        elif what == "let go" and key < len(held):
+            del held[key]
+        elif what == "settle":
+            top = stack.settle(top)
+            if not held:
+                assert top is base
+        assert dict(top) == model
+        assert len(top) == len(model)
+        assert {key for key in range(8) if key in top} == set(model)
+        assert top.keys().isdisjoint(range(4)) == model.keys().isdisjoint(range(4))
+        assert [dict(kept) for _, kept, _ in held] == [then for *_, then in held]
+        assert [len(kept) for _, kept, _ in held] == [len(then) for *_, then in held]
 
 
-def test_what_is_small_is_copied(monkeypatch):
-    monkeypatch.setattr(layers, "SMALL", 2)
+def test_what_is_small_is_copied():
     base = {1: 1}
-    kept, top = Layers(base).hold(base, Holder())
+    kept, top = Layers(base, copied_below=2).hold(base, Holder())
     assert top is base
     assert kept == base
     assert kept is not base
 
 
-def test_layers_are_bounded(monkeypatch):
-    monkeypatch.setattr(layers, "SMALL", 0)
+def test_layers_are_bounded():
     base = {n: n for n in range(5)}
-    stack, top, held = Layers(base), base, [Holder() for _ in range(MAX_LAYERS + 1)]
+    stack, top, held = Layers(base, copied_below=0), base, [Holder() for _ in range(MAX_LAYERS + 1)]
     for holder in held:
         kept, top = stack.hold(top, holder)
         top[len(top)] = 0

@@ -6,7 +6,8 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
-from tests.core.dsl import Bench, cleared, payload, plain, removed, store, tokens_of
+from tests.core.dsl import Bench
+from tests.doubles.payloads import cleared, payload, plain, removed, store, tokens_of
 
 
 def taken(intake, *events):

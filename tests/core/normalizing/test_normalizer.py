@@ -4,7 +4,8 @@ import pytest
 from msgspec import Raw
 
 from kvbus.core.types import Filtered, Reason
-from tests.core.dsl import Bench, cleared, payload, plain_all, removed, store, tokens_of
+from tests.core.dsl import Bench
+from tests.doubles.payloads import cleared, payload, plain_all, removed, store, tokens_of
 
 
 def run_of(*blocks):

@@ -7,7 +7,7 @@ from kvbus.core.normalizing.validate import Store, check_hashes, check_removed, 
 from kvbus.core.types import MEDIA, Reason, medium_key
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.schema import CARRIED
-from tests.core.dsl import payload, removed, store, tokens_of
+from tests.doubles.payloads import payload, removed, store, tokens_of
 
 
 def checked(event):

@@ -11,7 +11,8 @@ from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.frames import END_SEQ, parse_replay_request, replay_request
 from kvbus.core.wire.profiles import PROFILES, Wire
-from tests.core.dsl import Bench, cleared, plain_all, seqs_of, store, unpack
+from tests.core.dsl import Bench, seqs_of
+from tests.doubles.payloads import cleared, plain_all, store, unpack
 
 
 def stream(profile="vllm", *, topic=b"kv", batches=100):

@@ -3,8 +3,9 @@ import pytest
 from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Cut, Part
 from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotRequest, parse_snapshot_request
 from kvbus.core.wire.profiles import Wire
-from tests.core.dsl import Bench, store
-from tests.wire.captures import PlainSetRouter
+from tests.core.dsl import Bench
+from tests.doubles.payloads import store
+from tests.doubles.router import PlainSetRouter
 
 PUBLISHER = b"p" * 16
 

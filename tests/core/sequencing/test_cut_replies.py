@@ -6,12 +6,12 @@ from kvbus.core.events import Oversize, ReplayAborted
 from kvbus.core.sequencing.settings import State
 from kvbus.core.types import Reason
 from tests.core.dsl import Script
-from tests.core.sequencing.test_sequencer import Line, synced
+from tests.core.sequencing.line import Line, synced
 
 
 def cut(line):
     line.sequencer.replay_aborted(line.request, line.now)
-    return line._done()
+    return line.done()
 
 
 def test_the_batch_behind_the_last_one_is_lost_and_the_rest_recovered():
@@ -60,7 +60,7 @@ def test_an_old_answer_that_breaks_off_is_nobodys():
     line = synced(2)
     line.sequencer.replay_aborted(999, line.now)
     assert line.stats.stale_replies == 1
-    assert line._done() == []
+    assert line.done() == []
 
 
 @pytest.mark.parametrize("event", [Oversize(0), ReplayAborted(0, 1)])

@@ -18,7 +18,7 @@ from kvbus.core.wire.codec import (
     with_extras,
 )
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from tests.core.dsl import cleared, pack, payload, plain_all, removed, store, tokens_of, unpack
+from tests.doubles.payloads import cleared, pack, payload, plain_all, removed, store, tokens_of, unpack
 from tests.hostile.bad import DEEP as LEVELS
 
 GOOD = store([1, 2])

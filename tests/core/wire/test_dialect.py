@@ -1,7 +1,7 @@
 import pytest
 
 from kvbus.core.wire.dialect import sniff
-from tests.core.dsl import cleared, pack, payload, store
+from tests.doubles.payloads import cleared, pack, payload, store
 from tests.wire.captures import CAPTURES, load
 
 TOKENS = list(range(16))

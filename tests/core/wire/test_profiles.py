@@ -3,7 +3,7 @@ import pytest
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.profiles import PROFILES, Profile, Wire, encode, fold
 from kvbus.core.wire.schema import AllBlocksCleared
-from tests.core.dsl import payload, plain_all, removed, store, unpack
+from tests.doubles.payloads import payload, plain_all, removed, store, unpack
 
 
 def test_every_profile_a_configuration_may_name():

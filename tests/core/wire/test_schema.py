@@ -11,7 +11,7 @@ from kvbus.core.wire.schema import (
     MapBatch,
     StoredArray,
 )
-from tests.core.dsl import cleared, pack, payload, removed, store, unpack
+from tests.doubles.payloads import cleared, pack, payload, removed, store, unpack
 
 decode = msgspec.msgpack.Decoder(MapBatch).decode
 decode_arrays = msgspec.msgpack.Decoder(ArrayBatch).decode

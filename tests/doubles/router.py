@@ -1,0 +1,220 @@
+"""The plainest router that can be compared with an engine: a set of blocks. Every other router of the tests wraps it.
+
+>>> router = PlainSetRouter()
+>>> for message in published:
+...     router.apply(message.seq, message.payload)
+>>> assert router.violations == []
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from kvbus.core.types import MEDIA, medium_key
+
+STORED_NAMES: Final = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+)
+REMOVED_NAMES: Final = ("block_hashes", "medium", "group_idx")
+
+
+def events_of(payload: bytes) -> list[dict[str, Any]]:
+    """The events of a batch as maps, whether they were sent as maps or by position."""
+    return [_named(event) for event in msgspec.msgpack.decode(payload)[1]]
+
+
+def _named(event: list[Any] | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(event, dict):
+        return event
+    names = STORED_NAMES if event[0] == "BlockStored" else REMOVED_NAMES
+    return {"type": event[0], **dict(zip(names, event[1:], strict=False))}
+
+
+class Block(NamedTuple):
+    """What a router knows of one block. Tokens are ids, or ``(a, b)`` pairs with EAGLE."""
+
+    parent: int | bytes | None
+    tokens: tuple[Any, ...]
+
+
+class PlainSetRouter:
+    """A router that keeps a set: a store adds, a removal deletes, a clear empties. Copies are unknown to it.
+
+    Everything that a stream of fixed-size, gap-free, validated blocks must not do is written down in ``violations``;
+    stores behind a parent that is not there are legal and counted in ``orphans``.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[int | None, str, int | bytes], Block] = {}
+        self.violations: list[str] = []
+        self.orphans = 0
+        self.events = 0
+        self.clears = 0
+        self.next_seq: int | None = None
+        self.block_sizes: dict[int | None, int] = {}
+        self.ranks: set[int | None] = set()
+        self._run: list[tuple[tuple[int | None, str], int | bytes, int | bytes | None]] = []
+
+    def apply(self, seq: int, payload: bytes) -> None:
+        """Take in one batch. One that was seen before (replay and live stream may overlap) is ignored."""
+        if self.next_seq is not None:
+            if seq < self.next_seq:
+                return
+            if seq > self.next_seq:
+                self._wrong(seq, f"gap: expected seq {self.next_seq}")
+        self.next_seq = seq + 1
+        self.take(seq, payload)
+
+    def take(self, seq: int, payload: bytes) -> None:
+        """Take in one batch, whatever was before it; ``seq`` is for the violations alone."""
+        batch = msgspec.msgpack.decode(payload)
+        if not isinstance(batch, list) or len(batch) != 3:
+            self._wrong(seq, "a batch is an array of three")
+            return
+        if not isinstance(batch[0], float) or not math.isfinite(batch[0]):
+            self._wrong(seq, f"ts {batch[0]!r}")
+        self.ranks.add(batch[2])
+        for event in batch[1]:
+            self._event(seq, _named(event))
+        self._end_of_run(seq)
+
+    def prefixes(self) -> set[str]:
+        """Every block as the hex sha256 of all tokens from the root to its end, four bytes little endian each."""
+        return {
+            hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in self.path(group, block))).hexdigest()
+            for group, _, block in self.blocks
+        }
+
+    def path(self, group: int | None, block: int | bytes) -> list[Any]:
+        """The tokens from the root (or the first unknown ancestor) to the end of a block."""
+        parts: list[tuple[Any, ...]] = []
+        seen: set[int | bytes] = set()
+        at: int | bytes | None = block
+        while at is not None and at not in seen and (found := self._find(group, at)) is not None:
+            seen.add(at)
+            parts.append(found.tokens)
+            at = found.parent
+        return [token for part in reversed(parts) for token in part]
+
+    def _find(self, group: int | None, block: int | bytes) -> Block | None:
+        found = self.blocks.get((group, "GPU", block))
+        if found is not None:
+            return found
+        return next((known for key, known in self.blocks.items() if key[0] == group and key[2] == block), None)
+
+    def _wrong(self, seq: int, what: str) -> None:
+        self.violations.append(f"seq {seq}: {what}")
+
+    def _event(self, seq: int, event: dict[str, Any]) -> None:
+        self.events += 1
+        if event["type"] == "AllBlocksCleared":
+            self._end_of_run(seq)
+            self.clears += 1
+            self.blocks.clear()
+            return
+        medium = medium_key(event.get("medium"))
+        if medium is None or (event.get("medium") or "GPU") not in MEDIA:
+            self._wrong(seq, f"medium {event.get('medium')!r}")
+            return
+        group, hashes = event.get("group_idx"), event["block_hashes"]
+        if not hashes or len({type(value) for value in hashes}) != 1 or not isinstance(hashes[0], int | bytes):
+            self._wrong(seq, f"{event['type']} with hashes {hashes!r}")
+            return
+        if event["type"] == "BlockRemoved":
+            self._removed(seq, group, medium, hashes)
+        elif event["type"] == "BlockStored":
+            self._end_of_run(seq)
+            self._stored(seq, group, medium, event)
+        else:
+            self._wrong(seq, f"event {event['type']!r}")
+
+    def _stored(self, seq: int, group: int | None, medium: str, event: dict[str, Any]) -> None:
+        hashes, tokens, size = event["block_hashes"], event["token_ids"], event["block_size"]
+        if not isinstance(size, int) or size < 1 or len(tokens) != size * len(hashes):
+            self._wrong(seq, f"{len(hashes)} blocks of {size} in {len(tokens)} tokens")
+            return
+        if self.block_sizes.setdefault(group, size) != size and any(key[0] == group for key in self.blocks):
+            self._wrong(seq, f"block size {size} after {self.block_sizes[group]} in group {group}")
+        self.block_sizes[group] = size
+        parent = event["parent_block_hash"]
+        if parent is not None:
+            if type(parent) is not type(hashes[0]):
+                self._wrong(seq, f"parent {parent!r} of {hashes[0]!r}")
+            if parent == hashes[0]:
+                self._wrong(seq, f"{parent!r} is its own parent")
+            self.orphans += self._find(group, parent) is None
+        for i, block in enumerate(hashes):
+            if (group, medium, block) in self.blocks:
+                self._wrong(seq, f"stored twice: {group, medium, block}")
+            piece = tuple(tuple(t) if isinstance(t, list) else t for t in tokens[i * size : (i + 1) * size])
+            self.blocks[(group, medium, block)] = Block(parent, piece)
+            parent = block
+
+    def _removed(self, seq: int, group: int | None, medium: str, hashes: list[Any]) -> None:
+        for block in hashes:
+            known = self.blocks.pop((group, medium, block), None)
+            if known is None:
+                self._wrong(seq, f"removed but not there: {group, medium, block}")
+            else:
+                self._run.append(((group, medium), block, known.parent))
+
+    def _end_of_run(self, seq: int) -> None:
+        """Within a run of removals a child goes before its parent (a cycle has no leaf: one of its members is first)."""
+        where = {(table, block): at for at, (table, block, _) in enumerate(self._run)}
+        parents = {(table, block): parent for table, block, parent in self._run}
+        for at, (table, block, parent) in enumerate(self._run):
+            if parent is None or where.get((table, parent), at) >= at:
+                continue
+            seen, walk = {block}, parent
+            while walk is not None and walk not in seen:
+                seen.add(walk)
+                walk = parents.get((table, walk))
+            if walk != block:
+                self._wrong(seq, f"{parent!r} removed before its child {block!r}")
+        self._run.clear()
+
+
+class RankedRouter:
+    """A router of a merged stream: one numbering, and a plain set for each rank."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.next = first
+        self.views: dict[int, PlainSetRouter] = {}
+
+    def apply(self, seq: int, payload: bytes) -> bool:
+        """Take in one batch, once; False if there is a hole before it."""
+        if seq == self.next:
+            self.next += 1
+            self.take(payload)
+            return True
+        return seq < self.next
+
+    def take(self, payload: bytes) -> None:
+        """Take in one batch, whatever its number."""
+        rank = msgspec.msgpack.decode(payload)[2]
+        self.views.setdefault(rank, PlainSetRouter()).take(self.next - 1, payload)
+
+    @property
+    def violations(self) -> list[str]:
+        return [f"rank {rank}, {what}" for rank, view in self.views.items() for what in view.violations]
+
+    @property
+    def blocks(self) -> set[tuple[Any, ...]]:
+        """Rank, group, medium key and hash of each."""
+        return {(rank, *key) for rank, view in self.views.items() for key in view.blocks}
+
+    def hashes(self) -> dict[int, set[int | bytes]]:
+        """By rank, on any medium, in any group."""
+        return {rank: {block for *_, block in view.blocks} for rank, view in self.views.items()}
