@@ -11,7 +11,7 @@ IMAGE  ?= kvbus:local
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo test bench chaos profile profile-process soak fuzz flood lint format charts dockerfile wheel \
+.PHONY: help setup tools demo test coverage bench chaos profile profile-process soak fuzz flood lint format charts dockerfile wheel \
 	image version lock clean
 
 help: ## this list
@@ -42,8 +42,11 @@ tools: $(TOOLS)
 demo: $(STAMP) ## engines, bus and routers on this machine, live (SECONDS=20)
 	@$(BIN)/kvbus demo $(if $(SECONDS),--seconds $(SECONDS),)
 
-test: $(STAMP) ## the whole test suite
+test: $(STAMP) ## the test suite (TEST_LONG=1: tests of chance at length)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+coverage: $(STAMP) ## each module by its own tests alone (ARGS="core/source")
+	@$(BIN)/python -m tests.own_coverage $(ARGS)
 
 bench: $(STAMP) ## the benchmarks, an hour on a quiet machine (ARGS="--quick", ARGS="--only core")
 	@$(BIN)/python -m tests.bench $(ARGS)
@@ -70,7 +73,7 @@ fuzz: $(STAMP) ## coverage-guided fuzzing of codec, frames and relay (SECONDS=60
 flood: $(STAMP) ## ten times what a bus may hold, memory measured (SECONDS=60)
 	@FLOOD_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest tests/hostile/test_flood.py $(ARGS)
 
-lint: $(STAMP) ## ruff, mypy strict, import walls
+lint: $(STAMP) ## ruff, mypy (the package strict, tests too), import walls
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

@@ -1,6 +1,7 @@
-"""Hypothesis profiles: short and repeatable by default, long and random with ``HYPOTHESIS_PROFILE=soak``.
+"""Hypothesis profiles, the order of tests and their budgets; and no test leaves a state on this machine.
 
-And no test leaves a state on this machine: one that says nothing about ``state_dir`` keeps it where pytest's own files are.
+Hypothesis is short and repeatable by default, long and random with ``HYPOTHESIS_PROFILE=soak``. A test that says nothing
+about ``state_dir`` keeps it where pytest's own files are.
 """
 
 import os
@@ -8,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import budget
 
 settings.register_profile(
     "default",
@@ -33,3 +36,12 @@ def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STATE_DIRECTORY", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(budget.plugin(), "budgets")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long: nobody waits for it alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -9,7 +9,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from http.client import HTTPResponse
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -24,6 +24,7 @@ from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.ports import free_port
 from tests.system.bus import Bus, eventually, running_bus
+from tests.typed import there
 
 TOKEN, NAME, PARENT, REFUSED = 71_234_567, 8_812_345_678, 9_912_345_678, 81_234_567
 OPEN = {"/", "/metrics", "/livez", "/readyz", "/sources"}
@@ -44,7 +45,7 @@ class Asking:
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
-        self.address = bus.daemon.http_address
+        self.address = there(bus.daemon.http_address)
 
     async def ask(self, request: str, *, local_address: str | None = None) -> Answer:
         """Send the text as it is, lines ending with ``|``; PORT is the server's."""
@@ -70,12 +71,12 @@ class Asking:
 
 
 @contextlib.asynccontextmanager
-async def asking(**settings: object) -> AsyncIterator[Asking]:
+async def asking(**settings: Any) -> AsyncIterator[Asking]:
     async with (
         running_bus(**settings) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
     ):
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         refused = store([REFUSED], tokens=[REFUSED] * 7)
         engine.publish(batch(store([NAME], PARENT, tokens=[TOKEN] * 16), refused))
         await eventually(lambda: bus.caught_up(0), "one block")
@@ -259,7 +260,7 @@ async def test_every_path_is_open_or_closed_on_purpose() -> None:
     """A new path has to be put on one side or the other."""
     async with asking() as here:
         routes = AdminServer(here.bus.daemon).application().router.routes()
-        paths = {route.resource.canonical for route in routes}
+        paths = {there(route.resource).canonical for route in routes}
         assert paths > OPEN
         for path in paths:
             headers = "Host: evil.example|Origin: http://evil.example|X-Forwarded-For: 10.0.0.1|"

@@ -5,6 +5,7 @@ import contextlib
 import json
 import time
 from collections import Counter
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -21,6 +22,7 @@ from tests.doubles.payloads import cleared, removed, store, tokens_of
 from tests.doubles.payloads import payload as batch
 from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually, running_bus
+from tests.typed import there
 
 
 class Web:
@@ -113,7 +115,7 @@ async def test_sources_before_and_after_the_engine_is_there():
         }
         async with EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True) as engine:
             await eventually(lambda: client.bus.source.state == "live", "the engine found")
-            await engine.wait_for_subscriber(20)
+            await engine.wait_for_subscriber(60)
             payloads = [
                 batch(store([1, 2]), store([1], medium="CPU_PINNED")),
                 batch(removed([1])),
@@ -191,7 +193,7 @@ async def test_a_source_that_is_lost_shows_what_routers_see_nothing():
     async with web(source_timeout=0.2) as client:
         async with EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True) as engine:
             await eventually(lambda: client.bus.source.state == "live", "the engine found")
-            await engine.wait_for_subscriber(20)
+            await engine.wait_for_subscriber(60)
             engine.publish(batch(store([1, 2, 3])))
             await relayed(client, 1)
             assert len(await client.blocks()) == 3
@@ -264,7 +266,7 @@ async def test_blocks_of_one_source_and_of_one_that_is_none():
         client = await stack.enter_async_context(web(sources=engines, outputs=out))
         for n, port in enumerate(ports):
             engine = await stack.enter_async_context(EnginePublisher(f"tcp://127.0.0.1:{port}", None, bind=True))
-            await engine.wait_for_subscriber(20)
+            await engine.wait_for_subscriber(60)
             engine.publish(batch(store([n + 1])))
         await eventually(lambda: all(s.sequencer.next for s in client.bus.daemon.relay.sources), "both relayed")
         assert [(b["source"], b["hash"]) for b in await client.blocks()] == [("e0", 1), ("e1", 2)]
@@ -282,19 +284,19 @@ async def test_a_dump_is_one_moment_however_slowly_it_is_read():
         for first in range(0, count, 1000):
             engine.publish(batch(store(list(range(first, first + 1000)), tokens=[7] * 1000, block_size=1)))
         await relayed(client, count // 1000)
-        reader, writer = await asyncio.open_connection(*client.bus.daemon.http_address, limit=2**12)
+        reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address), limit=2**12)
         writer.write(b"GET /blocks HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"chunked" in head.lower()  # the answer is not put together before it begins
-        first = await reader.readline()
-        assert first
+        begin = await reader.readline()
+        assert begin
         # nobody reads on: the answer stands still in the middle, and everything else goes on
         engine.publish(batch(cleared()))
         await relayed(client, count // 1000 + 1)
         assert (await client.json("/sources"))[0]["blocks"] == {}
         assert await client.blocks() == []
         rest = await reader.read()
-        body = first + rest
+        body = begin + rest
         assert body.count(b'"copies"') == count
         writer.close()
         await writer.wait_closed()
@@ -306,7 +308,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
         count = 20_000
         engine.publish(batch(store(list(range(count)), tokens=[7] * count, block_size=1)))
         await relayed(client, 1)
-        parts, turns = Counter(), Counter()
+        parts, turns = Counter[Any](), Counter[Any]()
         lines = views.Cut.lines
 
         def counted(cut):
@@ -334,7 +336,7 @@ async def test_too_many_dumps_at_once_are_told_to_come_back():
         await relayed(client, 60)
         writers = []
         for _ in range(http_module.MAX_DUMPS):
-            reader, writer = await asyncio.open_connection(*client.bus.daemon.http_address, limit=2**12)
+            reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address), limit=2**12)
             writers.append(writer)
             writer.write(b"GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
@@ -416,8 +418,8 @@ async def test_label_children_exist_at_zero_before_anything_happened():
 async def test_missing_is_recovered_lost_and_pending_at_every_scrape():
     """A capture's worth of drops, swaps, holes and a restart, with a scrape between any two batches."""
     async with web_and_engine(replay_timeout=0.3) as (client, engine):
-        await engine.wait_for_subscriber(20)
-        seen = Counter()
+        await engine.wait_for_subscriber(60)
+        seen = Counter[Any]()
         published = lives = 0
         for n in range(150):
             if n == 90:
@@ -425,7 +427,7 @@ async def test_missing_is_recovered_lost_and_pending_at_every_scrape():
                 await eventually(lambda: client.bus.source.stats.pending == 0, "the first life at rest")
                 engine.restart()
                 lives += 1
-                await engine.wait_for_subscriber(20)
+                await engine.wait_for_subscriber(60)
             if n % 30 == 11:
                 engine.skip()  # a hole that no replay fills
                 seen["holes"] += 1
@@ -507,11 +509,11 @@ async def test_nothing_can_be_written(path):
 )
 async def test_garbage_is_refused_and_forgotten(garbage):
     async with web() as client:
-        reader, writer = await asyncio.open_connection(*client.bus.daemon.http_address)
+        reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address))
         with contextlib.suppress(ConnectionError):
             writer.write(garbage)
             writer.write_eof()
-            answer = await asyncio.wait_for(reader.read(), 20)
+            answer = await asyncio.wait_for(reader.read(), 60)
             assert answer.startswith(b"HTTP/1.") is bool(answer)
             assert answer[9:12] in (b"400", b"")
         writer.close()

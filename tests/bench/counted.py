@@ -83,7 +83,7 @@ def _watched(driver: Driver, batches: int, install: Any, watcher: Any) -> None:
         finally:
             install(None)
 
-    driver.handle = watched
+    driver.handle = watched  # type: ignore[assignment]
     driver.feed(batches)
     driver.handle = handle
 

@@ -22,7 +22,7 @@ def run_engine(*, quick: bool, runs: int) -> Section:
     """The engine's CPU time with one router and with many, behind kvbus and directly connected."""
     section = Section("engine", "What routers cost the engine")
     rate, seconds = 200, 2 if quick else 10
-    items: list[tuple[Between, int]] = [(between, n) for between in ("kvbus", "direct") for n in (1, MANY)]  # type: ignore[misc]
+    items: list[tuple[Between, int]] = [(between, n) for between in ("kvbus", "direct") for n in (1, MANY)]
 
     def measure(item: tuple[Between, int]) -> float:
         between, routers = item

@@ -87,14 +87,14 @@ def run(*, quick: bool, runs: int) -> Section:
     section.plot("Blocks a second, 8 events of 8 blocks", "blocks/s", bars)
     if python is not None:
         for pinned, cores in ((True, "one core each"), (False, "all cores")):
-            ours, theirs = (
+            kvbus, dynamo = (
                 [each.blocks_per_second for each in found[Competitor(who, pinned)]] for who in ("kvbus", "dynamo")
             )
             section.targets.append(
                 Target(
                     f"ingest-{'one-core' if pinned else 'all-cores'}",
                     f"blocks/s through kvbus against the Dynamo indexer's ingest, {cores}",
-                    ratios(ours, theirs),
+                    ratios(kvbus, dynamo),
                     1.0,
                     ">=",
                 )

@@ -7,7 +7,8 @@ the relay's process.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from .report import Section, Series, Table, Target, ratios
 from .setups import BETWEEN, Result, Setup, percentile
@@ -47,7 +48,7 @@ def _paced(between, load, batches) -> Result:
     return result
 
 
-def _added(section: Section, found: dict[str, list[Result]], load: str, size: str) -> None:
+def _added(section: Section, found: Mapping[Any, list[Result]], load: str, size: str) -> None:
     direct = {name: [percentile(each.latencies, at) * 1e6 for each in found["direct"]] for name, at in SHARES.items()}
     table = Table(
         f"At {RATE:,} batches/s, {size}: latency through a relay, less that of the direct connection",
@@ -96,7 +97,7 @@ def _added(section: Section, found: dict[str, list[Result]], load: str, size: st
     )
 
 
-def _saturated(section: Section, found: dict[str, list[Result]]) -> None:
+def _saturated(section: Section, found: Mapping[Any, list[Result]]) -> None:
     table = Table(
         "200-byte batches of one block, as fast as they are taken",
         [

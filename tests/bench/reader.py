@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import zmq
@@ -55,7 +55,7 @@ def ask(replay_endpoint: str) -> Answered:
     dealer.connect(replay_endpoint)
     asked = monotonic()
     dealer.send_multipart([b"", bytes(8)])
-    payloads = []
+    payloads: list[Any] = []
     while True:
         try:
             frames = dealer.recv_multipart()

@@ -59,7 +59,7 @@ class Child:
         line = self.process.stdout.readline()
         if not line:
             self.process.wait(10)
-            raise RuntimeError(f"{self.process.args[2]} ended: {self._log.read_text()[-2000:]}")  # type: ignore[index]
+            raise RuntimeError(f"{self.process.args[2]!s} ended: {self._log.read_text()[-2000:]}")  # type: ignore[index]
         return json.loads(line)
 
     def expect(self, word: str) -> None:
@@ -69,7 +69,7 @@ class Child:
             RuntimeError: it is another, or there is none.
         """
         if (said := self.answer()) != word:
-            raise RuntimeError(f"{self.process.args[2]} said {said!r}, not {word!r}")  # type: ignore[index]
+            raise RuntimeError(f"{self.process.args[2]!s} said {said!r}, not {word!r}")  # type: ignore[index]
 
     def tell(self, command: str) -> None:
         """Say something, without waiting."""

@@ -122,7 +122,12 @@ def test_the_core_is_measured_in_a_process_of_its_own(arguments, found):
 
 
 def test_runs_take_turns():
-    order = []
-    found = alternate("a title", 3, ["a", "b"], lambda item: order.append(item) or len(order))
+    order: list[str] = []
+
+    def measured(item: str) -> int:
+        order.append(item)
+        return len(order)
+
+    found = alternate("a title", 3, ["a", "b"], measured)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert found == {"a": [1, 4, 5], "b": [2, 3, 6]}

@@ -11,9 +11,7 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-def alternate(
-    title: str, runs: int, items: Sequence[Item], measure: Callable[[Item], Found]
-) -> dict[Item, list[Found]]:
+def alternate(title: str, runs: int, items: Sequence[Item], measure: Callable[..., Found]) -> dict[Item, list[Found]]:
     """Measure every item ``runs`` times: forwards, backwards, forwards, and so on."""
     found: dict[Item, list[Found]] = {item: [] for item in items}
     for turn in range(runs):

@@ -67,7 +67,7 @@ def test_the_same_seed_makes_the_same_faults():
 async def test_seqs_and_payloads_are_the_recorded_ones():
     messages = capture(5, 6, 9)
     async with EnginePublisher("tcp://127.0.0.1:*", None) as engine, RawSubscriber(engine.endpoint) as sub:
-        await engine.wait_for_subscriber(5)
+        await engine.wait_for_subscriber(60)
         stats = await play(engine, lambda: messages, rate=1e5)
         got = [await sub.recv() for _ in messages]
     assert [(int.from_bytes(seq, "big"), payload) for _, seq, payload in got] == [(m.seq, m.payload) for m in messages]

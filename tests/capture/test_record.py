@@ -14,7 +14,7 @@ async def stream(tmp_path):
         EnginePublisher("tcp://127.0.0.1:*", None, topic=b"kv") as engine,
         RawSubscriber(engine.endpoint) as sub,
     ):
-        await engine.wait_for_subscriber(5)
+        await engine.wait_for_subscriber(60)
         with CaptureWriter(tmp_path / "copy.jsonl") as writer:
             yield engine, sub, writer
 

@@ -133,7 +133,7 @@ class Cell:
             "state_dir": str(directory / "state") if shape.state else None,
         }
         self.bus = Bus(directory, config, http, self.disk)
-        self.out, self.out_replay = routers["endpoint"], routers["replay_endpoint"]
+        self.out, self.out_replay = str(routers["endpoint"]), str(routers["replay_endpoint"])
         self.listening = [(out_host, port) for port in (out, out_replay, merged, merged_replay)]
 
         def streams(live: int, replay: int, *, raw: bool) -> list[dict[str, Any]]:
@@ -198,7 +198,7 @@ class Cell:
 
     async def connected(self) -> None:
         """kvbus follows every rank of the engine."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not all(source["state"] == "live" for source in await self.bus.sources()):  # noqa: ASYNC110 - told by HTTP
                 await asyncio.sleep(0.05)
 

@@ -100,7 +100,7 @@ async def _forgotten(cell: Cell, fault: Fault) -> str | None:
     forgotten = connected_to(network.address, engine.live)
     if not forgotten:
         return None
-    rules = [
+    rules: list[tuple[str, ...]] = [
         (chain, "-p", "tcp", ours, str(engine.live), theirs, str(port), "-j", "DROP")
         for port in forgotten
         for chain, ours, theirs in (("INPUT", "--dport", "--sport"), ("OUTPUT", "--sport", "--dport"))
@@ -318,7 +318,7 @@ async def _file_limit(cell: Cell, fault: Fault) -> str | None:
     return "state given up" if given_up else None
 
 
-_RULES: Final = {
+_RULES: Final[dict[str, list[tuple[str, ...]]]] = {
     "packet loss": [("-m", "statistic", "--mode", "random", "--probability", "0.25", "-j", "DROP")],
     "partition": [("-j", "DROP")],
     "tcp reset": [("-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")],
@@ -327,7 +327,7 @@ _RULES: Final = {
 
 async def _packets(cell: Cell, fault: Fault) -> str | None:
     network = cell.networks[fault.target]
-    rules = [(chain, *rule) for rule in _RULES[fault.kind] for chain in ("INPUT", "OUTPUT")]
+    rules: list[tuple[str, ...]] = [(chain, *rule) for rule in _RULES[fault.kind] for chain in ("INPUT", "OUTPUT")]
     async with _rules(network, rules):
         try:
             await asyncio.sleep(fault.seconds)

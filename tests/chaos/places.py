@@ -87,7 +87,7 @@ class Place:
         process = self._holder.process
         assert process is not None
         assert process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             line = await process.stdout.readline()
         if line != b"ready\n":
             raise OSError(f"{prepare}: {self._holder.log.read_text().strip()}")

@@ -35,7 +35,7 @@ class Router:
             await self.child.start()
 
     async def _ask(self, word: str) -> Any:
-        async with self._asking, asyncio.timeout(20):
+        async with self._asking, asyncio.timeout(60):
             process = self.child.process
             assert process is not None
             assert process.stdin is not None

@@ -27,7 +27,7 @@ def play(wanted: Wanted) -> tuple[Tally, str]:
     return campaign.tally, said.getvalue()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_short_campaign() -> None:
     """Two rounds of a simulated engine, of a kvbus that is not killed, and of a capture, side by side."""
     tally, said = play(Wanted(seed=1, seconds=20, cells=(0, 1, 2), generation=0, rounds=2))
@@ -39,7 +39,7 @@ def test_a_short_campaign() -> None:
     assert "faults (seed 1)" in said
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A campaign that cannot fail proves nothing: here the truth has one block more than the engine's cache."""
     honest: Callable[..., engines.Truth] = engines.truth_of

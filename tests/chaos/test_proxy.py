@@ -25,13 +25,13 @@ async def linked() -> AsyncIterator[tuple[EnginePublisher, Link, RawSubscriber]]
         EnginePublisher(f"tcp://127.0.0.1:{base + 1}", None, bind=True) as engine,
         RawSubscriber(f"tcp://127.0.0.1:{base}") as router,
     ):
-        await engine.wait_for_subscriber(10)
+        await engine.wait_for_subscriber(60)
         yield engine, link, router
     await link.close()
 
 
 async def seqs(router: RawSubscriber, count: int) -> list[int]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return [int.from_bytes((await router.recv())[1], "big") for _ in range(count)]
 
 
@@ -40,7 +40,7 @@ async def test_everything_passes() -> None:
         payloads = [bytes([n]) * (n * 1000) for n in range(60)]  # frames with short and long lengths
         for payload in payloads:
             engine.publish(payload)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert [(await router.recv())[2] for _ in payloads] == payloads
 
 
@@ -65,7 +65,7 @@ async def test_single_messages_are_dropped_doubled_and_swapped() -> None:
 async def test_a_cut_connection_is_made_anew(reset: bool) -> None:
     async with linked() as (engine, link, router):
         assert link.cut(reset=reset) == 1
-        await engine.wait_for_subscriber(10, count=2)
+        await engine.wait_for_subscriber(60, count=2)
         engine.publish(b"x")
         assert await seqs(router, 1) == [0]
         assert link.accepted == 2
@@ -92,7 +92,7 @@ async def test_half_open() -> None:
             await asyncio.wait_for(router.recv(), 0.2)
         assert link.accepted == 1
         link.drop_half_open()
-        await engine.wait_for_subscriber(10, count=2)
+        await engine.wait_for_subscriber(60, count=2)
         engine.publish(b"x")
         assert await seqs(router, 1) == [3]
 
@@ -102,7 +102,7 @@ async def test_refused_until_it_listens_again() -> None:
         await link.refuse()
         await eventually(lambda: link.connections == 0, "every connection closed")
         await link.listen()
-        await engine.wait_for_subscriber(10, count=2)
+        await engine.wait_for_subscriber(60, count=2)
 
 
 def test_a_stream_is_cut_into_messages_wherever_it_is_broken() -> None:

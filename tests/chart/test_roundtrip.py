@@ -52,7 +52,7 @@ def run(values: Values, tmp_path: Path, script: Path | None = None) -> subproces
     env = {**os.environ, **environment(container), "KVBUS_STATE_DIR": str(tmp_path / "state")}
     env |= {"TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     command = [sys.executable, str(script or CHART / "files" / "roundtrip.py")]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_the_pod_has_the_script_and_room_to_write() -> None:

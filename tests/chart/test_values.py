@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from kvbus.config.models import Config, Limits, OutputConfig, SourceConfig
 from tests.chart.charts import CHART, LIBRARY, Values, helm, render
@@ -136,11 +137,12 @@ def objects(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def test_the_schema_knows_every_key_of_kvbus() -> None:
     definitions = json.loads((LIBRARY / "values.schema.json").read_text())["definitions"]
-    for name, model in {
+    models: dict[str, type[BaseModel]] = {
         "config": Config,
         "configSourceConfig": SourceConfig,
         "configOutputConfig": OutputConfig,
         "configLimits": Limits,
-    }.items():
+    }
+    for name, model in models.items():
         assert definitions[name]["properties"].keys() == model.model_fields.keys()
         assert definitions[name]["additionalProperties"] is False

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import types
+from importlib.machinery import ModuleSpec
 
 import click
 import pytest
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from kvbus.cli import main
 from kvbus.cli.program import Program, Subcommand
 from kvbus.errors import BindError, ConfigError, KvbusError, Problem
+from tests.typed import there
 
 
 def _group(action) -> click.Group:
@@ -84,8 +86,8 @@ def test_a_command_may_return_its_exit_code(returned, code):
 
 def test_a_subcommand_that_is_not_installed_breaks_no_other(monkeypatch):
     module = types.ModuleType("kvbus.cli.fine")
-    module.command = click.Command("fine", callback=lambda: click.echo("hello"))
-    module.__spec__ = types.SimpleNamespace()
+    vars(module)["command"] = click.Command("fine", callback=lambda: click.echo("hello"))
+    module.__spec__ = ModuleSpec("kvbus.cli.fine", None)
     monkeypatch.setitem(sys.modules, "kvbus.cli.fine", module)
     group = Program("group", subcommands=[Subcommand("absent", "Not there."), Subcommand("fine", "There.")])
     listing = CliRunner().invoke(group, ["--help"])
@@ -139,9 +141,9 @@ def test_ctrl_c_is_quiet():
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout.readline() == "ready\n"
+        assert there(process.stdout).readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.strip() == ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,7 +44,7 @@ def keys(view):
 
 async def until(subscriber, view, condition):
     """Follow until the condition holds; the updates on the way."""
-    seen = []
+    seen: list[Any] = []
     while not seen or not condition(seen[-1]):
         seen.append(await subscriber.receive())
         view.update(seen[-1])

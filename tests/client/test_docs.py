@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,7 @@ README = ROOT / "README.md"
 
 
 def names_of(page):
-    names = {}
+    names: dict[Any, Any] = {}
     for source in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(compile(source, str(page), "exec"), names)  # noqa: S102 - our own page
     return names

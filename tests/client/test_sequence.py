@@ -9,6 +9,7 @@ from kvbus.client.sequence import Sequence
 from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import Gap, Lost, LostReason, Restarted, RestartReason, Synced
 from kvbus.core.types import Reason
+from tests.typed import there
 
 QUICK = Timing(idle_s=1.0, answer_s=10.0, snapshot_s=5.0, retry_s=0.1, attempts=2, overlap_s=2.0, confirm_s=0.5)
 
@@ -48,7 +49,7 @@ class Stream:
 
     def due(self):
         """Jump to the deadline."""
-        self.now = self.sequence.deadline
+        self.now = there(self.sequence.deadline)
         return self.sequence.tick(self.now)
 
     def delivered(self, *seqs, replayed=False):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,9 +15,10 @@ from kvbus.client.sequence import Sequence
 from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import Lost, Restarted, Snapshot, Synced
 from kvbus.client.view import BlockView
-from kvbus.core.wire.codec import decode_batch, encode_batch
+from kvbus.core.wire.codec import AnyEvent, encode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.transport.client.subscriber import END
+from tests.typed import well_formed
 
 TOKENS = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
 
@@ -48,7 +52,7 @@ class Subscription(RuleBasedStateMachine):
         self.flying: list[tuple[int, bytes]] = []
         self.up = False
         self.asked: int | AskSnapshot | None = None
-        self.answer: list[object] = []
+        self.answer: list[Any] = []
         self.now = 0.0
         self.view = BlockView()
         self.synced = False
@@ -72,12 +76,13 @@ class Subscription(RuleBasedStateMachine):
     )
     def publish(self, change: tuple[str, int], lost: bool) -> None:
         kind, block = change
-        events = {
+        changes: dict[str, list[AnyEvent]] = {
             "store": [stored(block)],
             "remove": [BlockRemoved([block])],
             "clear": [AllBlocksCleared()],
             "nothing": [],
-        }[kind]
+        }
+        events = changes[kind]
         if kind == "store":
             self.truth.add(block)
         elif kind == "remove":
@@ -149,7 +154,9 @@ class Subscription(RuleBasedStateMachine):
         start = max(start, trimmed) if self.mode == "fresh" else start
         answer = [(seq, payload) for seq, payload in enumerate(self.log) if payload is not None and seq >= start]
         if self.compacting and start == 0 and answer:
-            state = [AllBlocksCleared(), stored(*self.truth)] if self.truth else [AllBlocksCleared()]
+            state: list[AnyEvent] = [AllBlocksCleared()]
+            if self.truth:
+                state.append(stored(*self.truth))
             # the whole state first, empty batches up to the newest
             answer = [(seq, encode_batch([] if seq else state, -1.0, 0)) for seq in range(len(self.log))]
         self.answer = [*answer, END]
@@ -179,21 +186,21 @@ class Subscription(RuleBasedStateMachine):
     def snapshot(self, seq: int) -> list[bytes]:
         if seq < 0:
             return [(-1).to_bytes(8, "big", signed=True), self.frame(0)[8:]]
-        chunks = [[AllBlocksCleared()], *([stored(block)] for block in self.states[seq])]
+        chunks: list[list[Any]] = [[AllBlocksCleared()], *([stored(block)] for block in self.states[seq])]
         return [seq.to_bytes(8, "big"), self.frame(0)[8:], *(encode_batch(chunk, -1.0, 0) for chunk in chunks)]
 
     def frame(self, seq: int) -> bytes:
         return seq.to_bytes(8, "big") + (bytes([self.life]) * 16 if self.ids else b"")
 
-    def follow(self, outputs: list[object]) -> None:
+    def follow(self, outputs: Iterable[object]) -> None:
         for output in outputs:
             assert not isinstance(output, Lost), output
             if isinstance(output, Deliver):
-                self.view.apply_batch(decode_batch(output.payload))
+                self.view.apply_batch(well_formed(output.payload))
             elif isinstance(output, Restarted):
                 self.view.clear()
             elif isinstance(output, Replace):
-                self.view.update(Snapshot(output.seq, tuple(decode_batch(chunk) for chunk in output.chunks)))
+                self.view.update(Snapshot(output.seq, tuple(well_formed(chunk) for chunk in output.chunks)))
             elif isinstance(output, Ask):
                 assert self.mode != "snapshot"
                 self.asked, self.answer = output.start, []

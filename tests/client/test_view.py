@@ -10,8 +10,9 @@ import pytest
 from kvbus.client.updates import Lost, LostReason, Received, Restarted, RestartReason, Snapshot
 from kvbus.client.view import BlockView
 from kvbus.core.types import medium_key
-from kvbus.core.wire.codec import Batch, decode_batch
+from kvbus.core.wire.codec import Batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from tests.typed import there, well_formed
 
 DATA = Path(__file__).parent.parent / "wire" / "data"
 # re-blocked and filtered by the bus itself: no router reads these as they are
@@ -34,7 +35,7 @@ def test_a_capture_ends_in_the_engines_own_state(name):
         if message["seq"] <= last:
             view.clear()
         last = message["seq"]
-        view.apply_batch(decode_batch(base64.b64decode(message["payload"])))
+        view.apply_batch(well_formed(base64.b64decode(message["payload"])))
     live = {(b.group_idx, b.medium, b.to_json()["hash"]): b for b in view}
     assert set(live) == {(b.get("group_idx"), medium_key(b["medium"]), b["hash"]) for b in truth}
     assert len(view) == len(truth)
@@ -62,7 +63,7 @@ def test_copies_are_counted_and_the_last_one_removes():
     view.apply(stored([7]))
     view.apply(stored([7]))
     view.apply(BlockRemoved([7]))
-    assert view.get(7).copies == 1
+    assert there(view.get(7)).copies == 1
     view.apply(BlockRemoved([7]))
     assert 7 not in view
     view.apply(BlockRemoved([7]))
@@ -97,7 +98,7 @@ def test_a_medium_nobody_has_heard_of_is_kept_apart():
     view = BlockView()
     view.apply(stored([1], medium="holographic"))
     assert view.get(1) is None
-    assert view.get(1, medium="HOLOGRAPHIC").hash == 1
+    assert there(view.get(1, medium="HOLOGRAPHIC")).hash == 1
 
 
 def test_blocks_of_one_event_share_its_tokens():
@@ -131,15 +132,15 @@ def test_blocks_of_one_event_share_its_tokens():
 def test_tokens_of_masked_blocks_are_unknown_not_wrong():
     view = BlockView()
     view.apply(stored([1], [5, 6, 7, 8]))
-    assert view.get(1).token_ids is None
+    assert there(view.get(1)).token_ids is None
 
 
 def test_a_placeholder_is_filled_in_later():
     view = BlockView(copies=True)
     view.apply(stored([1], [], size=0))
-    assert view.get(1).token_ids == []
+    assert there(view.get(1)).token_ids == []
     view.apply(stored([1], [5, 6]))
-    assert (view.get(1).token_ids, view.get(1).copies) == ([5, 6], 2)
+    assert (there(view.get(1)).token_ids, there(view.get(1)).copies) == ([5, 6], 2)
 
 
 @pytest.mark.parametrize(("cleared", "left"), [("all", set()), ("device", {"CPU"})])

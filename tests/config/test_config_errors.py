@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from ruamel.yaml import YAML
 
@@ -135,7 +137,7 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
     ],
 )
 def test_bad_values(key, value, wrong):
-    flat = {"sources": [{}], "outputs": [{}]}
+    flat: dict[str, Any] = {"sources": [{}], "outputs": [{}]}
     overrides = {**flat, key: YAML(typ="safe", pure=True).load(value)}
     with pytest.raises(ConfigError) as caught:
         load(None, env={}, overrides=overrides)

@@ -306,7 +306,7 @@ class Script:
         self._nothing_left()
         return True
 
-    def whatever(self) -> list[Command]:
+    def whatever(self) -> list[Any]:
         """The commands not yet accounted for; now they are."""
         commands, self._pending = self._pending, []
         self._lines += [f"<< (not looked at) {_say(command)}" for command in commands]

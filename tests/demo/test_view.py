@@ -48,9 +48,10 @@ SCREEN = Screen(
 
 
 def drawn(renderable, width, **options):
-    console = Console(file=io.StringIO(), width=width, color_system=None, **options)
+    file = io.StringIO()
+    console = Console(file=file, width=width, color_system=None, **options)
     console.print(renderable)
-    return console.file.getvalue()
+    return file.getvalue()
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 50), (100, 30), (120, 40), (200, 60)])
@@ -90,9 +91,10 @@ def test_a_router_is_called_equal_only_if_all_of_it_is():
 
 
 def test_no_colour_means_no_codes():
-    console = Console(file=io.StringIO(), width=120, force_terminal=True, no_color=True, legacy_windows=False)
+    file = io.StringIO()
+    console = Console(file=file, width=120, force_terminal=True, no_color=True, legacy_windows=False)
     console.print(render(SCREEN, width=120, height=40))
-    codes = {part.partition("m")[0] for part in console.file.getvalue().split("\x1b[")[1:]}
+    codes = {part.partition("m")[0] for part in file.getvalue().split("\x1b[")[1:]}
     assert not [code for code in codes if any(30 <= int(n) <= 107 for n in code.split(";") if n.isdigit())]
 
 

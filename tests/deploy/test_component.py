@@ -33,7 +33,7 @@ def read(path: str) -> Any:
     return YAML(typ="safe", pure=True).load((KUBERNETES / path).read_text())
 
 
-def annotations() -> dict[str, str]:
+def pod_annotations() -> dict[str, str]:
     """What the example's pods say of themselves."""
     return dict(read("example/engine.yaml")["spec"]["template"]["metadata"]["annotations"])
 
@@ -68,7 +68,7 @@ def sidecar(env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @contextlib.contextmanager
@@ -115,7 +115,7 @@ def test_the_component_reaches_a_router_with_llm_ds_filter(tmp_path: Path) -> No
             f"tcp://127.0.0.1:{ports['engine']}", f"tcp://127.0.0.1:{ports['engine_replay']}", bind=False
         )
         with (
-            sidecar(told(annotations(), ports, tmp_path), log),
+            sidecar(told(pod_annotations(), ports, tmp_path), log),
             connected(zmq.SUB, ports["events"], (zmq.SUBSCRIBE, b"kv@")) as heard,
         ):
             await eventually(heard, f"a heartbeat: {log.read_text()}")

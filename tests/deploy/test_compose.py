@@ -76,7 +76,7 @@ class Circuit:
     def _end(self, service: str) -> None:
         process = self.processes[service]
         process.terminate()
-        assert process.wait(20) == 0, self.said(service)
+        assert process.wait(60) == 0, self.said(service)
 
     def said(self, service: str) -> str:
         return (self._directory / f"{service}.err").read_text()
@@ -91,12 +91,12 @@ class Circuit:
         kind, program, *args = SERVICES["kvbus"]["healthcheck"]["test"]
         assert (kind, program) == ("CMD", "python")
         done = subprocess.run(
-            [sys.executable, *map(self.elsewhere.moved, args)], capture_output=True, timeout=20, check=False
+            [sys.executable, *map(self.elsewhere.moved, args)], capture_output=True, timeout=60, check=False
         )
         return done.returncode == 0
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[9477]}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[9477]}{path}", timeout=60) as answer:
             return json.load(answer)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,13 +19,15 @@ from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing import block_size as granularity
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.journal import Journal
+from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.stream import OutputStream
-from kvbus.core.relay import OutputSpec, Relay, SourceSpec
+from kvbus.core.relay import Relay
 from kvbus.core.sequencing import fingerprints, sequencer
 from kvbus.core.sequencing import replay_requests as questions
 from kvbus.core.sequencing import unverified as doubts
 from kvbus.core.sequencing.settings import Settings, State
+from kvbus.core.source import SourceSpec
 from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
 from kvbus.core.wire.profiles import PROFILES
@@ -73,13 +77,17 @@ def topic_is_good(profile: str, topic: str) -> bool:
     return True
 
 
+def cut_of(stream: OutputStream, _: int) -> Cut:
+    return Cut(49, [], stream.profile.wire)
+
+
 class TestProtocol:
     def test_every_reason_is_explained_and_no_other(self):
         rows = first_cells(section(PROTOCOL, "## Validation"))
         assert set(rows) == {*Reason, *Filtered}
 
     def test_every_medium_has_its_tier(self):
-        tiers = {}
+        tiers: dict[Any, Any] = {}
         for line in section(PROTOCOL, "## Media and tiers").splitlines():
             names, _, tier = line.strip("|").partition("|")
             tiers |= dict.fromkeys(re.findall(r"`(\w+)`", names), tier.split("(")[0].strip())
@@ -109,7 +117,7 @@ class TestProtocol:
             for _ in range(50):
                 stream.append(b"batch", 0.0)
             request = ReplayRequest([b"id", b""], 10)
-            answer = ReplayAnswer(stream, request, lambda _, stream=stream: Cut(49, [], stream.profile.wire))
+            answer = ReplayAnswer(stream, request, partial(cut_of, stream))
             messages = list(iter(answer.next_message, None))
             seqs = [int.from_bytes(message[-2], "big") for message in messages[:-1]]
             assert cells[6] == ("yes" if seqs == list(range(10, 50)) else "no"), name

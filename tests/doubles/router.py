@@ -177,7 +177,8 @@ class PlainSetRouter:
         for at, (table, block, parent) in enumerate(self._run):
             if parent is None or where.get((table, parent), at) >= at:
                 continue
-            seen, walk = {block}, parent
+            seen = {block}
+            walk: int | bytes | None = parent
             while walk is not None and walk not in seen:
                 seen.add(walk)
                 walk = parents.get((table, walk))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
@@ -25,6 +25,7 @@ from kvbus.core.wire.frames import (
     parse_replay_request,
 )
 from kvbus.core.wire.profiles import PROFILES
+from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from tests.doubles.accounting import all_accounted_for
 from tests.doubles.router import PlainSetRouter
 
@@ -37,9 +38,9 @@ def codec(data: bytes) -> None:
         return
     assert isinstance(batch, Batch)
     for event in batch.events:
-        if hasattr(event, "parent_block_hash"):
+        if isinstance(event, BlockStored):
             check_stored(event)
-        elif hasattr(event, "block_hashes"):
+        elif isinstance(event, BlockRemoved):
             check_removed(event)
     again = decode_batch(encode_batch(batch.events, batch.ts, batch.rank), 4096)
     assert isinstance(again, Batch), again
@@ -129,7 +130,7 @@ class Follower:
         self.next = [0, 0]
         self.views = [PlainSetRouter(), PlainSetRouter()]
 
-    def take(self, commands: list[object]) -> None:
+    def take(self, commands: Sequence[object]) -> None:
         for command in commands:
             if isinstance(command, RequestReplay):
                 self.request = command.request

@@ -31,7 +31,7 @@ def one_event(name: str, event: Any, counted: Reason | Filtered | None) -> Bad:
 
 FIELDS = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "group_idx")
 WRONG: tuple[Any, ...] = (None, True, 1.5, -1, "text", b"bytes", [], [None], [[]], {}, {"a": 1}, 2**63, float("nan"))
-RIGHT = {
+RIGHT: dict[str, list[Any]] = {
     "block_hashes": [[]],
     "parent_block_hash": [None, -1, 2**63, b"bytes"],
     "token_ids": [[]],

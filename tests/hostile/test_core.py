@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvbus.core.commands import RequestReplay
 from kvbus.core.events import BatchReceived, ReplayReceived, Tick
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ
@@ -185,7 +186,7 @@ def test_a_replay_that_says_the_same_for_ever_is_given_up():
         script.now += 0.5
         for event in (ReplayReceived(0, script.requests[0], [b"", *batch(0, *BEFORE)[1:]]), Tick()):
             for command in script.relay.handle(event, script.now):
-                if type(command).__name__ == "RequestReplay":
+                if isinstance(command, RequestReplay):
                     script.requests[0] = command.request
         if script.source.state == "live":
             break

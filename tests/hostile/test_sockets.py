@@ -70,7 +70,7 @@ def test_two_engines_on_one_endpoint(tmp_path: Path) -> None:
 
     async def main() -> None:
         place = Place(tmp_path)
-        place.config["sources"][0]["bind"] = True  # type: ignore[index]
+        place.config["sources"][0]["bind"] = True
         with place.start() as command, zmq.Context() as context:
             await place.ready(command)
             other = context.socket(zmq.PUB)

@@ -55,7 +55,7 @@ class DynamoIndexer:
             stderr=self._log,
         )
         try:
-            wait_for(self._answers, f"the Dynamo indexer answers (log: {self._log_path})", 30)
+            wait_for(self._answers, f"the Dynamo indexer answers (log: {self._log_path})")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -116,7 +116,7 @@ class DynamoIndexer:
         assert status == 200, answer
         return json.loads(answer)["scores"].get(str(self._workers[model]), {}).get("0", 0)
 
-    def wait_until_finds(self, model: str, tokens: list[int], timeout: float = 20) -> None:
+    def wait_until_finds(self, model: str, tokens: list[int], timeout: float = 60) -> None:
         """Wait until a request for these tokens is found whole: what was published before them has been applied."""
         wait_for(
             lambda: self.matched(model, tokens) == len(tokens),
@@ -132,7 +132,7 @@ class DynamoIndexer:
             return False
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             payload = None if body is None else json.dumps(body)
             connection.request(method, path, payload, {"content-type": "application/json"})

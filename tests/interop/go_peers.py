@@ -62,7 +62,7 @@ class GoPublisher:
         """Wait until somebody has subscribed."""
         assert self._child.process is not None
         assert self._child.process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             said = await self._child.process.stdout.readline()
         assert said == b"subscribed\n", self._child.log.read_text()
 
@@ -80,7 +80,7 @@ async def subscriber(home: Path, logs: Path, live: str, replay: str) -> AsyncIte
         router = GoSubscriber(child)
         reading = asyncio.ensure_future(router.read())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while router.said["connected"] < 2:  # noqa: ASYNC110 - a process says it
                     await asyncio.sleep(0.01)
             yield router

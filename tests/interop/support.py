@@ -31,7 +31,7 @@ SENTINEL: Final = 0x5E47_1E10_0000_0000
 """Sentinel blocks' hashes start here; no capture has one near it."""
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout: float = 20) -> None:
+def wait_for(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
     """Poll until the condition is true; a failure names what was waited for."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -44,15 +44,15 @@ def stop_process(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(5)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(5)
+            process.wait(60)
 
 
 def wait_for_subscribers(engine: EnginePublisher, count: int) -> None:
     """Wait until `count` SUB sockets are subscribed to the engine's present life."""
-    asyncio.run(engine.wait_for_subscriber(20, count=count))
+    asyncio.run(engine.wait_for_subscriber(60, count=count))
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class Kvbus:
     def kill_and_start_again(self) -> None:
         """SIGKILL, then the same command line."""
         self._process.kill()
-        self._process.wait(5)
+        self._process.wait(60)
         self._start()
 
     def last_seq(self) -> int | None:
@@ -252,7 +252,7 @@ class Kvbus:
             stderr=self._log,
         )
         try:
-            wait_for(self._ready, f"kvbus is ready (log: {self._log_path})", 30)
+            wait_for(self._ready, f"kvbus is ready (log: {self._log_path})")
         except BaseException:
             stop_process(self._process)
             raise
@@ -265,7 +265,7 @@ class Kvbus:
             return False
 
     def _get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=60)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

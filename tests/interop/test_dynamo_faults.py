@@ -171,7 +171,7 @@ def test_an_engine_that_names_its_blocks_anew(indexer: DynamoIndexer, engine: En
         engine.publish(renamed(payload))
     indexer.wait_until_finds("kvbus", publish_sentinel(engine, 1))
     # no block of the second life is known by its name: none of them can be removed, or be a parent
-    assert not hashes(indexer, "kvbus") & {block ^ 1 for block in TRUTH}
+    assert not hashes(indexer, "kvbus") & {block ^ 1 for block in TRUTH if isinstance(block, int)}
 
 
 def renamed(payload: bytes) -> bytes:

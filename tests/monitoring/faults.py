@@ -264,7 +264,7 @@ class Scene:
             self._router(f"tcp://{bus.out}", reads=True)
         for name, engine in [*self.wrong.items(), *(("twofold", twin) for twin in self.twins), ("stuck", self.stuck)]:
             try:
-                await engine.wait_for_subscriber(30)
+                await engine.wait_for_subscriber(60)
             except TimeoutError as error:
                 raise AssertionError(f"nobody subscribes to {name}: {self._said()}") from error
         self.engines.keep(self._watch_the_clock())
@@ -359,7 +359,7 @@ class Scene:
                 engine.publish(batch())
                 await asyncio.sleep(0.3)
             engine.restart(linger=0.1)
-            await engine.wait_for_subscriber(30)
+            await engine.wait_for_subscriber(60)
         await every(0.3, lambda: engine.publish(batch()))
 
     async def _fall_silent(self, engine: EnginePublisher) -> None:

@@ -104,4 +104,4 @@ def running_prometheus(directory: Path, config: str) -> Iterator[Prometheus]:
         yield server
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)

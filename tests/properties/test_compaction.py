@@ -8,6 +8,7 @@ or with what it knew long ago, while live traffic goes on between any two messag
 
 from collections import Counter
 from itertools import groupby
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from kvbus.core.commands import AnswerReplay, Publish
 from kvbus.core.events import BatchReceived, ReplayAsked, SourceUp, Tick
 from kvbus.core.normalizing.normalizer import Rules
-from kvbus.core.relay import OutputSpec, Relay, SourceSpec
+from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES, fold
@@ -42,7 +45,7 @@ class Routers(RankedRouter):
 
     def __init__(self, first=0):
         super().__init__(first)
-        self.counts = Counter()
+        self.counts = Counter[Any]()
 
     def take_next(self, seq, payload):
         assert seq == self.next, "contiguous, and every batch at its seq"
@@ -230,7 +233,7 @@ def test_what_is_told_is_told_in_order(script, sources, kind):
         media = [medium for medium, _ in groupby(medium for medium, _ in tables)]
         assert len(media) == len(set(media)), "one medium at a time"
         assert "GPU" not in media[1:], "the device first"
-        known = set()
+        known: set[Any] = set()
         for event in stores:
             parent = event["parent_block_hash"]
             for where in (medium_key(event.get("medium")), "GPU"):

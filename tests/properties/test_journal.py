@@ -11,6 +11,7 @@ from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.frames import parse_replay_request, replay_request
 from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import seqs_of
+from tests.typed import there
 
 BATCHES = st.lists(st.one_of(st.just(None), st.integers(0, 20)), max_size=60)
 """None: an empty batch; otherwise the size of a batch that is not."""
@@ -34,7 +35,7 @@ def test_it_holds_an_unbroken_end_of_what_was_appended_within_its_limits(batches
         assert journal.bytes == sum(len(entry.payload) for entry in entries)
         assert len(entries) == 1 or (len(entries) <= max_batches and journal.bytes <= max_bytes)
         held = [(entry.seq + i, entry.payload) for entry in entries for i in range(entry.count)]
-        assert [number for number, _ in held] == list(range(journal.first_seq, seq + 1))
+        assert [number for number, _ in held] == list(range(there(journal.first_seq), seq + 1))
         assert all(payload == body(number, batches[number]) for number, payload in held)
         assert all(entry.empty for entry in entries if entry.count > 1)
         assert not any(a.empty and b.empty for a, b in pairwise(entries))
@@ -59,10 +60,10 @@ def test_an_answer_from_what_is_held_is_contiguous_and_ends(batches, max_batches
         stream.append(body(seq, size), 0.0, empty=size is None)
     start = max(start, stream.journal.first_seq or 0)
 
-    def never():
+    def never(_):
         raise AssertionError(start)
 
-    answer = ReplayAnswer(stream, parse_replay_request([b"id", *replay_request(start)]), never)
+    answer = ReplayAnswer(stream, there(parse_replay_request([b"id", *replay_request(start)])), never)
     assert seqs_of(answer) == [*range(start, len(batches)), "END"]
 
 
@@ -74,8 +75,11 @@ def test_positions_find_the_entry_or_the_nearest(batches, max_batches, seq):
     entry = journal.at(journal.position(seq))
     if not batches:
         assert entry is None
-    elif seq < journal.first_seq:
-        assert entry.seq == journal.first_seq
+        return
+    assert entry is not None
+    first = there(journal.first_seq)
+    if seq < first:
+        assert entry.seq == first
     else:
         assert entry.seq <= seq
         assert seq < entry.seq + entry.count or entry is entries_of(journal)[-1]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,7 +64,7 @@ class Model:
     """The cache: copies by group, medium and block, nothing else."""
 
     def __init__(self, *, count=True, clears_all=False):
-        self.copies = Counter()
+        self.copies = Counter[Any]()
         self.count = count
         self.clears_all = clears_all
 
@@ -126,7 +127,7 @@ def check_announced(bench):
     announced = bench.announced()
     assert announced.blocks == bench.router.blocks
     assert announced.violations == []
-    told = set()
+    told: set[Any] = set()
     for event in bench.normalizer.announce():
         fields = event if isinstance(event, dict) else {f: getattr(event, f) for f in event.__struct_fields__}
         group = fields["group_idx"] if isinstance(fields["group_idx"], int) else None
@@ -241,7 +242,7 @@ def test_coarse_duplicates_change_nothing(history, data):
     """A hybrid model: the same tokens announced a second time, two blocks at once, under names of their own."""
     bench, model, name = Bench(), Model(), Naming("signed")
     bench.feed(store([1, 2], tokens=[1] * (2 * SIZE), block_size=SIZE), removed([1, 2]))
-    coarse = Counter()
+    coarse = Counter[Any]()
     for events in play(model, name, history, groups=False):
         mixed = []
         for event in events:
@@ -279,7 +280,7 @@ class Radix:
         self.fresh = 1
 
     def path(self, name):
-        pages = []
+        pages: list[Any] = []
         while name is not None:
             name, own = self.nodes[name]
             pages = [*own, *pages]
@@ -295,7 +296,8 @@ class Radix:
         return [child for child, (parent, _) in self.nodes.items() if parent == name]
 
     def insert(self, pages):
-        events, at, pages = [], None, list(pages)
+        events: list[Any] = []
+        at, pages = None, list(pages)
         while pages:
             child = next((c for c in self.children(at) if self.nodes[c][1][0] == pages[0]), None)
             if child is None:

@@ -6,6 +6,7 @@ An engine's block may be many of the router's: what an answer needs is counted i
 
 from collections import Counter
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -95,7 +96,7 @@ def test_an_answer_and_what_follows_are_the_whole_state(script, sources, first, 
         patch.setattr("kvbus.core.blocks.compaction.MOST_BLOCKS", MOST)
         patch.setattr("kvbus.core.outputs.replay_answer.MAX_FILLER", FILLER)
         stage = kind(sources, first, pinned)
-        readers = []
+        readers: list[Any] = []
         for source, wanted in turns:
             stage.turn(source, wanted)
             for reader in readers:

@@ -561,9 +561,9 @@ class World:
         for n, at in self.places:
             assert relay.outputs[n].streams[at].next_seq == self.last_seq[n, at] + 1
         assert [blocks_of(source) for source in relay.sources] == before
-        for source, mark, epoch in zip(relay.sources, marks, epochs, strict=True):
-            assert source.sequencer.next <= mark
-            assert source.sequencer.epoch <= epoch
+        for known, mark, epoch in zip(relay.sources, marks, epochs, strict=True):
+            assert known.sequencer.next <= mark
+            assert known.sequencer.epoch <= epoch
         assert [source.partial_since for source in relay.sources] == partials
         relay.records = Records()
         self.relay = relay
@@ -619,8 +619,9 @@ class World:
     @step
     def late_router_reads(self, place: int, messages: int) -> None:
         late = self.late.get(self._place(place))
-        for _ in range(messages if late is not None else 0):
-            late.read()
+        if late is not None:
+            for _ in range(messages):
+                late.read()
 
     @step
     def router_asks_for_a_snapshot(self, place: int) -> None:

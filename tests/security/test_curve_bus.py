@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any, Self
 
 import pytest
@@ -22,6 +23,7 @@ from tests.doubles.payloads import store
 from tests.ports import free_port, free_ports
 from tests.security.keys import Keyring, client_context, server_context
 from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
+from tests.typed import there
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ async def bus_and_engine(keys: Keyring, **settings: Any) -> AsyncIterator[tuple[
         running_bus(output=output, key_reload_interval=0, **settings) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
     ):
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         for n in range(3):
             engine.publish(batch(store([n + 1])))
         await eventually(lambda: bus.caught_up(2), "three batches relayed")
@@ -182,7 +184,7 @@ async def test_the_client_library_with_keys(keys):
     async with bus_and_engine(keys) as (bus, _):
         view = BlockView()
         async with Subscriber(bus.out, bus.out_replay, curve=keys.router.towards(keys.bus)) as subscriber:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 async for update in subscriber:
                     view.update(update)
                     if isinstance(update, Synced):
@@ -303,7 +305,7 @@ async def test_an_engine_that_wants_curve(keys):
         running_bus(source=keys.source) as bus,
         curve_engine(bus.engine, bus.engine_replay, server_context(keys.engine), bind=True) as engine,
     ):
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         engine.publish(batch(store([1])))
         await eventually(lambda: bus.caught_up(0), "the first batch, by the stream or by the first replay")
         for n in (1, 2):
@@ -349,7 +351,7 @@ async def test_an_engine_that_gets_its_keys_later_is_found(keys):
 
         try:
             await eventually(started, "the address free again")
-            await engine.wait_for_subscriber(20)
+            await engine.wait_for_subscriber(60)
             engine.publish(batch(store([1])))
             await eventually(lambda: bus.caught_up(0), "the batch")
         finally:
@@ -374,12 +376,13 @@ async def test_an_engine_that_dials_in_with_a_key(keys, tmp_path, allowed):
                 assert bus.source.state == "connecting"
                 return
 
+            seqs = count()
+
             def relayed() -> bool:
-                pub.send_multipart([b"", relayed.seq.to_bytes(8, "big"), batch(store([relayed.seq + 1]))])
-                relayed.seq += 1
+                seq = next(seqs)
+                pub.send_multipart([b"", seq.to_bytes(8, "big"), batch(store([seq + 1]))])
                 return bus.source.stats.stored > 0
 
-            relayed.seq = 0
             await eventually(relayed, "a batch of the engine")
         finally:
             pub.close(0)
@@ -394,7 +397,7 @@ async def test_no_secret_and_no_key_file_content_is_shown_anywhere(keys, caplog)
     async with bus_and_engine(keys, source=None or {}) as (bus, _):
         with Router(bus, client_context(keys.stranger, keys.bus)):
             await eventually(lambda: refused(bus), "a refusal")
-        host, port = bus.daemon.http_address
+        host, port = there(bus.daemon.http_address)
         shown = caplog.text + json.dumps(bus.daemon.config.to_dict()) + repr(bus.daemon.keys)
         for path in ("/metrics", "/sources", "/", "/blocks"):
             reader, writer = await asyncio.open_connection(host, port)

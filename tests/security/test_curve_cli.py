@@ -26,7 +26,7 @@ async def test_with_keys_they_read_it(tmp_path: Path) -> None:
         running_bus(output=keys.output) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
     ):
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         engine.publish(batch(store([1])))
         await eventually(lambda: bus.caught_up(0), "the first batch")
         with (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from itertools import chain, repeat
 
 import pytest
 
@@ -13,6 +14,7 @@ from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.system.bus import Bus, eventually, running_bus
+from tests.typed import there
 
 
 class Peer:
@@ -25,12 +27,12 @@ class Peer:
         self.writer.write(text if isinstance(text, bytes) else text.encode())
 
     async def status(self) -> int:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return int((await self.reader.readline()).split()[1])
 
     async def gone(self) -> bool:
         """Wait until the other side has closed."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):
                 while await self.reader.read(65536):
                     pass
@@ -45,7 +47,7 @@ class Crowd:
         self.closed = bus.daemon.process.http_closed
 
     async def connect(self, **limits: int) -> Peer:
-        host, port = self.bus.daemon.http_address
+        host, port = there(self.bus.daemon.http_address)
         reader, writer = await asyncio.open_connection(host, port, **limits)
 
         async def close() -> None:
@@ -103,7 +105,7 @@ async def test_one_byte_after_the_other_wins_no_time(impatient):
     """The clock is for the whole request, not for its next byte."""
     async with crowd() as them:
         peer = await them.connect()
-        head = iter(b"GET /livez HTTP/1.1\r\nHost: " + b"x" * 10_000)
+        head = chain(b"GET /livez HTTP/1.1\r\nHost: ", repeat(ord("x")))  # longer than anybody waits
 
         def dripping() -> bool:
             peer.say(bytes([next(head)]))
@@ -132,13 +134,15 @@ async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
     for module in (connection_limits, http):
         monkeypatch.setattr(module, "CONNECTION_TIMEOUT", 5.0)  # all of them are under way before the first is given up
     async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         for n in range(60):
             engine.publish(batch(*[store([1000 * n + i]) for i in range(500)]))
         await eventually(lambda: them.bus.caught_up(59), "many blocks")
         peers = [await them.connect(limit=1024) for _ in range(http.MAX_DUMPS)]
         for peer in peers:
-            peer.writer.transport.pause_reading()
+            transport = peer.writer.transport
+            assert isinstance(transport, asyncio.Transport)
+            transport.pause_reading()
             peer.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await eventually(lambda: them.bus.daemon.process.http_dumps == http.MAX_DUMPS, "all dumps under way")
         refused = await them.connect()
@@ -180,7 +184,7 @@ async def test_what_is_not_asked_for_is_refused(request_, status):
 async def test_a_thousand_connections_one_after_the_other_leave_nothing_behind():
     async with crowd() as them:
         for _ in range(1000):
-            _, writer = await asyncio.open_connection(*them.bus.daemon.http_address)
+            _, writer = await asyncio.open_connection(*there(them.bus.daemon.http_address))
             writer.transport.abort()
         await eventually(lambda: them.open == 0, "all forgotten")
         assert await them.probe() == 200
@@ -188,4 +192,4 @@ async def test_a_thousand_connections_one_after_the_other_leave_nothing_behind()
 
 async def test_by_default_it_is_on_loopback():
     async with running_bus() as bus:
-        assert bus.daemon.http_address[0] == "127.0.0.1"
+        assert there(bus.daemon.http_address)[0] == "127.0.0.1"

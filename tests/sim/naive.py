@@ -1,6 +1,7 @@
 """The simplest correct reader of every dialect: decode, count copies, nothing else."""
 
 from collections import Counter
+from typing import Any
 
 from tests.doubles.router import events_of as named_events_of
 
@@ -17,7 +18,7 @@ def printable(value):
 
 def apply(payloads):
     """Return the live copies by (group_idx, medium, hash), failing on a removal of what is not live."""
-    live = Counter()
+    live = Counter[Any]()
     for payload in payloads:
         for tag, fields in events_of(payload):
             if tag == "AllBlocksCleared":

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def short(events):
 
 def applied(events):
     """The live copies that a reader of the events ends with."""
-    live = Counter()
+    live = Counter[Any]()
     for event in events:
         if isinstance(event, Cleared):
             live = Counter({key: n for key, n in live.items() if key[1] != GPU})

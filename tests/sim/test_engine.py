@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import struct
 from itertools import islice
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from kvbus.sim.workload import Job, synthetic
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.sim.naive import apply, events_of, truth_of
+from tests.typed import there
 
 SMALL = EngineOptions(blocks=300, block_size=16)
 
@@ -66,7 +68,8 @@ def test_groups_and_resets():
 
 def test_variable_nodes_cover_exactly_the_live_blocks():
     engine = SimEngine("sglang-variable", synthetic(1), options=SMALL)
-    nodes, splits = {}, 0
+    nodes: dict[Any, Any] = {}
+    splits = 0
     for payload in payloads(engine, 600):
         tags = [tag for tag, _ in events_of(payload)]
         splits += tags.count("BlockStored") > 1 and tags[0] == "BlockRemoved"
@@ -96,7 +99,8 @@ def test_the_prefix_names_the_content():
     payloads(engine, 100)
     by_hash = {entry["hash"]: entry for entry in engine.truth()}
     for entry in engine.truth():
-        chain, step = [], entry
+        chain: list[int] = []
+        step: dict[str, Any] | None = entry
         while step is not None:
             chain = step["tokens"] + chain
             step = by_hash.get(step["parent"]) if step["parent"] is not None else None
@@ -134,7 +138,7 @@ def test_a_second_life_starts_empty_and_the_workload_goes_on():
 
 def test_ranks_name_themselves():
     engine = SimEngine("vllm-0.33", synthetic(1, 3), rank=3)
-    assert msgspec.msgpack.decode(engine.step(0))[2] == 3
+    assert msgspec.msgpack.decode(there(engine.step(0)))[2] == 3
     assert {entry["rank"] for entry in engine.truth()} == {3}
 
 
@@ -169,7 +173,7 @@ async def test_the_runner_publishes_until_told_to_stop():
         EnginePublisher("tcp://127.0.0.1:*", None) as publisher,
         RawSubscriber(publisher.endpoint) as sub,
     ):
-        await publisher.wait_for_subscriber(5)
+        await publisher.wait_for_subscriber(60)
         stop = asyncio.Event()
         task = asyncio.create_task(run(engine, publisher, stop, rate=5000))
         got = [(await sub.recv())[2] for _ in range(200)]

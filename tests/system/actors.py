@@ -222,7 +222,7 @@ class StrictRouter(SocketRouter):
         super().close()
 
 
-async def soon(router: StrictRouter, condition: Callable[[], bool], what: str) -> None:
+async def soon(router: StrictRouter, condition: Callable[..., bool], what: str) -> None:
     """Follow the live stream until the condition holds."""
     end = asyncio.get_running_loop().time() + PATIENCE
     while True:

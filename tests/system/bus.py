@@ -13,11 +13,11 @@ from kvbus.daemon.daemon import Daemon
 from tests.doubles.socket_router import END, Context, SocketRouter
 from tests.ports import free_ports
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which a condition that should hold is a failure."""
 
 
-async def eventually(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+async def eventually(condition: Callable[..., object], what: str, patience: float = PATIENCE) -> None:
     """Wait until the condition holds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + patience
@@ -100,7 +100,7 @@ class RouterOnASet(SocketRouter):
 
     async def replay(self, start: int = 0) -> list[int]:
         """Ask the standard replay and take in the answer; its seqs."""
-        seqs = []
+        seqs: list[int] = []
         dealer = self.request(start)
         try:
             while True:

@@ -45,7 +45,7 @@ class Process:
 
     def sources(self) -> list[dict[str, Any]]:
         """What `/sources` says."""
-        with urllib.request.urlopen(f"http://{self.http}/sources", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self.http}/sources", timeout=60) as answer:
             said: list[dict[str, Any]] = json.load(answer)
         return said
 
@@ -62,7 +62,7 @@ class Process:
         assert self._process is not None
         assert self._process.poll() is None, "kvbus ended by itself"
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 class QuickProcess(Process):
@@ -94,7 +94,7 @@ class QuickProcess(Process):
         """End the process that the others are forked off, and the last of them with it."""
         with self._nursery:
             _pipe(self._nursery.stdin).close()
-            self._nursery.wait(10)
+            self._nursery.wait(60)
 
     def _told(self, what: str) -> str:
         _pipe(self._nursery.stdin).write(f"{what}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from typing import Literal
 
 import pytest
 import uvloop
@@ -34,7 +35,7 @@ async def through_the_bus(name: str, case: str) -> None:
             if case != "joins_at_the_end":
                 router.subscribe()
                 await eventually(lambda: bus.daemon.relay.outputs[0].stats.subscribers, "the router's subscription")
-            framing = "3" if case == "old_framing" else "4"
+            framing: Literal["3", "4"] = "3" if case == "old_framing" else "4"
             async with EnginePublisher(bus.engine, bus.engine_replay, framing=framing, bind=not dials) as engine:
                 await eventually(lambda: bus.source.state == "live", "the bus in sync with an engine that is new")
                 played = await play(engine, lambda: messages, rate=4000, subscribers=1, faults=faults)

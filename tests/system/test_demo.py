@@ -107,7 +107,7 @@ def test_a_signal_ends_it_with_a_verdict(number):
             if "router-a" in line and "equal" in line:
                 break
         process.send_signal(number)
-        rest, errors = process.communicate(timeout=30)
+        rest, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert rest.splitlines()[-1].startswith("verdict: exact: all 4 views")
 
@@ -149,12 +149,12 @@ def test_a_terminal_that_wants_less_gets_less(env):
 
 
 def test_help_begins_with_examples():
-    done = subprocess.run([*DEMO, "--help"], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([*DEMO, "--help"], capture_output=True, text=True, timeout=60, check=True)
     assert 0 < done.stdout.index("Examples:") < done.stdout.index("Options:")
 
 
 @pytest.mark.parametrize("args", [["--seconds", "0"], ["--seconds", "soon"], ["--seed", "x"]])
 def test_usage_errors(args):
-    done = subprocess.run([*DEMO, *args], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([*DEMO, *args], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

@@ -1,7 +1,8 @@
 """kvbus is killed at random instants under traffic: every router ends with the engine's truth, and no seq goes back.
 
-Two hundred kills with `state_dir`, where the engine's buffer has long forgotten the beginning, and two hundred without,
-where it has not; and all at once: kvbus is killed, the engine restarts, routers restart, batches are lost.
+With `state_dir`, where the engine's buffer has long forgotten the beginning, and without, where it has not; and all at
+once: kvbus is killed, the engine restarts, routers restart, batches are lost. ``TEST_LONG=1`` (`.ci/run`) makes it two
+hundred kills each.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import uvloop
 
 from kvbus.client import BlockView, Subscriber, Timing
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.long import LONG
 from tests.system.actors import Engine, StrictRouter
 from tests.system.processes import Process, QuickProcess, killed_at_the_end
 from tests.wire.captures import Key
@@ -28,7 +30,7 @@ PATIENCE: Final = 60.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 KILLS: Final = 25
-"""In one test: eight of them are two hundred."""
+"""In one test."""
 
 AT_MOST: Final = 160
 """Batches between two kills; a start takes about as long as eighty of them."""
@@ -123,7 +125,7 @@ class Storm:
         self.process.kill()
         self.process.start()
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
+    async def until(self, condition: Callable[..., bool], what: str) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE
         while not condition():
@@ -226,13 +228,13 @@ def run(directory: Path, keeps_state: bool, test: Callable[[Process], Awaitable[
     assert errors == [], "no state is refused, nothing fails"
 
 
-@pytest.mark.parametrize("seed", range(200 // KILLS))
+@pytest.mark.parametrize("seed", range(200 // KILLS if LONG else 1))
 @pytest.mark.parametrize("keeps_state", [True, False], ids=["state_dir", "without"])
 def test_killed_at_random_instants(tmp_path: Path, keeps_state: bool, seed: int) -> None:
     run(tmp_path, keeps_state, lambda process: killed(process, seed, keeps_state=keeps_state))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(2 if LONG else 1))
 @pytest.mark.parametrize("keeps_state", [True, False], ids=["state_dir", "without"])
 def test_everything_fails_at_once(tmp_path: Path, keeps_state: bool, seed: int) -> None:
     run(tmp_path, keeps_state, lambda process: everything_at_once(process, seed))

@@ -116,7 +116,7 @@ async def four_engines(**output: Any) -> AsyncIterator[tuple[Bus, list[EnginePub
         ]
         await eventually(lambda: all(s.state == "live" for s in bus.daemon.relay.sources), "all four in sync")
         for engine in engines:
-            await engine.wait_for_subscriber(30)
+            await engine.wait_for_subscriber(60)
         yield bus, engines, first
 
 
@@ -178,7 +178,7 @@ def test_outputs_of_different_profiles_at_once() -> None:
             ]
             engine = await stack.enter_async_context(EnginePublisher(bus.engine, bus.engine_replay, bind=True))
             await eventually(lambda: bus.source.state == "live", "the bus in sync")
-            await engine.wait_for_subscriber(30)
+            await engine.wait_for_subscriber(60)
             engine.publish(batch(store([1, 2]), removed([9])))
             engine.publish(batch(removed([1])))
             for router in routers:
@@ -203,7 +203,7 @@ def test_topics() -> None:
 
     async def main() -> None:
         ports = free_ports(4)
-        outputs = [
+        outputs: list[dict[str, Any]] = [
             {"name": "a", "topic": "kv@{worker}@{model}", "endpoint": tcp(ports[0]), "replay_endpoint": tcp(ports[1])},
             {"name": "b", "topic": None, "endpoint": tcp(ports[2]), "replay_endpoint": tcp(ports[3])},
         ]
@@ -216,7 +216,7 @@ def test_topics() -> None:
             EnginePublisher(bus.engine, bus.engine_replay, topic=b"engine's own", bind=True) as engine,
         ):
             await eventually(lambda: bus.source.state == "live", "the bus in sync")
-            await engine.wait_for_subscriber(30)
+            await engine.wait_for_subscriber(60)
             engine.publish(batch(store([1])))
             await eventually(lambda: templated.read() and own.read(), "a batch on both")
             assert templated.got[0][0] == b"kv@10.0.0.7:8000@Qwen/Qwen3-32B"
@@ -235,7 +235,7 @@ def test_an_idle_output_beats() -> None:
             await eventually(lambda: router.read() >= 3, "heartbeats without an engine")
             async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
                 await eventually(lambda: bus.source.state == "live", "the bus in sync")
-                await engine.wait_for_subscriber(30)
+                await engine.wait_for_subscriber(60)
                 engine.publish(batch(store([1])))
                 await eventually(lambda: bus.source.sequencer.next == 1, "the batch relayed")
                 at = bus.daemon.relay.outputs[0].streams[0].next_seq
@@ -264,7 +264,7 @@ def test_a_hole_that_no_replay_fills(on_lost: str) -> None:
             EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
         ):
             await eventually(lambda: bus.source.state == "live", "the bus in sync")
-            await engine.wait_for_subscriber(30)
+            await engine.wait_for_subscriber(60)
             engine.publish(batch(store([1, 2])))
             engine.skip()
             engine.publish(batch(store([3])))
@@ -346,7 +346,7 @@ async def behind_a_cut(**settings: Any) -> AsyncIterator[tuple[Bus, EnginePublis
         try:
             await eventually(lambda: bus.daemon.relay.outputs[0].stats.subscribers, "the router")
             await eventually(lambda: bus.source.state == "live", "the bus in sync")
-            await engine.wait_for_subscriber(30)
+            await engine.wait_for_subscriber(60)
             yield bus, engine, router, cuts
         finally:
             router.close()

@@ -19,7 +19,7 @@ BUFFER = 50
 PAUSE_S = 4.0
 """Longer than a question may take to be answered, several times the silence after which one is asked."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 class Rank:

@@ -9,11 +9,13 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from kvbus.capture.format import read_capture
+from tests.typed import there
 
 DATA = Path(__file__).parents[1] / "wire" / "data"
 
@@ -43,17 +45,17 @@ class Command:
                 pipe.close()
 
     def until(self, text):
-        for line in self.process.stderr:
+        for line in there(self.process.stderr):
             self.said += line
             if text in line:
                 return line
         raise AssertionError(f"never said {text!r}: {self.said}")
 
-    def end(self, number=None, timeout=20):
+    def end(self, number=None, timeout=60):
         if number is not None:
             self.process.send_signal(number)
         code = self.process.wait(timeout)
-        self.said += self.process.stderr.read()
+        self.said += there(self.process.stderr).read()
         return code
 
 
@@ -161,7 +163,7 @@ def test_sim_truth_is_what_a_recording_adds_up_to(tmp_path, ipc):
         assert recorder.end() == 0
     want = json.loads(truth.read_text())
     assert want == alone  # the same seed, the same cache
-    live = Counter()
+    live = Counter[Any]()
     for message in read_capture(copy):
         for event in msgspec.msgpack.decode(message.payload)[1]:
             assert event["type"] != "AllBlocksCleared"
@@ -217,7 +219,7 @@ def test_errors_have_a_message_and_an_exit_code(args, code, message, tmp_path, m
 @pytest.mark.parametrize("name", ["play", "record", "sim"])
 def test_help_begins_with_examples(name):
     done = subprocess.run(
-        [sys.executable, "-m", "kvbus", name, "--help"], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-m", "kvbus", name, "--help"], capture_output=True, text=True, timeout=60, check=True
     )
     text = done.stdout
     assert 0 < text.index("Examples:") < text.index("Options:")

@@ -256,7 +256,7 @@ def test_beyond_a_million_numbers_an_answer_begins_late_and_is_whole() -> None:
             assert output.stats.replay_batches < 10 * JOURNAL
             view = BlockView()
             async with Subscriber(bus.out, bus.out_replay) as subscriber:
-                updates = []
+                updates: list[Any] = []
                 while not updates or not isinstance(updates[-1], Synced):
                     updates.append(await subscriber.receive())
                     view.update(updates[-1])

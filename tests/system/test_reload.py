@@ -22,6 +22,7 @@ from tests.doubles.payloads import store
 from tests.ports import ports_in_a_row
 from tests.system.bus import RouterOnASet, eventually
 from tests.system.test_run import Command, Place, run_async
+from tests.typed import there
 
 
 class Fleet:
@@ -99,7 +100,7 @@ async def traffic(engine: EnginePublisher) -> AsyncIterator[EnginePublisher]:
             engine.publish(batch(store([engine.next_seq + 1])))
             await asyncio.sleep(0.003)
 
-    await engine.wait_for_subscriber(20)
+    await engine.wait_for_subscriber(60)
     task = asyncio.create_task(publish())
     try:
         yield engine
@@ -170,7 +171,7 @@ async def test_a_source_that_is_removed_is_cleared_and_its_place_is_free():
         router = fleet.router(1)
         with following(router):
             async with fleet.engine(1) as engine:
-                await engine.wait_for_subscriber(20)
+                await engine.wait_for_subscriber(60)
                 await eventually(lambda: fleet.daemon.relay.outputs[0].stats.subscribers, "the router")
                 for n in range(3):
                     engine.publish(batch(store([n + 1])))
@@ -183,7 +184,7 @@ async def test_a_source_that_is_removed_is_cleared_and_its_place_is_free():
                 fleet.sources = [*fleet.sources, fleet.source(5, "e")]
                 await fleet.reload()
                 async with fleet.engine(5) as other:
-                    await other.wait_for_subscriber(20)
+                    await other.wait_for_subscriber(60)
                     stats = fleet.daemon.relay.outputs[0].stats
                     await eventually(lambda: router.read() and stats.subscribers, "the router back")
                     other.publish(batch(store([77])))
@@ -198,7 +199,7 @@ async def test_merged_streams_clear_what_is_gone_and_nothing_else():
         with following(router):
             async with fleet.engine(0) as first, fleet.engine(1) as second:
                 for n, engine in enumerate((first, second)):
-                    await engine.wait_for_subscriber(20)
+                    await engine.wait_for_subscriber(60)
                     engine.publish(batch(store([100 + n])))
                 await eventually(lambda: fleet.relayed(0, 1) and fleet.relayed(1, 1), "both relayed")
                 fleet.sources = [fleet.source(1, "b", slot=1)]
@@ -217,13 +218,13 @@ async def test_state_is_kept_over_a_restart_after_a_reload(tmp_path: Path):
     fleet = Fleet("abc", state_dir=str(tmp_path))
     async with fleet.engine(2) as engine:
         async with running(fleet):
-            await engine.wait_for_subscriber(20)
+            await engine.wait_for_subscriber(60)
             for n in range(5):
                 engine.publish(batch(store([n + 1])))
             await eventually(lambda: fleet.relayed(2, 5), "relayed")
             fleet.sources = [fleet.source(0, "a"), fleet.source(2, "c", slot=2)]
             await fleet.reload()
-            await eventually(lambda: not fleet.daemon.state.busy, "the dump whole")
+            await eventually(lambda: not there(fleet.daemon.state).busy, "the dump whole")
             engine.publish(batch(store([6])))
             await eventually(lambda: fleet.relayed(2, 6), "one more")
         again = Daemon(fleet.load())
@@ -302,7 +303,7 @@ async def test_a_source_whose_address_is_taken_is_opened_by_a_later_reload(monke
         await fleet.reload()
         assert fleet.daemon.source_sockets.is_open(1)
         async with EnginePublisher(source["endpoint"], None, bind=False) as engine:
-            await engine.wait_for_subscriber(20)
+            await engine.wait_for_subscriber(60)
             engine.publish(batch(store([1])))
             await eventually(lambda: fleet.daemon.relay.sources[1].stats.batches, "its batch")
 
@@ -314,7 +315,7 @@ async def test_more_slots_than_before_and_holes_between_them():
         router = fleet.router(7)
         with following(router):
             async with fleet.engine(1) as engine:
-                await engine.wait_for_subscriber(20)
+                await engine.wait_for_subscriber(60)
                 engine.publish(batch(store([1])))
                 await eventually(lambda: fleet.relayed(7, 1), "relayed")
                 assert await router.replay() == [0]

@@ -53,10 +53,10 @@ class Command:
     def printed(self) -> str:
         return self._out.read_text()
 
-    def ended(self, patience: float = 30) -> int:
+    def ended(self, patience: float = 60) -> int:
         return self.process.wait(patience)
 
-    async def ends(self, patience: float = 30) -> int:
+    async def ends(self, patience: float = 60) -> int:
         await eventually(lambda: self.process.poll() is not None, f"the end: {self.said}", patience)
         return self.process.wait(1)
 
@@ -66,7 +66,7 @@ class Command:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 class Place:
@@ -95,7 +95,7 @@ class Place:
     def get(self, path: str) -> tuple[int, str]:
         """Status and body; 0 while nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -121,7 +121,7 @@ class Place:
 @contextlib.asynccontextmanager
 async def engine_at(place: Place) -> AsyncIterator[EnginePublisher]:
     async with EnginePublisher(place.engine, place.engine_replay, bind=True) as engine:
-        await engine.wait_for_subscriber(30)
+        await engine.wait_for_subscriber(60)
         yield engine
 
 
@@ -151,7 +151,7 @@ class Stalled:
 
     def seqs(self, count: int) -> list[int]:
         """The next so many, read as fast as they come."""
-        self.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        self.socket.setsockopt(zmq.RCVTIMEO, 60_000)
         return [int.from_bytes(self.socket.recv_multipart()[1], "big") for _ in range(count)]
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ def test_an_undeclared_variable_is_an_error(tmp_path: Path) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 78

@@ -22,16 +22,21 @@ from tests.transport.loops import END
 COUNT = 1500
 """Batches of 20 kB: more than the buffers of two sockets take."""
 
+PATIENT = 200
+"""Seconds an answer may take to be read: a loaded machine passes 30 MB on through small buffers in many turns."""
+
 
 class Requester:
     """Asks for everything, and reads when it is told to."""
 
     def __init__(self, replay_endpoint: str) -> None:
+        self.since = 0.0
+        """When the process it asks was told to end."""
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.RCVHWM, 1)
         self.socket.setsockopt(zmq.RCVBUF, 4096)
-        self.socket.setsockopt(zmq.RCVTIMEO, 20_000)
+        self.socket.setsockopt(zmq.RCVTIMEO, PATIENT * 1000)
         self.socket.connect(replay_endpoint)
 
     def ask(self) -> None:
@@ -72,13 +77,14 @@ async def ending_beside_an_answer(place: Place) -> AsyncIterator[tuple[Command, 
             await full_bus(place, engine)
             requester.ask()
             await eventually(lambda: sessions(place).endswith(" 1.0"), "the answer under way")
+            requester.since = time.monotonic()
             bus.process.send_signal(signal.SIGTERM)
             yield bus, requester
 
 
 def test_an_answer_under_way_is_finished_first(tmp_path: Path) -> None:
     async def main() -> None:
-        async with ending_beside_an_answer(Place(tmp_path, shutdown_timeout=30)) as (bus, requester):
+        async with ending_beside_an_answer(Place(tmp_path, shutdown_timeout=PATIENT)) as (bus, requester):
             await eventually(lambda: "SIGTERM: ending" in bus.said, "the signal heard")
             assert bus.process.poll() is None
             assert await asyncio.to_thread(requester.read_to_the_end) == list(range(COUNT))
@@ -90,10 +96,9 @@ def test_an_answer_under_way_is_finished_first(tmp_path: Path) -> None:
 
 def test_one_that_is_not_taken_is_cut_off_at_the_deadline(tmp_path: Path) -> None:
     async def main() -> None:
-        async with ending_beside_an_answer(Place(tmp_path, shutdown_timeout=1.5)) as (bus, _):
-            begin = time.monotonic()
-            assert await bus.ends() == 0, bus.said
-            assert 1.0 < time.monotonic() - begin < 10
+        async with ending_beside_an_answer(Place(tmp_path, shutdown_timeout=1.5)) as (bus, requester):
+            assert await bus.ends() == 0, bus.said  # nobody reads: without a deadline it would not
+            assert time.monotonic() - requester.since >= 1.5
             assert "1 replay answers were not finished within shutdown_timeout" in bus.said
 
     run_async(main())

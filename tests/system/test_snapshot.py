@@ -179,7 +179,7 @@ async def merged() -> None:
         live.read()
         clears = [rank for _, events, rank in live.batches() if {"type": "AllBlocksCleared"} in events]
         assert clears == [2]
-        await engines[2].wait_for_subscriber(30)
+        await engines[2].wait_for_subscriber(60)
         engines[2].publish(payload(store([999]), rank=0))
         await eventually(lambda: len(sources[2].normalizer.index) == 1, "the new life's block")
         await everyone_holds(held | {2: {999}})

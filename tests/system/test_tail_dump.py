@@ -48,8 +48,8 @@ def command(*args, env=None, stdout=subprocess.PIPE):
     )
 
 
-def ended(process, code=0, timeout=30):
-    out, err = process.communicate(timeout=timeout)
+def ended(process, code=0):
+    out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     return out, err
 
@@ -67,7 +67,7 @@ def publisher():
 
 
 def subscription(publisher, count=1):
-    asyncio.run(publisher.wait_for_subscriber(20, count=count))
+    asyncio.run(publisher.wait_for_subscriber(60, count=count))
 
 
 # -- tail
@@ -164,7 +164,7 @@ def test_a_signal_ends_tail_at_once_with_a_summary(publisher, number):
     publisher.publish(batch(stored(1)))
     assert "stored" in tail.stdout.readline()
     tail.send_signal(number)
-    _, err = ended(tail, timeout=5)
+    _, err = ended(tail)
     assert "1 batches, 1 events" in err
     assert "Traceback" not in err
 
@@ -365,12 +365,12 @@ def test_dump_with_the_wrong_framing_is_no_answer(publisher):
 
 def test_dump_is_interrupted_at_once(publisher):
     publisher.replay_fault = ReplayFault.SILENT
-    dump = command("dump", publisher.replay_endpoint, "--timeout", "60")
+    dump = command("dump", publisher.replay_endpoint, "--timeout", "600")
     while publisher.replay_requests == 0:
         with pytest.raises(subprocess.TimeoutExpired):
             dump.wait(0.02)
     dump.send_signal(signal.SIGINT)
-    out, err = ended(dump, 130, timeout=5)
+    out, err = ended(dump, 130)
     assert out == ""
     assert "interrupted" in err
 

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.system.bus import running_bus
+from tests.typed import there
 
 TEXT = (Path(__file__).parents[2] / "docs" / "METRICS.md").read_text()
 ROW = re.compile(r"^\| `(kvbus_\w+)` \| (\w+) \|([^|]*)\| ([^|]+) \|$", re.MULTILINE)
@@ -25,7 +26,7 @@ def documented():
 def families():
     async def scrape():
         async with running_bus() as bus, aiohttp.ClientSession() as session:
-            host, port = bus.daemon.http_address
+            host, port = there(bus.daemon.http_address)
             async with session.get(f"http://{host}:{port}/metrics") as answer:
                 return await answer.text()
 

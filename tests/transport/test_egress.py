@@ -1,6 +1,7 @@
 """An output's live stream against real subscribers: the healthy ones get everything, whatever the others do."""
 
 import contextlib
+from typing import Any
 
 import pytest
 import zmq
@@ -43,6 +44,12 @@ def subscriber(context, where, *, bind=False, hwm=0, topics=(b"",), receive_buff
     return sub
 
 
+def read_on(sub, got):
+    """Add what has come to what was there."""
+    got += read_all(sub)
+    return got
+
+
 def seqs(got):
     return [int.from_bytes(frames[1], "big") for frames in got]
 
@@ -77,7 +84,7 @@ async def test_a_stalled_router_loses_its_own_batches_and_nobody_elses(context):
         assert stats.batches == count
 
         # the stalled one finds whole batches in order, and a hole in a dense numbering
-        got = []
+        got: list[Any] = []
         number = count
 
         def caught_up():
@@ -120,15 +127,15 @@ async def test_a_burst_within_the_mark_reaches_a_router_that_keeps_up(context):
     """A small mark and no pause between batches: what the router has taken is looked up before anything is dropped."""
     where = endpoint()
     async with live_output(context, where, send_hwm=64) as (output, stats):
-        got = []
+        got: list[Any] = []
         sub = subscriber(context, where)
         await eventually(lambda: stats.subscribers == 1, "the subscription")
         for n in range(5000):
             output.publish(b"", u64(n), b"x", 1)
             if n % 16 == 15:
                 output.flush()
-                await eventually(lambda n=n: got.extend(read_all(sub)) or len(got) == n + 1, "this burst")
-        await eventually(lambda: got.extend(read_all(sub)) or len(got) == 5000, "all of it")
+                await eventually(lambda n=n: len(read_on(sub, got)) == n + 1, "this burst")
+        await eventually(lambda: len(read_on(sub, got)) == 5000, "all of it")
         assert seqs(got) == list(range(5000))
         assert not stats.dropped_batches
         sub.close()
@@ -193,8 +200,8 @@ async def test_dialling_out_to_a_router_that_binds(context, first):
         # a SUB that binds takes note of who dialled in, and subscribes, only while somebody looks at it
         await eventually(lambda: subs[0].poll(0) or stats.subscribers == 1, "the router's subscription")
         output.publish(b"kv", u64(1), b"x", 1)
-        got = []
-        await eventually(lambda: got.extend(read_all(subs[0])) or got, "the batch")
+        got: list[Any] = []
+        await eventually(lambda: read_on(subs[0], got), "the batch")
         assert got == [[b"kv", u64(1), b"x"]]
         subs[0].close()
         await eventually(lambda: stats.subscribers == 0, "the router's end")
@@ -218,7 +225,7 @@ async def test_topics_are_matched_by_prefix(context):
         await eventually(lambda: stats.subscribers == 1, "the subscription")
         for n, topic in enumerate((b"kv@b@m", b"kv@a@m", b"", b"kv@a@n")):
             output.publish(topic, u64(n), b"x", 1)
-        got = []
-        await eventually(lambda: got.extend(read_all(sub)) or len(got) == 2, "both of its topic")
+        got: list[Any] = []
+        await eventually(lambda: len(read_on(sub, got)) == 2, "both of its topic")
         assert seqs(got) == [1, 3]
         sub.close()

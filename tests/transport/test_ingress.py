@@ -1,6 +1,7 @@
 """A source's sockets against real publishers: the live stream, and one connection per replay request."""
 
 import contextlib
+from typing import Any
 
 import pytest
 import zmq
@@ -19,7 +20,8 @@ def endpoint():
 
 @contextlib.asynccontextmanager
 async def live_stream(context, where, *, bind=False, topic=b""):
-    got, said = [], []
+    got: list[Any] = []
+    said: list[Any] = []
     stream = LiveStream(context, where, bind=bind, topic=topic, events=Events(got.append, said.append))
     try:
         yield got, said
@@ -36,7 +38,7 @@ async def test_a_stream_from_the_first_to_the_last_batch(context, bind):
         live_stream(context, where, bind=bind) as (got, said),
         EnginePublisher(where, None, topic=b"kv", bind=not bind) as engine,
     ):
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         await eventually(lambda: said == [True], "the connection")
         for n in range(3000):
             engine.publish(b"%d" % n)
@@ -49,11 +51,11 @@ async def test_an_engine_that_comes_later_and_again(context):
     where = endpoint()
     async with live_stream(context, where) as (got, said):
         async with EnginePublisher(where, None, bind=True) as engine:
-            await engine.wait_for_subscriber(20)
+            await engine.wait_for_subscriber(60)
             engine.publish(b"first life")
             await eventually(lambda: got, "a batch")
             engine.restart()
-            await engine.wait_for_subscriber(20)
+            await engine.wait_for_subscriber(60)
             engine.publish(b"second life")
             await eventually(lambda: len(got) == 2, "a batch of the new life")
         await eventually(lambda: said[-1] is False, "the engine's end")
@@ -68,7 +70,7 @@ async def test_only_topics_with_the_prefix(context):
         live_stream(context, where, topic=b"kv@") as (got, _),
         EnginePublisher(where, None, bind=True) as engine,
     ):
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         for topic in (b"", b"kv", b"kv@a", b"metrics", b"kv@b", b"KV@c"):
             engine.send_frames(topic, u64(0), b"x")
         engine.send_frames(b"kv@end", u64(0), b"x")
@@ -81,7 +83,7 @@ async def test_messages_of_any_shape_are_handed_over(context):
     """Judging them is the core's work; the transport drops nothing in silence."""
     where = endpoint()
     async with live_stream(context, where) as (got, _), EnginePublisher(where, None, bind=True) as engine:
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         shapes = [[b""], [b"", b""], [b"t", u64(1), b"p", b"more"], [b"", u64(2), b"x" * 3_000_000]]
         for shape in shapes:
             engine.send_frames(*shape)
@@ -99,7 +101,7 @@ async def test_a_taken_endpoint_is_named(context):
 
 
 def replays(context, where, start):
-    got = []
+    got: list[Any] = []
     return RequestConnection(context, where, replay_request(start), got.append), got
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+from typing import Any
 
 import zmq
 
@@ -18,7 +19,7 @@ class Watched:
     def __init__(self, context):
         self.socket = make_socket(context, zmq.SUB, RECONNECT_IVL=5, RECONNECT_IVL_MAX=0)
         self.socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self.said = []
+        self.said: list[Any] = []
         self.monitor = ConnectionMonitor(self.socket, self.said.append)
 
 

@@ -25,7 +25,7 @@ async def test_an_oversize_batch_is_counted_and_the_stream_goes_on():
         running_bus(limits={"max_frame_bytes": LIMIT}) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
     ):
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         for n in range(3):
             engine.publish(filled(n))
         await eventually(lambda: bus.caught_up(2), "three batches")
@@ -34,7 +34,7 @@ async def test_an_oversize_batch_is_counted_and_the_stream_goes_on():
             engine.publish(filled(n))
         stats = bus.source.stats
         await eventually(lambda: stats.rejected[Reason.FRAME_SIZE], "the rejection")
-        await engine.wait_for_subscriber(20, count=2)
+        await engine.wait_for_subscriber(60, count=2)
         engine.publish(filled(8))
         await eventually(lambda: bus.caught_up(8), "the newest batch")
         assert stats.lost == 1, stats
@@ -71,11 +71,11 @@ async def test_again_and_again():
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
     ):
         for round_ in range(1, 4):
-            await engine.wait_for_subscriber(20, count=round_)
+            await engine.wait_for_subscriber(60, count=round_)
             await eventually(lambda: bus.source.sequencer.connected, "connected")
             engine.publish(HUGE)
             await eventually(lambda n=round_: bus.source.stats.rejected[Reason.FRAME_SIZE] >= n, "the rejection")
-        await engine.wait_for_subscriber(20, count=4)
+        await engine.wait_for_subscriber(60, count=4)
         last = engine.publish(filled(50))
         await eventually(lambda: bus.caught_up(last), "the batch after them")
 
@@ -86,11 +86,11 @@ async def test_an_engine_that_dials_in_comes_back_by_itself():
         running_bus(bind=True, limits={"max_frame_bytes": LIMIT}) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=False) as engine,
     ):
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         engine.publish(filled(0))
         await eventually(lambda: bus.caught_up(0), "the first batch")
         engine.publish(HUGE)
-        await engine.wait_for_subscriber(20, count=2)
+        await engine.wait_for_subscriber(60, count=2)
         engine.publish(filled(2))
         await eventually(lambda: bus.caught_up(2), "the third batch")
         assert bus.source.stats.lost == 1
@@ -101,7 +101,7 @@ async def test_an_oversize_request_costs_its_sender_the_connection_and_nobody_el
         running_bus(limits={"max_request_bytes": 1024}) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
     ):
-        await engine.wait_for_subscriber(20)
+        await engine.wait_for_subscriber(60)
         engine.publish(filled(0))
         await eventually(lambda: bus.caught_up(0), "the first batch")
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

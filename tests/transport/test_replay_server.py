@@ -23,7 +23,7 @@ from tests.system.bus import running_bus
 from tests.transport.loops import END, PATIENCE, both_loops, eventually, read_all, turns, u64
 
 
-def no_cut():
+def no_cut(_):
     raise AssertionError("the journal holds everything")
 
 

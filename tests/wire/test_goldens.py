@@ -1,16 +1,19 @@
 """Recorded streams of real engines through the core, without sockets: what leaves is the engine's truth, well-formed."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from kvbus.core.normalizing.normalizer import Normalizer, Rules
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered
-from kvbus.core.wire.codec import Batch, decode_batch, encode_batch
+from kvbus.core.wire.codec import Batch, encode_batch
 from kvbus.core.wire.profiles import PROFILES, encode, fold
 from tests.core.dsl import Script, raw, tick
 from tests.doubles.payloads import payload, plain_all, removed, store
 from tests.doubles.router import PlainSetRouter, events_of
+from tests.typed import there, well_formed
 from tests.wire.captures import BY_PREFIX, CAPTURES, lives, load, matches_truth, truth
 
 FILTERED = {
@@ -40,7 +43,7 @@ class Played:
             self.normalizer.reset()
             self.router.blocks.clear()  # the relay says AllBlocksCleared here
             for message in life:
-                batch = decode_batch(message.payload)
+                batch = well_formed(message.payload)
                 assert isinstance(batch, Batch)
                 events = self.normalizer.apply(batch, first_of_life=message.seq == 0)
                 if events:
@@ -117,8 +120,8 @@ class TestEveryCapture:
 
     def test_decoding_and_encoding_lose_nothing(self, name):
         for message in load(name):
-            batch = decode_batch(message.payload)
-            again = decode_batch(encode_batch(batch.events, batch.ts, batch.rank))
+            batch = well_formed(message.payload)
+            again = well_formed(encode_batch(batch.events, batch.ts, batch.rank))
             assert plain_all(again.events) == plain_all(batch.events)
             assert (again.ts, again.rank) == (batch.ts, batch.rank)
 
@@ -132,13 +135,13 @@ def test_single_copies_without_reblocking_leave_byte_for_byte_or_in_part(capture
     arrays = {
         bytes(event.token_ids)
         for message in load(capture)
-        for event in decode_batch(message.payload).events
+        for event in well_formed(message.payload).events
         if hasattr(event, "token_ids")
     }
     whole = [
         bytes(event.token_ids) in arrays
         for body in Played(capture).sent
-        for event in decode_batch(body).events
+        for event in well_formed(body).events
         if hasattr(event, "token_ids")
     ]
     assert sum(whole) > 0.8 * len(whole)
@@ -146,7 +149,7 @@ def test_single_copies_without_reblocking_leave_byte_for_byte_or_in_part(capture
 
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_announcing_at_any_moment_builds_what_the_router_holds(capture):
-    turns = []
+    turns: list[Any] = []
 
     def each(played):
         turns.append(None)
@@ -165,7 +168,7 @@ def test_pages_of_variable_nodes_are_named_alike_wherever_the_stream_is_joined()
     """Two relays, one from the start and one that learned the state by replay of the first, agree on every name."""
     played = Played("syn_sglang_variable")
     copy = Normalizer(Rules(), SourceStats())
-    batch = decode_batch(encode_batch(list(played.normalizer.announce()), 0.0, 0))
+    batch = well_formed(encode_batch(list(played.normalizer.announce()), 0.0, 0))
     router = PlainSetRouter()
     router.apply(0, encode_batch(copy.apply(batch), 0.0, 0))
     assert router.blocks == played.router.blocks
@@ -248,7 +251,9 @@ class TestTheRouterItself:
         router = Played("vllm033_map_int").router
         router.blocks.pop(next(iter(router.blocks)))
         router.blocks[(0, "GPU", 12345)] = next(iter(router.blocks.values()))
-        assert matches_truth("vllm033_map_int", router).startswith("vllm033_map_int: 1 of 246 blocks missing, 1 dead")
+        assert there(matches_truth("vllm033_map_int", router)).startswith(
+            "vllm033_map_int: 1 of 246 blocks missing, 1 dead"
+        )
 
     @pytest.mark.parametrize("name", CAPTURES)
     def test_a_truth_is_never_empty(self, name):

@@ -3,13 +3,14 @@
 from kvbus.core.blocks.announce import announce, out_parent, stores_of
 from tests.core.dsl import Bench
 from tests.doubles.payloads import plain_all, removed, store, tokens_of
+from tests.typed import there
 
 
 def test_the_middle_of_a_chunk_hangs_on_the_block_before_it():
     bench = Bench()
     bench.feed(store([1, 2, 3, 4], 9, extra_keys=[None, ["a"], ["b"], ["c"]], lora_id=3))
     index = bench.normalizer.index
-    chunk = index.find(None, 1)
+    chunk = there(index.find(None, 1))
     assert plain_all(stores_of(index, chunk, 1, 3)) == plain_all(
         [store([2, 3], 1, extra_keys=[["a"], ["b"]], lora_id=3)]
     )

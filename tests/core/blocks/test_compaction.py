@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from kvbus.core.blocks.announce import MOST_BLOCKS
@@ -17,7 +19,7 @@ def bench_of(*events):
 
 def told(cut, room=10**6):
     telling = cut.telling(room)
-    found = []
+    found: list[Any] = []
     while (body := telling.get(len(found))) is not None:
         found.append(body)
     return found

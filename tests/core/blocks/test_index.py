@@ -2,12 +2,20 @@ import pytest
 from msgspec import UNSET
 
 from kvbus.core.blocks.index import Chunk, Index, Table, live_runs, raw_or_unset, slice_array
-from kvbus.core.wire.codec import decode_batch, encode_value
+from kvbus.core.wire.codec import encode_value
+from kvbus.core.wire.schema import BlockStored
 from tests.doubles.payloads import payload, store, tokens_of
+from tests.typed import well_formed
+
+
+def stored(said):
+    (event,) = well_formed(payload(said)).events
+    assert isinstance(event, BlockStored)
+    return event
 
 
 def put(index, hashes, parent=None, *, group=None, medium="GPU", size=16):
-    event = decode_batch(payload(store(hashes, parent, group=group, medium=medium, block_size=size))).events[0]
+    event = stored(store(hashes, parent, group=group, medium=medium, block_size=size))
     chunk = Chunk(tuple(event.block_hashes), event.parent_block_hash, bytes(event.token_ids), index.meta(event))
     table = index.table(group, medium)
     table.blocks.update(dict.fromkeys(hashes, chunk))
@@ -94,7 +102,7 @@ class TestMeta:
 
     def test_a_flood_of_distinct_metas_is_bounded(self):
         index = Index()
-        events = [decode_batch(payload(store([1], session_id=f"session {i}"))).events[0] for i in range(10_000)]
+        events = [stored(store([1], session_id=f"session {i}")) for i in range(10_000)]
         oldest = index.meta(events[0])
         distinct = 1
         while index.meta(events[0]) is oldest:

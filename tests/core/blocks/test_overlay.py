@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,8 @@ class Holder:
 @given(STEPS)
 def test_it_is_what_a_dictionary_would_be(steps):
     base: dict[int, int] = {}
-    stack, top, model = Layers(base, copied_below=0), base, {}
+    top: MutableMapping[int, int] = base
+    stack, model = Layers(base, copied_below=0), dict[int, int]()
     held = []
     for what, key, value in steps:
         if what == "set":
@@ -64,7 +67,8 @@ def test_what_is_small_is_copied():
 
 def test_layers_are_bounded():
     base = {n: n for n in range(5)}
-    stack, top, held = Layers(base, copied_below=0), base, [Holder() for _ in range(MAX_LAYERS + 1)]
+    top: MutableMapping[int, int] = base
+    stack, held = Layers(base, copied_below=0), [Holder() for _ in range(MAX_LAYERS + 1)]
     for holder in held:
         kept, top = stack.hold(top, holder)
         top[len(top)] = 0

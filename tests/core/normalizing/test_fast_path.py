@@ -11,6 +11,7 @@ from kvbus.core.normalizing.block_size import YOUNG
 from kvbus.core.normalizing.normalizer import Normalizer, Rules
 from kvbus.core.stats import SourceStats
 from kvbus.core.wire import codec
+from tests.typed import well_formed
 
 SIZE = 4
 
@@ -111,8 +112,7 @@ class TestTakes:
             payload = batch(store(chain[at : at + 4], chain[at - 1] if at else None))
             if at < 4 * (YOUNG + 1):
                 assert normalizer.express(payload) is None
-                decoded = codec.decode_batch(payload)
-                normalizer.apply(decoded)
+                normalizer.apply(well_formed(payload))
             else:
                 assert normalizer.express(payload) is not None
         assert normalizer.bytes_hashes

@@ -5,14 +5,17 @@ from msgspec import Raw
 
 from kvbus.core.normalizing.validate import Store, check_hashes, check_removed, check_stored
 from kvbus.core.types import MEDIA, Reason, medium_key
-from kvbus.core.wire.codec import decode_batch
-from kvbus.core.wire.schema import CARRIED
+from kvbus.core.wire.schema import CARRIED, BlockRemoved, BlockStored
 from tests.doubles.payloads import payload, removed, store, tokens_of
+from tests.typed import well_formed
 
 
 def checked(event):
-    (decoded,) = decode_batch(payload(event)).events
-    return check_stored(decoded) if event["type"] == "BlockStored" else check_removed(decoded)
+    (decoded,) = well_formed(payload(event)).events
+    if isinstance(decoded, BlockStored):
+        return check_stored(decoded)
+    assert isinstance(decoded, BlockRemoved)
+    return check_removed(decoded)
 
 
 @pytest.mark.parametrize(

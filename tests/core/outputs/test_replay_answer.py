@@ -8,11 +8,11 @@ from kvbus.core.outputs import replay_answer as answer_module
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.stream import OutputStream
-from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.frames import END_SEQ, parse_replay_request, replay_request
 from kvbus.core.wire.profiles import PROFILES, Wire
 from tests.core.dsl import Bench, seqs_of
 from tests.doubles.payloads import cleared, plain_all, store, unpack
+from tests.typed import there, well_formed
 
 
 def stream(profile="vllm", *, topic=b"kv", batches=100):
@@ -31,7 +31,7 @@ def never(start):
 
 
 def ask(of, start, cut=never):
-    return ReplayAnswer(of, parse_replay_request([b"id", *replay_request(start)]), cut)
+    return ReplayAnswer(of, there(parse_replay_request([b"id", *replay_request(start)])), cut)
 
 
 def cutter(of, *hashes):
@@ -73,7 +73,7 @@ class TestAnswers:
         assert seqs_of(ask(stream(), 0)) == ["END"]
 
     def test_a_malformed_request_ends_at_once(self):
-        answer = ReplayAnswer(filled(10), parse_replay_request([b"id", b"", b"what"]), never)
+        answer = ReplayAnswer(filled(10), there(parse_replay_request([b"id", b"", b"what"])), never)
         assert seqs_of(answer) == ["END"]
 
     def test_it_ends_at_the_batch_that_was_newest_when_asked(self):
@@ -194,7 +194,7 @@ class TestBehindTheJournal:
         answer = ask(made, 0, cut)
         messages = messages_of(answer)
         assert len(messages) < 10
-        assert decode_batch(messages[0][-1]).events
+        assert well_formed(messages[0][-1]).events
         seqs = [int.from_bytes(message[-2], "big") for message in messages[:-1]]
         assert seqs == list(range(seqs[0], 10**12 + 1)), "it begins late, as a trimmed buffer does, and has no hole"
         assert answer.outcome == "late"

@@ -6,6 +6,7 @@ from kvbus.core.wire.profiles import Wire
 from tests.core.dsl import Bench
 from tests.doubles.payloads import store
 from tests.doubles.router import PlainSetRouter
+from tests.typed import there
 
 PUBLISHER = b"p" * 16
 
@@ -22,7 +23,7 @@ class TestRequest:
         [[b"id", b""], [b"id", b"SNAPSHOT"], [b"id", b"", bytes(8)], [b"id", b"", b"snapshot", b""], [b"id"] * 50],
     )
     def test_of_nobody_we_know_is_answered_all_the_same(self, frames):
-        request = parse_snapshot_request(frames)
+        request = there(parse_snapshot_request(frames))
         assert not request.valid
         assert request.envelope[0] == b"id"
 

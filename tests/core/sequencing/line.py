@@ -28,7 +28,7 @@ class Line:
         return b"life %d, batch %d" % (self.life, seq)
 
     def done(self):
-        said = []
+        said: list[int | str] = []
         while self.sequencer.actions:
             action = self.sequencer.actions.popleft()
             if isinstance(action, Deliver):

@@ -9,7 +9,6 @@ from msgspec import Raw
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import (
     MAX_EVENTS,
-    Batch,
     decode_batch,
     decode_tokens,
     encode_batch,
@@ -20,6 +19,7 @@ from kvbus.core.wire.codec import (
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.doubles.payloads import cleared, pack, payload, plain_all, removed, store, tokens_of, unpack
 from tests.hostile.bad import DEEP as LEVELS
+from tests.typed import well_formed
 
 GOOD = store([1, 2])
 DEEP = b"\x91" * LEVELS + b"\x01"
@@ -27,6 +27,7 @@ DEEP = b"\x91" * LEVELS + b"\x01"
 
 def array(event):
     """A map event by position, as vLLM 0.10.2 sent it."""
+    names: tuple[str, ...]
     if event["type"] == "BlockStored":
         names = ("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
     else:
@@ -35,9 +36,7 @@ def array(event):
 
 
 def decoded(*events, **envelope):
-    batch = decode_batch(payload(*events, **envelope))
-    assert isinstance(batch, Batch), batch
-    return batch
+    return well_formed(payload(*events, **envelope))
 
 
 class TestDialects:
@@ -53,11 +52,11 @@ class TestDialects:
         assert [type(event) for event in batch.events] == kinds
 
     def test_two_elements_have_no_rank(self):
-        assert decode_batch(pack([1.5, [GOOD]])).rank is None
+        assert well_formed(pack([1.5, [GOOD]])).rank is None
 
     @pytest.mark.parametrize("name", ["data_parallel_rank", "attn_dp_rank"])
     def test_a_batch_that_is_a_map(self, name):
-        batch = decode_batch(pack({"ts": 1.5, "events": [GOOD], name: 3}))
+        batch = well_formed(pack({"ts": 1.5, "events": [GOOD], name: 3}))
         assert (batch.ts, batch.rank, plain_all(batch.events)) == (1.5, 3, plain_all([GOOD]))
 
     @pytest.mark.parametrize("rank", [0, 7, None])
@@ -95,7 +94,7 @@ class TestDialects:
         assert plain_all(decoded(*events).events) == plain_all(events)
         assert plain_all(decoded(*map(array, events)).events) == plain_all(events)
         big = b"\x93\xcb" + bytes(8) + b"\xdd" + count.to_bytes(4, "big") + b"".join(map(pack, events)) + b"\x00"
-        assert plain_all(decode_batch(big).events) == plain_all(events)
+        assert plain_all(well_formed(big).events) == plain_all(events)
 
 
 class TestUnknownFields:
@@ -272,7 +271,7 @@ class TestABadBatch:
             return b"\x93\xcb" + bytes(8) + b"\xdd" + count.to_bytes(4, "big") + raw * count + b"\x00"
 
         assert decode_batch(of(MAX_EVENTS + 1)) is Reason.TOO_MANY_EVENTS
-        batch = decode_batch(of(MAX_EVENTS))
+        batch = well_formed(of(MAX_EVENTS))
         assert len(batch.events) + len(batch.rejects) == MAX_EVENTS
 
 
@@ -328,7 +327,7 @@ class TestEncoding:
             cleared(),
         ]
         batch = decoded(*events, ts=12.5, rank=3)
-        again = decode_batch(encode_batch(batch.events, batch.ts, batch.rank))
+        again = well_formed(encode_batch(batch.events, batch.ts, batch.rank))
         assert plain_all(again.events) == plain_all(events)
         assert (again.ts, again.rank) == (12.5, 3)
 

@@ -133,6 +133,7 @@ class TestAnswer:
     def test_what_is_answered_is_understood(self, framing, tail):
         sent = replay_data(framing, [b"id", b""], b"kv", (2**40).to_bytes(8, "big") + tail, b"x")
         message = parse_replay(sent[1:], LIMITS)
+        assert isinstance(message, ReplayMessage)
         assert (message.seq, message.payload) == (2**40, b"x")
         assert parse_replay(replay_end(framing, [b"id", b""])[1:], LIMITS) == ReplayEnd()
 

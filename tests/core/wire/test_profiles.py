@@ -1,9 +1,9 @@
 import pytest
 
-from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.profiles import PROFILES, Profile, Wire, encode, fold
 from kvbus.core.wire.schema import AllBlocksCleared
 from tests.doubles.payloads import payload, plain_all, removed, store, unpack
+from tests.typed import well_formed
 
 
 def test_every_profile_a_configuration_may_name():
@@ -24,29 +24,29 @@ def test_a_batch_is_an_array_of_three(encoding):
 @pytest.mark.parametrize("encoding", ["map", "array"])
 def test_both_encodings_say_the_same(encoding):
     events = [store([2**64 - 1, 2], 3), removed([b"x" * 32]), {"type": "AllBlocksCleared"}]
-    batch = decode_batch(payload(*events))
-    again = decode_batch(encode(Wire(encoding), batch.events, 1.0, 0))
+    batch = well_formed(payload(*events))
+    again = well_formed(encode(Wire(encoding), batch.events, 1.0, 0))
     assert plain_all(again.events) == plain_all(batch.events)
 
 
 def test_by_position_lengths_are_those_of_vllm_0_20_where_there_are_groups():
-    batch = decode_batch(payload(store([1], group=0), removed([1], group=0), {"type": "AllBlocksCleared"}))
+    batch = well_formed(payload(store([1], group=0), removed([1], group=0), {"type": "AllBlocksCleared"}))
     assert [len(event) for event in unpack(encode(Wire("array"), batch.events, 1.0, 0))[1]] == [10, 4, 1]
 
 
 def test_and_those_of_vllm_0_10_2_where_there_are_none():
-    batch = decode_batch(payload(store([1]), removed([1]), {"type": "AllBlocksCleared"}))
+    batch = well_formed(payload(store([1]), removed([1]), {"type": "AllBlocksCleared"}))
     assert [len(event) for event in unpack(encode(Wire("array"), batch.events, 1.0, 0))[1]] == [7, 3, 1]
 
 
 def test_the_default_profile_is_the_newest_engine():
     assert Profile() == PROFILES["vllm"]
-    assert AllBlocksCleared() == decode_batch(encode(Wire("array"), [AllBlocksCleared()], 1.0, 0)).events[0]
+    assert AllBlocksCleared() == well_formed(encode(Wire("array"), [AllBlocksCleared()], 1.0, 0)).events[0]
 
 
 def test_by_position_every_field_is_in_its_place():
     event = store([1, 2], 3, group=4, lora_id=5, lora_name="a", extra_keys=[None, ["x"]], novelty=1)
-    (stored, gone) = decode_batch(payload(event, removed([1], group=4))).events
+    (stored, gone) = well_formed(payload(event, removed([1], group=4))).events
     assert unpack(encode(Wire("array"), [stored, gone], 1.0, 0))[1] == [
         ["BlockStored", [1, 2], 3, event["token_ids"], 16, 5, "GPU", "a", [None, ["x"]], 4],
         ["BlockRemoved", [1], "GPU", 4],
@@ -57,7 +57,7 @@ HASH = bytes(range(32))
 
 
 def sent(profile, *events):
-    return plain_all(unpack(encode(PROFILES[profile].wire, decode_batch(payload(*events)).events, 1.0, 0))[1])
+    return plain_all(unpack(encode(PROFILES[profile].wire, well_formed(payload(*events)).events, 1.0, 0))[1])
 
 
 class TestDynamo:
@@ -87,7 +87,7 @@ class TestDynamo:
         assert got == event | {"block_hashes": [fold(HASH)], "medium": "DISK"}
 
     def test_the_event_itself_is_not_changed(self):
-        events = decode_batch(payload(store([HASH], HASH, medium="FS"))).events
+        events = well_formed(payload(store([HASH], HASH, medium="FS"))).events
         before = plain_all(events)
         encode(PROFILES["dynamo"].wire, events, 1.0, 0)
         assert plain_all(events) == before

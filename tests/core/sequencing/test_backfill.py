@@ -1,0 +1,72 @@
+"""How far back a state reaches, and when the publisher is asked for more of it."""
+
+from itertools import pairwise
+
+import pytest
+
+from kvbus.core.sequencing.backfill import MAX_BACKOFF, NOTHING, Backfill
+
+
+def owed(pause=1.0):
+    backfill = Backfill(pause)
+    backfill.request_finished(answered=False)
+    backfill.begins(10)
+    return backfill
+
+
+def test_what_an_answer_left_out_is_not_asked_for_again():
+    backfill = Backfill(1.0)
+    backfill.request_finished(answered=True)
+    backfill.begins(10)
+    assert (backfill.first, backfill.pending) == (10, False)
+    assert not backfill.due(1e9)
+
+
+def test_what_nobody_answered_for_is():
+    assert owed().due(0.0)
+
+
+def test_nothing_is_missing_before_the_first_number():
+    backfill = Backfill(1.0)
+    backfill.request_finished(answered=False)
+    backfill.begins(0)
+    assert not backfill.pending
+
+
+def test_once_owed_it_stays_owed_until_it_is_answered():
+    backfill = owed()
+    backfill.request_finished(answered=True)  # of another question
+    backfill.begins(20)
+    assert backfill.pending
+    assert backfill.answered(3)
+    assert not backfill.pending
+
+
+def test_pauses_double_up_to_a_limit():
+    backfill, now = owed(), 0.0
+    asked: list[float] = []
+    while len(asked) < 7:
+        if backfill.due(now):
+            asked.append(now)
+        now += 0.5
+    pauses = [after - before for before, after in pairwise(asked)]
+    assert pauses == [1.0, 2.0, 4.0, MAX_BACKOFF, MAX_BACKOFF, MAX_BACKOFF]
+
+
+@pytest.mark.parametrize(("first", "more"), [(9, True), (0, True), (10, False), (11, False), (None, False)])
+def test_only_what_is_from_before_is_worth_beginning_anew(first, more):
+    assert owed().answered(first) is more
+
+
+def test_of_nothing_any_number_is_more():
+    backfill = Backfill(1.0)
+    backfill.nothing_known()
+    assert backfill.pending
+    assert backfill.answered(NOTHING - 1)
+
+
+def test_it_survives_a_restart():
+    backfill, again = owed(), Backfill(1.0)
+    again.load(backfill.dump())
+    assert (again.first, again.pending) == (10, True)
+    assert again.due(0.0)

@@ -1,0 +1,72 @@
+"""Two publishers on one endpoint: what is a restart, what is a conflict, and how long it is left alone."""
+
+import pytest
+
+from kvbus.core.sequencing.conflict import FIRST_PAUSE, LIVES, MAX_PAUSE, WINDOW, Conflict
+
+
+def provoked(conflict, now):
+    """Epochs at one moment until it is a conflict."""
+    return next(n for n in range(1, 100) if conflict.epoch_began(now))
+
+
+def test_a_few_restarts_are_none():
+    conflict = Conflict()
+    assert [conflict.epoch_began(float(n)) for n in range(LIVES)] == [False] * LIVES
+    assert conflict.until is None
+
+
+def test_one_more_within_the_window_is():
+    assert provoked(conflict := Conflict(), 7.0) == LIVES + 1
+    assert conflict.until == 7.0 + FIRST_PAUSE
+
+
+def test_restarts_that_are_spread_out_never_are():
+    conflict = Conflict()
+    step = WINDOW / LIVES
+    assert not any(conflict.epoch_began(n * step) for n in range(100))
+
+
+def test_just_inside_the_window():
+    conflict = Conflict()
+    step = WINDOW / LIVES * 0.99
+    assert [conflict.epoch_began(n * step) for n in range(LIVES + 1)] == [False] * LIVES + [True]
+
+
+def test_the_pause_ends_once():
+    provoked(conflict := Conflict(), 0.0)
+    assert not conflict.over(FIRST_PAUSE - 0.1)
+    assert conflict.over(FIRST_PAUSE)
+    assert conflict.until is None
+    assert not conflict.over(FIRST_PAUSE + 1)
+
+
+def test_each_pause_is_longer_up_to_a_limit():
+    conflict, now, pauses = Conflict(), 0.0, []
+    for _ in range(6):
+        assert provoked(conflict, now) == LIVES + 1
+        assert conflict.until is not None
+        pauses.append(conflict.until - now)
+        now = conflict.until
+        assert conflict.over(now)
+    assert pauses == [5.0, 10.0, 20.0, 40.0, MAX_PAUSE, MAX_PAUSE]
+
+
+@pytest.mark.parametrize(("quiet", "pause"), [(MAX_PAUSE, 2 * FIRST_PAUSE), (MAX_PAUSE + 1, FIRST_PAUSE)])
+def test_after_a_long_peace_it_begins_anew(quiet, pause):
+    provoked(conflict := Conflict(), 0.0)
+    conflict.over(FIRST_PAUSE)
+    now = FIRST_PAUSE + quiet
+    provoked(conflict, now)
+    assert conflict.until == now + pause
+
+
+def test_another_connection_is_another_matter():
+    conflict = Conflict()
+    for _ in range(LIVES):
+        conflict.epoch_began(0.0)
+    conflict.reconnected()
+    assert provoked(conflict, 0.0) == LIVES + 1
+    conflict.reconnected()
+    assert conflict.until is None
+    assert not conflict.over(1e9)

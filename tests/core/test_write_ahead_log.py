@@ -1,0 +1,51 @@
+"""Records as they are written and read again: all of them, in order, and nothing else is taken for one."""
+
+import msgspec
+import pytest
+
+from kvbus.core.sequencing.fingerprints import fingerprint
+from kvbus.core.write_ahead_log import DELIVERED, LOST, NEW_EPOCH, Records, StateError, decode_records
+
+
+def written():
+    records = Records()
+    records.heads.append((NEW_EPOCH, 0))
+    for seq, payload in enumerate([b"one", b"", b"three"]):
+        records.delivered(1, seq, b"kv", payload, fingerprint(payload))
+    records.heads.append((LOST, 0, 3))
+    return records
+
+
+def test_what_is_written_is_read_in_order():
+    body, payloads = written().take()
+    assert decode_records(body, b"".join(payloads)) == [
+        [NEW_EPOCH, 0],
+        [DELIVERED, 1, 0, b"kv", b"one"],
+        [DELIVERED, 1, 1, b"kv", b""],
+        [DELIVERED, 1, 2, b"kv", b"three"],
+        [LOST, 0, 3],
+    ]
+
+
+def test_a_frame_is_taken_once():
+    records = written()
+    records.take()
+    body, payloads = records.take()
+    assert (decode_records(body, b"".join(payloads)), payloads) == ([], [])
+
+
+@pytest.mark.parametrize("payloads", [b"onethre", b"", b"onEthree", b"threeone"])
+def test_a_payload_that_is_not_what_it_was(payloads):
+    assert decode_records(written().take().body, payloads) is None
+
+
+@pytest.mark.parametrize("said", [[3], [[]], [None], ["text"]])
+def test_an_array_of_something_else(said):
+    with pytest.raises(StateError, match="no record"):
+        decode_records(msgspec.msgpack.encode(said), b"")
+
+
+@pytest.mark.parametrize("body", [b"", b"\x80", b"\x91", msgspec.msgpack.encode({"a": 1})])
+def test_no_array(body):
+    with pytest.raises(StateError):
+        decode_records(body, b"")

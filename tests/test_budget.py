@@ -1,0 +1,78 @@
+"""The budgets of tests: what is added up, what is too much, and that a session fails of it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.budget import FILE, FLOOR, cpu_seconds, directory_of, over_budget, slowness
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = """
+from tests.budget import Budgets
+
+def pytest_configure(config):
+    config.pluginmanager.register(Budgets({{"quick": {budget}}}, 0.01, enforced={enforced}))
+"""
+BUSY = """
+import time
+
+def test_busy():
+    begin = time.process_time()
+    while time.process_time() < begin + 0.3:
+        pass
+"""
+
+
+def test_a_directory_may_take_half_as_much_again() -> None:
+    assert over_budget({"core": 15.0}, {"core": 10.0}) == []
+    (line,) = over_budget({"core": 15.1}, {"core": 10.0})
+    assert line.startswith("core: 15 CPU seconds of 10")
+
+
+def test_a_slower_machine_may_take_longer() -> None:
+    assert over_budget({"core": 29.0}, {"core": 10.0}, 2.0) == []
+    assert over_budget({"core": 31.0}, {"core": 10.0}, 2.0)
+
+
+def test_next_to_nothing_is_never_too_much() -> None:
+    assert over_budget({"core": FLOOR, "new": FLOOR}, {"core": 0.1}) == []
+    assert over_budget({"new": FLOOR + 1}, {}) == ["new: 4 CPU seconds and no budget"]
+
+
+def test_what_is_measured() -> None:
+    assert directory_of("tests/core/wire/test_codec.py::test_x[a/b]") == "core"
+    assert directory_of("tests/test_budget.py::test_x") == "test_budget.py"
+    begin = cpu_seconds()
+    assert slowness() >= 1.0
+    assert cpu_seconds() > begin
+
+
+def test_every_directory_of_tests_has_a_budget() -> None:
+    budgets = tomllib.loads(FILE.read_text())
+    with_tests = {path.relative_to(FILE.parent).parts[0] for path in FILE.parent.rglob("test_*.py")}
+    assert budgets.keys() == with_tests
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize(("budget", "enforced", "code"), [(5, True, 1), (1000, True, 0), (5, False, 0)])
+def test_a_session_fails_where_a_directory_takes_too_much(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: list[str],
+    budget: int,
+    enforced: bool,
+    code: int,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    pytester.makeconftest(CONFTEST.format(budget=budget, enforced=enforced))
+    tests = pytester.mkdir("tests") / "quick"
+    tests.mkdir()
+    (tests / "test_busy.py").write_text(BUSY)
+    done = pytester.runpytest_subprocess(*workers, f"--rootdir={pytester.path}")
+    assert done.ret == code, done.outlines
+    assert any("OVER BUDGET quick" in line for line in done.outlines) is bool(code)
