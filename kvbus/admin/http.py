@@ -167,7 +167,7 @@ class AdminServer:
         process.http_dumps += 1
         try:
             # copying each source's state at one moment is cheap; the text takes time, so write it in parts
-            lines = itertools.chain.from_iterable([views.Cut(source).lines() for source in sources])
+            lines = itertools.chain.from_iterable([views.LiveBlocks(source).lines() for source in sources])
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
             # stop if the client reads nothing, or is gone

@@ -64,7 +64,7 @@ def sources_json(relay: Relay, streams: Mapping[int, SourceStream]) -> list[dict
     ]
 
 
-class Cut:
+class LiveBlocks:
     """The live blocks of a source at one moment, whatever happens while they are read. Copies dictionaries only."""
 
     def __init__(self, source: Source) -> None:
@@ -80,7 +80,7 @@ class Cut:
         for key, chunk, a, b in self.index.snapshot():
             copies = self._copies[key]
             tokens = chunk.token_list()
-            names, pieces = chunk.recut() if chunk.out is not None else (chunk.hashes, 1)
+            names, pieces = chunk.reblocked() if chunk.out is not None else (chunk.hashes, 1)
             size = chunk.block_size // pieces
             for at in range(a * pieces, b * pieces):
                 if chunk.out is not None:

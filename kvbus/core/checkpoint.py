@@ -168,6 +168,6 @@ class Loader:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
             if chunk.out is not None:
                 # counted anew: block sizes may have been learned while the dump was being written
-                names, pieces = chunk.recut()
+                names, pieces = chunk.reblocked()
                 for name in names[a * pieces : b * pieces]:
                     table.refs[name] = table.refs.get(name, 0) + 1

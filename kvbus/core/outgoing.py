@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from kvbus.core import write_ahead_log as wal
 from kvbus.core.blocks.announce import MOST_BLOCKS, blocks_in
-from kvbus.core.blocks.compaction import Cut, Part
+from kvbus.core.blocks.compaction import Part, StateSnapshot
 from kvbus.core.blocks.index import Index
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish
 from kvbus.core.events import ReplayAsked, SnapshotAsked
@@ -86,7 +86,7 @@ class Outgoing:
         for output in self._outputs:
             if not output.spec.merged:
                 output.streams[i].closed = closed
-                output.cuts.pop(i, None)
+                output.snapshots.pop(i, None)
 
     def _tell_to_clear(self, number: int, at: int, rank: int, now: float) -> None:
         stream = self._outputs[number].streams[at]
@@ -188,7 +188,7 @@ class Outgoing:
             self._outputs[event.output].stats.replay_requests["malformed"] += 1
         return request
 
-    def _cut(self, number: int, at: int, start: int = 0, *, newest: bool = False) -> Cut:
+    def _cut(self, number: int, at: int, start: int = 0, *, newest: bool = False) -> StateSnapshot:
         """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it.
 
         ``newest`` for snapshots, which have no numbers and no journal behind them. For others the state is told in the
@@ -198,13 +198,15 @@ class Outgoing:
         """
         output = self._outputs[number]
         stream = output.streams[at]
-        cut = output.cuts.get(at)
+        cut = output.snapshots.get(at)
         if cut is not None and cut.seq < stream.next_seq - 1:
             first = stream.journal.first_seq
             if newest or first is None or cut.seq + 1 < first:
                 cut = None
         if cut is None or not (newest or cut.seq + 1 - start >= cut.fewest):
-            cut = output.cuts[at] = Cut(stream.next_seq - 1, self._parts(output, at), stream.profile.wire)
+            cut = output.snapshots[at] = StateSnapshot(
+                stream.next_seq - 1, self._parts(output, at), stream.profile.wire
+            )
             while not newest and stream.next_seq - start < cut.fewest:
                 self._record(wal.HEARTBEAT, number, at, self.wall)
                 self.heartbeat(number, at, stream.idle_since or 0.0)

@@ -1,14 +1,16 @@
-"""``on_partial: reset``: an engine that kvbus knows in part is asked, by its own API, to empty its cache.
+"""``on_partial: reset``: an engine that is older than what is known of it is asked to empty its cache.
 
-What a trimmed replay buffer no longer has cannot be had in any other way. vLLM offers ``POST /reset_prefix_cache``
-(with ``VLLM_SERVER_DEV_MODE=1``), SGLang ``POST /flush_cache``. The engine announces the reset with AllBlocksCleared,
-and that ends ``partial``; nothing here says so.
+Its AllBlocksCleared then comes along the stream, and what is known is all there is: the relay finds that out by itself,
+whoever has asked for the reset. Here is only when to ask. One partial episode of a source, all ranks together, is worth
+:data:`PAUSES` tries; history that the engine's replay may still have is waited for first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import aiohttp
@@ -17,115 +19,117 @@ from kvbus.config import Config, SourceStream
 from kvbus.core.events import ClearsEveryTier, RelayEvent
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
+from kvbus.core.source import Source
+from kvbus.core.types import CacheReset
+from kvbus.transport import engine_api
 
 log = logging.getLogger("kvbus.daemon.cache_reset")
 
-DELAYS: Final = (0.0, 1.0, 2.0, 5.0, 15.0, 60.0)
-"""Seconds before each attempt; an engine that is busy refuses, and one that starts does not answer yet."""
-
-INTERVAL: Final = 300.0
-"""Seconds between two resets of one engine: each costs it all its prefixes."""
-
-TIMEOUT: Final = 10.0
-_ABSENT: Final = (404, 405)
+PAUSES: Final = (5.0, 10.0, 20.0, 40.0, 80.0)
+"""Seconds after each try in which the clear may come."""
 
 
-class Resettable(Protocol):
-    """What of the daemon is needed."""
+class Observed(Protocol):
+    """What is looked at."""
 
     config: Config
     streams: dict[int, SourceStream]
     relay: Relay
 
-    def feed(self, event: RelayEvent) -> None:
-        """Tell the relay."""
-
 
 class CacheResets:
-    """Looks for sources that are partial, and has one question open at each API at a time.
+    """Asks engines to reset their caches.
 
     Args:
-        daemon: whose sources these are.
+        observed: the sources as they stand.
+        feed: tells the relay what is found out about an engine.
     """
 
-    def __init__(self, daemon: Resettable) -> None:
-        self._daemon = daemon
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._answered: dict[int, float] = {}
-        """By slot: ``partial_since`` of the episode for which the engine has given its final answer."""
-        self._not_before: dict[str, float] = {}
+    def __init__(self, observed: Observed, feed: Callable[[RelayEvent], None]) -> None:
+        self._observed = observed
+        self._feed = feed
+        self._episodes: dict[str, asyncio.Event] = {}
+        """By the source's name, until it is whole again: set then."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def look(self) -> None:
-        """Ask where it is due; called at each tick."""
-        config = self._daemon.config
-        if config.on_partial != "reset":
+        """Begin to ask where a source has become partial, and stop where it is whole again."""
+        if self._observed.config.on_partial != "reset":
             return
-        now = asyncio.get_running_loop().time()
-        for slot, stream in self._daemon.streams.items():
-            api = config.sources[stream.source_index].api
-            if api is None or not self._wants(slot) or api in self._tasks or now < self._not_before.get(api, now):
-                continue
-            self._tasks[api] = asyncio.get_running_loop().create_task(self._reset(api))
-
-    def _wants(self, slot: int) -> bool:
-        source = self._daemon.relay.sources[slot]
-        if source.partial_since is None or source.state is not State.LIVE or source.sequencer.backfill_pending:
-            return False  # whole, not at rest, or what is missing may still come by a replay
-        return self._answered.get(slot) != source.partial_since
-
-    def _of(self, api: str) -> list[int]:
-        config = self._daemon.config
-        return [
-            slot
-            for slot, stream in self._daemon.streams.items()
-            if config.sources[stream.source_index].api == api and self._wants(slot)
-        ]
-
-    async def _reset(self, api: str) -> None:
-        try:
-            for delay in DELAYS:
-                await asyncio.sleep(delay)
-                slots = self._of(api)
-                if not slots:
-                    return  # it has healed by itself
-                outcome = await self._ask(api, slots)
-                for slot in slots:
-                    source = self._daemon.relay.sources[slot]
-                    source.stats.cache_resets[outcome] += 1
-                    log.log(
-                        logging.INFO if outcome == "done" else logging.WARNING,
-                        "source %s: cache reset asked of %s: %s", source.spec.label, api, outcome,
-                    )  # fmt: skip
-                if outcome in ("done", "unsupported"):
-                    break
-            for slot in self._of(api):
-                since = self._daemon.relay.sources[slot].partial_since
-                if since is not None:
-                    self._answered[slot] = since
-            self._not_before[api] = asyncio.get_running_loop().time() + INTERVAL
-        finally:
-            del self._tasks[api]
-
-    async def _ask(self, api: str, slots: list[int]) -> str:
-        """One attempt: ``done``, ``refused`` (busy, or an error), ``unsupported`` or ``unreachable``."""
-        try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as session:
-                async with session.post(f"{api}/reset_prefix_cache") as answer:
-                    if answer.status not in _ABSENT:
-                        return "done" if answer.ok else "refused"
-                async with session.get(f"{api}/get_model_info") as answer:
-                    if not answer.ok:
-                        return "unsupported"  # no SGLang: a vLLM without VLLM_SERVER_DEV_MODE
-                for slot in slots:
-                    self._daemon.feed(ClearsEveryTier(slot))
-                async with session.post(f"{api}/flush_cache") as answer:
-                    return "done" if answer.ok else "refused"
-        except (aiohttp.ClientError, TimeoutError):
-            return "unreachable"
+        partial = {config.name: self._partial(config.name) for config in self._observed.config.sources}
+        for name in [name for name in self._episodes if not partial.get(name)]:
+            self._episodes.pop(name).set()
+        for name, slots in partial.items():
+            if name not in self._episodes and any(self._is_ripe(self._source(slot)) for slot in slots):
+                whole = self._episodes[name] = asyncio.Event()
+                task = asyncio.get_running_loop().create_task(self._heal(name, whole))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Ask nothing more."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
+        """Ask no more."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _source(self, slot: int) -> Source:
+        return self._observed.relay.sources[slot]
+
+    def _partial(self, name: str) -> list[int]:
+        """The slots of a source's ranks of which something is missing."""
+        config = self._observed.config
+        return [
+            slot
+            for slot, stream in self._observed.streams.items()
+            if config.sources[stream.source_index].name == name and self._source(slot).sequencer.partial
+        ]
+
+    def _is_ripe(self, source: Source) -> bool:
+        return source.state is State.LIVE and not source.sequencer.backfill_pending
+
+    async def _heal(self, name: str, whole: asyncio.Event) -> None:
+        for pause in PAUSES:
+            slots = self._partial(name)
+            base = next((config.api for config in self._observed.config.sources if config.name == name), None)
+            if base is None or not slots:
+                return
+            outcome = await self._ask(name, base, slots)
+            for slot in slots:
+                self._source(slot).stats.cache_resets[outcome] += 1
+            if outcome is CacheReset.FUTILE:
+                return
+            before = self._batches(slots)
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await whole.wait()
+                        return
+                if outcome is not CacheReset.ACCEPTED or self._batches(slots) != before:
+                    break  # an idle engine says that it was reset with its next batch
+        log.warning("source %s: still partial after %d tries, its engine is asked no more", name, len(PAUSES))
+
+    def _batches(self, slots: list[int]) -> int:
+        return sum(self._source(slot).stats.batches for slot in slots)
+
+    async def _ask(self, name: str, base: str, slots: list[int]) -> CacheReset:
+        try:
+            async with engine_api.session() as client:
+                kind = await engine_api.kind_of(client, base)
+                if kind is engine_api.Kind.SGLANG:
+                    for slot in slots:
+                        self._feed(ClearsEveryTier(slot))
+                if not any(self._source(slot).normalizer.clear_empties for slot in slots):
+                    log.warning(
+                        "source %s is partial, and a reset would leave its other tiers unknown: not asked", name
+                    )
+                    return CacheReset.FUTILE
+                await engine_api.reset(client, base, kind)
+        except engine_api.RefusedError as error:
+            log.warning("source %s is partial, and its engine does not reset its cache: %s", name, error)
+            return CacheReset.REFUSED
+        except (aiohttp.ClientError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            log.warning("source %s is partial, and %s does not answer: %s", name, base, reason)
+            return CacheReset.UNREACHABLE
+        log.info("source %s is partial: its engine was asked to reset its cache (%s%s)", name, base, kind)
+        return CacheReset.ACCEPTED

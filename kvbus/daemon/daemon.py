@@ -88,7 +88,7 @@ class Daemon:
             self._context, self.relay, self.feed, self._feed_live, self.outputs.flush, latency
         )
         self._admin = AdminServer(self)
-        self._cache_resets = CacheResets(self)
+        self._cache_resets = CacheResets(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
         self._states: dict[int, str] = {}

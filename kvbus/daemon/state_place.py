@@ -31,6 +31,8 @@ dumps and two logs."""
 SYSTEM: Final = Path("/var/lib/kvbus")
 """Used where somebody has made it."""
 
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - everybody's, see _check
+
 LOST: Final = (
     "no state is kept: after a restart of kvbus routers are told to clear, and what the engine's replay buffer no "
     "longer has is missing until the engine restarts or resets its cache"
@@ -135,7 +137,7 @@ def bases(env: Mapping[str, str]) -> Iterator[Base]:
         yield Base(told)
     if told := _absolute(env.get("XDG_RUNTIME_DIR")):
         yield Base(told)
-    yield Base(Path("/dev/shm"))  # noqa: S108 - see _check
+    yield Base(MEMORY)
     if SYSTEM.is_dir():
         yield Base(SYSTEM)
     if told := _absolute(env.get("XDG_STATE_HOME")):

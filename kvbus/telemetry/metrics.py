@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import Histogram, HttpRefusal, ProcessStats
-from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
+from kvbus.core.types import DEVICE_MEDIUM, CacheReset, Filtered, Reason, Refused
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -24,7 +24,6 @@ DROP_REASONS: Final = ("slow_router", "queue_full", "closed")
 REPLAY_OUTCOMES: Final = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed", "cut_off")
 HTTP_REASONS: Final = ("too_many", "slow")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
-RESET_OUTCOMES: Final = ("done", "refused", "unsupported", "unreachable")
 EVENT_TYPES: Final = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -217,7 +216,7 @@ class RelayCollector(Collector):
             "source_cache_resets_total",
             "Times the engine was asked to reset its cache (on_partial: reset), by outcome.",
             ["source", "outcome"],
-            (([s.spec.label, outcome], s.stats.cache_resets[outcome]) for s in sources for outcome in RESET_OUTCOMES),
+            (([s.spec.label, outcome], s.stats.cache_resets[outcome]) for s in sources for outcome in CacheReset),
         )
         yield _gauge(
             "blocks",

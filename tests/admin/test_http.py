@@ -309,7 +309,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
         engine.publish(batch(store(list(range(count)), tokens=[7] * count, block_size=1)))
         await relayed(client, 1)
         parts, turns = Counter[Any](), Counter[Any]()
-        lines = views.Cut.lines
+        lines = views.LiveBlocks.lines
 
         def counted(cut):
             for line in lines(cut):
@@ -318,7 +318,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
                 parts["most in a turn"] = max(parts["most in a turn"], parts["this turn"])
                 yield line
 
-        monkeypatch.setattr(views.Cut, "lines", counted)
+        monkeypatch.setattr(views.LiveBlocks, "lines", counted)
         dump = asyncio.create_task(client.blocks())
         while not dump.done():
             parts["this turn"] = 0

@@ -1,6 +1,6 @@
 """The walls between the packages: what may import what. Each wall is broken once in a copy, and has to say so.
 
-Layers are import-linter's (`pyproject.toml`). What a package may use *at all* is an allow-list here, because a list of what
+Overlay are import-linter's (`pyproject.toml`). What a package may use *at all* is an allow-list here, because a list of what
 is forbidden never names the next module somebody thinks of.
 """
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from kvbus import config, core
 from kvbus.cli import main
-from kvbus.core.blocks.compaction import Cut
+from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing import block_size as granularity
@@ -77,8 +77,8 @@ def topic_is_good(profile: str, topic: str) -> bool:
     return True
 
 
-def cut_of(stream: OutputStream, _: int) -> Cut:
-    return Cut(49, [], stream.profile.wire)
+def cut_of(stream: OutputStream, _: int) -> StateSnapshot:
+    return StateSnapshot(49, [], stream.profile.wire)
 
 
 class TestProtocol:

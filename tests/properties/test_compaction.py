@@ -202,7 +202,7 @@ def test_every_cut_of_every_history_is_the_state_at_that_moment(script, sources,
 
 
 def ask_at_once(stage, router, sources):
-    stage.relay.outputs[0].cuts.clear()  # a cut of this moment: sharing has tests of its own
+    stage.relay.outputs[0].snapshots.clear()  # a cut of this moment: sharing has tests of its own
     behind = router.next < len(stage.published) - 1
     reader = Reader(stage, with_junk(router, sources) if behind else router)
     reader.finish().holds(stage.live)

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.normalizing.block_size import SETTLE_EVENTS, Granularity, Treatment
+from kvbus.core.normalizing.block_size import SETTLE_EVENTS, BlockSizeDetector, Treatment
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128])
 STORES = st.lists(st.tuples(SIZES, st.sampled_from([1, 1, 1, 2, 5])), min_size=1, max_size=60)
@@ -14,7 +14,7 @@ PINNED = st.one_of(st.none(), st.sampled_from([1, 4, 16]))
 
 @given(STORES, PINNED, st.booleans())
 def test_a_treatment_is_always_possible(stores, pinned, numbered):
-    granularity = Granularity(pinned, numbered)
+    granularity = BlockSizeDetector(pinned, numbered)
     for size, blocks in stores:
         granularity.observe(size, blocks)
         base, treatment = granularity.base, granularity.treatment(size, blocks)
@@ -33,7 +33,7 @@ def test_a_treatment_is_always_possible(stores, pinned, numbered):
 
 @given(STORES, PINNED, st.booleans())
 def test_whoever_is_not_told_of_a_change_need_not_look_back(stores, pinned, numbered):
-    granularity = Granularity(pinned, numbered)
+    granularity = BlockSizeDetector(pinned, numbered)
     before: dict[tuple[int, int], Treatment] = {}
     base = 0
     for store in stores:
@@ -48,7 +48,7 @@ def test_whoever_is_not_told_of_a_change_need_not_look_back(stores, pinned, numb
 
 @given(st.lists(st.tuples(SIZES, st.just(1)), max_size=80), st.integers(2, 8), PINNED)
 def test_single_blocks_never_make_a_proven_size_of_a_numbered_group_another(singles, blocks, pinned):
-    granularity = Granularity(pinned, numbered=True)
+    granularity = BlockSizeDetector(pinned, numbered=True)
     granularity.observe(48, blocks)
     for size, one in singles:
         assert not granularity.observe(size, one)
@@ -58,7 +58,7 @@ def test_single_blocks_never_make_a_proven_size_of_a_numbered_group_another(sing
 
 @given(STORES)
 def test_what_is_smaller_than_pinned_and_comes_alone_teaches_nothing(stores):
-    one, other = Granularity(16), Granularity(16)
+    one, other = BlockSizeDetector(16), BlockSizeDetector(16)
     for size, blocks in stores:
         one.observe(size, blocks)
         if blocks > 1 or size >= 16:
@@ -69,7 +69,7 @@ def test_what_is_smaller_than_pinned_and_comes_alone_teaches_nothing(stores):
 @given(st.lists(SIZES, min_size=2, max_size=SETTLE_EVENTS).filter(lambda sizes: len(set(sizes)) > 1), st.randoms())
 def test_nodes_of_several_sizes_are_cut_at_their_divisor_in_any_order(sizes, random):
     random.shuffle(sizes)
-    granularity = Granularity()
+    granularity = BlockSizeDetector()
     for size in sizes:
         granularity.observe(size, 1)
     assert granularity.variable
@@ -79,7 +79,7 @@ def test_nodes_of_several_sizes_are_cut_at_their_divisor_in_any_order(sizes, ran
 
 @given(SIZES, st.lists(st.integers(1, 9), min_size=1, max_size=80))
 def test_one_size_is_native_whatever_the_number_of_blocks(size, counts):
-    granularity = Granularity()
+    granularity = BlockSizeDetector()
     for blocks in counts:
         assert granularity.observe(size, blocks) is False
         assert granularity.treatment(size) is Treatment.NATIVE
@@ -87,7 +87,7 @@ def test_one_size_is_native_whatever_the_number_of_blocks(size, counts):
 
 @given(SIZES, st.integers(2, 8), st.lists(st.booleans(), min_size=1, max_size=80))
 def test_two_granularities_with_the_fine_one_first(fine, factor, which):
-    granularity = Granularity()
+    granularity = BlockSizeDetector()
     granularity.observe(fine, 2)
     for is_coarse in which:
         assert granularity.observe(fine * factor if is_coarse else fine, 2) is False

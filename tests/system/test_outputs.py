@@ -286,7 +286,7 @@ def test_a_hole_that_no_replay_fills(on_lost: str) -> None:
     run_async(main)
 
 
-class Cut:
+class StateSnapshot:
     """A TCP proxy in front of an engine; a cut drops every connection and refuses new ones until it is mended."""
 
     def __init__(self, target: int) -> None:
@@ -331,9 +331,11 @@ class Cut:
 
 
 @contextlib.asynccontextmanager
-async def behind_a_cut(**settings: Any) -> AsyncIterator[tuple[Bus, EnginePublisher, RouterOnASet, list[Cut]]]:
+async def behind_a_cut(
+    **settings: Any,
+) -> AsyncIterator[tuple[Bus, EnginePublisher, RouterOnASet, list[StateSnapshot]]]:
     ports = free_ports(2)
-    cuts = [Cut(port) for port in ports]
+    cuts = [StateSnapshot(port) for port in ports]
     for one in cuts:
         await one.mend()
     source = {"endpoint": tcp(cuts[0].port), "replay_endpoint": tcp(cuts[1].port)}

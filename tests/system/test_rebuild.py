@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from kvbus.client import BlockView, Lost, LostReason, Subscriber, Synced
-from kvbus.core.blocks.compaction import Cut
+from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.system.actors import Engine, StrictRouter, soon
 from tests.system.bus import PATIENCE, Bus, eventually, running_bus
@@ -86,7 +86,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The seqs of the cuts made."""
     made: list[int] = []
 
-    class CountedCut(Cut):
+    class CountedCut(StateSnapshot):
         def __init__(self, seq: int, *rest: Any) -> None:
             made.append(seq)
             super().__init__(seq, *rest)

@@ -55,7 +55,7 @@ def _runs(index: Index) -> Iterator[tuple[Chunk, int, int]]:
         if chunk.out is None:
             yield chunk, a, b
             continue
-        out, pieces = chunk.recut()
+        out, pieces = chunk.reblocked()
         # two nodes may cover one page: it has one name, and is said once
         fresh = [at for at in range(a * pieces, b * pieces) if (key, out[at]) not in told]
         told.update((key, out[at]) for at in fresh)
@@ -74,7 +74,7 @@ def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
     return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys)]
 
 
-def recut_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
+def reblocked_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
     """Stores of the derived pieces at these positions of a re-cut chunk: one per run, more where a run is long."""
     tokens = chunk.token_list() if positions else []
     for first, end in _consecutive(positions):
@@ -84,7 +84,7 @@ def recut_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
 
 def _pieces_store(chunk: Chunk, a: int, b: int, tokens: list[Any]) -> AnyEvent:
     """One store of pieces ``[a, b)`` of a re-cut chunk, whose tokens these are."""
-    out, pieces = chunk.recut()
+    out, pieces = chunk.reblocked()
     base = chunk.block_size // pieces
     parent = out[a - 1] if a else chunk.out_parent
     return _as_event(chunk, out[a:b], parent, encode_value(tokens[a * base : b * base]), base, None)
@@ -122,7 +122,7 @@ def out_parent(index: Index, group: int | None, parent: Hash | None) -> Hash | N
     holder = index.find(group, parent)
     if holder is None or holder.out is None:
         return parent
-    out, pieces = holder.recut()
+    out, pieces = holder.reblocked()
     return out[(holder.hashes.index(parent) + 1) * pieces - 1]
 
 

@@ -33,7 +33,7 @@ class Part(msgspec.Struct):
     ts: float
 
 
-class Cut:
+class StateSnapshot:
     """The state of a stream as of batch ``seq``, shared by every answer that can use it."""
 
     def __init__(self, seq: int, parts: list[Part], wire: Wire) -> None:
@@ -41,11 +41,11 @@ class Cut:
         self._parts = parts
         self._sizes = [part.index.announced for part in parts]
         self._wire = wire
-        self._tellings: dict[int, Telling] = {}
+        self._chunks_by_size: dict[int, SnapshotChunks] = {}
         self.fewest = batches(self._sizes, MOST_BLOCKS)
         """The numbers an answer needs, at as many blocks a batch as routers take."""
 
-    def telling(self, room: int) -> Telling:
+    def chunks(self, room: int) -> SnapshotChunks:
         """The whole cut in at most ``room`` batches, or in one for each source where there is no room for these.
 
         Whoever asks sees to it that there is room for the ``fewest``: then no batch holds more than ``MOST_BLOCKS``.
@@ -53,10 +53,10 @@ class Cut:
         per_batch = BLOCKS_PER_BATCH
         while batches(self._sizes, per_batch) > room and per_batch < max(self._sizes):
             per_batch *= 2
-        telling = self._tellings.get(per_batch)
+        telling = self._chunks_by_size.get(per_batch)
         if telling is None:
             count = batches(self._sizes, per_batch)
-            telling = self._tellings[per_batch] = Telling(self._payloads(per_batch), count)
+            telling = self._chunks_by_size[per_batch] = SnapshotChunks(self._payloads(per_batch), count)
         return telling
 
     def _payloads(self, per_batch: int) -> Iterator[bytes]:
@@ -75,7 +75,7 @@ def batches(sizes: list[int], per_batch: int) -> int:
     return sum(max(1, -(-size // per_batch)) for size in sizes)
 
 
-class Telling:
+class SnapshotChunks:
     """Batches of a cut, made when they are first wanted and kept for the next one who wants them."""
 
     def __init__(self, source: Iterator[bytes], count: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from kvbus.core.blocks.overlay import SMALL, Layers
+from kvbus.core.blocks.overlay import SMALL, Overlay
 from kvbus.core.types import DEVICE_MEDIUM, Hash
 from kvbus.core.wire.codec import decode_tokens, decode_value, encode_value
 from kvbus.core.wire.schema import BlockStored
@@ -86,7 +86,7 @@ class Chunk(msgspec.Struct, gc=False):
         """The piece before the first one."""
         return None if self.rest is None else self.rest.out_parent
 
-    def cut_into(self, out: list[Hash] | None, out_parent: Hash | None) -> None:
+    def reblock_into(self, out: list[Hash] | None, out_parent: Hash | None) -> None:
         """Blocks leave under these derived hashes from now on; None: as they came."""
         if out is not None or self.rest is not None:
             self.rest = Rest(self.extras, out, out_parent)
@@ -95,7 +95,7 @@ class Chunk(msgspec.Struct, gc=False):
         """The engine's hash of the block before block ``i``."""
         return self.hashes[i - 1] if i else self.parent
 
-    def recut(self) -> tuple[list[Hash], int]:
+    def reblocked(self) -> tuple[list[Hash], int]:
         """The derived hashes of a re-cut chunk, and how many of them make one of the engine's blocks."""
         out = self.out or []
         return out, len(out) // len(self.hashes)
@@ -120,7 +120,7 @@ class Table:
     def __init__(self, copied_below: int = SMALL) -> None:
         base: dict[Hash, Chunk] = {}
         self.blocks: MutableMapping[Hash, Chunk] = base
-        self._layers = Layers(base, copied_below)
+        self._layers = Overlay(base, copied_below)
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
         """How many live pieces leave under one derived hash (re-cut chunks only)."""
@@ -277,7 +277,7 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
     """By derived hash: the re-cut chunk and its block that a piece belongs to."""
     for chunk in set_of_chunks(table) if table.pieces or table.refs else ():
         if chunk.out is not None:
-            out, per_block = chunk.recut()
+            out, per_block = chunk.reblocked()
             pieces.update((name, (chunk, at // per_block)) for at, name in enumerate(out))
     # nothing here is tracked by the collector of cycles: a pass over it would stop the stream
     runs: dict[int, tuple[tuple[int, int], ...]] = {}

@@ -17,7 +17,7 @@ SMALL: Final = 150_000
 """Entries that are copied all the same: it takes a millisecond or two, and a layer costs the traffic above it more."""
 
 MAX_LAYERS: Final = 4
-"""Layers on top of each other; one more is a copy."""
+"""Overlay on top of each other; one more is a copy."""
 
 
 class Layer(MutableMapping[K, V]):
@@ -73,7 +73,7 @@ class Layer(MutableMapping[K, V]):
         base.update(self._new)
 
 
-class Layers(Generic[K, V]):
+class Overlay(Generic[K, V]):
     """What is held still, by whom, and what is on top.
 
     Args:

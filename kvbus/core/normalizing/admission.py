@@ -22,7 +22,7 @@ Step = Store | BlockRemoved | AllBlocksCleared
 """An event that keeps the rules, in the order it came."""
 
 
-class Intake:
+class Admission:
     """Checks each event of one source and counts what is wrong with it; state is only what the checks learn.
 
     Args:

@@ -47,7 +47,7 @@ RELEARN_EVENTS: Final = 16
 a row, with none of the proven size between (an odd event came first). Fewer are taken for what they look like."""
 
 
-class Granularity(msgspec.Struct):
+class BlockSizeDetector(msgspec.Struct):
     """The sizes seen in one group, and what follows from them. ``pinned`` is the operator's ``block_size``."""
 
     pinned: int | None = None

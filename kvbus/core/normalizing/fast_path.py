@@ -21,8 +21,8 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Meta, Table
-from kvbus.core.normalizing.admission import Intake
-from kvbus.core.normalizing.block_size import Granularity, Treatment
+from kvbus.core.normalizing.admission import Admission
+from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
 from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, Filtered, Hash, medium_key
@@ -75,13 +75,13 @@ class _Shape:
         return head
 
 
-class Express:
+class FastPath:
     """Applies plain batches to the index of one source.
 
     Args:
         index: the live blocks.
-        granularity: block sizes, by group.
-        intake: which hashes the stream speaks in, and which groups it leaves out.
+        block_sizes: block sizes, by group.
+        admission: which hashes the stream speaks in, and which groups it leaves out.
         left_out: what the limit of the index counts, too.
         stats: where copies that are left out are counted.
         max_blocks: limit of the index.
@@ -92,8 +92,8 @@ class Express:
     def __init__(
         self,
         index: Index,
-        granularity: dict[int | None, Granularity],
-        intake: Intake,
+        block_sizes: dict[int | None, BlockSizeDetector],
+        admission: Admission,
         left_out: LeftOut,
         stats: SourceStats,
         *,
@@ -102,8 +102,8 @@ class Express:
         count_copies: bool,
     ) -> None:
         self._index = index
-        self._granularity = granularity
-        self._intake = intake
+        self._block_sizes = block_sizes
+        self._admission = admission
         self._left_out = left_out
         self._max_blocks = max_blocks
         self._prefix_only = prefix_only
@@ -205,7 +205,7 @@ class Express:
             done += 1
         if done and done == len(batch.events) and self._fits(added):
             self.bytes_hashes = bytes_hashes
-            if self._intake.plain(bytes if bytes_hashes else int, stores, done - stores):
+            if self._admission.plain(bytes if bytes_hashes else int, stores, done - stores):
                 if copies:
                     whole = False
                     batch.events = [event for event in batch.events if event.block_hashes]  # type: ignore[union-attr]
@@ -318,8 +318,8 @@ class Express:
         name = medium_key(medium)
         if name is None or (medium is not None and medium != medium.upper()):
             return None
-        granularity = self._granularity.get(group)
-        if granularity is None or not granularity.settled or granularity.treatment(size) is not Treatment.NATIVE:
+        block_sizes = self._block_sizes.get(group)
+        if block_sizes is None or not block_sizes.settled or block_sizes.treatment(size) is not Treatment.NATIVE:
             return None
         table = self._index.table(group, name)
         lora = _or_none(event.lora_id), _or_none(event.lora_name)
@@ -327,7 +327,7 @@ class Express:
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
         shape = self._shapes[spelling] = _Shape(table, group, meta)
-        shape.several = granularity.proven == size
+        shape.several = block_sizes.proven == size
         shape.whole = UNSET not in (event.lora_id, event.medium, event.lora_name)
         return shape
 

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, structs
 
-from kvbus.core.blocks.announce import announce, out_parent, recut_stores, stores_of
+from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, stores_of
 from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Rest, Table, TableKey, carried_bytes
-from kvbus.core.normalizing.admission import Intake, Step, complete
-from kvbus.core.normalizing.block_size import Granularity, Treatment
+from kvbus.core.normalizing.admission import Admission, Step, complete
+from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
 from kvbus.core.normalizing.derived_hashes import derive_chunk
-from kvbus.core.normalizing.fast_path import Express, Taken
+from kvbus.core.normalizing.fast_path import FastPath, Taken
 from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.normalizing.removal_order import leaf_first
 from kvbus.core.normalizing.validate import Store, check_removed
@@ -57,14 +57,16 @@ class Normalizer:
         self._begin()
 
     def _begin(self) -> None:
-        self._granularity: dict[int | None, Granularity] = {}
+        self._block_sizes: dict[int | None, BlockSizeDetector] = {}
         self._left_out = LeftOut(self.stats, count_copies=self.rules.duplicates == "count")
-        self._intake = Intake(self.rules.groups, self.stats)
+        self._admission = Admission(self.rules.groups, self.stats)
         self._clears_all_tiers = False
         self.emptied = False
         """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
         self._presumed = False
         """An unknown beginning was taken for over at a clear, because no tier but the device had been spoken of."""
+        self._spoken: set[str | None] = set()
+        """Media as events have named them, so that each is looked up once."""
         self._media: set[str] = set()
         """Media the epoch has spoken of, beside those that the index has tables of."""
         self._out: list[AnyEvent] = []
@@ -72,13 +74,13 @@ class Normalizer:
         self._ghosts: dict[tuple[int | None, Hash], Chunk] = {}
         """Blocks this batch removed: an offload in the same batch may still speak of them."""
         self._recut_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
-        self._begin_express()
+        self._begin_fast_path()
 
-    def _begin_express(self) -> None:
-        self._express = Express(
+    def _begin_fast_path(self) -> None:
+        self._fast_path = FastPath(
             self.index,
-            self._granularity,
-            self._intake,
+            self._block_sizes,
+            self._admission,
             self._left_out,
             self.stats,
             max_blocks=self.rules.max_blocks,
@@ -88,23 +90,23 @@ class Normalizer:
 
     def reset(self, *, same_life: bool = False) -> None:
         """Nothing is known of the cache any more; in the same life, what was learned of the stream stays."""
-        learned = (self._granularity, self._intake, self._clears_all_tiers, self.media, self._presumed)
+        learned = (self._block_sizes, self._admission, self._clears_all_tiers, self.media, self._presumed)
         self.index.clear()
         self._refused.clear()
         self._begin()
         if same_life:
-            self._granularity, self._intake, self._clears_all_tiers, self._media, self._presumed = learned
-            self._begin_express()
+            self._block_sizes, self._admission, self._clears_all_tiers, self._media, self._presumed = learned
+            self._begin_fast_path()
 
     @property
     def bytes_hashes(self) -> bool:
         """Whether the last plain batch named its blocks by byte strings."""
-        return self._express.bytes_hashes
+        return self._fast_path.bytes_hashes
 
     @property
     def block_size(self) -> int | None:
         """Tokens per block of the first prefix-carrying group, once known."""
-        for granularity in self._granularity.values():
+        for granularity in self._block_sizes.values():
             if granularity.base:
                 return granularity.base
         return self.rules.block_size
@@ -139,9 +141,9 @@ class Normalizer:
         """The engine's AllBlocksCleared speaks of every tier; from its stream alone that may not be known."""
         self._clears_all_tiers = True
 
-    def express(self, payload: bytes) -> Taken | None:
+    def fast_path(self, payload: bytes) -> Taken | None:
         """Take in a batch that needs no change; None, with nothing changed, if it is for :meth:`apply`."""
-        return None if self._left_out.coarse else self._express.take(payload)
+        return None if self._left_out.coarse else self._fast_path.take(payload)
 
     def apply(self, batch: Batch, *, first_of_life: bool = False) -> list[AnyEvent]:
         """Take in one batch; the events that leave.
@@ -153,10 +155,14 @@ class Normalizer:
         """
         if first_of_life and batch.events and isinstance(batch.events[0], AllBlocksCleared):
             self._clears_all_tiers = True
-        self._express.forget()
+        self._fast_path.forget()
         self.emptied = False
-        self._media.update(_media_of(batch))
-        steps = self._intake.steps(batch)
+        # by type: isinstance would be a call for each event
+        spoken = {event.medium for event in batch.events if type(event) is not AllBlocksCleared}  # type: ignore[union-attr]
+        if not spoken <= self._spoken:
+            self._spoken |= spoken
+            self._media |= {medium_key(medium) or UNKNOWN_MEDIUM for medium in spoken}
+        steps = self._admission.steps(batch)
         if self._observe(steps):
             self._rebuild()
         at = clears = 0
@@ -175,7 +181,7 @@ class Normalizer:
             else:
                 self._remove(step)
             at += 1
-        self._flush_recut()
+        self._flush_reblocked()
         self._flush_removals()
         self._ghosts.clear()
         out, self._out = self._out, []
@@ -184,9 +190,9 @@ class Normalizer:
     def dump(self) -> dict[str, Any]:
         """What has been learned about the stream beside its blocks, as plain data."""
         return {
-            "granularity": [[group, structs.asdict(known)] for group, known in self._granularity.items()],
+            "granularity": [[group, structs.asdict(known)] for group, known in self._block_sizes.items()],
             "coarse": [[*where, copies] for where, copies in self._left_out.coarse.items()],
-            "intake": self._intake.dump(),
+            "intake": self._admission.dump(),
             "clears_all_tiers": self._clears_all_tiers,
             "media": sorted(self.media),
             "presumed": self._presumed,
@@ -195,10 +201,10 @@ class Normalizer:
 
     def load(self, data: dict[str, Any]) -> None:
         """The reverse of :meth:`dump`; the index and the tails are filled separately."""
-        self._granularity.update((group, Granularity(**known)) for group, known in data["granularity"])
+        self._block_sizes.update((group, BlockSizeDetector(**known)) for group, known in data["granularity"])
         for group, medium, block, copies in data["coarse"]:
             self._left_out.add_coarse((group, medium), block, copies)
-        self._intake.load(data["intake"])
+        self._admission.load(data["intake"])
         self._clears_all_tiers = data["clears_all_tiers"]
         self._media = set(data["media"])
         self._presumed = data["presumed"]
@@ -239,16 +245,16 @@ class Normalizer:
         for step in steps:
             if not isinstance(step, Store) or not step.tokens:
                 continue
-            granularity = self._granularity.get(step.group)
+            granularity = self._block_sizes.get(step.group)
             if granularity is None:
-                granularity = Granularity(self.rules.block_size, numbered=step.group is not None)
-                self._granularity[step.group] = granularity
+                granularity = BlockSizeDetector(self.rules.block_size, numbered=step.group is not None)
+                self._block_sizes[step.group] = granularity
             size, blocks = step.event.block_size, len(step.event.block_hashes)
             changed |= granularity.observe(size, blocks)
         return changed and (len(self.index) > 0 or len(self.tails) > 0)
 
     def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
-        return self._granularity[group].treatment(chunk.block_size, len(chunk.hashes))
+        return self._block_sizes[group].treatment(chunk.block_size, len(chunk.hashes))
 
     def _rebuild(self) -> None:
         """Block sizes turned out different from what was assumed: say everything again in the right ones."""
@@ -256,20 +262,20 @@ class Normalizer:
         for key, table in self.index.tables.items():
             table.refs.clear()
             for chunk in table.blocks.values():
-                chunk.cut_into(None, None)
+                chunk.reblock_into(None, None)
             self._left_out.take_from(key, table, self._treatment)
         self._left_out.give_back(self.index, self._treatment)
         for key, chunk, a, b in self.index.snapshot():
             if self._treatment(key[0], chunk) is Treatment.REBLOCK:
                 if chunk.out is None:
-                    self._recut(chunk, key[0], self._granularity[key[0]].base)
+                    self._reblocked(chunk, key[0], self._block_sizes[key[0]].base)
                 self._reference(key, chunk, a, b)
         self._out.append(AllBlocksCleared())
         self._out.extend(announce(self.index))
 
-    def _recut(self, chunk: Chunk, group: int | None, base: int) -> None:
+    def _reblocked(self, chunk: Chunk, group: int | None, base: int) -> None:
         before = out_parent(self.index, group, chunk.parent)
-        chunk.cut_into(derive_chunk(chunk, base, before), before)
+        chunk.reblock_into(derive_chunk(chunk, base, before), before)
 
     # -- stores ----------------------------------------------------------------------------------------------------
 
@@ -308,7 +314,7 @@ class Normalizer:
         if not store.tokens and not complete(store, self._known):
             self.stats.filtered[Filtered.TOKENLESS] += 1
             return
-        granularity = self._granularity[store.group]
+        granularity = self._block_sizes[store.group]
         hashes = event.block_hashes
         treatment = granularity.treatment(event.block_size, len(hashes))
         if treatment is Treatment.REJECT:
@@ -329,7 +335,7 @@ class Normalizer:
             return
         chunk = self._chunk_of(store)
         if treatment is Treatment.REBLOCK:
-            self._recut(chunk, store.group, granularity.base)
+            self._reblocked(chunk, store.group, granularity.base)
         if fresh:
             table.blocks.update(dict.fromkeys(hashes, chunk))
             if treatment is Treatment.NATIVE:
@@ -411,7 +417,7 @@ class Normalizer:
         if chunk.out is None:
             stores = list(stores_of(self.index, chunk, a, b))
         else:
-            stores = list(recut_stores(chunk, self._reference(key, chunk, a, b)))
+            stores = list(reblocked_stores(chunk, self._reference(key, chunk, a, b)))
         if stores:
             self._flush_removals()
             self._out.extend(stores)
@@ -423,7 +429,7 @@ class Normalizer:
         left yet, and stays: to a router with a tree the removal of an inner block would cost all that hangs on it.
         """
         refs = self.index.table(*key).refs
-        out, pieces = chunk.recut()
+        out, pieces = chunk.reblocked()
         fresh = []
         for at in range(a * pieces, b * pieces):
             count = refs.get(out[at], 0)
@@ -449,7 +455,7 @@ class Normalizer:
             holders = self.index.tables_with(medium, block) if group is None else []
             if len(holders) != 1:
                 if holders or not self._left_out.remove_tail(key, block):
-                    reason = Filtered.GROUP if group in self._intake.no_prefix else Filtered.UNKNOWN_BLOCK
+                    reason = Filtered.GROUP if group in self._admission.no_prefix else Filtered.UNKNOWN_BLOCK
                     self.stats.filtered[reason] += 1
                 return
             key, table = holders[0]
@@ -462,7 +468,7 @@ class Normalizer:
         if chunk.out is None:
             self._gone.setdefault(key, {})[block] = (chunk.parent_of(at), chunk)
             return
-        out, pieces = chunk.recut()
+        out, pieces = chunk.reblocked()
         for i in range(at * pieces, (at + 1) * pieces):
             name = out[i]
             table.refs[name] -= 1
@@ -470,7 +476,7 @@ class Normalizer:
                 del table.refs[name]
                 self._recut_gone[key, name] = (out[i - 1] if i else chunk.out_parent, chunk)
 
-    def _flush_recut(self) -> None:
+    def _flush_reblocked(self) -> None:
         """End of a batch: pieces that were not stored again leave."""
         for (key, name), gone in self._recut_gone.items():
             self._gone.setdefault(key, {})[name] = gone
@@ -513,13 +519,6 @@ class Normalizer:
         self.index.clear()
         if not (self._out and isinstance(self._out[-1], AllBlocksCleared)):
             self._out.append(AllBlocksCleared())
-
-
-def _media_of(batch: Batch) -> Iterable[str]:
-    """The media that a batch's events name, whether or not anything becomes of them."""
-    for event in batch.events:
-        if not isinstance(event, AllBlocksCleared):
-            yield medium_key(event.medium) or UNKNOWN_MEDIUM
 
 
 def _spelling(chunk: Chunk) -> tuple[str | None, Any]:

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from kvbus.core.blocks.compaction import Cut
+from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.source import Source
@@ -53,7 +53,7 @@ class Output:
             rank = 0 if spec.merged else ranks[i]
             first = spec.first_seqs[i] if spec.first_seqs else 0
             self.add_stream(topic, rank, first, spec.publisher_ids[i] if spec.publisher_ids else b"")
-        self.cuts: WeakValueDictionary[int, Cut] = WeakValueDictionary()
+        self.snapshots: WeakValueDictionary[int, StateSnapshot] = WeakValueDictionary()
         """The newest cut of each stream, for as long as an answer holds it."""
 
     def add_stream(self, topic: bytes | None, rank: int, first_seq: int, publisher_id: bytes) -> OutputStream:

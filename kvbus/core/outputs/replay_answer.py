@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kvbus.core.blocks.compaction import Cut, Telling
+from kvbus.core.blocks.compaction import SnapshotChunks, StateSnapshot
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.frames import SEQ_BYTES, ReplayRequest, replay_data, replay_end
 from kvbus.core.wire.profiles import encode
@@ -30,16 +30,16 @@ class ReplayAnswer:
         cut: makes (or shares) a cut of the stream's state, to be told from the seq given; called only if one is needed.
     """
 
-    def __init__(self, stream: OutputStream, request: ReplayRequest, cut: Callable[[int], Cut]) -> None:
+    def __init__(self, stream: OutputStream, request: ReplayRequest, cut: Callable[[int], StateSnapshot]) -> None:
         self._stream = stream
         self.identity = request.envelope[0]
         self._envelope = request.envelope
         self._seq = request.start
         self._end = stream.next_seq
         self._make_cut = cut
-        self._cut: Cut | None = None
+        self._cut: StateSnapshot | None = None
         """Held until the answer is over, so that whoever asks meanwhile is told the same one."""
-        self._telling: Telling | None = None
+        self._chunks: SnapshotChunks | None = None
         self._told = 0
         self._empty = b""
         self.done = False
@@ -53,7 +53,7 @@ class ReplayAnswer:
         if self.done:
             return None
         while self._seq < self._end:
-            payload = self._from_journal() if self._telling is None else self._from_cut(self._telling)
+            payload = self._from_journal() if self._chunks is None else self._from_cut(self._chunks)
             if payload is None:
                 continue
             seq = self._seq
@@ -81,19 +81,19 @@ class ReplayAnswer:
         cut = self._cut = self._make_cut(self._seq)
         self._end = max(self._end, cut.seq + 1)
         room = cut.seq + 1 - self._seq
-        self._telling = cut.telling(room)
-        if room - self._telling.count > MAX_FILLER:
-            self._seq = cut.seq + 1 - self._telling.count
+        self._chunks = cut.chunks(room)
+        if room - self._chunks.count > MAX_FILLER:
+            self._seq = cut.seq + 1 - self._chunks.count
             self.outcome = "late"
         elif self.outcome != "late":
             self.outcome = "compacted"
         self._told = 0
         self._empty = encode(self._stream.profile.wire, [], 0.0, self._stream.rank)
 
-    def _from_cut(self, telling: Telling) -> bytes | None:
+    def _from_cut(self, telling: SnapshotChunks) -> bytes | None:
         """The next batch of the cut, then filler up to its seq; None when it is the journal's turn."""
         if self._cut is None or self._seq > self._cut.seq:
-            self._telling = None
+            self._chunks = None
             self._end = self._stream.next_seq
             return None
         payload = telling.get(self._told)

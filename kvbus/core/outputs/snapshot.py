@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from kvbus.core.blocks.compaction import Cut, Telling
+from kvbus.core.blocks.compaction import SnapshotChunks, StateSnapshot
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, SEQ_BYTES
 
 REQUEST: Final = b"snapshot"
@@ -63,7 +63,7 @@ class SnapshotAnswer:
         cut: makes (or shares) a cut; None where nothing was published yet.
     """
 
-    def __init__(self, request: SnapshotRequest, publisher_id: bytes, cut: Callable[[], Cut] | None) -> None:
+    def __init__(self, request: SnapshotRequest, publisher_id: bytes, cut: Callable[[], StateSnapshot] | None) -> None:
         self.identity = request.envelope[0]
         self._frames = [*request.envelope]
         self._envelope_frames = len(request.envelope)
@@ -71,7 +71,7 @@ class SnapshotAnswer:
         self.outcome = "compacted" if request.valid else "malformed"
         self._valid = request.valid
         self._make_cut = cut
-        self._telling: Telling | None = None
+        self._source: SnapshotChunks | None = None
         self.done = False
         """The reply was taken."""
 
@@ -87,12 +87,12 @@ class SnapshotAnswer:
         if not self._valid or self._make_cut is None:
             self.done = True
             return [*self._frames, _i64(NOTHING_YET if self._valid else UNAVAILABLE), self._publisher_id]
-        if self._telling is None:
+        if self._source is None:
             cut = self._make_cut()
-            self._telling = cut.telling(_ROOM)
+            self._source = cut.chunks(_ROOM)
             self._frames += [_i64(cut.seq), self._publisher_id]
             self._chunks = 0
-        payload = self._telling.get(self._chunks)
+        payload = self._source.get(self._chunks)
         if payload is None:
             self.done = True
             return self._frames

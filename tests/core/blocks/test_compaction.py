@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from kvbus.core.blocks.announce import MOST_BLOCKS
-from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Cut, Part
+from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Part, StateSnapshot
 from kvbus.core.blocks.index import Index
 from kvbus.core.wire.profiles import Wire
 from tests.core.dsl import Bench
@@ -18,7 +18,7 @@ def bench_of(*events):
 
 
 def told(cut, room=10**6):
-    telling = cut.telling(room)
+    telling = cut.chunks(room)
     found: list[Any] = []
     while (body := telling.get(len(found))) is not None:
         found.append(body)
@@ -27,7 +27,7 @@ def told(cut, room=10**6):
 
 def cut_of(*benches, seq=9, encoding="map"):
     parts = [Part(bench.normalizer.index.copy(), rank, 1.5) for rank, bench in enumerate(benches)]
-    return Cut(seq, parts, Wire(encoding))
+    return StateSnapshot(seq, parts, Wire(encoding))
 
 
 def test_it_begins_with_a_clear_because_whoever_asks_may_hold_something():
@@ -38,7 +38,7 @@ def test_it_begins_with_a_clear_because_whoever_asks_may_hold_something():
 
 
 def test_nothing_is_told_as_a_clear():
-    (body,) = told(Cut(9, [Part(Index(), 3, 1.5)], Wire()))
+    (body,) = told(StateSnapshot(9, [Part(Index(), 3, 1.5)], Wire()))
     assert unpack(body) == [1.5, [cleared()], 3]
 
 
@@ -72,7 +72,7 @@ def test_an_event_goes_on_in_the_next_batch(blocks):
     sizes = sizes_of(told(cut))
     assert all(size == BLOCKS_PER_BATCH for size in sizes[:-1])
     assert sum(sizes) == len(runs) * blocks
-    assert cut.telling(10**6).count == len(sizes)
+    assert cut.chunks(10**6).count == len(sizes)
 
 
 @pytest.mark.parametrize("blocks", [1, 100])
@@ -84,7 +84,7 @@ def test_blocks_that_leave_re_cut_are_counted_in_pieces(blocks):
     assert sizes_of(bodies) == [BLOCKS_PER_BATCH] * (1000 * blocks // BLOCKS_PER_BATCH) + [
         1000 * blocks % BLOCKS_PER_BATCH
     ]
-    assert cut.telling(10**6).count == len(bodies)
+    assert cut.chunks(10**6).count == len(bodies)
     assert cut.fewest == -(-1000 * blocks // MOST_BLOCKS)
     assert max(sizes_of(told(cut, cut.fewest))) == min(1000 * blocks, MOST_BLOCKS)
     router = PlainSetRouter()
@@ -102,7 +102,7 @@ def test_a_page_of_two_nodes_is_counted_once():
     bench.feed(store([2], tokens=tokens[: 16 * 520], block_size=16 * 520), store([3], 1, block_size=16))
     cut = cut_of(bench)
     assert sizes_of(told(cut)) == [512, 89]
-    assert cut.telling(10**6).count == 2
+    assert cut.chunks(10**6).count == 2
     bench.feed(removed([1]))
     assert sizes_of(told(cut_of(bench))) == [512, 9]
 
@@ -134,8 +134,8 @@ def test_a_cut_stays_what_it_was_whatever_becomes_of_the_index():
 
 def test_it_is_made_once_for_all_who_ask():
     cut = cut_of(bench_of(store([1])))
-    assert cut.telling(100) is cut.telling(50)
-    assert cut.telling(100).get(0) is cut.telling(50).get(0)
+    assert cut.chunks(100) is cut.chunks(50)
+    assert cut.chunks(100).get(0) is cut.chunks(50).get(0)
 
 
 def test_in_the_encoding_of_the_stream():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.blocks.overlay import MAX_LAYERS, Layer, Layers
+from kvbus.core.blocks.overlay import MAX_LAYERS, Layer, Overlay
 
 KEYS = st.integers(0, 7)
 STEPS = st.lists(
@@ -31,7 +31,7 @@ class Holder:
 def test_it_is_what_a_dictionary_would_be(steps):
     base: dict[int, int] = {}
     top: MutableMapping[int, int] = base
-    stack, model = Layers(base, copied_below=0), dict[int, int]()
+    stack, model = Overlay(base, copied_below=0), dict[int, int]()
     held = []
     for what, key, value in steps:
         if what == "set":
@@ -59,7 +59,7 @@ def test_it_is_what_a_dictionary_would_be(steps):
 
 def test_what_is_small_is_copied():
     base = {1: 1}
-    kept, top = Layers(base, copied_below=2).hold(base, Holder())
+    kept, top = Overlay(base, copied_below=2).hold(base, Holder())
     assert top is base
     assert kept == base
     assert kept is not base
@@ -68,7 +68,7 @@ def test_what_is_small_is_copied():
 def test_layers_are_bounded():
     base = {n: n for n in range(5)}
     top: MutableMapping[int, int] = base
-    stack, held = Layers(base, copied_below=0), [Holder() for _ in range(MAX_LAYERS + 1)]
+    stack, held = Overlay(base, copied_below=0), [Holder() for _ in range(MAX_LAYERS + 1)]
     for holder in held:
         kept, top = stack.hold(top, holder)
         top[len(top)] = 0

@@ -1,11 +1,11 @@
 import pytest
 
-from kvbus.core.normalizing.block_size import RELEARN_EVENTS, SETTLE_EVENTS, YOUNG, Granularity, Treatment
+from kvbus.core.normalizing.block_size import RELEARN_EVENTS, SETTLE_EVENTS, YOUNG, BlockSizeDetector, Treatment
 
 
 def learned(*stores, pinned=None, numbered=False):
     """A granularity that has seen these ``(size, blocks)``, one batch each."""
-    granularity = Granularity(pinned, numbered)
+    granularity = BlockSizeDetector(pinned, numbered)
     for size, blocks in stores:
         granularity.observe(size, blocks)
     return granularity
@@ -26,8 +26,8 @@ class TestFixedBlocks:
         assert learned(*[(16, 1)] * SETTLE_EVENTS, (7, 1)).treatment(16) is Treatment.NATIVE
 
     def test_nothing_is_known_before_the_first_store(self):
-        assert Granularity().base == 0
-        assert Granularity(16).base == 16
+        assert BlockSizeDetector().base == 0
+        assert BlockSizeDetector(16).base == 16
 
 
 class TestTwoGranularities:
@@ -58,7 +58,7 @@ class TestTwoGranularities:
         assert learned((16, 2), *[(8, 1)] * 100).treatment(16) is Treatment.NATIVE
 
     def test_what_changes_the_past_is_told(self):
-        granularity = Granularity()
+        granularity = BlockSizeDetector()
         assert granularity.observe(128, 1) is False
         assert granularity.observe(128, 1) is False
         assert granularity.observe(16, 2) is True

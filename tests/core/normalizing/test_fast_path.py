@@ -58,7 +58,7 @@ class Source:
         return self.normalizer.apply(decoded)
 
     def short(self, payload: bytes) -> bool:
-        return self.normalizer.express(payload) is not None
+        return self.normalizer.fast_path(payload) is not None
 
     @property
     def live(self) -> set[Any]:
@@ -93,12 +93,12 @@ class TestTakes:
         assert (source.stats.stored, source.stats.removed) == (before[0] + stores, before[1] + len(events) - stores)
 
     def test_the_payload_is_whole_with_every_field_kvbus_sends(self, source):
-        assert source.normalizer.express(batch(store([50])))[1]
-        assert source.normalizer.express(batch(removed(50)))[1]
+        assert source.normalizer.fast_path(batch(store([50])))[1]
+        assert source.normalizer.fast_path(batch(removed(50)))[1]
 
     def test_a_field_that_was_not_sent_is_filled_in(self, source):
         """SGLang sends no lora_name."""
-        taken = source.normalizer.express(batch(store([50], lora_name=...), store([51])))
+        taken = source.normalizer.fast_path(batch(store([50], lora_name=...), store([51])))
         assert taken is not None
         events, whole = taken[0].events, taken[1]
         assert not whole
@@ -111,10 +111,10 @@ class TestTakes:
         for at in range(0, 48, 4):
             payload = batch(store(chain[at : at + 4], chain[at - 1] if at else None))
             if at < 4 * (YOUNG + 1):
-                assert normalizer.express(payload) is None
+                assert normalizer.fast_path(payload) is None
                 normalizer.apply(well_formed(payload))
             else:
-                assert normalizer.express(payload) is not None
+                assert normalizer.fast_path(payload) is not None
         assert normalizer.bytes_hashes
         assert len(normalizer.index) == 48
 
@@ -130,12 +130,12 @@ LAST = {"parent": 39, "tokens": list(range(12, 16))}
 class TestCopies:
     def test_are_counted_and_not_told(self, source):
         for count in (1, 2):
-            taken = source.normalizer.express(batch(store([40], **LAST)))
+            taken = source.normalizer.fast_path(batch(store([40], **LAST)))
             assert taken is not None
             assert (taken[0].events, taken[1]) == ([], False)
             assert source.stats.filtered == {"copy": count}
         for left in (1, 0):
-            taken = source.normalizer.express(batch(removed(40, 39)) if not left else batch(removed(40)))
+            taken = source.normalizer.fast_path(batch(removed(40, 39)) if not left else batch(removed(40)))
             assert taken is not None
             assert [event.block_hashes for event in taken[0].events] == ([] if left else [(39,)])
         assert source.live == {*range(1, 39), 40}
@@ -229,7 +229,7 @@ class TestLeaves:
 
     def test_a_stream_that_has_not_proven_its_block_size(self):
         normalizer = Normalizer(Rules(), SourceStats())
-        assert normalizer.express(batch(store([1, 2]))) is None
+        assert normalizer.fast_path(batch(store([1, 2]))) is None
 
     def test_a_full_index(self):
         source = Source(max_blocks=41)

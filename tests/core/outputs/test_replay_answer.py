@@ -3,7 +3,7 @@ import weakref
 
 import pytest
 
-from kvbus.core.blocks.compaction import Cut, Part
+from kvbus.core.blocks.compaction import Part, StateSnapshot
 from kvbus.core.outputs import replay_answer as answer_module
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.replay_answer import ReplayAnswer
@@ -41,7 +41,7 @@ def cutter(of, *hashes):
     made = []
 
     def cut(start=0):
-        made.append(Cut(of.next_seq - 1, [Part(bench.normalizer.index.copy(), 0, 1.0)], Wire()))
+        made.append(StateSnapshot(of.next_seq - 1, [Part(bench.normalizer.index.copy(), 0, 1.0)], Wire()))
         return made[-1]
 
     return cut, made

@@ -1,6 +1,6 @@
 import pytest
 
-from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Cut, Part
+from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Part, StateSnapshot
 from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotRequest, parse_snapshot_request
 from kvbus.core.wire.profiles import Wire
 from tests.core.dsl import Bench
@@ -44,7 +44,7 @@ def answered(request, cut):
 def cut_of(count, seq=7):
     bench = Bench()
     bench.feed(*[store([block]) for block in range(count)])
-    return bench, lambda: Cut(seq, [Part(bench.normalizer.index.copy(), 0, 1.0)], Wire())
+    return bench, lambda: StateSnapshot(seq, [Part(bench.normalizer.index.copy(), 0, 1.0)], Wire())
 
 
 @pytest.mark.parametrize("count", [0, 1, 3 * BLOCKS_PER_BATCH + 1])

@@ -1,0 +1,355 @@
+"""Where `state_dir: auto` keeps the state: in the first place that is large enough, one for each bus, and nobody else's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.config import Config, load
+from kvbus.core.events import BatchReceived
+from kvbus.daemon import state_place
+from kvbus.daemon.daemon import Daemon
+from kvbus.daemon.state_place import MIN_FREE, Base, name_of, open_place
+from kvbus.errors import InUseError, StateDirError
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
+from tests.ports import free_ports
+
+BASES = ("told", "runtime", "memory", "system", "home/.local/state")
+
+
+def config(*, outputs: list[dict[str, Any]] | None = None, **settings: Any) -> Config:
+    overrides = {
+        "sources": [{"endpoint": "tcp://127.0.0.1:5557"}],
+        "outputs": outputs or [{"endpoint": "tcp://*:5657", "replay_endpoint": "tcp://*:5658"}],
+        **settings,
+    }
+    return load(None, env={}, overrides=overrides)
+
+
+def somebody_elses(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    os.chown(path, 12345, 12345)
+
+
+class Machine:
+    """A machine on which every base is a directory of a test's own."""
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
+        self.directory = directory
+        self.free: dict[str, int] = {}
+        self._patch = patch
+        for name in BASES[:-1]:
+            (directory / name).mkdir()
+        (directory / "home").mkdir()
+        patch.setenv("STATE_DIRECTORY", str(directory / "told"))
+        patch.setenv("XDG_RUNTIME_DIR", str(directory / "runtime"))
+        patch.delenv("XDG_STATE_HOME", raising=False)
+        patch.setenv("HOME", str(directory / "home"))
+        patch.setattr(state_place, "MEMORY", directory / "memory")
+        patch.setattr(state_place, "SYSTEM", directory / "system")
+        patch.setattr(os, "statvfs", self._statvfs)
+
+    def _statvfs(self, path: Path) -> os.statvfs_result:
+        block = 4096
+        free = self.free.get(str(path.relative_to(self.directory)), 2 * MIN_FREE)
+        path.lstat()
+        return os.statvfs_result((block, block, 10**9, 10**9, free // block, 0, 0, 0, 0, 255))
+
+    def without(self, *variables: str) -> None:
+        for name in variables:
+            self._patch.delenv(name)
+
+    def used(self, of: Config | None = None) -> str | None:
+        """The base that is used now."""
+        place = open_place(of or config())
+        place.release()
+        return None if place.directory is None else str(place.directory.parent.relative_to(self.directory))
+
+    def place(self, base: str) -> Path:
+        return self.directory / base / name_of(config(), Base(self.directory / base, shared=base.startswith("home")))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+class TestOrder:
+    def test_the_first_that_has_room(self, machine: Machine):
+        found = []
+        for base in BASES:
+            found.append(machine.used())
+            machine.free[base] = MIN_FREE - 4096
+            machine.place(base).joinpath("lock").unlink()
+            machine.place(base).rmdir()
+        assert tuple(found) == BASES
+        assert machine.used() is None
+
+    def test_room_is_a_million_blocks(self, machine: Machine, caplog: pytest.LogCaptureFixture):
+        machine.free["told"] = MIN_FREE
+        assert machine.used() == "told"
+        machine.place("told").joinpath("lock").unlink()
+        machine.place("told").rmdir()
+        machine.free |= dict.fromkeys(BASES, MIN_FREE - 4096)
+        assert machine.used() is None
+        assert "1023 MiB are free, 1024 are needed" in caplog.text
+
+    def test_the_first_directory_that_systemd_names(self, machine: Machine, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("STATE_DIRECTORY", f"{machine.directory / 'told'}:{machine.directory / 'other'}")
+        assert machine.used() == "told"
+
+    def test_without_the_variables(self, machine: Machine):
+        machine.without("STATE_DIRECTORY", "XDG_RUNTIME_DIR")
+        assert machine.used() == "memory"
+
+    def test_where_the_user_wants_state(self, machine: Machine, monkeypatch: pytest.MonkeyPatch):
+        machine.free |= dict.fromkeys(BASES[:-1], 0)
+        monkeypatch.setenv("XDG_STATE_HOME", str(machine.directory / "elsewhere"))
+        assert machine.used() == "elsewhere"
+        assert (machine.directory / "elsewhere").stat().st_mode & 0o777 == 0o700
+
+    @pytest.mark.parametrize("value", ["", "relative", "./here"])
+    def test_what_is_no_absolute_path_is_passed_over(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch, value: str
+    ):
+        for name in ("STATE_DIRECTORY", "XDG_RUNTIME_DIR"):
+            monkeypatch.setenv(name, value)
+        assert machine.used() == "memory"
+
+    def test_a_base_that_is_not_there_is_not_made(self, machine: Machine):
+        for base in BASES[:-1]:
+            (machine.directory / base).rmdir()
+        assert machine.used() == "home/.local/state"
+        assert not any((machine.directory / base).exists() for base in BASES[:-1])
+
+    def test_a_home_that_is_not_there_is_not_made(self, machine: Machine):
+        machine.free |= dict.fromkeys(BASES[:-1], 0)
+        (machine.directory / "home").rmdir()
+        assert machine.used() is None
+        assert not (machine.directory / "home").exists()
+
+
+class TestAgain:
+    def test_a_place_that_is_there_is_used_however_little_is_free(self, machine: Machine):
+        assert machine.used() == "told"
+        machine.free["told"] = 0
+        assert machine.used() == "told"
+
+    def test_a_place_that_is_there_is_used_before_a_better_one(self, machine: Machine):
+        machine.free["told"] = 0
+        assert machine.used() == "runtime"
+        machine.free["told"] = 10 * MIN_FREE
+        assert machine.used() == "runtime"
+
+    @pytest.mark.parametrize("newest", ["told", "memory"])
+    def test_of_several_the_one_written_last(self, machine: Machine, newest: str):
+        for base in ("told", "memory"):
+            machine.place(base).mkdir(mode=0o700)
+            log = machine.place(base) / "state-1.log"
+            log.touch()
+            os.utime(log, (1, 2 if base == newest else 1))
+        assert machine.used() == newest
+
+    def test_a_place_that_cannot_be_used_is_passed_over(self, machine: Machine):
+        machine.place("told").mkdir(mode=0o700)
+        machine.place("told").joinpath("lock").mkdir()
+        assert machine.used() == "runtime"
+
+
+class TestWhose:
+    def test_it_is_the_users_alone(self, machine: Machine):
+        machine.used()
+        assert machine.place("told").stat().st_mode & 0o777 == 0o700
+        assert machine.place("told").stat().st_uid == os.getuid()
+
+    @pytest.mark.parametrize(
+        ("make", "why"),
+        [
+            (lambda path: path.symlink_to(path.parent.parent), "Not a directory|symbolic link"),
+            (lambda path: path.symlink_to("nowhere"), "Not a directory|symbolic link"),
+            (lambda path: path.touch(), "Not a directory"),
+            (lambda path: path.mkdir(mode=0o750), "others may read or write the directory"),
+            (somebody_elses, "the directory is somebody else's"),
+        ],
+        ids=["link", "link to nowhere", "file", "open to others", "somebody else's"],
+    )
+    def test_what_is_not_is_not_used(
+        self, machine: Machine, caplog: pytest.LogCaptureFixture, make: Callable[[Path], object], why: str
+    ):
+        if "somebody" in why and os.getuid():
+            pytest.skip("needs root to give a directory away")
+        path = machine.place("told")
+        make(path)
+        if why.startswith("others"):
+            path.chmod(0o750)
+        before = path.lstat()
+        machine.free |= dict.fromkeys(BASES[1:], 0)
+        assert machine.used() is None
+        assert any(f"{path}: {reason}" in caplog.text for reason in why.split("|"))
+        assert path.lstat() == before
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def test_another_process_has_it(self, machine: Machine):
+        place = open_place(config())
+        with pytest.raises(InUseError, match=f"the state in {place.directory} is in use by process {os.getpid()} on "):
+            open_place(config())
+        place.release()
+
+
+def named(**settings: Any) -> str:
+    return name_of(config(**settings), Base(Path("/x")))
+
+
+class TestName:
+    def test_it_stays_as_sources_come_and_go(self):
+        source = {"name": "b", "endpoint": "tcp://127.0.0.1:7557", "slot": 3}
+        assert named(sources=[{"endpoint": "tcp://127.0.0.1:5557"}, source]) == named()
+        assert named(worker="another", model="m", block_size=32, http="127.0.0.1:1") == named()
+
+    def test_buses_that_run_side_by_side_have_others(self):
+        others = [
+            [{"endpoint": "tcp://*:5659", "replay_endpoint": "tcp://*:5658"}],
+            [{"endpoint": "tcp://127.0.0.1:5657"}],
+            [{"endpoint": "ipc:///run/kvbus"}],
+            [{"endpoint": "ipc://@kvbus"}],
+            [{"endpoint": "tcp://router:5657", "bind": False}],
+            [{"endpoint": "tcp://router:5657", "bind": False, "replay_endpoint": "tcp://*:5658"}],
+            [{"endpoint": "tcp://router:5657", "bind": False, "replay_endpoint": "tcp://*:5758"}],
+        ]
+        names = [named(outputs=outputs) for outputs in others]
+        assert len({*names, named()}) == len(names) + 1
+
+    def test_the_first_address_decides(self):
+        """No two that run can have bound it, and it stays when an output is added behind it."""
+        one, other = {"endpoint": "tcp://*:5657"}, {"name": "more", "endpoint": "tcp://*:6657"}
+        assert named(outputs=[one, other]) == named(outputs=[one])
+        dialling = {"name": "dials", "endpoint": "tcp://router:1", "bind": False}
+        assert named(outputs=[dialling, one]) == named(outputs=[one])
+
+    def test_buses_that_only_dial_are_told_apart_by_their_engines(self):
+        outputs = [{"endpoint": "tcp://router:5657", "bind": False}]
+        sources = [[{"endpoint": f"tcp://127.0.0.1:{port}"}] for port in (5557, 5558)]
+        assert named(outputs=outputs, sources=sources[0]) != named(outputs=outputs, sources=sources[1])
+
+    def test_a_relative_path_is_another_one_elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        outputs = [{"endpoint": "ipc://kv"}]
+        here = named(outputs=outputs)
+        monkeypatch.chdir(tmp_path)
+        assert named(outputs=outputs) != here
+        assert named(outputs=outputs) == named(outputs=[{"endpoint": f"ipc://{tmp_path}/kv"}])
+
+    def test_users_have_others(self, monkeypatch: pytest.MonkeyPatch):
+        mine = named()
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        assert named() != mine
+
+    def test_machines_have_others_where_they_share_a_directory(self, monkeypatch: pytest.MonkeyPatch):
+        shared = Base(Path("/x"), shared=True)
+        here = named(), name_of(config(), shared)
+        monkeypatch.setattr(socket, "gethostname", lambda: "another-container")
+        assert named() == here[0], "a container has another name each time it is made"
+        assert name_of(config(), shared) != here[1]
+
+
+class TestWhereThereIsNone:
+    def test_null_is_said_with_what_it_costs(self, machine: Machine, caplog: pytest.LogCaptureFixture):
+        place = open_place(config(state_dir=None))
+        assert place.directory is None
+        assert place.marks == machine.directory / "runtime", "the numbering goes on all the same"
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert record.getMessage().startswith(
+            "state_dir is null, so no state is kept: after a restart of kvbus routers"
+        )
+
+    def test_nothing_can_be_used(self, machine: Machine, caplog: pytest.LogCaptureFixture):
+        for base in BASES[:-1]:
+            (machine.directory / base).rmdir()
+        (machine.directory / "home").rmdir()
+        place = open_place(config())
+        assert place.directory is None
+        (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert "state_dir auto found no place" in record.getMessage()
+        assert f"{machine.place('told')}: No such file or directory" in record.getMessage()
+        assert "so no state is kept: after a restart of kvbus routers are told to clear" in record.getMessage()
+
+
+class TestTold:
+    def test_it_is_made(self, tmp_path: Path):
+        place = open_place(config(state_dir=str(tmp_path / "a" / "b")))
+        assert place.directory == place.marks == tmp_path / "a" / "b"
+        assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+        place.release()
+
+    def test_what_is_no_directory_is_a_mistake(self, tmp_path: Path):
+        (tmp_path / "file").touch()
+        with pytest.raises(StateDirError, match=f"state_dir {tmp_path / 'file'}: ") as caught:
+            open_place(config(state_dir=str(tmp_path / "file")))
+        assert caught.value.exit_code == 78
+
+    def test_it_has_one_user(self, tmp_path: Path):
+        place = open_place(config(state_dir=str(tmp_path)))
+        with pytest.raises(InUseError, match=f"state_dir {tmp_path} is in use"):
+            open_place(config(state_dir=str(tmp_path)))
+        place.release()
+
+
+def on_free_ports(**settings: Any) -> Config:
+    engine, live = free_ports(2)
+    return config(
+        sources=[{"endpoint": f"tcp://127.0.0.1:{engine}"}],
+        outputs=[{"endpoint": f"tcp://127.0.0.1:{live}", "heartbeat": 0}],
+        http=None,
+        on_lost="keep",
+        **settings,
+    )
+
+
+async def test_a_bus_finds_its_own_state_again(machine: Machine):
+    mine, other = on_free_ports(), on_free_ports()
+    for count in (1, 2):
+        for of in (mine, other):
+            daemon = Daemon(of)
+            assert daemon.relay.outputs[0].streams[0].next_seq == count - 1
+            await daemon.start()
+            daemon.feed(BatchReceived(0, [b"", (count - 1).to_bytes(8, "big"), batch(store([count]))]))
+            await daemon.close(drain=0)
+    assert len(list((machine.directory / "told").iterdir())) == 2
+
+
+async def test_a_memory_that_is_full_costs_the_state_and_not_the_start(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    daemon = Daemon(on_free_ports())
+    assert daemon.state is not None
+    monkeypatch.setattr(daemon.state, "_create", broken)
+    await daemon.start()
+    assert daemon.process.state_writing is False
+    assert "the state cannot be written any more (Input/output error): going on without" in caplog.text
+    daemon.feed(BatchReceived(0, [b"", bytes(8), batch(store([1]))]))
+    assert daemon.relay.outputs[0].streams[0].next_seq == 1
+    await daemon.close(drain=0)
+    told = Daemon(on_free_ports(state_dir=str(machine.directory / "explicit")))
+    monkeypatch.setattr(told.state, "_create", broken)
+    with pytest.raises(StateDirError, match="Input/output error"):
+        await told.start()
+
+
+async def test_what_leaves_nothing_behind_leaves_nothing_behind(machine: Machine, caplog: pytest.LogCaptureFixture):
+    """The demo, for one."""
+    daemon = Daemon(on_free_ports(), keep_seqs=False)
+    await daemon.start()
+    daemon.feed(BatchReceived(0, [b"", bytes(8), batch(store([1]))]))
+    await daemon.close(drain=0)
+    assert [path for path in machine.directory.rglob("*") if not path.is_dir() or path.name.startswith("kvbus")] == []
+    assert "state" not in caplog.text
