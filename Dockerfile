@@ -1,7 +1,7 @@
 # kvbus in a container: no compiler, no cache, a fixed unprivileged user, happy with a read-only root.
 #
 #   docker build -t kvbus .
-#   docker run --rm --network host --read-only --cap-drop ALL -v $PWD/kvbus.yaml:/etc/kvbus/kvbus.yaml:ro kvbus
+#   docker run --rm --network host --read-only --cap-drop ALL -v $PWD/kvbus.yaml:/etc/kvbus/kvbus.yaml:ro -v kvbus:/var/lib/kvbus kvbus
 ARG PYTHON_IMAGE=python:3.13.15-slim-trixie@sha256:8d9d0b8bcf6506481eae4907c18f5e3e7902e629f5f6d684f9e7c32e85e3ddf0
 
 FROM ${PYTHON_IMAGE} AS build
@@ -30,7 +30,9 @@ LABEL org.opencontainers.image.title="kvbus" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/kvbus /opt/kvbus
 COPY --from=build /rootfs/ /
+# state_dir: auto keeps the state there if it can be written: a volume outlives the container, /dev/shm does not
 ENV PATH=/opt/kvbus/bin:$PATH \
+    STATE_DIRECTORY=/var/lib/kvbus \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 65532:65532

@@ -33,9 +33,7 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- with include "kvbus.modelName" . -}}
 {{- $_ := set $config "model" . -}}
 {{- end -}}
-{{- if $v.state.enabled -}}
-{{- $_ := set $config "state_dir" "/var/lib/kvbus" -}}
-{{- end -}}
+{{- $_ := set $config "state_dir" (ternary "/var/lib/kvbus" nil $v.state.enabled) -}}
 {{- if not $config.sources -}}
 {{- $port := int $v.engineEvents.port -}}
 {{- $source := dict
@@ -44,6 +42,9 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
   "replay_endpoint" (printf "tcp://127.0.0.1:%d" (int ($v.engineEvents.replayPort | default (add $port (max 100 (int $v.dataParallelSize))))))
   "bind" true
   "data_parallel_size" (int $v.dataParallelSize) -}}
+{{- if eq (default "keep" $config.on_partial) "reset" -}}
+{{- $_ := set $source "api" (printf "http://127.0.0.1:%d" (int $v.servingPort)) -}}
+{{- end -}}
 {{- $_ := set $config "sources" (list $source) -}}
 {{- end -}}
 {{- if not $config.outputs -}}
