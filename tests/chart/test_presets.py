@@ -57,6 +57,20 @@ def test_aibrix_finds_the_pod_by_labels_and_all_ranks_on_its_one_port(tmp_path: 
     assert {port["containerPort"] for port in release.kvbus["ports"]} == {5557, 5558, 9477}
 
 
+@pytest.mark.parametrize("configured", ["configMap", "environment"])
+def test_without_its_volume_there_is_no_state(configured: str, tmp_path: Path) -> None:
+    """`auto` would look for a place that outlives nothing."""
+    config = rendered("generic", tmp_path, configFrom=configured, state={"enabled": False})
+    assert config.state_dir is None
+    assert str(rendered("generic", tmp_path, configFrom=configured).state_dir) == "/var/lib/kvbus"
+
+
+def test_an_engine_in_the_pod_is_reset_through_its_own_port(tmp_path: Path) -> None:
+    config = rendered("generic", tmp_path, servingPort=8001, config={"on_partial": "reset"})
+    assert (config.on_partial, config.sources[0].api) == ("reset", "http://127.0.0.1:8001")
+    assert rendered("generic", tmp_path).sources[0].api is None
+
+
 def test_only_what_is_used_of_the_pod_is_asked_of_the_cluster() -> None:
     assert "env" not in render().kvbus
     names = [variable["name"] for variable in render({"kvbus": {"router": "llm-d"}}).kvbus["env"]]

@@ -275,3 +275,23 @@ def test_a_whole_curve(read):
     output = f"{{endpoint: 'ipc:///o', replay_endpoint: 'ipc:///r', bind: false, {SECRET}, {SERVER}, {CLIENTS}}}"
     config = read(_text(f"[{source}]", f"[{output}]"))
     assert str(config.outputs[0].curve_client_keys) == "/c"
+
+
+def test_caches_are_reset_by_an_api_that_is_named(problems):
+    found = problems(
+        _text("[{}, {name: b, endpoint: 'ipc:///b', api: 'http://127.0.0.1:8000'}]", "[{}]", "on_partial: reset")
+    )
+    (wrong,) = [text for key, text in found.items() if key.startswith("sources[0]")]
+    assert "null, and on_partial: reset needs the engine's HTTP API; for example api: http://127.0.0.1:8000" in wrong
+    assert "sources[1].api" not in found
+
+
+def test_an_api_may_be_named_before_it_is_asked(read):
+    config = read(_text("[{api: 'https://engine:8000/v1/'}]", "[{}]"))
+    assert (config.on_partial, config.sources[0].api) == ("keep", "https://engine:8000/v1")
+
+
+def test_a_bad_api_is_told_once(problems):
+    found = problems(_text("[{api: 'engine:8000'}]", "[{}]", "on_partial: reset"))
+    assert set(found) == {"sources[0].api"}
+    assert "must be http://host:port" in found["sources[0].api"]

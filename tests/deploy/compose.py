@@ -39,5 +39,12 @@ def mounts(service: str) -> dict[str, Path]:
     found = {}
     for volume in SERVICES[service].get("volumes", []):
         here, there, *_ = volume.split(":")
-        found[there] = (DEPLOY / here).resolve()
+        if here not in COMPOSE["volumes"]:
+            found[there] = (DEPLOY / here).resolve()
     return found
+
+
+def kept(service: str) -> list[str]:
+    """Paths in the container that are volumes."""
+    pairs = (volume.split(":")[:2] for volume in SERVICES[service].get("volumes", []))
+    return [there for name, there in pairs if name in COMPOSE["volumes"]]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.deploy.compose import DEPLOY, KVBUS, PORTS, SERVICES, Elsewhere, mounts
+from tests.deploy.compose import DEPLOY, KVBUS, PORTS, SERVICES, Elsewhere, kept, mounts
 from tests.monitoring.prometheus import running_prometheus
 from tests.ports import free_ports
 from tests.system.bus import eventually
@@ -35,6 +36,16 @@ def test_every_file_that_is_mounted_is_there() -> None:
     for service in SERVICES:
         for path in mounts(service).values():
             assert path.exists(), f"{service}: {path}"
+
+
+def test_what_kvbus_knows_is_kept_in_a_volume() -> None:
+    """Where the image says that state goes: its root is read-only, and its /dev/shm small and gone with it."""
+    dockerfile = (DEPLOY.parent / "Dockerfile").read_text()
+    (told,) = re.findall(r"STATE_DIRECTORY=(\S+)", dockerfile)
+    assert kept("kvbus") == [told]
+    assert f"chown 65532:65532 /rootfs{told}" in dockerfile
+    assert f"-v kvbus:{told} kvbus\n" in dockerfile
+    assert not kept("engine")
 
 
 def test_only_loopback_is_published_and_every_image_has_a_version() -> None:

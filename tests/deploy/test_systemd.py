@@ -74,4 +74,4 @@ def test_state_and_configuration_are_where_the_docs_say() -> None:
     assert unit["ConfigurationDirectory"] == "kvbus"
     operations = (DEPLOY.parent / "docs" / "OPERATIONS.md").read_text()
     assert re.search(r"StateDirectory=kvbus", operations)
-    assert "state_dir: /var/lib/kvbus" in operations
+    assert re.search(r"^\| `\$STATE_DIRECTORY` ", operations, re.MULTILINE)

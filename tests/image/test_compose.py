@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.compose import KVBUS, SERVICES, mounts
+from tests.deploy.compose import KVBUS, SERVICES, kept, mounts
 from tests.image.conftest import IMAGE, Podman
 from tests.system.bus import eventually
 
@@ -26,6 +26,7 @@ def options(service: str) -> list[str]:
     found += [f"--security-opt={option.split(':')[0]}" for option in described["security_opt"]]
     found += [f"--env={name}={value}" for name, value in described.get("environment", {}).items()]
     found += [f"--volume={here}:{there}:ro" for there, here in mounts(service).items()]
+    found += [f"--volume={there}" for there in kept(service)]
     return found
 
 

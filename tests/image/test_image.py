@@ -201,11 +201,12 @@ def test_a_wrong_configuration_ends_it_with_78(podman: Podman, name: str, tmp_pa
     assert "block_size" in podman("logs", name).stderr
 
 
-def test_the_state_outlives_the_container(podman: Podman, name: str, tmp_path: Path) -> None:
-    """`state_dir` on a volume: the second container goes on where the first was."""
+@pytest.mark.parametrize("state_dir", ["/var/lib/kvbus", "auto"])
+def test_the_state_outlives_the_container(podman: Podman, name: str, tmp_path: Path, state_dir: str) -> None:
+    """`state_dir` on a volume, which `auto` finds: the second container goes on where the first was."""
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
-    place = Contained(tmp_path, state_dir="/var/lib/kvbus")
+    place = Contained(tmp_path, state_dir=state_dir)
     volume = ("--volume", f"{state}:/var/lib/kvbus:U")
     with asyncio.Runner() as runner:
         place.run(podman, name, *volume)
@@ -213,6 +214,6 @@ def test_the_state_outlives_the_container(podman: Podman, name: str, tmp_path: P
         podman("rm", "--force", "--time", "10", name)
         place.run(podman, name, *volume)
         runner.run(place.up(podman, name))
-    assert {path.suffix for path in state.iterdir()} >= {".dump", ".log"}
+    assert sorted(path.suffix for path in state.rglob("state-*.*")) == [".dump", ".log"]
     assert "kvbus_state_refused_total 0.0" in place.get("/metrics")[1]
     assert "kvbus_state_writing 1.0" in place.get("/metrics")[1]
