@@ -241,8 +241,12 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Partial",
             "short",
-            "1: the engine may hold blocks that kvbus cannot know of.",
+            "1: the engine may hold blocks that kvbus cannot know of. Requests to reset its cache, by outcome.",
             (f"kvbus_source_partial{{{SOURCE}}}", OF_SOURCE),
+            (
+                rate("kvbus_source_cache_resets_total", SOURCE, f"{PER_SOURCE}, outcome"),
+                f"{OF_SOURCE} {{{{outcome}}}}",
+            ),
         ),
     ],
     "Outputs": [

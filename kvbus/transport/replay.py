@@ -119,14 +119,12 @@ class ReplayServer:
         self._stats = stats
         self._again: asyncio.TimerHandle | None = None
         self._open(policy)
-        self._budget = budget or Budget(64, stats)
-        self._waiting_limit = MAX_WAITING
-        stats.replay_waiting_limit += MAX_WAITING
         self._stall_timeout = stall_timeout
         self._before_send = before_send
 
         # Answers: those under way, those that wait for the budget, those behind an earlier one of their requester.
         self._budget = budget or Budget(64, stats)
+        self._waiting_limit = MAX_WAITING
         stats.replay_waiting_limit += MAX_WAITING
         self._counted = 0
         self._active: deque[Session] = deque()

@@ -168,7 +168,7 @@ def test_it_ends_in_order_at_once(podman: Podman, name: str, tmp_path: Path) -> 
     podman("stop", "--time", "30", name)
     assert time.monotonic() - began < 20
     assert podman("inspect", "--format", "{{.State.ExitCode}}", name).stdout.strip() == "0"
-    assert "SIGTERM: ending" in podman("logs", name).stderr
+    assert "SIGTERM: shutting down" in podman("logs", name).stderr
 
 
 EARLY: Final = """

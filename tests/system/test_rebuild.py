@@ -91,7 +91,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             made.append(seq)
             super().__init__(seq, *rest)
 
-    monkeypatch.setattr("kvbus.core.outgoing.Cut", CountedCut)
+    monkeypatch.setattr("kvbus.core.outgoing.StateSnapshot", CountedCut)
     return made
 
 

@@ -182,7 +182,7 @@ def test_sigterm_ends_in_order_and_routers_get_what_was_queued(tmp_path: Path) -
         place, count = Place(tmp_path), 600
         async with with_work_left(place, count) as (bus, router):
             bus.process.send_signal(signal.SIGTERM)
-            await eventually(lambda: "SIGTERM: ending" in bus.said, "the signal heard")
+            await eventually(lambda: "SIGTERM: shutting down" in bus.said, "the signal heard")
             seqs = await asyncio.to_thread(router.seqs, count)
             assert seqs == list(range(count))
             assert await bus.ends() == 0, bus.said
@@ -196,7 +196,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with with_work_left(Place(tmp_path), 600) as (bus, _):
             bus.process.send_signal(signal.SIGTERM)
-            await eventually(lambda: "SIGTERM: ending" in bus.said, "the signal heard")
+            await eventually(lambda: "SIGTERM: shutting down" in bus.said, "the signal heard")
             bus.process.send_signal(signal.SIGTERM)
             # killed by the signal and not ended by itself: a supervisor can tell
             assert await bus.ends() == -signal.SIGTERM, bus.said
@@ -209,7 +209,7 @@ def test_a_stalled_router_does_not_keep_the_end_waiting_for_ever(tmp_path: Path)
         async with with_work_left(Place(tmp_path), 600) as (bus, _):
             bus.process.send_signal(signal.SIGINT)
             assert await bus.ends() == 0, bus.said
-            assert "SIGINT: ending" in bus.said
+            assert "SIGINT: shutting down" in bus.said
 
     run_async(main())
 

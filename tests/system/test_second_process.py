@@ -111,7 +111,7 @@ def test_a_port_that_is_taken_leaves_ones_own_state_as_it_was(tmp_path: Path) ->
                 await eventually(lambda: "output routers: replay at" in theirs.said, "the port taken")
                 with place.start() as bus:
                     assert bus.ended() == 69
-                    assert f"cannot bind {place.out}" in bus.said
+                    assert f"cannot listen on {place.out}" in bus.said
                 assert contents(tmp_path / "mine") == before
             await engine.publish(4 * BUFFER)  # the buffer has forgotten them
             with place.start() as bus:

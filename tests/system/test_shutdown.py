@@ -85,7 +85,7 @@ async def ending_beside_an_answer(place: Place) -> AsyncIterator[tuple[Command, 
 def test_an_answer_under_way_is_finished_first(tmp_path: Path) -> None:
     async def main() -> None:
         async with ending_beside_an_answer(Place(tmp_path, shutdown_timeout=PATIENT)) as (bus, requester):
-            await eventually(lambda: "SIGTERM: ending" in bus.said, "the signal heard")
+            await eventually(lambda: "SIGTERM: shutting down" in bus.said, "the signal heard")
             assert bus.process.poll() is None
             assert await asyncio.to_thread(requester.read_to_the_end) == list(range(COUNT))
             assert await bus.ends() == 0, bus.said
