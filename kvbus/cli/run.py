@@ -22,7 +22,7 @@ def command(**flags: Any) -> None:
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
     A second signal ends it at once. SIGHUP loads the configuration and the keys again: sources and keys may change.
-    Exit codes: 0 graceful shutdown, 69 an endpoint is taken, 78 bad configuration.
+    Exit codes: 0 ended in order, 69 an endpoint or the state is another process's, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     config = load_config(**flags)
 

@@ -183,6 +183,11 @@ class Daemon:
             self._carry_out(command)
         self.outputs.flush()
 
+    def catch_up(self) -> None:
+        """Do all that was put off to keep the loop alive."""
+        while self.relay.backlog:
+            self.feed(Tick(time.time()))
+
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Publish):
             self.marks.use(command.output, command.stream, command.seq)

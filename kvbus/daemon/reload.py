@@ -132,6 +132,7 @@ class Reloader:
             await self._open_source(new[slot])
         if fresh or removed:
             if daemon.state is not None:
+                daemon.catch_up()
                 daemon.state.rename(daemon.identity())
             log.info("sources: %d added, %d changed, %d removed", len(added), len(changed), len(removed))
         logging.getLogger().setLevel(config.log_level.upper())

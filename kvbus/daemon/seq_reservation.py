@@ -115,6 +115,19 @@ class SeqMarks:
         self._release()
 
 
+def reached(directory: Path) -> int:
+    """How far the numbering has got that is kept in a directory: its highest mark, 0 where there is none."""
+    highest = 0
+    for path in directory.glob("kvbus-*.seq"):
+        try:
+            found = path.read_bytes()[:_SIZE]
+        except OSError:
+            continue
+        if found.startswith(_MAGIC) and len(found) == _SIZE:
+            highest = max(highest, _U64.unpack_from(found, len(_MAGIC))[0])
+    return highest
+
+
 def _digest(name: str) -> str:
     return hashlib.sha256(f"{os.getuid()}\n{name}".encode()).hexdigest()[:24]
 

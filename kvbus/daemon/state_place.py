@@ -19,7 +19,7 @@ from typing import Final
 from kvbus.config import Config
 from kvbus.config.endpoints import parse_endpoint
 from kvbus.daemon.lock import DirectoryLock
-from kvbus.daemon.seq_reservation import default_directory
+from kvbus.daemon.seq_reservation import default_directory, reached
 from kvbus.errors import StateDirError
 
 log = logging.getLogger("kvbus.daemon.state_place")
@@ -28,10 +28,9 @@ MIN_FREE: Final = 1024 * 1024 * 1024
 """Bytes that must be free where a new place is made: what a million blocks take at the worst moment, when there are two
 dumps and two logs."""
 
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - everybody's, see _check
 SYSTEM: Final = Path("/var/lib/kvbus")
 """Used where somebody has made it."""
-
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - everybody's, see _check
 
 LOST: Final = (
     "no state is kept: after a restart of kvbus routers are told to clear, and what the engine's replay buffer no "
@@ -113,7 +112,7 @@ def _automatic(config: Config) -> Place:
             problems.append(f"{path}: {error.strerror or error}")
         else:
             free.append(path)
-    for path in (*sorted(there, key=_written, reverse=True), *free):
+    for path in (*sorted(there, key=reached, reverse=True), *free):
         try:
             path.mkdir(exist_ok=True, mode=0o700)
             _check(path)
@@ -204,11 +203,3 @@ def _check(path: Path) -> None:
             raise PermissionError(1, "others may read or write the directory")
     finally:
         os.close(fd)
-
-
-def _written(path: Path) -> float:
-    """When a place was last written to."""
-    try:
-        return max((entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)), default=0.0)
-    except OSError:
-        return 0.0

@@ -199,13 +199,16 @@ class StateStore:
             self.fail(error)
 
     def work(self) -> None:
-        """A slice of housekeeping, some milliseconds at most: go on with a dump, or begin one if the log has grown."""
+        """A slice of housekeeping, some milliseconds at most: go on with a dump, or begin one if the log has grown.
+
+        None begins while batches wait to be handled: it would say that they were delivered.
+        """
         if self.failed or self._relay is None:
             return
         try:
             if self._dumping is not None:
                 self._go_on()
-            elif self._log_bytes > max(MIN_ROTATE, 4 * self._dump_bytes):
+            elif self._log_bytes > max(MIN_ROTATE, 4 * self._dump_bytes) and not self._relay.backlog:
                 self._begin_generation()
         except OSError as error:
             self.fail(error)
@@ -294,7 +297,7 @@ class StateStore:
         self._log = self._dump_file = self._dumping = None
 
     def rename(self, identity: Sequence[str]) -> None:
-        """The sources have changed: from now on it is the state of another configuration.
+        """The sources have changed: from now on it is the state of another configuration. No batches may wait.
 
         A process that is killed before the new generation's dump is whole leaves a state that is refused.
         """

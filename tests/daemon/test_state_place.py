@@ -15,6 +15,7 @@ from kvbus.config import Config, load
 from kvbus.core.events import BatchReceived
 from kvbus.daemon import state_place
 from kvbus.daemon.daemon import Daemon
+from kvbus.daemon.seq_reservation import SeqMarks
 from kvbus.daemon.state_place import MIN_FREE, Base, name_of, open_place
 from kvbus.errors import InUseError, StateDirError
 from tests.doubles.payloads import payload as batch
@@ -148,14 +149,16 @@ class TestAgain:
         machine.free["told"] = 10 * MIN_FREE
         assert machine.used() == "runtime"
 
-    @pytest.mark.parametrize("newest", ["told", "memory"])
-    def test_of_several_the_one_written_last(self, machine: Machine, newest: str):
+    @pytest.mark.parametrize("furthest", ["told", "memory"])
+    def test_of_several_the_one_whose_numbering_has_got_furthest(self, machine: Machine, furthest: str):
+        """Started with other variables in between, a bus has two; from the older one its numbers would go back."""
+        for base in ("told", "memory", "home/.local/state"):
+            machine.place(base).mkdir(mode=0o700, parents=True)
         for base in ("told", "memory"):
-            machine.place(base).mkdir(mode=0o700)
-            log = machine.place(base) / "state-1.log"
-            log.touch()
-            os.utime(log, (1, 2 if base == newest else 1))
-        assert machine.used() == newest
+            SeqMarks(machine.place(base), ["a", "b"]).close([3, 2000 if base == furthest else 1000])
+            (machine.place(base) / "kvbus-0.seq").write_bytes(b"\xff" * 24)
+            (machine.place(base) / "kvbus-1.seq").mkdir()
+        assert machine.used() == furthest
 
     def test_a_place_that_cannot_be_used_is_passed_over(self, machine: Machine):
         machine.place("told").mkdir(mode=0o700)

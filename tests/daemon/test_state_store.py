@@ -12,7 +12,7 @@ from kvbus.core.commands import AnswerReplay, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Tick
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.output import OutputSpec
-from kvbus.core.relay import Relay
+from kvbus.core.relay import SLICE, Relay
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
@@ -441,4 +441,27 @@ def test_a_log_whose_dump_is_gone_is_not_taken_for_one_of_a_later_generation(tmp
     process.kill()
     again = Process(tmp_path)
     assert again.next_seq == 3
+    again.kill()
+
+
+def test_no_dump_begins_while_batches_wait_to_be_handled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would say that they were delivered, and a kill before they are would lose them without a word."""
+    process = started(tmp_path)
+    process.publish(10)
+    count = 3 * SLICE
+    payloads = [encode_batch([stored(seq)], 1.0 + seq, 0) for seq in range(10, 10 + count)]
+    asked = []
+    for seq, payload in enumerate(payloads[1:], 11):
+        asked += process.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
+    (question,) = [command for command in asked if isinstance(command, RequestReplay)]
+    missing = [b"", b"", (10).to_bytes(8, "big"), payloads[0]]
+    process.relay.handle(ReplayReceived(0, question.request, missing), 1.0)
+    assert process.relay.backlog
+    monkeypatch.setattr(statestore, "MIN_ROTATE", 0)
+    process.store.flush()
+    rotated(process)
+    process.kill()
+    again = Process(tmp_path)
+    known = again.relay.sources[0].sequencer.next
+    assert again.blocks == set(range(known)) - {seq - 1 for seq in range(2, 10, 3)}
     again.kill()

@@ -1,0 +1,117 @@
+"""The default `state_dir: auto` with real processes and file systems: kvbus remembers, unless there is no place at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.bus import eventually
+from tests.system.test_run import Command, Place, run_async
+from tests.system.test_second_process import BUFFER, forgetful_engine
+from tests.system.test_start import own_mounts
+
+needs_mounts = pytest.mark.skipif(not own_mounts(), reason="needs unshare -m (root) to have file systems of its own")
+
+
+def one_liner(place: Place) -> tuple[str, ...]:
+    """A bus without a file, and so with every default."""
+    source, output = f"{place.engine},{place.engine_replay}", f"{place.out},{place.out_replay}"
+    return ("run", "--source", source, "--output", output, "--http", place.http, "--log-format", "text")
+
+
+def test_killed_in_front_of_an_engine_that_has_forgotten_it_knows_everything(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+
+    def the_place() -> Path:
+        (kept,) = tmp_path.glob("kvbus-state-*")
+        return kept
+
+    async def main() -> None:
+        with Command(tmp_path, *one_liner(place)) as first:
+            await place.ready(first)
+            async with forgetful_engine(place) as engine:
+                for _ in range(6):
+                    await engine.publish(BUFFER)
+                    await eventually(lambda: place.sources()[0]["last_seq"] == engine.published - 1, "relayed")
+                assert f"state_dir auto: the state is kept in {the_place()}" in first.said
+                assert the_place().stat().st_mode & 0o777 == 0o700
+                before = place.sources()[0]["blocks"]
+                first.process.kill()
+                first.process.wait(10)
+                with Command(tmp_path, *one_liner(place), name="again") as again:
+                    await place.ready(again)
+                    await eventually(lambda: place.sources()[0]["state"] == "live", "the engine found again")
+                    (source,) = place.sources()
+                    assert (source["partial"], source["blocks"], source["epoch"]) == (False, before, 0)
+                    assert "kvbus_state_writing 1.0" in place.get("/metrics")[1]
+                    again.process.terminate()
+                    assert await again.ends() == 0, again.said
+
+    run_async(main())
+
+
+class Elsewhere(Command):
+    """``kvbus`` where memory is small, and where what is given is mounted."""
+
+    def __init__(self, directory: Path, mounts: str, *args: str) -> None:
+        script = directory / "elsewhere"
+        script.write_text(f'#!/bin/sh\nset -e\n{mounts}\nexec {sys.executable} -m kvbus "$@"\n')
+        script.chmod(0o755)
+        self._log, self._out = directory / "kvbus.log", directory / "kvbus.out"
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("KVBUS_", "XDG_"))}
+        env |= {"HOME": str(directory / "home"), "XDG_RUNTIME_DIR": str(directory / "runtime")}
+        env.pop("STATE_DIRECTORY", None)
+        for name in ("home", "runtime"):
+            (directory / name).mkdir()
+        with self._log.open("wb") as log, self._out.open("wb") as out:
+            self.process = subprocess.Popen(["unshare", "-m", str(script), *args], env=env, stderr=log, stdout=out)
+
+
+@needs_mounts
+def test_memory_that_is_too_small_is_left_alone(tmp_path: Path) -> None:
+    """As a container's /dev/shm of 64 MiB is."""
+    place = Place(tmp_path)
+    small = f"mount -t tmpfs -o size=64m none {tmp_path / 'runtime'}\nmount -t tmpfs -o size=64m none /dev/shm"
+
+    async def main() -> None:
+        with Elsewhere(tmp_path, small, *one_liner(place)) as bus:
+            await place.ready(bus)
+            (kept,) = (tmp_path / "home" / ".local" / "state").iterdir()
+            assert f"the state is kept in {kept}" in bus.said
+            assert kept.joinpath("lock").is_file()
+            bus.process.terminate()
+            assert await bus.ends() == 0, bus.said
+
+    run_async(main())
+
+
+@needs_mounts
+def test_where_nothing_can_be_written_it_says_what_is_lost_and_goes_on(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    read_only = "\n".join(
+        [f"mount -t tmpfs -o size=64m,ro none {tmp_path / 'runtime'}", "mount -t tmpfs -o size=2g,ro none /dev/shm"]
+        + [f"mount --bind {path} {path}\nmount -o remount,ro,bind {path}" for path in (tmp_path / "home",)]
+    )
+
+    async def main() -> None:
+        with Elsewhere(tmp_path, read_only, *one_liner(place)) as bus:
+            await place.ready(bus)
+            assert "WARNING" in bus.said
+            assert "state_dir auto found no place (" in bus.said
+            assert "Read-only file system" in bus.said
+            assert "so no state is kept: after a restart of kvbus routers are told to clear" in bus.said
+            assert "kvbus_state_writing 0.0" in place.get("/metrics")[1]
+            bus.process.terminate()
+            assert await bus.ends() == 0, bus.said
+
+    run_async(main())
+
+
+def test_the_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    with Command(tmp_path, "demo", "--seconds", "1", name="demo") as demo:
+        assert demo.ended(60) == 0, demo.said
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("kvbus")] == []
