@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.daemon.seq_reservation import AHEAD, SeqMarks
+from kvbus.daemon.seq_reservation import AHEAD, SeqMarks, reached
 from kvbus.errors import InUseError
 
 NAMES = ["routers tcp://*:5657", "routers tcp://*:5658"]
@@ -132,3 +132,12 @@ def test_marks_that_nobody_has_signed_are_marks(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:24])
     with SeqMarks(tmp_path, NAMES) as again:
         assert [again.first(0), again.first(1)] == [5, 6]
+
+
+def test_how_far_a_directory_has_got_is_its_highest_number(tmp_path: Path) -> None:
+    assert reached(tmp_path) == 0
+    SeqMarks(tmp_path, NAMES).close([7, 9000])
+    assert reached(tmp_path) == 9000
+    (tmp_path / "kvbus-torn.seq").write_bytes(b"kv")
+    (tmp_path / "kvbus-folder.seq").mkdir()
+    assert reached(tmp_path) == 9000

@@ -159,3 +159,38 @@ class TestSnapshot:
         for block in range(5_000, 0, -1):
             put(index, [block], block - 1 or None)
         assert [blocks[0] for _, blocks in told(index)] == list(range(1, 5_001))
+
+
+class TestWhole:
+    def test_what_is_counted_and_found_is_of_every_table(self):
+        index = Index()
+        put(index, [1, 2])
+        put(index, [2, 3], medium="CPU")
+        put(index, [1], group=4)
+        assert index.announced == 5
+        assert index.media() == {"GPU": 3, "CPU": 2}
+        assert [key for key, _ in index.tables_with("GPU", 1)] == [(None, "GPU"), (4, "GPU")]
+        assert index.find(4, 2) is None
+
+    def test_media_that_are_not_kept_are_forgotten(self):
+        index = Index()
+        put(index, [1, 2])
+        put(index, [2, 3], medium="CPU")
+        index.keep({"CPU"})
+        assert told(index) == [((None, "CPU"), [2, 3])]
+        assert index.media_names == {"CPU"}
+        index.clear()
+        assert told(index) == []
+        assert index.announced == 0
+
+    def test_a_copy_stays_as_it_was(self):
+        index = Index(copied_below=0)
+        put(index, [1, 2])
+        copy = index.copy()
+        put(index, [3], 2)
+        index.table(None, "GPU").remove(1)
+        assert told(copy) == [((None, "GPU"), [1, 2])]
+        assert told(index) == [((None, "GPU"), [2]), ((None, "GPU"), [3])]
+        del copy
+        index.settle()
+        assert len(index) == 2
