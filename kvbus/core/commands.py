@@ -6,6 +6,7 @@ import msgspec
 
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
+from kvbus.core.outputs.state_transfer import StateTransfer
 
 
 class Publish(msgspec.Struct, gc=False):
@@ -61,4 +62,13 @@ class AnswerSnapshot(msgspec.Struct):
     answer: SnapshotAnswer
 
 
-Command = Publish | RequestReplay | RequestSnapshot | CancelReplay | AnswerReplay | AnswerSnapshot
+class SendState(msgspec.Struct):
+    """Send the transfer to these routers alone, and behind it the live stream from ``transfer.end_seq`` on."""
+
+    output: int
+    stream: int
+    routers: tuple[int, ...]
+    transfer: StateTransfer
+
+
+Command = Publish | RequestReplay | RequestSnapshot | CancelReplay | AnswerReplay | AnswerSnapshot | SendState

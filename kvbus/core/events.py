@@ -69,6 +69,17 @@ class SnapshotAsked(msgspec.Struct, gc=False):
     frames: list[bytes]
 
 
+class Subscribed(msgspec.Struct, frozen=True):
+    """These routers need the state of a stream: they have just subscribed, or batches for them were dropped.
+
+    They get nothing of the live stream until the relay's :class:`~kvbus.core.commands.SendState` is carried out.
+    """
+
+    output: int
+    stream: int
+    routers: tuple[int, ...]
+
+
 class ClearsEveryTier(msgspec.Struct, gc=False):
     """What the engine is shows that its AllBlocksCleared speaks of every tier (SGLang), not of the device alone (vLLM).
 
@@ -97,6 +108,7 @@ RelayEvent = (
     | SnapshotReceived
     | ReplayAsked
     | SnapshotAsked
+    | Subscribed
     | ClearsEveryTier
     | Tick
 )

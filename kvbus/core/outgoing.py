@@ -1,4 +1,4 @@
-"""The relay's outgoing side: batches are numbered and kept on every output's streams, and who asks is answered."""
+"""The relay's outgoing side: it numbers batches, keeps them on every output's streams, and answers routers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.blocks.announce import MOST_BLOCKS, blocks_in
-from kvbus.core.blocks.compaction import Part, StateSnapshot
+from kvbus.core.blocks.announce import blocks_in
+from kvbus.core.blocks.compaction import Part, StateSnapshot, most_blocks
 from kvbus.core.blocks.index import Index
-from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish
-from kvbus.core.events import ReplayAsked, SnapshotAsked
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, SendState
+from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.outputs.output import NewStream, Output
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer, parse_snapshot_request
+from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.source import Source
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.frames import parse_replay_request
@@ -23,7 +24,7 @@ from kvbus.core.wire.schema import AllBlocksCleared
 Asked = TypeVar("Asked")
 
 MAX_BATCH_EVENTS: Final = 1024
-"""Events in one outgoing batch; more (a whole cache told again) leave as several."""
+"""Events in one outgoing batch; more (a whole cache announced again) leave as several."""
 
 
 class Outgoing:
@@ -52,19 +53,17 @@ class Outgoing:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
-        """Routers of a numbering that goes on from a former process are told to clear."""
+        """Where a numbering goes on from a former process, routers get AllBlocksCleared."""
         for number, output in enumerate(self._outputs):
             for at, stream in output.open_streams.items():
                 if not stream.first_seq:
                     continue
-                told = enumerate(self._sources) if output.spec.merged else [(at, self._sources[at])]
-                for i, source in told:
-                    if source.gone:
-                        continue
-                    self._tell_to_clear(number, at, output.rank_of(i, source), now)
+                for i, source in self._sources_of(output, at):
+                    if not source.gone:
+                        self._publish_clear(number, at, output.rank_of(i, source), now)
 
     def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
-        """Streams for the source that is new in place ``i``; routers who knew another one there are told to clear."""
+        """Make streams for the new source in slot ``i``; routers that knew another one there get AllBlocksCleared."""
         for number, (output, new) in enumerate(zip(self._outputs, streams, strict=True)):
             if output.spec.merged:
                 continue
@@ -79,16 +78,16 @@ class Outgoing:
             if not stream.next_seq:  # nobody has been here in this process
                 stream.next_seq = stream.first_seq = new.first_seq
             if stream.next_seq:
-                self._tell_to_clear(number, i, rank, now)
+                self._publish_clear(number, i, rank, now)
 
     def close(self, i: int, *, closed: bool) -> None:
-        """Whether nobody is in place ``i``."""
+        """Say whether slot ``i`` is free."""
         for output in self._outputs:
             if not output.spec.merged:
                 output.streams[i].closed = closed
                 output.snapshots.pop(i, None)
 
-    def _tell_to_clear(self, number: int, at: int, rank: int, now: float) -> None:
+    def _publish_clear(self, number: int, at: int, rank: int, now: float) -> None:
         stream = self._outputs[number].streams[at]
         payload = encode(stream.profile.wire, [AllBlocksCleared()], self.wall, rank)
         seq = stream.append(payload, now)
@@ -97,15 +96,16 @@ class Outgoing:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def publish_all(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
-        """Publish in batches no router chokes on, when a whole cache is told again or large blocks are cut."""
-        if 0 < len(events) <= MAX_BATCH_EVENTS and blocks_in(events) <= MOST_BLOCKS:
+        """Publish in batches that every router takes: a whole cache announced again, or large blocks reblocked."""
+        most = most_blocks(source.normalizer.block_size or 0)
+        if 0 < len(events) <= MAX_BATCH_EVENTS and blocks_in(events) <= most:
             self.publish(i, source, events, now)
             return
         batch: list[AnyEvent] = []
         blocks = 0
         for event in events:
             count = blocks_in([event])
-            if batch and (len(batch) == MAX_BATCH_EVENTS or blocks + count > MOST_BLOCKS):
+            if batch and (len(batch) == MAX_BATCH_EVENTS or blocks + count > most):
                 self.publish(i, source, batch, now)
                 batch, blocks = [], 0
             batch.append(event)
@@ -156,17 +156,17 @@ class Outgoing:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def asked(self, event: ReplayAsked, now: float) -> None:
-        """Somebody asks for a replay."""
+        """A router asks for a replay."""
         del now
         request = self._parsed(event, parse_replay_request)
         if request is None:
             return
         stream = self._outputs[event.output].streams[event.stream]
-        answer = ReplayAnswer(stream, request, lambda start: self._cut(event.output, event.stream, start))
+        answer = ReplayAnswer(stream, request, lambda start: self._snapshot_from(event.output, event.stream, start))
         self.commands.append(AnswerReplay(event.output, event.stream, answer))
 
     def snapshot_asked(self, event: SnapshotAsked, now: float) -> None:
-        """Somebody asks for a snapshot."""
+        """A router asks for a snapshot."""
         del now
         request = self._parsed(event, parse_snapshot_request)
         if request is None:
@@ -176,7 +176,7 @@ class Outgoing:
         answer = SnapshotAnswer(
             request,
             stream.publisher_id,
-            (lambda: self._cut(event.output, event.stream, newest=True)) if published else None,
+            (lambda: self._newest_snapshot(event.output, event.stream)) if published else None,
         )
         self.commands.append(AnswerSnapshot(event.output, event.stream, answer))
 
@@ -188,36 +188,80 @@ class Outgoing:
             self._outputs[event.output].stats.replay_requests["malformed"] += 1
         return request
 
-    def _cut(self, number: int, at: int, start: int = 0, *, newest: bool = False) -> StateSnapshot:
-        """The live state of a stream as of its newest batch; a recent one if the journal reaches back to it.
+    # -- state -------------------------------------------------------------------------------------------------------
 
-        ``newest`` for snapshots, which have no numbers and no journal behind them. For others the state is told in the
-        numbers from ``start`` on: where there are too few for it, empty batches make room. Up to the cut these numbers
-        are never answered from the journal again: whoever is cut off in the middle of being told, and asks on from
-        where it is, would be given changes to a state it does not have.
+    def subscribed(self, event: Subscribed, now: float) -> None:
+        """Routers need the state: it takes the seqs behind the newest one, in which all others get empty batches.
+
+        The seqs between its batches are no cursor: see :mod:`kvbus.core.outputs.incomplete`.
+        """
+        number, at = event.output, event.stream
+        stream = self._outputs[number].streams[at]
+        if stream.closed:
+            return
+        if not stream.next_seq:
+            # a batch 0 that begins with AllBlocksCleared is how readers recognize SGLang
+            self._publish_empty(number, at, now)
+        snapshot = self._newest_snapshot(number, at)
+        transfer = StateTransfer(snapshot, stream.next_seq, stream.topic, stream.publisher_id)
+        for _ in range(transfer.first_seq, transfer.end_seq):
+            self._publish_empty(number, at, now)
+        self._incomplete(number, at, transfer.first_seq + 1, transfer.end_seq)
+        self.commands.append(SendState(number, at, event.routers, transfer))
+
+    def _publish_empty(self, number: int, at: int, now: float) -> None:
+        self._record(wal.HEARTBEAT, number, at, self.wall)
+        self.heartbeat(number, at, now)
+
+    def _newest_snapshot(self, number: int, at: int) -> StateSnapshot:
+        """The live state of a stream as of its newest batch."""
+        output = self._outputs[number]
+        stream = output.streams[at]
+        snapshot = output.snapshots.get(at)
+        if snapshot is None or snapshot.seq < stream.changed_seq:
+            parts = self._parts(output, at)
+            snapshot = output.snapshots[at] = StateSnapshot(stream.next_seq - 1, parts, stream.profile.wire)
+        return snapshot
+
+    def _snapshot_from(self, number: int, at: int, start: int) -> StateSnapshot:
+        """The live state of a stream, to be sent in the seqs from ``start`` on; a recent one if the journal follows it.
+
+        Where there are too few seqs for it, empty batches make room.
         """
         output = self._outputs[number]
         stream = output.streams[at]
-        cut = output.snapshots.get(at)
-        if cut is not None and cut.seq < stream.next_seq - 1:
+        snapshot = output.snapshots.get(at)
+        if snapshot is not None and snapshot.seq < stream.next_seq - 1:
             first = stream.journal.first_seq
-            if newest or first is None or cut.seq + 1 < first:
-                cut = None
-        if cut is None or not (newest or cut.seq + 1 - start >= cut.fewest):
-            cut = output.snapshots[at] = StateSnapshot(
+            if first is None or snapshot.seq + 1 < first:
+                snapshot = None
+        if snapshot is None or snapshot.seq + 1 - start < snapshot.fewest:
+            snapshot = output.snapshots[at] = StateSnapshot(
                 stream.next_seq - 1, self._parts(output, at), stream.profile.wire
             )
-            while not newest and stream.next_seq - start < cut.fewest:
-                self._record(wal.HEARTBEAT, number, at, self.wall)
-                self.heartbeat(number, at, stream.idle_since or 0.0)
-            cut.seq = stream.next_seq - 1
-        if not newest and stream.journal.forget_before(cut.seq + 1):
-            self._record(wal.JOURNAL_TRIMMED, number, at, cut.seq + 1)
-        return cut
+            while stream.next_seq - start < snapshot.fewest:
+                self._publish_empty(number, at, stream.idle_since or 0.0)
+            snapshot.seq = stream.next_seq - 1
+        # up to the snapshot's seq the requester's set is not that of the journal at the same seq
+        self._incomplete(number, at, start + 1, snapshot.seq + 1)
+        return snapshot
+
+    def _incomplete(self, number: int, at: int, first: int, end: int) -> None:
+        if first < end:
+            self._record(wal.INCOMPLETE, number, at, first, end)
+            self._outputs[number].streams[at].incomplete.add(first, end)
 
     def _parts(self, output: Output, at: int) -> list[Part]:
-        sources = enumerate(self._sources) if output.spec.merged else [(at, self._sources[at])]
         return [
-            Part(Index() if source.expired else source.normalizer.index.copy(), output.rank_of(i, source), source.ts)
-            for i, source in sources
+            Part(
+                Index() if source.expired else source.normalizer.index.copy(),
+                output.rank_of(i, source),
+                source.ts,
+                source.normalizer.block_size or 0,
+            )
+            for i, source in self._sources_of(output, at)
         ]
+
+    def _sources_of(self, output: Output, at: int) -> list[tuple[int, Source]]:
+        """The sources whose blocks a stream announces, with their slots."""
+        return list(enumerate(self._sources)) if output.spec.merged else [(at, self._sources[at])]

@@ -32,6 +32,7 @@ from kvbus.core.events import (
     SnapshotReceived,
     SourceDown,
     SourceUp,
+    Subscribed,
     Tick,
 )
 from kvbus.core.outgoing import Outgoing
@@ -76,6 +77,7 @@ class Relay:
             SourceDown: self._down,
             ReplayAsked: self._out.asked,
             SnapshotAsked: self._out.snapshot_asked,
+            Subscribed: self._out.subscribed,
             ClearsEveryTier: self._clears_every_tier,
             Tick: self._tick,
         }
@@ -133,7 +135,7 @@ class Relay:
         """
         try:
             kind, i, *rest = record
-            source = self.sources[0 if kind in (wal.HEARTBEAT, wal.JOURNAL_TRIMMED) else i]
+            source = self.sources[0 if kind in (wal.HEARTBEAT, wal.INCOMPLETE) else i]
             if kind == wal.DELIVERED:
                 seq, source.topic, payload = rest
                 source.sequencer.restore_batch(seq, payload)
@@ -155,8 +157,9 @@ class Relay:
                 source.partial_since = rest[0]
             elif kind == wal.CLEARS_EVERY_TIER:
                 source.normalizer.clears_every_tier()
-            elif kind == wal.JOURNAL_TRIMMED:
-                self.outputs[i].streams[rest[0]].journal.forget_before(rest[1])
+            elif kind == wal.INCOMPLETE:
+                at, first, end = rest
+                self.outputs[i].streams[at].incomplete.add(first, end)
             elif kind == wal.SNAPSHOT:
                 source.sequencer.restore_snapshot(rest[0])
                 self._take_snapshot(i, source, rest[1], now)

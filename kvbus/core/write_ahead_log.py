@@ -21,7 +21,7 @@ REANNOUNCED: Final = 4
 HEARTBEAT: Final = 5
 BEGUN: Final = 6
 SNAPSHOT: Final = 7
-JOURNAL_TRIMMED: Final = 8
+INCOMPLETE: Final = 8
 PARTIAL: Final = 9
 CLEARS_EVERY_TIER: Final = 10
 

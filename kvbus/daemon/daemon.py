@@ -17,6 +17,7 @@ from kvbus.core.commands import (
     Publish,
     RequestReplay,
     RequestSnapshot,
+    SendState,
 )
 from kvbus.core.events import RelayEvent, Tick
 from kvbus.core.missing import missing
@@ -194,6 +195,8 @@ class Daemon:
             self.outputs.drivers[command.output].publish(command)
         elif isinstance(command, AnswerReplay | AnswerSnapshot):
             self.outputs.drivers[command.output].answer(command)
+        elif isinstance(command, SendState):
+            self.outputs.drivers[command.output].send_state(command)
         elif isinstance(command, RequestReplay | RequestSnapshot):
             self.source_sockets.ask(command)
         else:

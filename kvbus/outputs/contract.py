@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvbus.config import OutputConfig
-from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats
 from kvbus.transport.sockets import Context, PeerPolicy
@@ -57,6 +57,12 @@ class OutputDriver(Protocol):
 
     def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
         """Send an answer at the requester's pace."""
+
+    def send_state(self, command: SendState) -> None:
+        """Send a state to the readers that a :class:`~kvbus.core.events.Subscribed` named, at their pace.
+
+        A driver that feeds no such event has nothing to do here.
+        """
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Disconnect every reader, and serve those that ``policy`` allows."""

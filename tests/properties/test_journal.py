@@ -57,7 +57,7 @@ def test_it_lets_go_of_no_more_than_it_must(batches, max_batches, max_bytes):
 def test_an_answer_from_what_is_held_is_contiguous_and_ends(batches, max_batches, start):
     stream = OutputStream(b"", PROFILES["vllm"], Journal(max_batches, 10**6), heartbeat=0.0, rank=0)
     for seq, size in enumerate(batches):
-        stream.append(body(seq, size), 0.0, empty=size is None)
+        stream.append(body(seq, size) or b" ", 0.0, empty=size is None)
     start = max(start, stream.journal.first_seq or 0)
 
     def never(_):

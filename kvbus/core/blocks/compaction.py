@@ -1,16 +1,17 @@
-"""The live state at one cut, told as batches: what a replay that reaches behind the journal is answered with.
+"""The live state of a stream at one moment, as batches: for routers that missed more than the journal keeps.
 
 Kafka's guarantees for a compacted log, with blocks for keys: whoever reads from the start sees at least the final state
-of every live block; order is kept within what is told (parents before children, one medium at a time); a seq never
+of every live block; the order holds within the snapshot (parents before children, one medium at a time); a seq never
 changes its place; and who keeps up with the head sees every batch as it was sent.
 
-A cut copies a small index and holds a large one still (:mod:`kvbus.core.blocks.overlay`): the relay goes on changing
-its state, in a layer on top, while a cut is being told, slice by slice, to several routers at their own pace.
+A snapshot copies a small index and freezes a large one (:mod:`kvbus.core.blocks.overlay`): the relay goes on changing
+its state, in a layer on top, while routers read the snapshot slice by slice at their own pace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -22,15 +23,39 @@ from kvbus.core.wire.profiles import Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
 
 BLOCKS_PER_BATCH: Final = 512
-"""Blocks told in one batch: half a millisecond of work, some 40 kB."""
+"""Blocks of one batch where there are seqs enough: half a millisecond of work, some 40 kB."""
+
+MOST_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of one batch that kvbus puts together. SMG's gateway decodes at most 4 MiB (gRPC's default), the vLLM router
+0.1.17 refuses more than 16 MiB."""
+
+BYTES_PER_TOKEN: Final = 11
+"""The widest token of a batch: an EAGLE pair of two 32-bit ids."""
+
+BYTES_PER_BLOCK: Final = 300
+"""What a block that is an event of its own adds to its tokens: its hash, its parent's, the names of the fields."""
+
+KEPT_BYTES: Final = 4 * 1024 * 1024
+"""Encoded batches of a snapshot that are kept for other readers."""
+
+
+def most_blocks(block_size: int) -> int:
+    """The blocks of ``block_size`` tokens (0: unknown) that one batch may hold."""
+    if not block_size:
+        return MOST_BLOCKS
+    return max(1, min(MOST_BLOCKS, MOST_BYTES // (block_size * BYTES_PER_TOKEN + BYTES_PER_BLOCK)))
 
 
 class Part(msgspec.Struct):
-    """One source's share of a cut: its index at that moment, and what its batches are stamped with."""
+    """One source's share of a snapshot: its index at that moment, and what its batches are stamped with.
+
+    ``block_size`` is the largest that routers know of this source, in tokens; 0 if that is unknown.
+    """
 
     index: Index
     rank: int
     ts: float
+    block_size: int = 0
 
 
 class StateSnapshot:
@@ -42,26 +67,28 @@ class StateSnapshot:
         self._sizes = [part.index.announced for part in parts]
         self._wire = wire
         self._chunks_by_size: dict[int, SnapshotChunks] = {}
-        self.fewest = batches(self._sizes, MOST_BLOCKS)
-        """The numbers an answer needs, at as many blocks a batch as routers take."""
+        self._most = min((most_blocks(part.block_size) for part in parts), default=MOST_BLOCKS)
+        self.fewest = batches(self._sizes, self._most)
+        """The seqs that an answer needs, at as many blocks a batch as routers take."""
 
     def chunks(self, room: int) -> SnapshotChunks:
-        """The whole cut in at most ``room`` batches, or in one for each source where there is no room for these.
+        """Return the whole snapshot in at most ``room`` batches, or in one for each source if there is less room.
 
-        Whoever asks sees to it that there is room for the ``fewest``: then no batch holds more than ``MOST_BLOCKS``.
+        The caller makes room for the ``fewest``: then no batch holds more than routers take.
         """
-        per_batch = BLOCKS_PER_BATCH
+        most = self._most
+        per_batch = min(BLOCKS_PER_BATCH, most)
         while batches(self._sizes, per_batch) > room and per_batch < max(self._sizes):
-            per_batch *= 2
-        telling = self._chunks_by_size.get(per_batch)
-        if telling is None:
+            per_batch = most if per_batch < most < 2 * per_batch else 2 * per_batch
+        chunks = self._chunks_by_size.get(per_batch)
+        if chunks is None:
             count = batches(self._sizes, per_batch)
-            telling = self._chunks_by_size[per_batch] = SnapshotChunks(self._payloads(per_batch), count)
-        return telling
+            chunks = self._chunks_by_size[per_batch] = SnapshotChunks(lambda: self._payloads(per_batch), count)
+        return chunks
 
     def _payloads(self, per_batch: int) -> Iterator[bytes]:
         for part in self._parts:
-            # whoever asks may hold blocks from before: this is the whole truth, not an addition to theirs
+            # a router may hold blocks from before: this is the whole truth, not an addition to what it has
             first: list[AnyEvent] = [AllBlocksCleared()]
             for events in slices(part.index, per_batch):
                 yield encode(self._wire, first + events, part.ts, part.rank)
@@ -71,24 +98,75 @@ class StateSnapshot:
 
 
 def batches(sizes: list[int], per_batch: int) -> int:
-    """How many batches of ``per_batch`` blocks tell sources of these sizes: each source has one at least."""
+    """How many batches of ``per_batch`` blocks hold sources of these sizes: each source has one at least."""
     return sum(max(1, -(-size // per_batch)) for size in sizes)
 
 
 class SnapshotChunks:
-    """Batches of a cut, made when they are first wanted and kept for the next one who wants them."""
+    """The batches of a snapshot. They are made when the first reader wants them; others find the newest ones kept.
 
-    def __init__(self, source: Iterator[bytes], count: int) -> None:
+    Args:
+        make: makes all of them anew, one by one.
+        count: how many there are.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[bytes]], count: int) -> None:
         self.count = count
-        """How many batches it is."""
-        self._source = source
-        self._made: list[bytes] = []
+        self.make = make
+        self._source = make()
+        self._kept: deque[bytes] = deque()
+        self._kept_bytes = 0
+        self._first = 0
+        """Position of the oldest one that is kept."""
+
+    def reader(self) -> ChunkReader:
+        """One reader's way through them."""
+        return ChunkReader(self)
 
     def get(self, i: int) -> bytes | None:
-        """The i-th batch, None past the last. To be asked in order."""
-        while len(self._made) <= i:
+        """Return the ``i``-th batch, None past the last. Readers ask in order.
+
+        Raises:
+            LookupError: it is not kept any more.
+        """
+        at = i - self._first
+        if at < 0:
+            raise LookupError(i)
+        kept = self._kept
+        while len(kept) <= at:
             payload = next(self._source, None)
             if payload is None:
                 return None
-            self._made.append(payload)
-        return self._made[i]
+            kept.append(payload)
+            self._kept_bytes += len(payload)
+        payload = kept[at]
+        while self._kept_bytes > KEPT_BYTES and len(kept) > 1 and self._first < i:
+            self._kept_bytes -= len(kept.popleft())
+            self._first += 1
+        return payload
+
+
+class ChunkReader:
+    """Reads shared batches for as long as they are kept. A reader that falls behind makes its own."""
+
+    def __init__(self, chunks: SnapshotChunks) -> None:
+        self._chunks = chunks
+        self._next = 0
+        self._own: Iterator[bytes] | None = None
+        self._skip = 0
+
+    def next_payload(self) -> bytes | None:
+        """Return the next batch; ``b""`` while it is being made (call again), None past the last."""
+        if self._own is None:
+            try:
+                payload = self._chunks.get(self._next)
+            except LookupError:
+                self._own, self._skip = self._chunks.make(), self._next
+            else:
+                self._next += 1
+                return payload
+        if self._skip:
+            self._skip -= 1
+            next(self._own)
+            return b""
+        return next(self._own, None)

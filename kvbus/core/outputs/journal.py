@@ -57,19 +57,6 @@ class Journal:
             self.bytes -= len(entries.popleft().payload)
             self._trimmed += 1
 
-    def forget_before(self, seq: int) -> bool:
-        """Let go of every batch numbered below ``seq``; whether there was one."""
-        entries = self._entries
-        if not entries or entries[0].seq >= seq:
-            return False
-        while entries and entries[0].seq + entries[0].count <= seq:
-            self.bytes -= len(entries.popleft().payload)
-            self._trimmed += 1
-        if entries and entries[0].seq < seq:
-            entries[0].count -= seq - entries[0].seq
-            entries[0].seq = seq
-        return True
-
     def position(self, seq: int) -> int:
         """Absolute position of the entry that holds ``seq``, or of the oldest one if ``seq`` is gone."""
         at = bisect_right(self._entries, seq, key=lambda entry: entry.seq) - 1

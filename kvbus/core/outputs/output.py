@@ -31,6 +31,8 @@ class OutputSpec(msgspec.Struct, frozen=True):
     journal_bytes: int = 2 * 1024 * 1024
     first_seqs: Sequence[int] = ()
     publisher_ids: Sequence[bytes] = ()
+    sends_state: bool = False
+    """Routers get the state when they subscribe."""
 
 
 class NewStream(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ class Output:
             first = spec.first_seqs[i] if spec.first_seqs else 0
             self.add_stream(topic, rank, first, spec.publisher_ids[i] if spec.publisher_ids else b"")
         self.snapshots: WeakValueDictionary[int, StateSnapshot] = WeakValueDictionary()
-        """The newest cut of each stream, for as long as an answer holds it."""
+        """The newest snapshot of each stream, for as long as a reader holds it."""
 
     def add_stream(self, topic: bytes | None, rank: int, first_seq: int, publisher_id: bytes) -> OutputStream:
         """One more stream, behind the others."""
@@ -68,6 +70,7 @@ class Output:
             rank=rank,
             publisher_id=publisher_id,
             first_seq=first_seq,
+            sends_state=spec.sends_state,
         )
         self.streams.append(stream)
         return stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kvbus.core.blocks.compaction import SnapshotChunks, StateSnapshot
+from kvbus.core.blocks.compaction import ChunkReader, StateSnapshot
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.frames import SEQ_BYTES, ReplayRequest, replay_data, replay_end
 from kvbus.core.wire.profiles import encode
@@ -16,46 +16,53 @@ the answer begins later than asked for, as an engine's does whose buffer was tri
 
 
 class ReplayAnswer:
-    """Contiguous from the seq asked for: the live state at a cut if the journal does not reach back, then the journal.
+    """What a replay from ``start`` gets. Where the journal holds ``start``: the journal. Else one of two answers.
 
-    ``start`` is answered by the journal where it holds it. Otherwise the answer tells the state as of the cut's seq,
-    numbered from ``start``, fills up with empty batches to the cut, and goes on from the journal. It ends at what was
+    *END alone*, on streams that send the state on subscription: for a start of 0, and for every start that a router of
+    this profile lets it follow. The router holds the state from its subscription, or is about to get it, so the answer
+    costs nothing, however long the stream is. Run against seven routers (docs/decisions/state-on-subscription.md).
+
+    *The state, numbered from ``start``*: AllBlocksCleared and the live blocks of a snapshot, empty batches up to the
+    snapshot's seq, then the journal. So it is on streams that send no state, for routers that read only contiguous
+    answers, and for a start that is no cursor (:mod:`kvbus.core.outputs.incomplete`). The answer ends at what was
     newest when the journal part began; what came later is on the live stream. A requester so slow that the journal
-    trims past it is told a newer cut. One whose seq lies more than ``MAX_FILLER`` back is answered from just before the
-    cut: its first batch is not the one it asked for, and says AllBlocksCleared.
+    trims past it gets a newer snapshot. One whose seq lies more than ``MAX_FILLER`` back gets an answer that begins
+    just before the snapshot's seq.
 
     Args:
         stream: the stream asked.
         request: what was asked.
-        cut: makes (or shares) a cut of the stream's state, to be told from the seq given; called only if one is needed.
+        snapshot: makes (or shares) a snapshot, to be numbered from the seq given; called only if one is needed.
     """
 
-    def __init__(self, stream: OutputStream, request: ReplayRequest, cut: Callable[[int], StateSnapshot]) -> None:
+    def __init__(self, stream: OutputStream, request: ReplayRequest, snapshot: Callable[[int], StateSnapshot]) -> None:
         self._stream = stream
         self.identity = request.envelope[0]
         self._envelope = request.envelope
+        self._start = request.start
         self._seq = request.start
         self._end = stream.next_seq
-        self._make_cut = cut
-        self._cut: StateSnapshot | None = None
-        """Held until the answer is over, so that whoever asks meanwhile is told the same one."""
-        self._chunks: SnapshotChunks | None = None
-        self._told = 0
+        self._take_snapshot = snapshot
+        self._snapshot: StateSnapshot | None = None
+        """Held until the answer is over, so that whoever asks meanwhile gets the same one."""
+        self._chunks: ChunkReader | None = None
         self._empty = b""
         self.done = False
         """Its last message was taken."""
         self.outcome = "complete" if request.well_formed else "malformed"
-        """What to count it as once it is over; ``compacted`` if it reached behind the journal, ``late`` if it had to
-        begin later than asked for."""
+        """What to count it as once it is over: ``subscription`` if END alone sent the router to the state of its
+        subscription, ``compacted`` if it holds a snapshot, ``late`` if it had to begin later than asked for."""
 
     def next_message(self) -> list[bytes] | None:
-        """The next message, END as the last one, then None."""
+        """Return the next message, ``[]`` while it is being made (call again), END as the last one, then None."""
         if self.done:
             return None
         while self._seq < self._end:
-            payload = self._from_journal() if self._chunks is None else self._from_cut(self._chunks)
+            payload = self._from_journal() if self._chunks is None else self._from_snapshot(self._chunks)
             if payload is None:
                 continue
+            if not payload:
+                return []
             seq = self._seq
             self._seq += 1
             stream = self._stream
@@ -66,38 +73,42 @@ class ReplayAnswer:
     def refusal(self) -> list[bytes]:
         """END, and nothing before it: nobody waits for ever."""
         self.done = True
-        self._cut = None
+        self._snapshot = self._chunks = None
         return replay_end(self._stream.profile.framing, self._envelope)
 
     def _from_journal(self) -> bytes | None:
-        journal = self._stream.journal
-        entry = journal.at(journal.position(self._seq))
-        if entry is not None and entry.seq <= self._seq < entry.seq + entry.count:
-            return entry.payload
-        self._begin_cut()
+        stream, seq = self._stream, self._seq
+        asked = seq == self._start and self._snapshot is None
+        incomplete = asked and seq in stream.incomplete
+        if not incomplete:
+            entry = stream.journal.at(stream.journal.position(seq))
+            if entry is not None and entry.seq <= seq < entry.seq + entry.count:
+                return entry.payload
+            if asked and stream.sends_state and (seq == 0 or not stream.profile.filled_replay):
+                self._end = seq
+                self.outcome = "subscription"
+                return None
+        self._begin_snapshot()
         return None
 
-    def _begin_cut(self) -> None:
-        cut = self._cut = self._make_cut(self._seq)
-        self._end = max(self._end, cut.seq + 1)
-        room = cut.seq + 1 - self._seq
-        self._chunks = cut.chunks(room)
-        if room - self._chunks.count > MAX_FILLER:
-            self._seq = cut.seq + 1 - self._chunks.count
+    def _begin_snapshot(self) -> None:
+        snapshot = self._snapshot = self._take_snapshot(self._seq)
+        self._end = max(self._end, snapshot.seq + 1)
+        room = snapshot.seq + 1 - self._seq
+        chunks = snapshot.chunks(room)
+        if room - chunks.count > MAX_FILLER:
+            self._seq = snapshot.seq + 1 - chunks.count
             self.outcome = "late"
         elif self.outcome != "late":
             self.outcome = "compacted"
-        self._told = 0
+        self._chunks = chunks.reader()
         self._empty = encode(self._stream.profile.wire, [], 0.0, self._stream.rank)
 
-    def _from_cut(self, telling: SnapshotChunks) -> bytes | None:
-        """The next batch of the cut, then filler up to its seq; None when it is the journal's turn."""
-        if self._cut is None or self._seq > self._cut.seq:
+    def _from_snapshot(self, chunks: ChunkReader) -> bytes | None:
+        """The next batch of the snapshot, then filler up to its seq; None when it is the journal's turn."""
+        if self._snapshot is None or self._seq > self._snapshot.seq:
             self._chunks = None
             self._end = self._stream.next_seq
             return None
-        payload = telling.get(self._told)
-        if payload is None:
-            return self._empty
-        self._told += 1
-        return payload
+        payload = chunks.next_payload()
+        return self._empty if payload is None else payload

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from kvbus.core.blocks.compaction import SnapshotChunks, StateSnapshot
+from kvbus.core.blocks.compaction import ChunkReader, StateSnapshot
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, SEQ_BYTES
 
 REQUEST: Final = b"snapshot"
@@ -59,19 +59,21 @@ class SnapshotAnswer:
 
     Args:
         request: what was asked.
-        publisher_id: 16 bytes, one for each life of the stream's numbering.
-        cut: makes (or shares) a cut; None where nothing was published yet.
+        publisher_id: 16 bytes, one for each epoch of the stream's numbering.
+        snapshot: makes (or shares) a state snapshot; None where nothing was published yet.
     """
 
-    def __init__(self, request: SnapshotRequest, publisher_id: bytes, cut: Callable[[], StateSnapshot] | None) -> None:
+    def __init__(
+        self, request: SnapshotRequest, publisher_id: bytes, snapshot: Callable[[], StateSnapshot] | None
+    ) -> None:
         self.identity = request.envelope[0]
         self._frames = [*request.envelope]
         self._envelope_frames = len(request.envelope)
         self._publisher_id = publisher_id
         self.outcome = "compacted" if request.valid else "malformed"
         self._valid = request.valid
-        self._make_cut = cut
-        self._source: SnapshotChunks | None = None
+        self._snapshot = snapshot
+        self._chunks: ChunkReader | None = None
         self.done = False
         """The reply was taken."""
 
@@ -84,20 +86,19 @@ class SnapshotAnswer:
         """The reply when it is complete, ``[]`` while it is being built, None after it was handed out."""
         if self.done:
             return None
-        if not self._valid or self._make_cut is None:
+        if not self._valid or self._snapshot is None:
             self.done = True
             return [*self._frames, _i64(NOTHING_YET if self._valid else UNAVAILABLE), self._publisher_id]
-        if self._source is None:
-            cut = self._make_cut()
-            self._source = cut.chunks(_ROOM)
-            self._frames += [_i64(cut.seq), self._publisher_id]
-            self._chunks = 0
-        payload = self._source.get(self._chunks)
+        if self._chunks is None:
+            snapshot = self._snapshot()
+            self._chunks = snapshot.chunks(_ROOM).reader()
+            self._frames += [_i64(snapshot.seq), self._publisher_id]
+        payload = self._chunks.next_payload()
         if payload is None:
             self.done = True
             return self._frames
-        self._frames.append(payload)
-        self._chunks += 1
+        if payload:
+            self._frames.append(payload)
         return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvbus.core.outputs.incomplete import IncompleteSeqs
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.wire.profiles import Profile
 
@@ -19,6 +20,7 @@ class OutputStream:
         rank: int,
         publisher_id: bytes = b"",
         first_seq: int = 0,
+        sends_state: bool = False,
     ) -> None:
         self.topic = topic or b""
         self.keeps_topic = topic is None
@@ -31,6 +33,11 @@ class OutputStream:
         self.first_seq = first_seq
         """What the numbering of this process began with."""
         self.next_seq = first_seq
+        self.changed_seq = first_seq - 1
+        """The newest batch that is not empty: a state as of this one is still the state."""
+        self.incomplete = IncompleteSeqs()
+        self.sends_state = sends_state
+        """Routers get the state when they subscribe, and again when they lost batches."""
         self.closed = False
         """Its source is gone; the numbering is kept for the next one in its place."""
         self.idle_since: float | None = None
@@ -40,6 +47,8 @@ class OutputStream:
         seq = self.next_seq
         self.next_seq = seq + 1
         self.journal.append(seq, payload, empty=empty)
+        if not empty:
+            self.changed_seq = seq
         self.idle_since = now
         return seq
 

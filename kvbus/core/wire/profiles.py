@@ -33,10 +33,13 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A wire, and how a replay is framed."""
+    """A wire, and what a replay looks like."""
 
     wire: Wire = Wire()
     framing: Framing = "4"
+    filled_replay: bool = True
+    """Whether an answer that reaches behind the journal is contiguous from the seq asked for. Where it need not be, END
+    alone sends the router back to the state that its subscription brought."""
 
 
 CANONICAL: Final = Wire()
@@ -46,9 +49,9 @@ _DYNAMO: Final = Wire("map", fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "E
 
 PROFILES: Final[dict[str, Profile]] = {
     "vllm": Profile(CANONICAL, "4"),
-    "dynamo": Profile(_DYNAMO, "4"),
+    "dynamo": Profile(_DYNAMO, "4", filled_replay=False),
     "llm-d": Profile(CANONICAL, "4"),
-    "aibrix": Profile(Wire("array"), "4"),
+    "aibrix": Profile(Wire("array"), "4", filled_replay=False),
     "sglang": Profile(CANONICAL, "3"),
 }
 """By the name of ``outputs[].profile``. Sources: Dynamo 1.6.1 (measured, docs/INTEROP.md) takes both framings, decodes

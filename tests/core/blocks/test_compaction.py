@@ -18,9 +18,9 @@ def bench_of(*events):
 
 
 def told(cut, room=10**6):
-    telling = cut.chunks(room)
+    reader = cut.chunks(room).reader()
     found: list[Any] = []
-    while (body := telling.get(len(found))) is not None:
+    while (body := reader.next_payload()) is not None:
         found.append(body)
     return found
 

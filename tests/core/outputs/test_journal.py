@@ -98,27 +98,3 @@ class TestPositions:
         assert {journal.at(journal.position(seq)).seq for seq in range(5, 20)} == {5}
         assert journal.at(journal.position(20)).seq == 20
 
-
-class TestForgetting:
-    @pytest.mark.parametrize(("before", "left", "told"), [(0, 10, False), (4, 6, True), (10, 0, True), (99, 0, True)])
-    def test_everything_below_a_number_goes(self, before, left, told):
-        journal = filled(10)
-        assert journal.forget_before(before) is told
-        assert seqs(journal) == list(range(10 - left, 10))
-        assert journal.bytes == 10 * left
-        journal.append(10, bytes(10))
-        assert journal.at(journal.position(10)).seq == 10
-
-    def test_a_run_is_cut(self):
-        journal = filled(2)
-        for seq in range(2, 10):
-            journal.append(seq, b"beat", empty=True)
-        assert journal.forget_before(5)
-        assert journal.at(journal.position(7)) == Entry(5, b"beat", 5, empty=True)
-        assert not journal.forget_before(5)
-
-    def test_positions_do_not_change(self):
-        journal = filled(10)
-        at = journal.position(8)
-        journal.forget_before(6)
-        assert journal.at(at).seq == 8
