@@ -1,0 +1,95 @@
+"""One connected router, as the live side of an output sees it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from kvbus.core.outputs.state_transfer import TransferReader
+from kvbus.transport.zmtp.peer import Peer
+
+
+class RouterState(StrEnum):
+    """Where a router stands."""
+
+    IDLE = "idle"
+    """No subscription of its matches the stream's topic."""
+    WAITING = "waiting"
+    """It gets the state next. What is published meanwhile is in that state."""
+    RECEIVING = "receiving"
+    """The state is on its way. What is published meanwhile follows it."""
+    LIVE = "live"
+    """It gets each batch."""
+    STALLED = "stalled"
+    """Batches for it were dropped, and it does not read. It gets the state again once it reads."""
+
+
+class Router:
+    """A peer with its place in the stream.
+
+    Args:
+        peer: the connection.
+        opened_at: the time of day at which it was opened.
+    """
+
+    def __init__(self, peer: Peer, opened_at: float) -> None:
+        self.peer = peer
+        self.opened_at = opened_at
+        self.state = RouterState.IDLE
+
+        # What it gets next: the rest of a state, then batches of the ring from a position on.
+        self.reader: TransferReader | None = None
+        self.position = 0
+        self.queued = False
+        """It is in the line of routers that have something to get."""
+
+        # The state: why it gets one, how often it got one, and how it takes the one under way.
+        self.reason = ""
+        self.states_sent = 0
+        self.state_sent_at: float | None = None
+        self.slow = False
+        self.acknowledged = 0
+        self.progress_at = 0.0
+
+        self.subscriptions = 0
+        self.dropped_batches = 0
+        self.dropped_events = 0
+
+    def matches(self, topic: bytes) -> bool:
+        """Whether a subscription of its covers a topic."""
+        return any(topic.startswith(prefix) for prefix in self.peer.topics)
+
+
+class RouterView(msgspec.Struct, frozen=True):
+    """A router for people and metrics.
+
+    Attributes:
+        stream: the stream's slot.
+        peer: address of the router's end.
+        since: time of day at which the connection was opened, in seconds.
+        topics: subscribed prefixes.
+        state: see :class:`RouterState`.
+        states_sent: how often it got the state.
+        state_sent_at: time of day of the last one.
+        queued_batches: batches that wait for it.
+        queued_bytes: bytes on their way that its kernel has not acknowledged.
+        behind_seconds: age of the oldest batch that waits for it.
+        dropped_batches: batches that it did not get.
+        dropped_events: events in those.
+        left: why the connection ended; None while it stands.
+    """
+
+    stream: int
+    peer: str
+    since: float
+    topics: list[str]
+    state: str
+    states_sent: int
+    state_sent_at: float | None
+    queued_batches: int
+    queued_bytes: int
+    behind_seconds: float
+    dropped_batches: int
+    dropped_events: int
+    left: str | None = None

@@ -1,0 +1,426 @@
+"""One stream's live side: it publishes batches to every router, and sends the state to those that need it.
+
+A router that keeps up gets each burst in one write. A router that does not is behind: it has a position in the ring of
+recent batches, and goes on from there as fast as it reads. When the ring passes its position, batches for it are
+dropped and counted. On a stream that sends the state it then gets the state again, else it finds a gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from kvbus.core.commands import SendState
+from kvbus.core.stats import OutputStats
+from kvbus.transport.live.ring import Entry, Ring
+from kvbus.transport.live.router import Router, RouterState, RouterView
+from kvbus.transport.live.transfers import Transfers
+from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.peer import Peer, PeerHandler
+
+log = logging.getLogger("kvbus.outputs")
+
+TURN: Final = 0.002
+"""Seconds that routers which are behind may take in one turn of the loop."""
+
+PIECE: Final = 64 * 1024
+"""Bytes that a router which is behind gets before the next one has its turn."""
+
+LEFT: Final = 100
+"""Routers that have left and are still shown."""
+
+
+class Endpoint(Protocol):
+    """What peers connect to, or what dials them."""
+
+    def close(self, linger: float = 0.0) -> None:
+        """End all connections."""
+
+
+class LiveStream:
+    """One stream of an output; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+
+    Args:
+        stream: the stream's slot, for logs.
+        output: the output's name, for logs.
+        open_endpoint: binds or dials, with this object as the handler.
+        stats: counters of the output.
+        queue_limit: batches that wait for the end of a burst; more are dropped for everybody.
+        max_batches: batches kept for routers that are behind.
+        max_bytes: bytes kept for them.
+        before_send: called before any batch leaves, because the log record it follows from is written first.
+        request_state: asks for the stream's state for routers; None on streams that send none.
+        waiting: :meth:`publish` appends the stream to this list, and the list's owner calls :meth:`flush`.
+
+    Raises:
+        BindError: the endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        stream: int,
+        output: str,
+        open_endpoint: Callable[[PeerHandler], Endpoint],
+        *,
+        stats: OutputStats,
+        queue_limit: int,
+        max_batches: int,
+        max_bytes: int,
+        before_send: Callable[[], None] | None = None,
+        request_state: Callable[[tuple[int, ...]], None] | None = None,
+        waiting: list[LiveStream] | None = None,
+    ) -> None:
+        self._stream = stream
+        self._output = output
+        self._stats = stats
+        self._before_send = before_send
+        self._sends_state = request_state is not None
+        self._loop = asyncio.get_running_loop()
+
+        # Batches of this burst, and those before it that somebody still needs.
+        self._topic: bytes | None = None
+        self._burst: list[Entry] = []
+        self._burst_bytes = 0
+        self._queue_limit = queue_limit
+        self._ring = Ring(max_batches, max_bytes)
+        self._waiting = waiting
+        self._announced = False
+        self._soon: asyncio.Handle | None = None
+
+        # Routers by the id of their peer: all of them, those that have everything, those that have not.
+        self._routers: dict[int, Router] = {}
+        self._current: dict[int, Router] = {}
+        self._behind: dict[int, Router] = {}
+        self._stalled: dict[int, Router] = {}
+        self._left: deque[RouterView] = deque(maxlen=LEFT)
+        self._transfers = Transfers(request_state or _no_state, self._restart)
+
+        # Routers that are behind and may be written to, in turn.
+        self._line: deque[Router] = deque()
+        self._turn: asyncio.Handle | None = None
+        self._endpoint = open_endpoint(self)
+        stats.queue_limit += queue_limit
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def publish(self, topic: bytes, seq: bytes, payload: bytes, events: int) -> None:
+        """Queue one batch for the end of this burst; drop and count it if the queue is full."""
+        if topic != self._topic:
+            self._change_topic(topic)
+        if len(self._burst) >= self._queue_limit:
+            self._drop_for_all(events)
+            return
+        self._burst.append(Entry(encode_message((topic, seq, payload)), events, self._loop.time()))
+        self._burst_bytes += len(payload)
+        self._stats.queue_depth += 1
+        if self._announced:
+            return
+        self._announced = True
+        if self._waiting is not None:
+            self._waiting.append(self)
+        else:
+            self._soon = self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send the batches of this burst."""
+        self._announced = False
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        burst = self._burst
+        if not burst:
+            return
+        if self._before_send is not None:
+            self._before_send()
+        self._burst = []
+        self._count(burst)
+        if self._current:
+            data = b"".join([entry.message for entry in burst])
+            lagging = []
+            for router in self._current.values():
+                router.peer.write(data)
+                if not router.peer.writable:
+                    lagging.append(router)
+            for router in lagging:
+                self._fall_behind(router, self._ring.end + len(burst))
+        self._keep(burst)
+
+    def _count(self, burst: list[Entry]) -> None:
+        stats, count = self._stats, len(burst)
+        events = sum(entry.events for entry in burst)
+        stats.queue_depth -= count
+        stats.batches += count
+        stats.events += events
+        stats.bytes += self._burst_bytes
+        self._burst_bytes = 0
+        for router in self._stalled.values():
+            self._drop(router, "slow_router", count, events)
+
+    def _keep(self, burst: list[Entry]) -> None:
+        ring = self._ring
+        if not self._behind:
+            ring.skip(len(burst))
+            return
+        for entry in burst:
+            ring.append(entry)
+        while (entry := ring.overflow()) is not None:  # type: ignore[assignment]
+            for router in [router for router in self._behind.values() if router.position < ring.first]:
+                self._lose(router, entry)
+        for router in self._behind.values():
+            self._enqueue(router)
+
+    def _drop_for_all(self, events: int) -> None:
+        self._stats.dropped_batches["queue_full"] += 1
+        self._stats.dropped_events["queue_full"] += events
+        if self._sends_state:  # nobody gets this seq
+            for router in [*self._current.values(), *self._behind.values()]:
+                self._restart(router)
+
+    def _drop(self, router: Router, reason: str, batches: int, events: int) -> None:
+        router.dropped_batches += batches
+        router.dropped_events += events
+        self._stats.dropped_batches[reason] += batches
+        self._stats.dropped_events[reason] += events
+
+    def _lose(self, router: Router, entry: Entry) -> None:
+        """The ring has let go of a batch that a router did not get."""
+        self._drop(router, "slow_router", 1, entry.events)
+        router.position = self._ring.first
+        if self._sends_state:
+            rest = self._ring.end - router.position
+            if rest:
+                self._drop(router, "slow_router", rest, self._ring.events_from(router.position))
+            log.warning("output %s: router %s is too slow; it gets the state again", self._output, router.peer.address)
+            self._restart(router)
+
+    # -- routers -----------------------------------------------------------------------------------------------------
+
+    def opened(self, peer: Peer) -> None:
+        """Take in a new peer."""
+        self._routers[peer.id] = Router(peer, time.time())
+        self._stats.routers += 1
+
+    def subscribed(self, peer: Peer, topic: bytes) -> None:
+        """Begin with a router whose first subscription matches the stream's topic."""
+        router = self._routers[peer.id]
+        router.subscriptions += 1
+        self._stats.subscribers += 1
+        if router.state is RouterState.IDLE and (self._topic or b"").startswith(topic):
+            self._begin(router)
+
+    def cancelled(self, peer: Peer, topic: bytes) -> None:
+        """Stop with a router that has no matching subscription any more."""
+        del topic
+        router = self._routers[peer.id]
+        router.subscriptions -= 1
+        self._stats.subscribers -= 1
+        if router.state is not RouterState.IDLE and not router.matches(self._topic or b""):
+            self._set_aside(router, RouterState.IDLE)
+
+    def received(self, peer: Peer, frames: list[bytes]) -> None:
+        """Ignore what the application behind an XSUB says."""
+
+    def drained(self, peer: Peer) -> None:
+        """Go on with a router that has read."""
+        router = self._routers[peer.id]
+        if router.state is RouterState.STALLED:
+            self._want_state(router)
+        elif router.peer.id in self._behind:
+            self._enqueue(router)
+
+    def closed(self, peer: Peer, reason: str) -> None:
+        """Forget a router."""
+        router = self._routers.pop(peer.id)
+        view = self._view(router)
+        self._set_aside(router, RouterState.IDLE)
+        stats = self._stats
+        stats.routers -= 1
+        stats.subscribers -= router.subscriptions
+        stats.router_disconnects[reason] += 1
+        left = RouterView(**{name: getattr(view, name) for name in view.__struct_fields__ if name != "left"}, left=reason)
+        self._left.append(left)
+        log.info("output %s: router %s left: %s", self._output, peer.address, reason)
+
+    def _begin(self, router: Router) -> None:
+        self.flush()
+        log.info("output %s: router %s subscribed", self._output, router.peer.address)
+        if self._sends_state:
+            router.reason = "subscribed"
+            self._want_state(router)
+        else:
+            router.state = RouterState.LIVE
+            self._current[router.peer.id] = router
+
+    def _want_state(self, router: Router) -> None:
+        self._set_aside(router, RouterState.WAITING)
+        self._transfers.want(router)
+
+    def _restart(self, router: Router) -> None:
+        """A router has lost batches, or its place among those that receive the state."""
+        router.reason = "lost"
+        if router.peer.writable:
+            self._want_state(router)
+        else:
+            self._set_aside(router, RouterState.STALLED)
+            self._stalled[router.peer.id] = router
+
+    def _set_aside(self, router: Router, state: RouterState) -> None:
+        """Take a router out of everything."""
+        name = router.peer.id
+        for routers in (self._current, self._behind, self._stalled):
+            routers.pop(name, None)
+        self._transfers.forget(router)
+        router.reader = None
+        router.state = state
+
+    def _fall_behind(self, router: Router, position: int) -> None:
+        self._current.pop(router.peer.id, None)
+        router.position = position
+        self._behind[router.peer.id] = router
+
+    def _change_topic(self, topic: bytes) -> None:
+        """The stream's topic follows its source's: other subscriptions match from now on."""
+        self.flush()
+        self._topic = topic
+        for router in self._routers.values():
+            matches = router.matches(topic)
+            if matches and router.state is RouterState.IDLE:
+                self._begin(router)
+            elif not matches and router.state is not RouterState.IDLE:
+                self._set_aside(router, RouterState.IDLE)
+
+    # -- routers that are behind -------------------------------------------------------------------------------------
+
+    def send_state(self, command: SendState) -> None:
+        """Send the state to routers that wait for it, and behind it what is published from now on."""
+        self.flush()
+        begun = []
+        for name in command.routers:
+            router = self._routers.get(name)
+            if router is None or router.state is not RouterState.WAITING:
+                continue
+            router.state = RouterState.RECEIVING
+            router.reader = command.transfer.reader()
+            self._fall_behind(router, self._ring.end)
+            self._stats.states_sent[router.reason] += 1
+            router.states_sent += 1
+            router.state_sent_at = time.time()
+            begun.append(router)
+            self._enqueue(router)
+        self._transfers.begin(begun)
+
+    def _enqueue(self, router: Router) -> None:
+        if router.queued or not router.peer.writable:
+            return
+        router.queued = True
+        self._line.append(router)
+        if self._turn is None:
+            self._turn = self._loop.call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        self._turn = None
+        if self._before_send is not None:
+            self._before_send()
+        until = self._loop.time() + TURN
+        for _ in range(len(self._line)):
+            router = self._line.popleft()
+            router.queued = False
+            if router.peer.id in self._behind and router.peer.writable:
+                self._advance(router)
+                if router.peer.id in self._behind:
+                    self._enqueue(router)
+            if self._loop.time() >= until:
+                break
+        if self._line and self._turn is None:
+            self._turn = self._loop.call_soon(self._take_turns)
+
+    def _advance(self, router: Router) -> None:
+        """Send a router the next piece of what it has not got."""
+        reader = router.reader
+        if reader is not None:
+            found = reader.next_batch()
+            if found is not None:
+                seq, payload = found
+                transfer = reader.transfer
+                frame = seq.to_bytes(8, "big") + transfer.publisher_id
+                router.peer.write(encode_message((transfer.topic, frame, payload)))
+            if not reader.done:
+                return
+            router.reader = None
+            router.slow = False
+            router.state = RouterState.LIVE
+            self._transfers.forget(router)
+        elif router.position < self._ring.end:
+            data, router.position = self._ring.read(router.position, PIECE)
+            router.peer.write(data)
+        if router.position == self._ring.end and router.peer.writable:
+            del self._behind[router.peer.id]
+            self._current[router.peer.id] = router
+            if not self._behind:
+                self._ring.trim(self._ring.end)
+
+    # -- what people ask ---------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> int:
+        """Routers to which something is on its way."""
+        return sum(
+            1
+            for router in self._routers.values()
+            if router.state is not RouterState.STALLED and (router.peer.waiting_bytes or router.peer.id in self._behind)
+        )
+
+    @property
+    def queue_max(self) -> int:
+        """The most batches that wait for one router."""
+        return max((self._ring.end - router.position for router in self._behind.values()), default=0)
+
+    @property
+    def routers(self) -> list[RouterView]:
+        """The connected routers, and those that left last."""
+        return [*map(self._view, self._routers.values()), *self._left]
+
+    def _view(self, router: Router) -> RouterView:
+        peer = router.peer
+        behind = peer.id in self._behind
+        published = self._ring.published(router.position) if behind else None
+        return RouterView(
+            self._stream,
+            peer.address,
+            router.opened_at,
+            [topic.decode("utf-8", "backslashreplace") for topic in peer.topics],
+            router.state.value,
+            router.states_sent,
+            router.state_sent_at,
+            self._ring.end - router.position if behind else 0,
+            peer.unread_bytes,
+            0.0 if published is None else self._loop.time() - published,
+            router.dropped_batches,
+            router.dropped_events,
+        )
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, linger: float = 0.0) -> None:
+        """Send what is queued and end all connections; what waits has ``linger`` seconds to leave."""
+        self.flush()
+        self._transfers.close()
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        self._endpoint.close(linger)
+        stats = self._stats
+        for router in self._routers.values():
+            stats.subscribers -= router.subscriptions
+            router.subscriptions = 0
+        stats.routers -= len(self._routers)
+        stats.queue_limit -= self._queue_limit
+        self._queue_limit = 0
+
+
+def _no_state(_: tuple[int, ...]) -> None:
+    raise AssertionError("this stream sends no state")
