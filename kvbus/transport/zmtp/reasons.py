@@ -1,0 +1,74 @@
+"""Why a connection was refused or ended: a bounded set of names, for counters and logs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a connection is over. Roles may end one for a reason of their own, a plain string."""
+
+    # the handshake
+    GREETING = "greeting"
+    """The first bytes are those of ZMTP 1.0, or of another protocol."""
+    VERSION = "version"
+    """ZMTP, of a version that kvbus does not speak."""
+    MECHANISM = "mechanism"
+    """The peer wants another security mechanism."""
+    SOCKET_TYPE = "socket_type"
+    """The peer's socket type cannot talk to ours."""
+    HANDSHAKE_BYTES = "handshake_bytes"
+    """The handshake is too large."""
+    HANDSHAKE_TIMEOUT = "handshake_timeout"
+    """The handshake took too long."""
+    HALF_OPEN = "half_open"
+    """Too many connections were in their handshake; the oldest of them had to go."""
+    TOO_MANY_PEERS = "too_many_peers"
+    """There is no room for another peer."""
+    NO_DESCRIPTOR = "no_descriptor"
+    """The process has no file descriptor left for another connection."""
+    REFUSED = "refused"
+    """The peer sent ERROR: it does not want this connection."""
+
+    # what the peer sends
+    FRAME = "bad_frame"
+    """A frame that ZMTP does not know."""
+    COMMAND = "bad_command"
+    """A malformed command, or one at the wrong time."""
+    FRAME_BYTES = "frame_bytes"
+    """A frame is too large."""
+    MESSAGE_FRAMES = "message_frames"
+    """A message has too many frames."""
+    MESSAGE_BYTES = "message_bytes"
+    """A message is too large."""
+    SUBSCRIPTIONS = "subscriptions"
+    """The peer has too many subscriptions."""
+    SUBSCRIPTION_BYTES = "subscription_bytes"
+    """The peer's subscriptions are too large together."""
+    UNREAD_PONGS = "unread_pongs"
+    """The peer sends PINGs, and does not read the answers."""
+
+    # the end
+    LEFT = "left"
+    """The peer closed the connection."""
+    BROKEN = "broken"
+    """The connection broke: a reset, or keepalive without an answer."""
+    GONE = "gone"
+    """The peer's kernel acknowledges nothing any more."""
+    CLOSED = "closed"
+    """kvbus closes the endpoint."""
+    INTERNAL = "internal"
+    """An error of kvbus itself, which the event loop reports."""
+
+
+class ProtocolError(Exception):
+    """The peer broke a rule or a limit, so the connection must end.
+
+    Args:
+        reason: the name to count it under.
+        text: what happened, for the log.
+    """
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        self.reason = reason
+        super().__init__(text)

@@ -1,0 +1,24 @@
+"""The socket types of kvbus's outputs, and the peers that each of them accepts."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+TYPES: Final = (b"PAIR", b"PUB", b"SUB", b"REQ", b"REP", b"DEALER", b"ROUTER", b"PULL", b"PUSH", b"XPUB", b"XSUB")
+"""Socket types by their number in ZMTP 2.0 (libzmq numbers XPUB and XSUB too)."""
+
+
+class Role(Enum):
+    """What an endpoint is.
+
+    PUB reads subscriptions as an XPUB does, but announces itself as "PUB". The engines' sockets are PUBs, so every
+    router's SUB accepts that name, whatever its library; and no peer treats the two differently.
+    """
+
+    PUB = (b"PUB", frozenset({b"SUB", b"XSUB"}))
+    ROUTER = (b"ROUTER", frozenset({b"DEALER", b"REQ"}))
+
+    def __init__(self, socket_type: bytes, peers: frozenset[bytes]) -> None:
+        self.socket_type = socket_type
+        self.peers = peers

@@ -1,0 +1,35 @@
+"""How an endpoint treats its connections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbus.transport.zmtp.limits import DEFAULT, Limits
+from kvbus.transport.zmtp.tcp import GONE_AFTER
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Bounds and times of one endpoint.
+
+    Attributes:
+        limits: what one peer may make kvbus keep.
+        max_peers: connections whose handshake is over.
+        max_half_open: connections in their handshake. Beyond that the oldest one ends, so that silent ones cannot keep
+            others out.
+        handshake_timeout: seconds for a handshake.
+        high_water: bytes waiting for a peer's kernel at which the peer is not ``writable`` any more.
+        low_water: bytes waiting at which it is again.
+        gone_after: seconds in which a peer's kernel acknowledges nothing that is due, until the peer is gone.
+    """
+
+    limits: Limits = DEFAULT
+    max_peers: int = 4_096
+    max_half_open: int = 256
+    handshake_timeout: float = 3.0
+    high_water: int = 256 * 1024
+    low_water: int = 64 * 1024
+    gone_after: float = GONE_AFTER
+
+
+DEFAULT_SETTINGS = Settings()
