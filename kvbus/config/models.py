@@ -193,10 +193,22 @@ class OutputConfig(_Section):
     )
     send_hwm: Int = _key(
         10_000,
-        "Batches queued for one slow router before its own are dropped.",
+        "Batches that a slow router may be behind before its own are dropped.",
         example=10_000,
         unit="batches",
         ge=1,
+    )
+    send_bytes: Int = _key(
+        16_777_216,
+        "Bytes kept for routers that are behind, per stream; they share them.",
+        example=16_777_216,
+        unit="bytes",
+        ge=1,
+    )
+    on_subscribe: Literal["state", "nothing"] = _key(
+        "state",
+        "What a router gets first: the live blocks, or nothing (it asks a replay). With CURVE keys: nothing.",
+        example="state",
     )
     curve_secret_key_file: Path | None = _key(
         None,
@@ -228,6 +240,11 @@ class OutputConfig(_Section):
         if self.replay_framing == "auto":
             return PROFILES[self.profile].framing
         return "3" if self.replay_framing == 3 else "4"
+
+    @property
+    def sends_state(self) -> bool:
+        """Routers get the state when they subscribe. libzmq, which carries CURVE, cannot send it to one router."""
+        return self.on_subscribe == "state" and self.curve_secret_key_file is None
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
         """Where the i-th source (all ranks counted, from 0) is served; the same for all of them if merged."""

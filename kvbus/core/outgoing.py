@@ -196,9 +196,10 @@ class Outgoing:
         The seqs between its batches are no cursor: see :mod:`kvbus.core.outputs.incomplete`.
         """
         number, at = event.output, event.stream
-        stream = self._outputs[number].streams[at]
-        if stream.closed:
-            return
+        streams = self._outputs[number].streams
+        if at >= len(streams) or streams[at].closed:
+            return  # its source is about to be added, or is gone
+        stream = streams[at]
         if not stream.next_seq:
             # a batch 0 that begins with AllBlocksCleared is how readers recognize SGLang
             self._publish_empty(number, at, now)

@@ -50,6 +50,12 @@ class OutputStats(msgspec.Struct):
     bytes: int = 0
     heartbeats: int = 0
     subscribers: int = 0
+    routers: int = 0
+    """Connected routers, whatever they have subscribed to."""
+    router_disconnects: Counter[str] = msgspec.field(default_factory=Counter)
+    """By reason, whoever ended the connection."""
+    states_sent: Counter[str] = msgspec.field(default_factory=Counter)
+    """By reason: subscribed, lost. One for each router."""
     queue_depth: int = 0
     queue_limit: int = 0
     dropped_batches: Counter[str] = msgspec.field(default_factory=Counter)

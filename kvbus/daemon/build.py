@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import structs
+
 from kvbus.config import Config, OutputConfig, SourceStream, render_topic
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.output import NewStream, OutputSpec
@@ -13,7 +15,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import NOBODY, SourceSpec
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
-from kvbus.core.wire.profiles import PROFILES, Profile
+from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.seq_reservation import SeqMarks
 
 
@@ -67,7 +69,7 @@ def _output_spec(config: Config, number: int, streams: Mapping[int, SourceStream
         ]
     return OutputSpec(
         output.name,
-        Profile(PROFILES[output.profile].wire, output.framing),
+        structs.replace(PROFILES[output.profile], framing=output.framing),
         [each.topic for each in new],
         merged,
         # the snapshot protocol's consumers count on an empty batch a second
@@ -76,6 +78,7 @@ def _output_spec(config: Config, number: int, streams: Mapping[int, SourceStream
         output.journal_bytes,
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
+        output.sends_state,
     )
 
 

@@ -141,10 +141,10 @@ class Daemon:
         try:
             await self._admin.start()
             for number, output in enumerate(self.relay.outputs):
-                for at in output.open_streams:
-                    self.outputs.drivers[number].open(at, self.output_policy(number))
-            for stream in self.streams.values():
-                self.source_sockets.open(stream, self.source_policy(stream))
+                for at, stream in output.open_streams.items():
+                    self.outputs.drivers[number].open(at, stream.topic, self.output_policy(number))
+            for source in self.streams.values():
+                self.source_sockets.open(source, self.source_policy(source))
             self._begin_state()
             if not self.resumed:
                 self.carry_out(self.relay.begin(self.clock.time(), time.time()))

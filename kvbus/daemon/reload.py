@@ -146,7 +146,8 @@ class Reloader:
                     continue
                 for stream in added:
                     daemon.marks.add(number, stream.index)
-                    daemon.outputs.drivers[number].open(stream.index, daemon.output_policy(number))
+                    topic = wiring.new_stream(daemon.config, output, stream, 0).topic or b""
+                    daemon.outputs.drivers[number].open(stream.index, topic, daemon.output_policy(number))
                     opened.append((number, stream.index))
         except BaseException:
             for number, at in opened:

@@ -42,8 +42,8 @@ class OutputDriver(Protocol):
     What a stream adds to the gauges of ``stats``, its limits among them, is taken back when it closes.
     """
 
-    def open(self, stream: int, policy: PeerPolicy) -> None:
-        """Serve one stream to the readers that ``policy`` allows.
+    def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
+        """Serve one stream, whose topic is this one for now, to the readers that ``policy`` allows.
 
         Raises:
             BindError: an endpoint cannot be bound; nothing of the stream is left open.

@@ -41,7 +41,7 @@ class Driven:
         self.fed: list[ReplayAsked] = []
         self.sent: dict[int, list[Batch]] = {stream: [] for stream in STREAMS}
         self.readers: list[Reader] = []
-        keys = {"type": name, **self.kind.settings(directory), **settings}
+        keys = {"type": name, "on_subscribe": "nothing", **self.kind.settings(directory), **settings}
         config = load(None, env={}, overrides={"sources": [{"endpoint": "ipc://engine"}], "outputs": [keys]})
         self.config = config.outputs[0]
         self._streams = {
@@ -98,7 +98,7 @@ async def driving(
     driven = Driven(context, name, directory, sessions, **settings)
     try:
         for stream in STREAMS[:opened]:
-            driven.driver.open(stream, PLAIN)
+            driven.driver.open(stream, TOPIC, PLAIN)
         yield driven
     finally:
         for stream in driven.driver.streams:

@@ -10,6 +10,7 @@ import pytest
 from kvbus.core.stats import OutputStats
 from kvbus.errors import BindError
 from kvbus.transport.sockets import PLAIN
+from tests.outputs.driven import TOPIC
 from tests.transport.loops import both_loops, eventually
 
 
@@ -208,12 +209,12 @@ async def test_what_cannot_be_opened_is_named_and_leaves_nothing_open(output):
 
         def opens():
             with contextlib.suppress(BindError):  # the system may take a moment to give an address back
-                driven.driver.open(0, PLAIN)
+                driven.driver.open(0, TOPIC, PLAIN)
             return driven.driver.streams
 
         for place in driven.kind.places(driven.config, 0):
             with driven.kind.occupied(place), pytest.raises(BindError) as error:
-                driven.driver.open(0, PLAIN)
+                driven.driver.open(0, TOPIC, PLAIN)
             assert place in str(error.value)
             assert driven.driver.streams == []
             assert gauges(driven.stats) == gauges(OutputStats())

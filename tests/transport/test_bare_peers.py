@@ -18,7 +18,7 @@ from tests.long import LONG
 from tests.ports import free_port
 from tests.transport.bare import dialled, listening
 from tests.transport.loops import END, both_loops, eventually, turns, u64
-from tests.transport.test_egress import live_output
+from tests.transport.test_libzmq_live import live_output
 from tests.transport.test_replay_server import served
 
 SECONDS = 23.0 if LONG else 6.0

@@ -17,7 +17,7 @@ from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.sockets import OPTIONS, make_socket
 from tests.ports import free_port
 from tests.transport.loops import eventually, turns
-from tests.transport.test_egress import live_output
+from tests.transport.test_libzmq_live import live_output
 from tests.transport.test_replay_server import served
 
 ESTABLISHED, KEEPALIVE = "01", "02"

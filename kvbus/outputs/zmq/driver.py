@@ -1,4 +1,8 @@
-"""The ZeroMQ driver: for each stream a publisher and, where configured, a replay and a snapshot server."""
+"""The ZeroMQ driver: for each stream a live side and, where configured, a replay and a snapshot server.
+
+kvbus speaks ZMTP itself (:mod:`kvbus.transport.zmtp`): so it knows each router, sends the state to one alone, and
+counts what each of them loses. Outputs with CURVE keys go through libzmq, which does neither.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,20 @@ import logging
 from collections.abc import Callable
 
 from kvbus.config import OutputConfig
-from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish
-from kvbus.core.events import ReplayAsked, SnapshotAsked
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
+from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.outputs.contract import Services
-from kvbus.transport.egress import LiveOutput
+from kvbus.transport.libzmq_live import LiveOutput
+from kvbus.transport.live.router import RouterView
+from kvbus.transport.live.stream import Endpoint, LiveStream
 from kvbus.transport.replay import Budget, ReplayServer
 from kvbus.transport.sockets import PeerPolicy
+from kvbus.transport.zmtp.dialler import Dialler
+from kvbus.transport.zmtp.limits import DEFAULT, Limits
+from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.peer import PeerHandler
+from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.settings import Settings
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -30,31 +42,23 @@ class ZmqOutput:
         self._config = config
         self._services = services
         self._budget = Budget(services.max_replay_sessions, services.stats)
-        self._live: dict[int, LiveOutput] = {}
-        self._waiting: list[LiveOutput] = []
+        self._live: dict[int, LiveStream | LiveOutput] = {}
+        self._waiting: list[Callable[[], None]] = []
+        self._topics: dict[int, bytes] = {}
         self._replays: dict[int, ReplayServer] = {}
         self._snapshots: dict[int, ReplayServer] = {}
 
-    def open(self, stream: int, policy: PeerPolicy) -> None:
+    def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
         """Bind one stream's endpoints, or connect its live endpoint.
 
         Raises:
             BindError: an endpoint cannot be bound; nothing of the stream is left open.
         """
-        config, services = self._config, self._services
+        config = self._config
+        self._topics[stream] = topic
         endpoints = config.stream_endpoints(stream)
         try:
-            self._live[stream] = LiveOutput(
-                services.context,
-                endpoints.endpoint,
-                bind=config.bind,
-                send_hwm=config.send_hwm,
-                queue_limit=config.queue_batches,
-                stats=services.stats,
-                before_send=services.before_send,
-                policy=policy,
-                waiting=self._waiting,
-            )
+            self._live[stream] = self._live_side(stream, topic, endpoints.endpoint, policy)
             log.info("output %s: %s %s", config.name, "bound" if config.bind else "connecting to", endpoints.endpoint)
             if endpoints.replay_endpoint is not None:
                 self._replays[stream] = self._server(
@@ -69,6 +73,50 @@ class ZmqOutput:
         except BaseException:
             self.close(stream)
             raise
+
+    def _live_side(self, stream: int, topic: bytes, endpoint: str, policy: PeerPolicy) -> LiveStream | LiveOutput:
+        config, services = self._config, self._services
+        if policy.curve is not None:
+            return LiveOutput(
+                services.context,
+                endpoint,
+                bind=config.bind,
+                send_hwm=config.send_hwm,
+                queue_limit=config.queue_batches,
+                stats=services.stats,
+                before_send=services.before_send,
+                policy=policy,
+                waiting=self._waiting,
+            )
+        limits = DEFAULT
+        if policy.max_frame_bytes >= 0:
+            limits = Limits(frame_bytes=policy.max_frame_bytes, message_bytes=policy.max_frame_bytes)
+        settings = Settings(limits)
+
+        def refused(reason: str, address: str) -> None:
+            services.stats.refused[reason] += 1
+            log.info("output %s: refused %s: %s", config.name, address or "a connection", reason)
+
+        def open_endpoint(handler: PeerHandler) -> Endpoint:
+            kind = Listener if config.bind else Dialler
+            return kind(endpoint, Role.PUB, handler, settings=settings, refused=refused)
+
+        def request_state(routers: tuple[int, ...]) -> None:
+            services.feed(Subscribed(self._output, stream, routers))
+
+        return LiveStream(
+            stream,
+            topic,
+            config.name,
+            open_endpoint,
+            stats=services.stats,
+            queue_limit=config.queue_batches,
+            max_batches=config.send_hwm,
+            max_bytes=config.send_bytes,
+            before_send=services.before_send,
+            request_state=request_state if config.sends_state else None,
+            waiting=self._waiting,
+        )
 
     def _server(
         self, endpoint: str, event: Callable[[list[bytes]], ReplayAsked | SnapshotAsked], policy: PeerPolicy
@@ -95,17 +143,38 @@ class ZmqOutput:
         """Send the batches of this burst."""
         waiting = self._waiting
         while waiting:
-            waiting.pop().turn()
+            waiting.pop()()
 
     def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
         """Send an answer."""
         servers = self._replays if isinstance(command, AnswerReplay) else self._snapshots
         servers[command.stream].send(command.answer)
 
+    def send_state(self, command: SendState) -> None:
+        """Send the state to routers that have subscribed."""
+        live = self._live.get(command.stream)
+        if isinstance(live, LiveStream):
+            live.send_state(command)
+
+    @property
+    def routers(self) -> list[RouterView]:
+        """The connected routers, and those that left last. libzmq does not know its peers."""
+        return [view for live in self._live.values() if isinstance(live, LiveStream) for view in live.routers]
+
+    @property
+    def queue_max(self) -> int:
+        """The most batches that wait for one router."""
+        return max((live.queue_max for live in self._live.values() if isinstance(live, LiveStream)), default=0)
+
     def reopen(self, policy: PeerPolicy) -> None:
         """Open all sockets again, with other keys."""
-        for live in self._live.values():
-            live.reopen(policy)
+        for stream, live in self._live.items():
+            if isinstance(live, LiveOutput) and policy.curve is not None:
+                live.reopen(policy)
+            else:
+                live.close()
+                endpoint = self._config.stream_endpoints(stream).endpoint
+                self._live[stream] = self._live_side(stream, self._topics[stream], endpoint, policy)
         for server in self._servers:
             server.reopen(policy)
 
@@ -120,8 +189,9 @@ class ZmqOutput:
 
     @property
     def busy(self) -> int:
-        """Unfinished answers."""
-        return sum(server.busy for server in self._servers)
+        """Unfinished answers, and routers to which something is on its way."""
+        live = sum(live.busy for live in self._live.values() if isinstance(live, LiveStream))
+        return live + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
         """Send END for every answer that is not sent whole, and count them; how many they were."""

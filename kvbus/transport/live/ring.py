@@ -75,6 +75,10 @@ class Ring:
             size += len(entry.message)
         return b"".join(found), position + len(found)
 
+    def events_from(self, position: int) -> int:
+        """How many events the entries from a position on hold."""
+        return sum(entry.events for entry in islice(self._entries, position - self.first, None))
+
     def published(self, position: int) -> float | None:
         """When the entry at a position was published; None at the end."""
         at = position - self.first

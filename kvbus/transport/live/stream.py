@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from msgspec import structs
+
 from kvbus.core.commands import SendState
 from kvbus.core.stats import OutputStats
 from kvbus.transport.live.ring import Entry, Ring
@@ -45,7 +47,8 @@ class LiveStream:
     """One stream of an output; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
-        stream: the stream's slot, for logs.
+        stream: the stream's slot, for views.
+        topic: the stream's topic. It may change with a batch.
         output: the output's name, for logs.
         open_endpoint: binds or dials, with this object as the handler.
         stats: counters of the output.
@@ -54,7 +57,8 @@ class LiveStream:
         max_bytes: bytes kept for them.
         before_send: called before any batch leaves, because the log record it follows from is written first.
         request_state: asks for the stream's state for routers; None on streams that send none.
-        waiting: :meth:`publish` appends the stream to this list, and the list's owner calls :meth:`flush`.
+        waiting: :meth:`publish` appends :meth:`flush` to this list, and the list's owner calls it. None: the stream
+            schedules it itself.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -63,6 +67,7 @@ class LiveStream:
     def __init__(
         self,
         stream: int,
+        topic: bytes,
         output: str,
         open_endpoint: Callable[[PeerHandler], Endpoint],
         *,
@@ -72,7 +77,7 @@ class LiveStream:
         max_bytes: int,
         before_send: Callable[[], None] | None = None,
         request_state: Callable[[tuple[int, ...]], None] | None = None,
-        waiting: list[LiveStream] | None = None,
+        waiting: list[Callable[[], None]] | None = None,
     ) -> None:
         self._stream = stream
         self._output = output
@@ -82,7 +87,7 @@ class LiveStream:
         self._loop = asyncio.get_running_loop()
 
         # Batches of this burst, and those before it that somebody still needs.
-        self._topic: bytes | None = None
+        self._topic = topic
         self._burst: list[Entry] = []
         self._burst_bytes = 0
         self._queue_limit = queue_limit
@@ -102,6 +107,7 @@ class LiveStream:
         # Routers that are behind and may be written to, in turn.
         self._line: deque[Router] = deque()
         self._turn: asyncio.Handle | None = None
+        self._closed = False
         self._endpoint = open_endpoint(self)
         stats.queue_limit += queue_limit
 
@@ -121,7 +127,7 @@ class LiveStream:
             return
         self._announced = True
         if self._waiting is not None:
-            self._waiting.append(self)
+            self._waiting.append(self.flush)
         else:
             self._soon = self._loop.call_soon(self.flush)
 
@@ -167,9 +173,9 @@ class LiveStream:
             return
         for entry in burst:
             ring.append(entry)
-        while (entry := ring.overflow()) is not None:  # type: ignore[assignment]
+        while (dropped := ring.overflow()) is not None:
             for router in [router for router in self._behind.values() if router.position < ring.first]:
-                self._lose(router, entry)
+                self._lose(router, dropped)
         for router in self._behind.values():
             self._enqueue(router)
 
@@ -209,7 +215,7 @@ class LiveStream:
         router = self._routers[peer.id]
         router.subscriptions += 1
         self._stats.subscribers += 1
-        if router.state is RouterState.IDLE and (self._topic or b"").startswith(topic):
+        if router.state is RouterState.IDLE and self._topic.startswith(topic):
             self._begin(router)
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
@@ -218,7 +224,7 @@ class LiveStream:
         router = self._routers[peer.id]
         router.subscriptions -= 1
         self._stats.subscribers -= 1
-        if router.state is not RouterState.IDLE and not router.matches(self._topic or b""):
+        if router.state is not RouterState.IDLE and not router.matches(self._topic):
             self._set_aside(router, RouterState.IDLE)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
@@ -235,14 +241,13 @@ class LiveStream:
     def closed(self, peer: Peer, reason: str) -> None:
         """Forget a router."""
         router = self._routers.pop(peer.id)
-        view = self._view(router)
+        self._left.append(structs.replace(self._view(router), left=reason))
         self._set_aside(router, RouterState.IDLE)
         stats = self._stats
-        stats.routers -= 1
-        stats.subscribers -= router.subscriptions
         stats.router_disconnects[reason] += 1
-        left = RouterView(**{name: getattr(view, name) for name in view.__struct_fields__ if name != "left"}, left=reason)
-        self._left.append(left)
+        if not self._closed:
+            stats.routers -= 1
+            stats.subscribers -= router.subscriptions
         log.info("output %s: router %s left: %s", self._output, peer.address, reason)
 
     def _begin(self, router: Router) -> None:
@@ -407,19 +412,19 @@ class LiveStream:
 
     def close(self, linger: float = 0.0) -> None:
         """Send what is queued and end all connections; what waits has ``linger`` seconds to leave."""
+        if self._closed:
+            return
         self.flush()
+        self._closed = True
         self._transfers.close()
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
         self._endpoint.close(linger)
         stats = self._stats
-        for router in self._routers.values():
-            stats.subscribers -= router.subscriptions
-            router.subscriptions = 0
+        stats.subscribers -= sum(router.subscriptions for router in self._routers.values())
         stats.routers -= len(self._routers)
         stats.queue_limit -= self._queue_limit
-        self._queue_limit = 0
 
 
 def _no_state(_: tuple[int, ...]) -> None:

@@ -97,4 +97,3 @@ class TestPositions:
         journal.append(20, b"x")
         assert {journal.at(journal.position(seq)).seq for seq in range(5, 20)} == {5}
         assert journal.at(journal.position(20)).seq == 20
-

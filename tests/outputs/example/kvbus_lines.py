@@ -30,7 +30,7 @@ class LinesOutput:
         self._files: dict[int, FileIO] = {}
         self._queues: dict[int, deque[Publish]] = {}
 
-    def open(self, stream: int, policy: PeerPolicy) -> None:
+    def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
         path = self._config.stream_endpoints(stream).endpoint.removeprefix("ipc://")
         try:
             self._files[stream] = FileIO(path, "ab")

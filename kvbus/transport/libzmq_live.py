@@ -1,4 +1,4 @@
-"""An output stream's XPUB: a stalled router loses batches, other routers do not.
+"""The live side of outputs with CURVE keys, an XPUB of libzmq: a stalled router loses batches, other routers do not.
 
 With ``XPUB_NODROP`` the socket refuses a batch while one subscriber's queue is full. Without it, the socket drops and
 never says so. So kvbus sends each batch with ``XPUB_NODROP`` first. If the socket refuses, kvbus counts a drop and
@@ -47,8 +47,8 @@ class LiveOutput:
         stats: counters of the output.
         before_send: called before any batch leaves, because the log record it follows from is written first.
         policy: who may connect.
-        waiting: `publish` appends the stream to this list, and the list's owner calls `turn`. None: the stream
-            schedules `turn` itself.
+        waiting: `publish` appends `turn` to this list, and the list's owner calls it. None: the stream schedules it
+            itself.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -65,7 +65,7 @@ class LiveOutput:
         stats: OutputStats,
         before_send: Callable[[], None] | None = None,
         policy: PeerPolicy = PLAIN,
-        waiting: list[LiveOutput] | None = None,
+        waiting: list[Callable[[], None]] | None = None,
     ) -> None:
         # The socket's settings, for `reopen`.
         self._context = context
@@ -153,7 +153,7 @@ class LiveOutput:
             return
         self._announced = True
         if self._waiting is not None:
-            self._waiting.append(self)
+            self._waiting.append(self.turn)
         elif self._soon is None:
             self._soon = self._loop.call_soon(self.turn)
 

@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from kvbus.core.stats import OutputStats
-from kvbus.transport.egress import LiveOutput
+from kvbus.transport.libzmq_live import LiveOutput
 from kvbus.transport.pump import Pump
 from tests.ports import free_port
 from tests.transport.loops import both_loops, eventually, read_all, turns, u64
