@@ -54,11 +54,15 @@ class ReplayAborted(msgspec.Struct, frozen=True):
 
 
 class ReplayAsked(msgspec.Struct, gc=False):
-    """A router asks stream ``stream`` of output ``output`` for a replay; frames as a ROUTER received them."""
+    """A router asks stream ``stream`` of output ``output`` for a replay; frames as a ROUTER received them.
+
+    ``has_state`` says that a router at this address has just got the state by its subscription, or is about to.
+    """
 
     output: int
     stream: int
     frames: list[bytes]
+    has_state: bool = False
 
 
 class SnapshotAsked(msgspec.Struct, gc=False):

@@ -162,7 +162,12 @@ class Outgoing:
         if request is None:
             return
         stream = self._outputs[event.output].streams[event.stream]
-        answer = ReplayAnswer(stream, request, lambda start: self._snapshot_from(event.output, event.stream, start))
+        answer = ReplayAnswer(
+            stream,
+            request,
+            lambda start: self._snapshot_from(event.output, event.stream, start),
+            has_state=event.has_state,
+        )
         self.commands.append(AnswerReplay(event.output, event.stream, answer))
 
     def snapshot_asked(self, event: SnapshotAsked, now: float) -> None:

@@ -78,7 +78,6 @@ def _output_spec(config: Config, number: int, streams: Mapping[int, SourceStream
         output.journal_bytes,
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
-        output.sends_state,
     )
 
 

@@ -149,7 +149,6 @@ class Stage:
                     merged=sources > 1,
                     heartbeat=0.0,
                     journal_batches=journal,
-                    sends_state=True,
                 )
             ],
         )
@@ -195,7 +194,7 @@ class Stage:
         connection.waiting, connection.reader = True, None
 
     def replay(self, start: int) -> list[tuple[int, bytes]]:
-        answer = self.handle(ReplayAsked(0, 0, [b"id", b"", start.to_bytes(8, "big")]))
+        answer = self.handle(ReplayAsked(0, 0, [b"id", b"", start.to_bytes(8, "big")], has_state=True))
         found = []
         while (message := answer.next_message()) is not None:
             if message and message[-2] != END_SEQ:

@@ -31,8 +31,6 @@ class OutputSpec(msgspec.Struct, frozen=True):
     journal_bytes: int = 2 * 1024 * 1024
     first_seqs: Sequence[int] = ()
     publisher_ids: Sequence[bytes] = ()
-    sends_state: bool = False
-    """Routers get the state when they subscribe."""
 
 
 class NewStream(msgspec.Struct, frozen=True):
@@ -70,7 +68,6 @@ class Output:
             rank=rank,
             publisher_id=publisher_id,
             first_seq=first_seq,
-            sends_state=spec.sends_state,
         )
         self.streams.append(stream)
         return stream

@@ -18,14 +18,13 @@ the answer begins later than asked for, as an engine's does whose buffer was tri
 class ReplayAnswer:
     """What a replay from ``start`` gets. Where the journal holds ``start``: the journal. Else one of two answers.
 
-    *END alone*, on streams that send the state on subscription: for a start of 0, and for every start that a router of
-    this profile lets it follow. The router holds the state from its subscription, or is about to get it, so the answer
-    costs nothing, however long the stream is. Run against seven routers (docs/decisions/state-on-subscription.md).
+    *END alone*, for a router that has just got the state by its subscription: where ``start`` is 0, and for every start
+    if the router's profile needs no contiguous answer. Its cost does not depend on how long the stream is. Run against
+    seven routers (docs/decisions/state-on-subscription.md).
 
     *The state, numbered from ``start``*: AllBlocksCleared and the live blocks of a snapshot, empty batches up to the
-    snapshot's seq, then the journal. So it is on streams that send no state, for routers that read only contiguous
-    answers, and for a start that is no cursor (:mod:`kvbus.core.outputs.incomplete`). The answer ends at what was
-    newest when the journal part began; what came later is on the live stream. A requester so slow that the journal
+    snapshot's seq, then the journal. So it is for everybody else, and for a start that is no cursor
+    (:mod:`kvbus.core.outputs.incomplete`). The answer ends at what was newest when the journal part began; what came later is on the live stream. A requester so slow that the journal
     trims past it gets a newer snapshot. One whose seq lies more than ``MAX_FILLER`` back gets an answer that begins
     just before the snapshot's seq.
 
@@ -33,9 +32,17 @@ class ReplayAnswer:
         stream: the stream asked.
         request: what was asked.
         snapshot: makes (or shares) a snapshot, to be numbered from the seq given; called only if one is needed.
+        has_state: whether the requester has just got the state by its subscription, or is about to.
     """
 
-    def __init__(self, stream: OutputStream, request: ReplayRequest, snapshot: Callable[[int], StateSnapshot]) -> None:
+    def __init__(
+        self,
+        stream: OutputStream,
+        request: ReplayRequest,
+        snapshot: Callable[[int], StateSnapshot],
+        *,
+        has_state: bool = False,
+    ) -> None:
         self._stream = stream
         self.identity = request.envelope[0]
         self._envelope = request.envelope
@@ -43,6 +50,8 @@ class ReplayAnswer:
         self._seq = request.start
         self._end = stream.next_seq
         self._take_snapshot = snapshot
+        self._ends_at_once = has_state
+        """END alone will do, if the journal does not hold ``start``."""
         self._snapshot: StateSnapshot | None = None
         """Held until the answer is over, so that whoever asks meanwhile gets the same one."""
         self._chunks: ChunkReader | None = None
@@ -84,7 +93,7 @@ class ReplayAnswer:
             entry = stream.journal.at(stream.journal.position(seq))
             if entry is not None and entry.seq <= seq < entry.seq + entry.count:
                 return entry.payload
-            if asked and stream.sends_state and (seq == 0 or not stream.profile.filled_replay):
+            if asked and self._ends_at_once and (seq == 0 or not stream.profile.filled_replay):
                 self._end = seq
                 self.outcome = "subscription"
                 return None

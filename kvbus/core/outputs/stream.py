@@ -20,7 +20,6 @@ class OutputStream:
         rank: int,
         publisher_id: bytes = b"",
         first_seq: int = 0,
-        sends_state: bool = False,
     ) -> None:
         self.topic = topic or b""
         self.keeps_topic = topic is None
@@ -36,8 +35,6 @@ class OutputStream:
         self.changed_seq = first_seq - 1
         """The newest batch that is not empty: a state as of this one is still the state."""
         self.incomplete = IncompleteSeqs()
-        self.sends_state = sends_state
-        """Routers get the state when they subscribe, and again when they lost batches."""
         self.closed = False
         """Its source is gone; the numbering is kept for the next one in its place."""
         self.idle_since: float | None = None

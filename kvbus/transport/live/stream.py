@@ -32,6 +32,9 @@ TURN: Final = 0.002
 PIECE: Final = 64 * 1024
 """Bytes that a router which is behind gets before the next one has its turn."""
 
+RECENT: Final = 60.0
+"""Seconds after a state within which a replay from 0 is the question of the router that got it."""
+
 LEFT: Final = 100
 """Routers that have left and are still shown."""
 
@@ -369,6 +372,18 @@ class LiveStream:
                 self._ring.trim(self._ring.end)
 
     # -- what people ask ---------------------------------------------------------------------------------------------
+
+    def gives_state(self, host: str) -> bool:
+        """Whether a router at this address has just got the state, or is about to."""
+        since = time.time() - RECENT
+        for router in self._routers.values():
+            if router.peer.address.rpartition(":")[0] != host:
+                continue
+            if router.state in {RouterState.WAITING, RouterState.RECEIVING, RouterState.STALLED}:
+                return True
+            if router.state is RouterState.LIVE and (router.state_sent_at or 0.0) > since:
+                return True
+        return False
 
     @property
     def busy(self) -> int:
