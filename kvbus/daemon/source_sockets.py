@@ -22,7 +22,7 @@ from kvbus.core.outputs.snapshot import REQUEST as SNAPSHOT_REQUEST
 from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
-from kvbus.core.wire.frames import replay_request
+from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.pump import Handler
 from kvbus.transport.sockets import Context, PeerPolicy
@@ -73,7 +73,7 @@ class SourceSockets:
             self._context,
             stream.endpoint,
             bind=stream.bind,
-            topic=stream.topic,
+            topics=(stream.topic, ASKS_REPLAY) if stream.replay_endpoint else (stream.topic,),
             events=Events(
                 self._receiver(slot),
                 self._connector(stream),

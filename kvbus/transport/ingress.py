@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,7 +58,14 @@ class LiveStream:
     """
 
     def __init__(
-        self, context: Context, endpoint: str, *, bind: bool, topic: bytes, events: Events, policy: PeerPolicy = PLAIN
+        self,
+        context: Context,
+        endpoint: str,
+        *,
+        bind: bool,
+        topics: Sequence[bytes],
+        events: Events,
+        policy: PeerPolicy = PLAIN,
     ) -> None:
         socket = make_socket(context, zmq.SUB)
         self._endpoint = endpoint
@@ -68,7 +75,8 @@ class LiveStream:
         )
         try:
             policy.put_on(socket, bind=bind)
-            socket.setsockopt(zmq.SUBSCRIBE, topic)
+            for topic in topics:
+                socket.setsockopt(zmq.SUBSCRIBE, topic)
             attach(socket, endpoint, bind=bind)
         except BaseException:
             self._monitor.close()

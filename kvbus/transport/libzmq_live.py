@@ -16,6 +16,7 @@ import zmq
 
 from kvbus.core.stats import OutputStats
 from kvbus.core.types import Refused
+from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import Pump
@@ -219,6 +220,8 @@ class LiveOutput:
         return False
 
     def _subscription(self, frames: list[bytes]) -> None:
+        if frames[0][1:] == ASKS_REPLAY:
+            return
         if frames[0][:1] == b"\x01":
             self._subscribers += 1
             self._stats.subscribers += 1

@@ -7,6 +7,7 @@ from typing import Final
 
 import zmq
 
+from kvbus.core.wire.frames import ASKS_REPLAY
 from tests.doubles.router import PlainSetRouter
 
 END: Final = b"\xff" * 8
@@ -38,6 +39,7 @@ class SocketRouter:
         self._live = self.context.socket(zmq.SUB)
         self._live.setsockopt(zmq.RCVHWM, 0)
         self._live.setsockopt(zmq.SUBSCRIBE, b"")
+        self._live.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)
         self._monitor = self._live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._live.connect(self._endpoint)
 

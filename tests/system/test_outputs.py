@@ -18,6 +18,7 @@ import zmq
 
 from kvbus.config import load
 from kvbus.core.events import BatchReceived
+from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.seq_reservation import AHEAD
 from kvbus.errors import InUseError
@@ -44,6 +45,7 @@ class Raw:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self.socket.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)
         self.socket.connect(endpoint)
         self.got: list[list[bytes]] = []
 

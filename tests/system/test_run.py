@@ -19,6 +19,7 @@ import pytest
 import uvloop
 import zmq
 
+from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -147,6 +148,7 @@ class Stalled:
         self.socket.setsockopt(zmq.RCVHWM, 1)
         self.socket.setsockopt(zmq.RCVBUF, 4096)
         self.socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self.socket.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)
         self.socket.connect(place.out)
 
     def seqs(self, count: int) -> list[int]:

@@ -30,7 +30,7 @@ async def live_stream(context, port, *, bind):
     got: list[Any] = []
     said: list[Any] = []
     where = f"tcp://127.0.0.1:{port}"
-    stream = LiveStream(context, where, bind=bind, topic=b"", events=Events(got.append, said.append))
+    stream = LiveStream(context, where, bind=bind, topics=[b""], events=Events(got.append, said.append))
     try:
         yield got, said
     finally:

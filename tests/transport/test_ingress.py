@@ -22,7 +22,7 @@ def endpoint():
 async def live_stream(context, where, *, bind=False, topic=b""):
     got: list[Any] = []
     said: list[Any] = []
-    stream = LiveStream(context, where, bind=bind, topic=topic, events=Events(got.append, said.append))
+    stream = LiveStream(context, where, bind=bind, topics=[topic], events=Events(got.append, said.append))
     try:
         yield got, said
     finally:
@@ -96,7 +96,7 @@ async def test_a_taken_endpoint_is_named(context):
     where = endpoint()
     async with live_stream(context, where, bind=True):
         with pytest.raises(BindError, match=where):
-            LiveStream(context, where, bind=True, topic=b"", events=Events(print, print))
+            LiveStream(context, where, bind=True, topics=[b""], events=Events(print, print))
         await turns()
 
 

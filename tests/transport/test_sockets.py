@@ -85,7 +85,7 @@ async def test_engines_are_probed(context):
     port, replay_port = free_port(), free_port()
     where, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}"
     with peer(zmq.PUB, listens=True, port=port), peer(zmq.ROUTER, listens=True, port=replay_port):
-        stream = LiveStream(context, where, bind=False, topic=b"", events=Events(lambda _: None, lambda _: None))
+        stream = LiveStream(context, where, bind=False, topics=[b""], events=Events(lambda _: None, lambda _: None))
         question = RequestConnection(context, replay, replay_request(0), lambda _: None)
         try:
             await probed(port, accepted=False)

@@ -24,9 +24,9 @@ class ReplayAnswer:
 
     *The state, numbered from ``start``*: AllBlocksCleared and the live blocks of a snapshot, empty batches up to the
     snapshot's seq, then the journal. So it is for everybody else, and for a start that is no cursor
-    (:mod:`kvbus.core.outputs.incomplete`). The answer ends at what was newest when the journal part began; what came later is on the live stream. A requester so slow that the journal
-    trims past it gets a newer snapshot. One whose seq lies more than ``MAX_FILLER`` back gets an answer that begins
-    just before the snapshot's seq.
+    (:mod:`kvbus.core.outputs.incomplete`). The answer ends at what was newest when the journal part began; what came
+    later is on the live stream. A requester so slow that the journal trims past it gets a newer snapshot. One whose seq
+    lies more than ``MAX_FILLER`` back gets an answer that begins just before the snapshot's seq.
 
     Args:
         stream: the stream asked.

@@ -96,6 +96,11 @@ def replay_request(start: int) -> list[bytes]:
     return [b"", start.to_bytes(SEQ_BYTES, "big")]
 
 
+ASKS_REPLAY: Final = b"kvbus:asks-replay"
+"""A subscription that says: this router rebuilds itself by replays, and wants no state by its subscription. No topic
+begins so, hence it matches nothing, at a kvbus as at an engine. kvbus's own subscribers send it, if they can replay."""
+
+
 class ReplayRequest(msgspec.Struct):
     """A router's request as a ROUTER received it. ``envelope`` is what every reply starts with.
 

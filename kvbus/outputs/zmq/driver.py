@@ -15,7 +15,7 @@ from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.outputs.contract import Services
 from kvbus.transport.libzmq_live import LiveOutput
 from kvbus.transport.live.router import RouterView
-from kvbus.transport.live.stream import Endpoint, LiveStream
+from kvbus.transport.live.stream import Endpoint, LivePublisher
 from kvbus.transport.replay import Budget, ReplayServer
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.dialler import Dialler
@@ -42,7 +42,7 @@ class ZmqOutput:
         self._config = config
         self._services = services
         self._budget = Budget(services.max_replay_sessions, services.stats)
-        self._live: dict[int, LiveStream | LiveOutput] = {}
+        self._live: dict[int, LivePublisher | LiveOutput] = {}
         self._waiting: list[Callable[[], None]] = []
         self._topics: dict[int, bytes] = {}
         self._replays: dict[int, ReplayServer] = {}
@@ -74,7 +74,7 @@ class ZmqOutput:
             self.close(stream)
             raise
 
-    def _live_side(self, stream: int, topic: bytes, endpoint: str, policy: PeerPolicy) -> LiveStream | LiveOutput:
+    def _live_side(self, stream: int, topic: bytes, endpoint: str, policy: PeerPolicy) -> LivePublisher | LiveOutput:
         config, services = self._config, self._services
         if policy.curve is not None:
             return LiveOutput(
@@ -104,7 +104,7 @@ class ZmqOutput:
         def request_state(routers: tuple[int, ...]) -> None:
             services.feed(Subscribed(self._output, stream, routers))
 
-        return LiveStream(
+        return LivePublisher(
             stream,
             topic,
             config.name,
@@ -153,18 +153,18 @@ class ZmqOutput:
     def send_state(self, command: SendState) -> None:
         """Send the state to routers that have subscribed."""
         live = self._live.get(command.stream)
-        if isinstance(live, LiveStream):
+        if isinstance(live, LivePublisher):
             live.send_state(command)
 
     @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last. libzmq does not know its peers."""
-        return [view for live in self._live.values() if isinstance(live, LiveStream) for view in live.routers]
+        return [view for live in self._live.values() if isinstance(live, LivePublisher) for view in live.routers]
 
     @property
     def queue_max(self) -> int:
         """The most batches that wait for one router."""
-        return max((live.queue_max for live in self._live.values() if isinstance(live, LiveStream)), default=0)
+        return max((live.queue_max for live in self._live.values() if isinstance(live, LivePublisher)), default=0)
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Open all sockets again, with other keys."""
@@ -190,7 +190,7 @@ class ZmqOutput:
     @property
     def busy(self) -> int:
         """Unfinished answers, and routers to which something is on its way."""
-        live = sum(live.busy for live in self._live.values() if isinstance(live, LiveStream))
+        live = sum(live.busy for live in self._live.values() if isinstance(live, LivePublisher))
         return live + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 import zmq
 
 from kvbus.core.outputs.snapshot import REQUEST
-from kvbus.core.wire.frames import END_SEQ, LONG_SEQ_BYTES, SEQ_BYTES, replay_request
+from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, LONG_SEQ_BYTES, SEQ_BYTES, replay_request
 from kvbus.transport.client.rawsub import refused
 from kvbus.transport.sockets import KEEPALIVE, end, set_options
 
@@ -243,6 +243,8 @@ class StreamSockets:
     def _open_sub(self, endpoint: str) -> None:
         self._sub = sub = self._socket(zmq.SUB)
         sub.setsockopt(zmq.SUBSCRIBE, self._topic)
+        if self._replay_endpoint is not None or self._snapshot_endpoint is not None:
+            sub.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)
         # inproc has no sessions and no monitor events
         if not endpoint.startswith("inproc://"):
             self._monitor = sub.get_monitor_socket(_DOWN | _RETRIED | _UP)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import zmq
 
+from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
 from kvbus.transport.client.rawsub import refused
 from kvbus.transport.engine.replay import END_SEQ, EngineReplayServer, Framing, ReplayBuffer, ReplayFault, answer
@@ -247,6 +248,8 @@ class EnginePublisher:
                 message = self._pub.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
+            if message[1:] == ASKS_REPLAY:
+                continue
             if message[:1] == b"\x01":
                 self._subscriptions += 1
         return self._subscriptions

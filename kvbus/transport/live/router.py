@@ -53,6 +53,8 @@ class Router:
         self.progress_at = 0.0
 
         self.subscriptions = 0
+        self.asks = False
+        """It asks for replays, and wants no state."""
         self.dropped_batches = 0
         self.dropped_events = 0
 

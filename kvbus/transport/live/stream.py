@@ -18,6 +18,7 @@ from msgspec import structs
 
 from kvbus.core.commands import SendState
 from kvbus.core.stats import OutputStats
+from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live.ring import Entry, Ring
 from kvbus.transport.live.router import Router, RouterState, RouterView
 from kvbus.transport.live.transfers import Transfers
@@ -46,7 +47,7 @@ class Endpoint(Protocol):
         """End all connections."""
 
 
-class LiveStream:
+class LivePublisher:
     """One stream of an output; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
@@ -187,7 +188,8 @@ class LiveStream:
         self._stats.dropped_events["queue_full"] += events
         if self._sends_state:  # nobody gets this seq
             for router in [*self._current.values(), *self._behind.values()]:
-                self._restart(router)
+                if not router.asks:
+                    self._restart(router)
 
     def _drop(self, router: Router, reason: str, batches: int, events: int) -> None:
         router.dropped_batches += batches
@@ -199,7 +201,7 @@ class LiveStream:
         """The ring has let go of a batch that a router did not get."""
         self._drop(router, "slow_router", 1, entry.events)
         router.position = self._ring.first
-        if self._sends_state:
+        if self._sends_state and not router.asks:
             rest = self._ring.end - router.position
             if rest:
                 self._drop(router, "slow_router", rest, self._ring.events_from(router.position))
@@ -216,6 +218,11 @@ class LiveStream:
     def subscribed(self, peer: Peer, topic: bytes) -> None:
         """Begin with a router whose first subscription matches the stream's topic."""
         router = self._routers[peer.id]
+        if topic == ASKS_REPLAY:
+            router.asks = True
+            if router.state in {RouterState.WAITING, RouterState.STALLED}:
+                self._go_live(router)
+            return
         router.subscriptions += 1
         self._stats.subscribers += 1
         if router.state is RouterState.IDLE and self._topic.startswith(topic):
@@ -223,8 +230,10 @@ class LiveStream:
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
         """Stop with a router that has no matching subscription any more."""
-        del topic
         router = self._routers[peer.id]
+        if topic == ASKS_REPLAY:
+            router.asks = False
+            return
         router.subscriptions -= 1
         self._stats.subscribers -= 1
         if router.state is not RouterState.IDLE and not router.matches(self._topic):
@@ -256,12 +265,18 @@ class LiveStream:
     def _begin(self, router: Router) -> None:
         self.flush()
         log.info("output %s: router %s subscribed", self._output, router.peer.address)
-        if self._sends_state:
+        if self._sends_state and not router.asks:
             router.reason = "subscribed"
             self._want_state(router)
         else:
-            router.state = RouterState.LIVE
-            self._current[router.peer.id] = router
+            self._go_live(router)
+
+    def _go_live(self, router: Router) -> None:
+        """A router gets what is published from now on."""
+        self.flush()
+        self._set_aside(router, RouterState.LIVE)
+        self._fall_behind(router, self._ring.end)
+        self._enqueue(router)
 
     def _want_state(self, router: Router) -> None:
         self._set_aside(router, RouterState.WAITING)
