@@ -46,6 +46,7 @@ class Router:
 
         # The state: why it gets one, how often it got one, and how it takes the one under way.
         self.reason = ""
+        self.wanted_at = 0.0
         self.states_sent = 0
         self.state_sent_at: float | None = None
         self.slow = False

@@ -14,7 +14,10 @@ from typing import Final
 from kvbus.transport.live.router import Router
 
 PACE: Final = 0.02
-"""Seconds between two looks: routers that subscribe within one share a state."""
+"""Seconds between two looks."""
+
+GATHER: Final = 0.05
+"""Seconds that a router waits for others to share a state with, and for the rest of its own subscriptions."""
 
 GROUPS: Final = 2
 """States under way at once; and as many of the slow routers."""
@@ -55,6 +58,7 @@ class Transfers:
     def want(self, router: Router) -> None:
         """Give a router the state as soon as it is its turn."""
         self._waiting[router.peer.id] = router
+        router.wanted_at = self._loop.time()
         self._schedule()
 
     def begin(self, routers: list[Router]) -> None:
@@ -99,9 +103,13 @@ class Transfers:
             self._fast.remove(group)
             self._slow_down(group)
         for groups, slow in ((self._fast, False), (self._slow, True)):
-            wanted = tuple(name for name, router in self._waiting.items() if router.slow == slow)
-            if wanted and len(groups) < GROUPS:
-                self._request(wanted)
+            ready = tuple(
+                name
+                for name, router in self._waiting.items()
+                if router.slow == slow and now - router.wanted_at >= GATHER
+            )
+            if ready and len(groups) < GROUPS:
+                self._request(ready)
         if len(self):
             self._schedule()
 
