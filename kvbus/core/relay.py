@@ -137,7 +137,7 @@ class Relay:
             if kind == wal.DELIVERED:
                 seq, source.topic, payload = rest
                 source.sequencer.restore_batch(seq, payload)
-                self._take(i, source, payload, now, first_of_life=seq == 0)
+                self._take(i, source, payload, now, first_of_epoch=seq == 0)
             elif kind == wal.NEW_EPOCH:
                 source.sequencer.restore_epoch(partial=rest[0])
                 self._forget(i, source, now)
@@ -250,7 +250,7 @@ class Relay:
     def _take_snapshot(self, i: int, source: Source, chunks: Sequence[bytes], now: float) -> None:
         self._forget(i, source, now)
         for chunk in chunks:
-            self._take(i, source, chunk, now, first_of_life=False)
+            self._take(i, source, chunk, now, first_of_epoch=False)
 
     def _up(self, event: SourceUp, now: float) -> None:
         source = self.sources[event.source]
@@ -318,7 +318,7 @@ class Relay:
     def _deliver(self, i: int, source: Source, seq: int, payload: bytes, fingerprint: int, now: float) -> None:
         if self.records is not None:
             self.records.delivered(i, seq, source.topic, payload, fingerprint)
-        self._take(i, source, payload, now, first_of_life=seq == 0)
+        self._take(i, source, payload, now, first_of_epoch=seq == 0)
 
     def _record(self, *record: Any) -> None:
         if self.records is not None:
@@ -327,17 +327,17 @@ class Relay:
     def _lose(self, i: int, source: Source, count: int, now: float) -> None:
         source.lost += count
         if source.spec.on_lost == "clear":
-            self._forget(i, source, now, same_life=True)
+            self._forget(i, source, now, same_epoch=True)
 
-    def _forget(self, i: int, source: Source, now: float, *, same_life: bool = False) -> None:
+    def _forget(self, i: int, source: Source, now: float, *, same_epoch: bool = False) -> None:
         """Nothing that was known of this source's cache can be relied on any more."""
         self._clear(i, source, now)
-        source.normalizer.reset(same_life=same_life)
-        source.ranked = source.ranked and same_life
-        if not same_life:
+        source.normalizer.reset(same_epoch=same_epoch)
+        source.ranked = source.ranked and same_epoch
+        if not same_epoch:
             source.lost, source.partial_since = 0, None
 
-    def _take(self, i: int, source: Source, payload: bytes, now: float, *, first_of_life: bool) -> None:
+    def _take(self, i: int, source: Source, payload: bytes, now: float, *, first_of_epoch: bool) -> None:
         """Decode, normalize and publish one batch of a source."""
         taken = source.normalizer.fast_path(payload)
         if taken is not None:
@@ -361,7 +361,7 @@ class Relay:
         if batch.rank is not None:
             source.see_rank(batch.rank)
         source.dialect.see(payload)
-        events = source.normalizer.apply(batch, first_of_life=first_of_life)
+        events = source.normalizer.apply(batch, first_of_epoch=first_of_epoch)
         if source.normalizer.emptied and source.sequencer.partial:
             source.lost = 0
             source.sequencer.complete(certain=source.normalizer.take_for_empty())

@@ -52,7 +52,7 @@ class Bench:
         self.router = PlainSetRouter()
         self.seq = 0
 
-    def feed(self, *events: Any, raw: bytes | None = None, first_of_life: bool = False) -> list[dict[str, Any]]:
+    def feed(self, *events: Any, raw: bytes | None = None, first_of_epoch: bool = False) -> list[dict[str, Any]]:
         """One batch in; the events that leave, as :func:`plain` maps."""
         batch = payload(*events) if raw is None else raw
         taken = self.normalizer.fast_path(batch) if self.short else None
@@ -64,7 +64,7 @@ class Bench:
         else:
             decoded = decode_batch(batch)
             assert isinstance(decoded, Batch), decoded
-            out = self.normalizer.apply(decoded, first_of_life=first_of_life)
+            out = self.normalizer.apply(decoded, first_of_epoch=first_of_epoch)
         self.router.apply(self.seq, payload(*out))
         self.seq += 1
         return plain_all(out)

@@ -165,7 +165,7 @@ def test_as_a_set_where_copies_are_not_counted(history, kind):
 @given(HISTORIES)
 def test_an_engine_whose_clear_is_of_every_tier(history):
     bench, model, name = Bench(), Model(clears_all=True), Naming("signed")
-    bench.feed(cleared(), first_of_life=True)
+    bench.feed(cleared(), first_of_epoch=True)
     for events in play(model, name, history, groups=False):
         bench.feed(*events)
         assert set(bench.router.blocks) == named(model, name)

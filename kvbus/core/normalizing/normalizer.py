@@ -88,13 +88,13 @@ class Normalizer:
             count_copies=self.rules.duplicates == "count",
         )
 
-    def reset(self, *, same_life: bool = False) -> None:
+    def reset(self, *, same_epoch: bool = False) -> None:
         """Nothing is known of the cache any more; in the same life, what was learned of the stream stays."""
         learned = (self._block_sizes, self._admission, self._clears_all_tiers, self.media, self._presumed)
         self.index.clear()
         self._refused.clear()
         self._begin()
-        if same_life:
+        if same_epoch:
             self._block_sizes, self._admission, self._clears_all_tiers, self._media, self._presumed = learned
             self._begin_fast_path()
 
@@ -145,15 +145,15 @@ class Normalizer:
         """Take in a batch that needs no change; None, with nothing changed, if it is for :meth:`apply`."""
         return None if self._left_out.coarse else self._fast_path.take(payload)
 
-    def apply(self, batch: Batch, *, first_of_life: bool = False) -> list[AnyEvent]:
+    def apply(self, batch: Batch, *, first_of_epoch: bool = False) -> list[AnyEvent]:
         """Take in one batch; the events that leave.
 
         Args:
             batch: decoded, its rejects not yet counted.
-            first_of_life: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
+            first_of_epoch: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
                 clear resets every tier; vLLM's speaks of the GPU pool alone).
         """
-        if first_of_life and batch.events and isinstance(batch.events[0], AllBlocksCleared):
+        if first_of_epoch and batch.events and isinstance(batch.events[0], AllBlocksCleared):
             self._clears_all_tiers = True
         self._fast_path.forget()
         self.emptied = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-LIVES: Final = 4
+MAX_EPOCHS: Final = 4
 """New lives on one connection, within :data:`WINDOW`, that are taken for restarts behind a proxy."""
 
 WINDOW: Final = 10.0
@@ -26,13 +26,13 @@ class Conflict:
     def __init__(self) -> None:
         self.until: float | None = None
         """When the pause ends, None while there is none."""
-        self._begun: deque[float] = deque(maxlen=LIVES)
+        self._begun: deque[float] = deque(maxlen=MAX_EPOCHS)
         self._pause = FIRST_PAUSE
         self._ended = float("-inf")
 
     def epoch_began(self, now: float) -> bool:
         """A new life begins; True if that makes too many, and a pause has begun."""
-        if len(self._begun) == LIVES and now - self._begun[0] < WINDOW:
+        if len(self._begun) == MAX_EPOCHS and now - self._begun[0] < WINDOW:
             if now - self._ended > MAX_PAUSE:
                 self._pause = FIRST_PAUSE
             self.until = now + self._pause
