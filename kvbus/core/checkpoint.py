@@ -88,7 +88,7 @@ def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
         meta,
         chunk.extra_keys,
         chunk.extras,
-        chunk.out,
+        chunk.derived,
         chunk.out_parent,
         list(live_runs(table, chunk)),
     ]
@@ -158,16 +158,16 @@ class Loader:
         return (normalizer.tails if tails else normalizer.index).table(*key)
 
     def _chunk(self, table: Table, row: list[Any]) -> None:
-        hashes, parent, tokens, meta, extra_keys, extras, out, out_parent, runs = row
+        hashes, parent, tokens, meta, extra_keys, extras, derived, out_parent, runs = row
         values: tuple[Any, ...] = tuple(UNSET if value is False else value for value in meta)
         shared = self._metas.setdefault(values, Meta(*values))
         chunk = Chunk(tuple(hashes), parent, tokens, shared, extra_keys)
-        if extras is not None or out is not None:
-            chunk.rest = Rest(extras, out, out_parent)
+        if extras is not None or derived is not None:
+            chunk.rest = Rest(extras, derived, out_parent)
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
-            if chunk.out is not None:
+            if chunk.derived is not None:
                 # counted anew: block sizes may have been learned while the dump was being written
-                names, pieces = chunk.reblocked()
-                for name in names[a * pieces : b * pieces]:
+                names, per_block = chunk.reblocked()
+                for name in names[a * per_block : b * per_block]:
                     table.refs[name] = table.refs.get(name, 0) + 1

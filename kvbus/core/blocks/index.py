@@ -47,7 +47,7 @@ class Rest(msgspec.Struct, gc=False):
     """What few chunks have: ``extras`` are fields no struct knows, ``out`` and ``out_parent`` see :class:`Chunk`."""
 
     extras: dict[str, bytes] | None = None
-    out: list[Hash] | None = None
+    derived: list[Hash] | None = None
     out_parent: Hash | None = None
 
 
@@ -77,19 +77,19 @@ class Chunk(msgspec.Struct, gc=False):
         return None if self.rest is None else self.rest.extras
 
     @property
-    def out(self) -> list[Hash] | None:
+    def derived(self) -> list[Hash] | None:
         """Derived hashes."""
-        return None if self.rest is None else self.rest.out
+        return None if self.rest is None else self.rest.derived
 
     @property
     def out_parent(self) -> Hash | None:
         """The piece before the first one."""
         return None if self.rest is None else self.rest.out_parent
 
-    def reblock_into(self, out: list[Hash] | None, out_parent: Hash | None) -> None:
+    def reblock_into(self, derived: list[Hash] | None, out_parent: Hash | None) -> None:
         """Blocks leave under these derived hashes from now on; None: as they came."""
-        if out is not None or self.rest is not None:
-            self.rest = Rest(self.extras, out, out_parent)
+        if derived is not None or self.rest is not None:
+            self.rest = Rest(self.extras, derived, out_parent)
 
     def parent_of(self, i: int) -> Hash | None:
         """The engine's hash of the block before block ``i``."""
@@ -97,8 +97,8 @@ class Chunk(msgspec.Struct, gc=False):
 
     def reblocked(self) -> tuple[list[Hash], int]:
         """The derived hashes of a re-cut chunk, and how many of them make one of the engine's blocks."""
-        out = self.out or []
-        return out, len(out) // len(self.hashes)
+        derived = self.derived or []
+        return derived, len(derived) // len(self.hashes)
 
     def token_list(self) -> list[Any]:
         """All tokens, decoded anew each time."""
@@ -115,7 +115,7 @@ class Chunk(msgspec.Struct, gc=False):
 class Table:
     """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
 
-    __slots__ = ("__weakref__", "_layers", "blocks", "copies", "pieces", "refs")
+    __slots__ = ("__weakref__", "_layers", "blocks", "copies", "refs", "sub_blocks")
 
     def __init__(self, copied_below: int = SMALL) -> None:
         base: dict[Hash, Chunk] = {}
@@ -124,13 +124,13 @@ class Table:
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
         """How many live pieces leave under one derived hash (re-cut chunks only)."""
-        self.pieces = 0
+        self.sub_blocks = 0
         """In a cut, which has no ``refs``: how many derived hashes there are."""
 
     @property
     def announced(self) -> int:
         """Live blocks as routers count them: of a table that leaves re-cut its pieces, each name once."""
-        return len(self.refs) or self.pieces or len(self.blocks)
+        return len(self.refs) or self.sub_blocks or len(self.blocks)
 
     def hold(self, cut: Table) -> tuple[MutableMapping[Hash, Chunk], MutableMapping[Hash, Chunk]]:
         """The blocks as they are now, for a cut, and what to change from now on."""
@@ -259,7 +259,7 @@ class Index:
         for key, table in self.tables.items():
             kept = cut.table(*key)
             kept.blocks, table.blocks = table.hold(kept)
-            kept.pieces = len(table.refs)
+            kept.sub_blocks = len(table.refs)
         return cut
 
     def snapshot(self) -> Iterator[tuple[TableKey, Chunk, int, int]]:
@@ -273,12 +273,12 @@ def _table_order(key: TableKey) -> tuple[bool, str, int]:
 
 
 def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, int, int]]:
-    pieces: dict[Hash, tuple[Chunk, int]] = {}
+    sub_blocks: dict[Hash, tuple[Chunk, int]] = {}
     """By derived hash: the re-cut chunk and its block that a piece belongs to."""
-    for chunk in set_of_chunks(table) if table.pieces or table.refs else ():
-        if chunk.out is not None:
-            out, per_block = chunk.reblocked()
-            pieces.update((name, (chunk, at // per_block)) for at, name in enumerate(out))
+    for chunk in set_of_chunks(table) if table.sub_blocks or table.refs else ():
+        if chunk.derived is not None:
+            derived, per_block = chunk.reblocked()
+            sub_blocks.update((name, (chunk, at // per_block)) for at, name in enumerate(derived))
     # nothing here is tracked by the collector of cycles: a pass over it would stop the stream
     runs: dict[int, tuple[tuple[int, int], ...]] = {}
     whole: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = {}
@@ -292,8 +292,8 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
 
     def run_before(chunk: Chunk, first: int) -> tuple[Chunk, int, int] | None:
         """The live run that holds the parent of this run."""
-        if chunk.out is not None and first == 0 and chunk.out_parent is not None:
-            holder, at = pieces.get(chunk.out_parent, (None, 0))
+        if chunk.derived is not None and first == 0 and chunk.out_parent is not None:
+            holder, at = sub_blocks.get(chunk.out_parent, (None, 0))
         else:
             parent = chunk.parent_of(first)
             holder = table.blocks.get(parent) if parent is not None else None

@@ -51,7 +51,7 @@ class Admission:
                 if store is not None:
                     if batch.extras is not None:
                         store.extras = batch.extras.get(position)
-                    steps.extend(pieces(store))
+                    steps.extend(split_long(store))
             elif isinstance(event, BlockRemoved):
                 stats.removed += 1
                 medium = check_removed(event)
@@ -115,7 +115,7 @@ class Admission:
         return kinds[mine] >= kinds[other]
 
 
-def pieces(store: Store) -> list[Store]:
+def split_long(store: Store) -> list[Store]:
     """A store of more than :data:`MAX_RUN` blocks as several that follow one another."""
     event = store.event
     hashes, size = event.block_hashes, event.block_size
@@ -127,15 +127,15 @@ def pieces(store: Store) -> list[Store]:
     for at in range(0, len(hashes), MAX_RUN):
         end = at + MAX_RUN
         tokens = store.tokens[at * size : end * size]
-        piece = structs.replace(
+        part = structs.replace(
             event,
             block_hashes=hashes[at:end],
             parent_block_hash=hashes[at - 1] if at else event.parent_block_hash,
             token_ids=encode_value(tokens),
         )
         if each:
-            piece.extra_keys = encode_value(keys[at:end])
-        out.append(Store(piece, tokens, store.medium, store.group, store.extras))
+            part.extra_keys = encode_value(keys[at:end])
+        out.append(Store(part, tokens, store.medium, store.group, store.extras))
     return out
 
 

@@ -33,12 +33,12 @@ def derive_chunk(chunk: Chunk, base: int, parent_out: Hash | None) -> list[Hash]
     keys = decode_value(chunk.extra_keys) if chunk.extra_keys is not None else None
     tokens = chunk.token_list()
     as_bytes = isinstance(chunk.hashes[0], bytes)
-    out: list[Hash] = []
+    derived: list[Hash] = []
     previous = parent_out
     for at in range(0, len(tokens), base):
         block = at // chunk.block_size
         key = keys[block] if isinstance(keys, list) and block < len(keys) else None
         salt = _encode((meta.lora_id, meta.lora_name, meta.cache_salt, key))
         previous = derive(previous, tokens[at : at + base], salt, as_bytes=as_bytes)
-        out.append(previous)
-    return out
+        derived.append(previous)
+    return derived

@@ -73,7 +73,7 @@ class Normalizer:
         self._gone: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
         self._ghosts: dict[tuple[int | None, Hash], Chunk] = {}
         """Blocks this batch removed: an offload in the same batch may still speak of them."""
-        self._recut_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
+        self._reblocked_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
         self._begin_fast_path()
 
     def _begin_fast_path(self) -> None:
@@ -106,9 +106,9 @@ class Normalizer:
     @property
     def block_size(self) -> int | None:
         """Tokens per block of the first prefix-carrying group, once known."""
-        for granularity in self._block_sizes.values():
-            if granularity.base:
-                return granularity.base
+        for detector in self._block_sizes.values():
+            if detector.base:
+                return detector.base
         return self.rules.block_size
 
     @property
@@ -245,12 +245,12 @@ class Normalizer:
         for step in steps:
             if not isinstance(step, Store) or not step.tokens:
                 continue
-            granularity = self._block_sizes.get(step.group)
-            if granularity is None:
-                granularity = BlockSizeDetector(self.rules.block_size, numbered=step.group is not None)
-                self._block_sizes[step.group] = granularity
+            detector = self._block_sizes.get(step.group)
+            if detector is None:
+                detector = BlockSizeDetector(self.rules.block_size, numbered=step.group is not None)
+                self._block_sizes[step.group] = detector
             size, blocks = step.event.block_size, len(step.event.block_hashes)
-            changed |= granularity.observe(size, blocks)
+            changed |= detector.observe(size, blocks)
         return changed and (len(self.index) > 0 or len(self.tails) > 0)
 
     def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
@@ -267,7 +267,7 @@ class Normalizer:
         self._left_out.give_back(self.index, self._treatment)
         for key, chunk, a, b in self.index.snapshot():
             if self._treatment(key[0], chunk) is Treatment.REBLOCK:
-                if chunk.out is None:
+                if chunk.derived is None:
                     self._reblocked(chunk, key[0], self._block_sizes[key[0]].base)
                 self._reference(key, chunk, a, b)
         self._out.append(AllBlocksCleared())
@@ -314,9 +314,9 @@ class Normalizer:
         if not store.tokens and not complete(store, self._known):
             self.stats.filtered[Filtered.TOKENLESS] += 1
             return
-        granularity = self._block_sizes[store.group]
+        detector = self._block_sizes[store.group]
         hashes = event.block_hashes
-        treatment = granularity.treatment(event.block_size, len(hashes))
+        treatment = detector.treatment(event.block_size, len(hashes))
         if treatment is Treatment.REJECT:
             self.stats.rejected[Reason.BLOCK_SIZE] += 1
             return
@@ -335,7 +335,7 @@ class Normalizer:
             return
         chunk = self._chunk_of(store)
         if treatment is Treatment.REBLOCK:
-            self._reblocked(chunk, store.group, granularity.base)
+            self._reblocked(chunk, store.group, detector.base)
         if fresh:
             table.blocks.update(dict.fromkeys(hashes, chunk))
             if treatment is Treatment.NATIVE:
@@ -414,7 +414,7 @@ class Normalizer:
         self._announce_new(key, chunk, a, b)
 
     def _announce_new(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
-        if chunk.out is None:
+        if chunk.derived is None:
             stores = list(stores_of(self.index, chunk, a, b))
         else:
             stores = list(reblocked_stores(chunk, self._reference(key, chunk, a, b)))
@@ -429,12 +429,12 @@ class Normalizer:
         left yet, and stays: to a router with a tree the removal of an inner block would cost all that hangs on it.
         """
         refs = self.index.table(*key).refs
-        out, pieces = chunk.reblocked()
+        derived, per_block = chunk.reblocked()
         fresh = []
-        for at in range(a * pieces, b * pieces):
-            count = refs.get(out[at], 0)
-            refs[out[at]] = count + 1
-            if not count and self._recut_gone.pop((key, out[at]), None) is None:
+        for at in range(a * per_block, b * per_block):
+            count = refs.get(derived[at], 0)
+            refs[derived[at]] = count + 1
+            if not count and self._reblocked_gone.pop((key, derived[at]), None) is None:
                 fresh.append(at)
         return fresh
 
@@ -465,22 +465,22 @@ class Normalizer:
             return
         at = chunk.hashes.index(block)
         self._ghosts[group, block] = chunk
-        if chunk.out is None:
+        if chunk.derived is None:
             self._gone.setdefault(key, {})[block] = (chunk.parent_of(at), chunk)
             return
-        out, pieces = chunk.reblocked()
-        for i in range(at * pieces, (at + 1) * pieces):
-            name = out[i]
+        derived, per_block = chunk.reblocked()
+        for i in range(at * per_block, (at + 1) * per_block):
+            name = derived[i]
             table.refs[name] -= 1
             if not table.refs[name]:
                 del table.refs[name]
-                self._recut_gone[key, name] = (out[i - 1] if i else chunk.out_parent, chunk)
+                self._reblocked_gone[key, name] = (derived[i - 1] if i else chunk.out_parent, chunk)
 
     def _flush_reblocked(self) -> None:
         """End of a batch: pieces that were not stored again leave."""
-        for (key, name), gone in self._recut_gone.items():
+        for (key, name), gone in self._reblocked_gone.items():
             self._gone.setdefault(key, {})[name] = gone
-        self._recut_gone.clear()
+        self._reblocked_gone.clear()
 
     def _flush_removals(self) -> None:
         """The removals since the last store leave, leaves first: one event for each run of one spelling, or several."""
@@ -515,7 +515,7 @@ class Normalizer:
                         self._remove_one(group, medium, block)
             return
         self._gone.clear()  # the clear says that, too
-        self._recut_gone.clear()
+        self._reblocked_gone.clear()
         self.index.clear()
         if not (self._out and isinstance(self._out[-1], AllBlocksCleared)):
             self._out.append(AllBlocksCleared())

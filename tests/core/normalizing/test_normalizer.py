@@ -442,7 +442,7 @@ class TestClear:
         bench.feed(cleared())
         assert set(bench.router.blocks) == {(None, "CPU", 1)}
 
-    def test_recut_blocks_leave_under_their_derived_names(self):
+    def test_reblocked_blocks_leave_under_their_derived_names(self):
         bench = Bench(block_size=16)
         bench.feed(store([1], block_size=64), store([2], block_size=64, medium="CPU"))
         bench.feed(cleared())
