@@ -271,7 +271,7 @@ class Relay:
         for i, source in enumerate(self.sources):
             if source.gone:
                 continue
-            source.normalizer.settle()
+            source.normalizer.merge_overlays()
             source.sequencer.tick(now)
             self._run(i, source, now)
             if source.down_since is not None and now - source.down_since >= source.spec.timeout:

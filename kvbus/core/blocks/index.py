@@ -115,12 +115,12 @@ class Chunk(msgspec.Struct, gc=False):
 class Table:
     """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
 
-    __slots__ = ("__weakref__", "_layers", "blocks", "copies", "refs", "sub_blocks")
+    __slots__ = ("__weakref__", "_overlay", "blocks", "copies", "refs", "sub_blocks")
 
     def __init__(self, copied_below: int = SMALL) -> None:
         base: dict[Hash, Chunk] = {}
         self.blocks: MutableMapping[Hash, Chunk] = base
-        self._layers = Overlay(base, copied_below)
+        self._overlay = Overlay(base, copied_below)
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
         """How many live pieces leave under one derived hash (re-cut chunks only)."""
@@ -132,13 +132,13 @@ class Table:
         """Live blocks as routers count them: of a table that leaves re-cut its pieces, each name once."""
         return len(self.refs) or self.sub_blocks or len(self.blocks)
 
-    def hold(self, cut: Table) -> tuple[MutableMapping[Hash, Chunk], MutableMapping[Hash, Chunk]]:
+    def freeze(self, frozen: Table) -> tuple[MutableMapping[Hash, Chunk], MutableMapping[Hash, Chunk]]:
         """The blocks as they are now, for a cut, and what to change from now on."""
-        return self._layers.hold(self.blocks, cut)
+        return self._overlay.freeze(self.blocks, frozen)
 
-    def settle(self) -> None:
-        """Go back to one plain dictionary, if no cut needs it as it was."""
-        self.blocks = self._layers.settle(self.blocks)
+    def merge_overlay(self) -> None:
+        """Go back to one plain dictionary, if nobody reads a frozen copy any more."""
+        self.blocks = self._overlay.merge(self.blocks)
 
     def add(self, block: Hash, chunk: Chunk, copies: int, *, count: bool) -> None:
         """Hold a block, and so many copies beyond it if they ``count``; one that is held already is a copy, too."""
@@ -248,19 +248,19 @@ class Index:
             self._metas.clear()
         return self._metas.setdefault(meta, meta)
 
-    def settle(self) -> None:
-        """Cuts may have gone: see :meth:`Table.settle`."""
+    def merge_overlays(self) -> None:
+        """Put changes back into the plain dictionaries: see :meth:`Table.merge_overlay`."""
         for table in self.tables.values():
-            table.settle()
+            table.merge_overlay()
 
     def copy(self) -> Index:
         """A cut: the same live blocks, whatever becomes of this index. Shares chunks, and large dictionaries."""
-        cut = Index()
+        frozen = Index()
         for key, table in self.tables.items():
-            kept = cut.table(*key)
-            kept.blocks, table.blocks = table.hold(kept)
+            kept = frozen.table(*key)
+            kept.blocks, table.blocks = table.freeze(kept)
             kept.sub_blocks = len(table.refs)
-        return cut
+        return frozen
 
     def snapshot(self) -> Iterator[tuple[TableKey, Chunk, int, int]]:
         """Every live run ``(table, chunk, first, last + 1)``: device first, one medium at a time, parents first."""
@@ -308,8 +308,8 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
             path: list[tuple[Chunk, int, int]] = []
             walk: tuple[Chunk, int, int] | None = (chunk, a, b)
             # up to the first ancestor already announced; marked on the way, so that a cycle of parents ends too
-            while walk is not None and (mark := id(walk[0]) << 32 | walk[1]) not in done:
-                done.add(mark)
+            while walk is not None and (run_id := id(walk[0]) << 32 | walk[1]) not in done:
+                done.add(run_id)
                 path.append(walk)
                 walk = run_before(walk[0], walk[1])
             yield from ((key, *run) for run in reversed(path))

@@ -89,7 +89,7 @@ class Overlay(Generic[K, V]):
         self._layers: list[Layer[K, V]] = []
         self._holders: list[ref[object]] = []
 
-    def hold(self, top: MutableMapping[K, V], holder: object) -> tuple[MutableMapping[K, V], MutableMapping[K, V]]:
+    def freeze(self, top: MutableMapping[K, V], holder: object) -> tuple[MutableMapping[K, V], MutableMapping[K, V]]:
         """What ``holder`` may read for as long as it lives, and what is to be changed from now on."""
         if len(top) < self._copied_below or len(self._layers) == MAX_LAYERS:
             return dict(top), top
@@ -98,7 +98,7 @@ class Overlay(Generic[K, V]):
         self._holders.append(ref(holder))
         return top, layer
 
-    def settle(self, top: MutableMapping[K, V]) -> MutableMapping[K, V]:
+    def merge(self, top: MutableMapping[K, V]) -> MutableMapping[K, V]:
         """What is to be changed from now on: the dictionary itself, once nobody needs it as it was."""
         if not self._layers or any(holder() is not None for holder in self._holders):
             return top

@@ -228,10 +228,10 @@ class Normalizer:
         """The tails that are left out, as an index of their own."""
         return self._left_out.tails
 
-    def settle(self) -> None:
-        """Cuts of the index may have gone: see :meth:`kvbus.core.blocks.index.Table.settle`."""
-        self.index.settle()
-        self.tails.settle()
+    def merge_overlays(self) -> None:
+        """Frozen copies of the index may have gone: see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""
+        self.index.merge_overlays()
+        self.tails.merge_overlays()
 
     def announce(self) -> Iterable[AnyEvent]:
         """The live set, said from nothing; see :func:`kvbus.core.blocks.announce.announce`."""

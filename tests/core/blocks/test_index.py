@@ -192,5 +192,5 @@ class TestWhole:
         assert told(copy) == [((None, "GPU"), [1, 2])]
         assert told(index) == [((None, "GPU"), [2]), ((None, "GPU"), [3])]
         del copy
-        index.settle()
+        index.merge_overlays()
         assert len(index) == 2
