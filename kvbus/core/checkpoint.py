@@ -31,16 +31,16 @@ def dump(relay: Relay) -> Iterator[bytes]:
             for output in relay.outputs
         ],
     }
-    cuts = [
-        ([i, tails, key], table)
-        for i, source in enumerate(relay.sources)
+    frozen = [
+        ([slot, tails, key], table)
+        for slot, source in enumerate(relay.sources)
         for tails, index in ((False, source.normalizer.index), (True, source.normalizer.tails))
         for key, table in _tables(index)
     ]
     yield _encode(["head", head])
-    for place, table in cuts:
-        yield _encode(["table", *place, list(table.copies.items())])
-        yield from _chunks(place, table)
+    for address, table in frozen:
+        yield _encode(["table", *address, list(table.copies.items())])
+        yield from _chunks(address, table)
     yield _encode(["end"])
 
 
@@ -62,21 +62,21 @@ def _source_head(source: Source) -> dict[str, Any]:
 
 
 def _tables(index: Index) -> list[tuple[TableKey, Table]]:
-    cut = index.copy()
-    for key, table in cut.tables.items():
+    frozen = index.copy()
+    for key, table in frozen.tables.items():
         table.copies = index.tables[key].copies.copy()
-    return list(cut.tables.items())
+    return list(frozen.tables.items())
 
 
-def _chunks(place: list[Any], table: Table) -> Iterator[bytes]:
+def _chunks(address: list[Any], table: Table) -> Iterator[bytes]:
     rows: list[Any] = []
     for chunk in set_of_chunks(table):
         rows.append(_chunk_row(table, chunk))
         if len(rows) == CHUNKS_PER_RECORD:
-            yield _encode(["chunks", *place, rows])
+            yield _encode(["chunks", *address, rows])
             rows = []
     if rows:
-        yield _encode(["chunks", *place, rows])
+        yield _encode(["chunks", *address, rows])
 
 
 def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
@@ -115,11 +115,11 @@ class Loader:
             if kind == "head":
                 self._head(record[1])
             elif kind == "table":
-                _, *place, copies = record
-                self._table(*place).copies.update((block, count) for block, count in copies)
+                _, *address, copies = record
+                self._table(*address).copies.update((block, count) for block, count in copies)
             elif kind == "chunks":
-                _, *place, rows = record
-                table = self._table(*place)
+                _, *address, rows = record
+                table = self._table(*address)
                 for row in rows:
                     self._chunk(table, row)
             elif kind == "end":
@@ -153,8 +153,8 @@ class Loader:
                 if stream.publisher_id and publisher_id:
                     stream.publisher_id = publisher_id
 
-    def _table(self, i: int, tails: bool, key: list[Any]) -> Table:
-        normalizer = self._relay.sources[i].normalizer
+    def _table(self, slot: int, tails: bool, key: list[Any]) -> Table:
+        normalizer = self._relay.sources[slot].normalizer
         return (normalizer.tails if tails else normalizer.index).table(*key)
 
     def _chunk(self, table: Table, row: list[Any]) -> None:

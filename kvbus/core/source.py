@@ -65,7 +65,7 @@ class Source:
 
     def says(self, wire: Wire) -> bool:
         """Whether batches of this source that need no change are in the words of a wire as they came."""
-        return wire.passes(bytes_hashes=self.normalizer.bytes_hashes, media=self.normalizer.index.media_names)
+        return wire.accepts_as_is(bytes_hashes=self.normalizer.bytes_hashes, media=self.normalizer.index.media_names)
 
     def see_rank(self, rank: int) -> None:
         """A batch says this rank. Routers file blocks by it, so the first one of a life holds; others are counted."""

@@ -88,7 +88,7 @@ class Admission:
             return None
         return store
 
-    def plain(self, kind: type, stores: int, removals: int) -> bool:
+    def count_plain(self, kind: type, stores: int, removals: int) -> bool:
         """Count the events of a batch that keep every rule; False if its kind of hash is not what the stream speaks."""
         kinds = self._kinds
         if stores and kinds[kind] + 1 < kinds[bytes if kind is int else int]:

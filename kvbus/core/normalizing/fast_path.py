@@ -48,7 +48,7 @@ _MAX_SHAPES: Final = 4096
 class _Shape:
     """Where stores of one spelling go: everything about them that does not change from one to the next."""
 
-    __slots__ = ("group", "heads", "meta", "several", "table", "whole")
+    __slots__ = ("complete", "group", "heads", "meta", "several", "table")
 
     def __init__(self, table: Table, group: int | None, meta: Meta) -> None:
         self.table = table
@@ -56,7 +56,7 @@ class _Shape:
         self.meta = meta
         self.several = False
         """Whether events of several blocks may pass; the first one of a stream has something to teach."""
-        self.whole = False
+        self.complete = False
         """Every field that kvbus always sends is there."""
         self.heads: dict[int, bytes] = {}
         """How the token array of so many blocks begins."""
@@ -127,7 +127,7 @@ class FastPath:
         batch = decode_plain(payload, bytes_first=self.bytes_hashes)
         if batch is None or not isfinite(batch.ts):
             return None
-        shapes, whole = self._shapes, True
+        shapes, unchanged = self._shapes, True
         undo: list[Undo] = []
         copies: list[Counted] = []
         gone: set[Hash] = set()
@@ -197,20 +197,20 @@ class FastPath:
                     break
             if gone:
                 gone = set()
-            if not shape.whole:
-                whole = False
+            if not shape.complete:
+                unchanged = False
                 _complete(event)
             added += count
             stores += 1
             done += 1
         if done and done == len(batch.events) and self._fits(added):
             self.bytes_hashes = bytes_hashes
-            if self._admission.plain(bytes if bytes_hashes else int, stores, done - stores):
+            if self._admission.count_plain(bytes if bytes_hashes else int, stores, done - stores):
                 if copies:
-                    whole = False
+                    unchanged = False
                     batch.events = [event for event in batch.events if event.block_hashes]  # type: ignore[union-attr]
                     self._stats.filtered[Filtered.COPY] += len(copies)
-                return batch, whole
+                return batch, unchanged
         self._undo(batch, done, undo, copies)
         return None
 
@@ -328,7 +328,7 @@ class FastPath:
             self._shapes.clear()
         shape = self._shapes[spelling] = _Shape(table, group, meta)
         shape.several = block_sizes.proven == size
-        shape.whole = UNSET not in (event.lora_id, event.medium, event.lora_name)
+        shape.complete = UNSET not in (event.lora_id, event.medium, event.lora_name)
         return shape
 
 

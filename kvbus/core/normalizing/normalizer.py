@@ -71,7 +71,7 @@ class Normalizer:
         """Media the epoch has spoken of, beside those that the index has tables of."""
         self._out: list[AnyEvent] = []
         self._gone: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
-        self._ghosts: dict[tuple[int | None, Hash], Chunk] = {}
+        self._just_removed: dict[tuple[int | None, Hash], Chunk] = {}
         """Blocks this batch removed: an offload in the same batch may still speak of them."""
         self._reblocked_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
         self._begin_fast_path()
@@ -176,14 +176,14 @@ class Normalizer:
                 at = end
                 continue
             if isinstance(step, AllBlocksCleared):
-                self._clear(again=clears > 0)
+                self._clear(second=clears > 0)
                 clears += 1
             else:
                 self._remove(step)
             at += 1
         self._flush_reblocked()
         self._flush_removals()
-        self._ghosts.clear()
+        self._just_removed.clear()
         out, self._out = self._out, []
         return out
 
@@ -371,7 +371,7 @@ class Normalizer:
             self._left_out.store_coarse(key, hashes)
 
     def _known(self, group: int | None, block: Hash) -> Chunk | None:
-        return self.index.find(group, block) or self._ghosts.get((group, block))
+        return self.index.find(group, block) or self._just_removed.get((group, block))
 
     def _parent_ok(self, store: Store, parent: Hash, table: Table) -> bool:
         if parent in store.event.block_hashes and parent not in table.blocks:
@@ -464,7 +464,7 @@ class Normalizer:
             self.stats.filtered[Filtered.COPY] += 1
             return
         at = chunk.hashes.index(block)
-        self._ghosts[group, block] = chunk
+        self._just_removed[group, block] = chunk
         if chunk.derived is None:
             self._gone.setdefault(key, {})[block] = (chunk.parent_of(at), chunk)
             return
@@ -492,18 +492,18 @@ class Normalizer:
                     self._out.append(BlockRemoved(named[at : at + MAX_RUN], medium, group))
         self._gone.clear()
 
-    def _clear(self, *, again: bool) -> None:
+    def _clear(self, *, second: bool) -> None:
         """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
 
         vLLM resets what its pool has moved to other tiers by a second clear in the same batch (``again``). Where other
         tiers stay live a clear leaves as removals, because routers understand AllBlocksCleared as all.
         """
-        self.emptied = again or self.clear_empties
+        self.emptied = second or self.clear_empties
         self._media = self.media
         survive = {
             medium
             for medium in self.index.media_names | self._left_out.media | self._refused
-            if not self._clears_all_tiers and (medium == DEVICE_MEDIUM) == again
+            if not self._clears_all_tiers and (medium == DEVICE_MEDIUM) == second
         }
         self._left_out.keep(survive)
         self._refused &= survive

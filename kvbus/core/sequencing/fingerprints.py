@@ -14,9 +14,9 @@ def fingerprint(payload: bytes) -> int:
     return len(payload) << 32 | crc32(payload)
 
 
-def length(mark: int) -> int:
+def length(known: int) -> int:
     """Of the payload with this fingerprint."""
-    return mark >> 32
+    return known >> 32
 
 
 class Fingerprints:
@@ -30,11 +30,11 @@ class Fingerprints:
 
     def add(self, seq: int, payload: bytes) -> int:
         """Batch ``seq`` was delivered; it is the newest one now. Its fingerprint."""
-        mark = fingerprint(payload)
-        self._ring[seq % RING] = mark
+        known = fingerprint(payload)
+        self._ring[seq % RING] = known
         if seq == 0:
-            self._first = mark
-        return mark
+            self._first = known
+        return known
 
     def skip(self, first: int, end: int) -> None:
         """Batches ``[first, end)`` were lost."""
@@ -55,8 +55,8 @@ class Fingerprints:
             following: the number after the newest one delivered.
         """
         recent = following - RING <= seq < following
-        mark = self._first if seq == 0 else self._ring[seq % RING] if recent else None
-        return None if mark is None else mark == fingerprint(payload)
+        known = self._first if seq == 0 else self._ring[seq % RING] if recent else None
+        return None if known is None else known == fingerprint(payload)
 
     def newest(self, following: int) -> int:
         """The highest number below ``following`` whose batch is known by its mark, -1 if none is."""

@@ -69,7 +69,7 @@ class GapTracker:
 
     def live_later(self, seq: int, payload: bytes) -> None:
         """A batch of the live stream whose turn may not have come."""
-        self._hold(seq, payload, found=False)
+        self._keep(seq, payload, found=False)
         self.live_end = max(self.live_end, seq + 1)
 
     def replayed(self, seq: int, payload: bytes) -> None:
@@ -80,7 +80,7 @@ class GapTracker:
             self.log_end = max(self.log_end, seq + 1)
             self._deliver(seq, payload)
         else:
-            self._hold(seq, payload, found=True)
+            self._keep(seq, payload, found=True)
             self.drain()
 
     def drain(self) -> None:
@@ -90,11 +90,11 @@ class GapTracker:
             self._deliver(self.next, payload)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
-        mark = self.fingerprints.add(seq, payload)
+        fingerprint = self.fingerprints.add(seq, payload)
         self.next = seq + 1
-        self._actions.append(Deliver(seq, payload, mark))
+        self._actions.append(Deliver(seq, payload, fingerprint))
 
-    def _hold(self, seq: int, payload: bytes, *, found: bool) -> None:
+    def _keep(self, seq: int, payload: bytes, *, found: bool) -> None:
         """Keep a batch until its turn. Over a limit the newest are let go: they are missing, and will be asked for."""
         stats, held = self._stats, self.held
         if self.synced:

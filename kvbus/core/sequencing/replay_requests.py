@@ -49,9 +49,9 @@ class OpenRequest(msgspec.Struct):
     start: int
     last_delivered: int
     """The newest batch delivered whose content is known, -1 if none is or if it does not matter."""
-    expects: bool
+    expects_batches: bool
     """A batch from ``start`` on was known to exist when it was asked: an empty answer says something."""
-    known: int
+    log_end: int
     """One past the highest batch known to exist when it was asked."""
     deadline: float = inf
     """When it is given up without progress, from the moment it is sent (:meth:`ReplayClient.sent`)."""

@@ -117,7 +117,7 @@ class Sequencer:
         if not self.settings.replay:
             self.state = State.LIVE  # there is no history to wait for: the stream begins with its next batch
             if self.synced and self.settings.trust_unverified:
-                self._settled(now)
+                self._request_done(now)
             elif self.synced:
                 self._new_epoch(now)
                 self.partial = True  # until its next batch shows whether this is the beginning of a life
@@ -175,10 +175,10 @@ class Sequencer:
             self.stats.rejected[Reason.CONFLICT] += 1
             return
         if seq < tracker.next:
-            self._low(seq, payload, now)
+            self._below_next(seq, payload, now)
             return
         if self._is_far(seq):
-            self._far(seq, payload, now)
+            self._far_ahead(seq, payload, now)
             return
         if seq in tracker.held:
             self.stats.duplicates += 1
@@ -199,7 +199,7 @@ class Sequencer:
             if self._backfill.answered(seq):
                 self._new_epoch(now, restart=False)
             else:
-                self._settled(now)
+                self._request_done(now)
             return
         tracker = self.tracker
         if asked.contradicts(seq, payload, tracker):
@@ -246,7 +246,8 @@ class Sequencer:
             self._new_epoch(now, restart=far)
             return False
         if asked.purpose is Purpose.VERIFY:
-            self._unverified_batches.settle(now)  # it numbers far beyond the suspects: they are not its newest batches
+            # the publisher numbers far beyond the stale batches: they are not the newest ones of another epoch
+            self._unverified_batches.epoch_confirmed(now)
         elif seq <= tracker.next:
             return True
         elif self._trimmed_at != tracker.next:
@@ -254,7 +255,7 @@ class Sequencer:
         elif now - self._trimmed_since >= 2 * self.settings.replay_timeout:
             return True
         self._replay_client.stop()
-        self._settled(now)
+        self._request_done(now)
         return False
 
     def sent(self, request: int, now: float) -> None:
@@ -278,8 +279,8 @@ class Sequencer:
         if asked is None:
             return
         self._replay_client.stop()
-        again = asked.items == 0 and self._aborted_at == asked.start
-        if again or max(asked.start, asked.last + 1) != self.next:
+        same_batch = asked.items == 0 and self._aborted_at == asked.start
+        if same_batch or max(asked.start, asked.last + 1) != self.next:
             self._finish(asked, now, answered=False)
             return
         self.partial = True
@@ -306,7 +307,7 @@ class Sequencer:
             self._replay_client.stop()
             self._no_snapshot(now)
             return False
-        if seq + 1 < asked.known:
+        if seq + 1 < asked.log_end:
             self._new_epoch(now)  # it has not come as far as what it has sent: it is in another life
             return False
         self._replay_client.stop()
@@ -317,7 +318,7 @@ class Sequencer:
 
     def snapshot_applied(self, now: float) -> None:
         """What a snapshot said is in the index: go on from there."""
-        self._settled(now)
+        self._request_done(now)
 
     def complete(self, *, certain: bool) -> None:
         """The batch being delivered has emptied the publisher's cache: what came before it is not missing any more.
@@ -338,7 +339,7 @@ class Sequencer:
             self._finish(asked, now, answered=False)
         if self._grace is not None and now >= self._grace:
             self._grace = None
-            self._settle_without_replay()
+            self._give_up_gaps()
         if self._conflict.over(now):
             self._begin_epoch()
             self.partial = False
@@ -435,7 +436,7 @@ class Sequencer:
             return
         if self.tracker.caught_up:
             self._replay_client.stop()
-            self._settled(now)
+            self._request_done(now)
 
     def _finish(self, asked: OpenRequest, now: float, *, answered: bool) -> None:
         """An answer is over. What it did not bring is asked for once more, then given up."""
@@ -444,7 +445,7 @@ class Sequencer:
             if answered:
                 self._backfill.answered(None)
                 self.partial = self.partial and self.next > 0
-            self._settled(now)
+            self._request_done(now)
             return
         self._backfill.request_finished(answered=answered)
         if answered and (
@@ -470,22 +471,22 @@ class Sequencer:
                 elif answered:
                     self.partial = False  # it has said nothing yet
             self.tracker.drain()
-        elif answered and asked.expects and not asked.items:
+        elif answered and asked.expects_batches and not asked.items:
             if self._empty_at < 0:
                 self._empty_at = self.tracker.live_end
             elif self._empty_at < self.tracker.live_end:
                 self._buffer = False
-        self._settled(now)
+        self._request_done(now)
 
     def _no_snapshot(self, now: float) -> None:
         """It did not come, or there is none: what the replay still has is better than nothing."""
         if self.synced and not self.tracker.complete:
             self._give_up()
-            self._settled(now)
+            self._request_done(now)
         else:
             self._ask(Purpose.SYNC)
 
-    def _settled(self, now: float) -> None:
+    def _request_done(self, now: float) -> None:
         """Between requests: either everything known is delivered, or there is a gap to ask for."""
         if not self.synced:
             if far := self.tracker.drop_far(FAR):
@@ -510,7 +511,7 @@ class Sequencer:
                 # nothing to wait for: no history can be had, or the live stream itself begins at the beginning
                 self._replay_client.stop()
                 self._baseline(self.held.first)
-                self._settled(now)
+                self._request_done(now)
             return
         if self._unverified:
             if self._replay_client.open is None:
@@ -546,7 +547,7 @@ class Sequencer:
         self._attempts += 1
         self._ask(Purpose.GAP)
 
-    def _settle_without_replay(self) -> None:
+    def _give_up_gaps(self) -> None:
         while not self.tracker.complete:
             self._give_up()
         self.state = State.LIVE
@@ -570,7 +571,7 @@ class Sequencer:
 
     # -- lives -------------------------------------------------------------------------------------------------------
 
-    def _low(self, seq: int, payload: bytes, now: float) -> None:
+    def _below_next(self, seq: int, payload: bytes, now: float) -> None:
         """A live batch from before ``next``: a late copy, or the publisher's new life."""
         same = self.tracker.fingerprints.matches(seq, payload, self.next)
         if same:
@@ -593,7 +594,7 @@ class Sequencer:
         tracker = self.tracker
         return seq - tracker.log_end >= FAR and (tracker.synced or tracker.next > 0)
 
-    def _far(self, seq: int, payload: bytes, now: float) -> None:
+    def _far_ahead(self, seq: int, payload: bytes, now: float) -> None:
         """A live batch from further ahead than any gap: an odd one, or, if it goes on, another numbering."""
         self.stats.rejected[Reason.SEQ_RANGE] += 1
         ahead = self._unverified_batches.ahead(seq, payload)
@@ -605,7 +606,7 @@ class Sequencer:
     def _verified(self, asked: OpenRequest, now: float, *, answered: bool) -> bool:
         """A verifying answer is over; False if it opened a new epoch or another question."""
         if asked.saw_last_delivered:
-            self._unverified_batches.settle(now)
+            self._unverified_batches.epoch_confirmed(now)
             return True
         if not answered:
             self._attempts += 1

@@ -66,7 +66,7 @@ class UnverifiedBatches:
         """Whether stale batches are a reason to ask the publisher."""
         return now >= self._ask_after
 
-    def settle(self, now: float) -> None:
+    def epoch_confirmed(self, now: float) -> None:
         """The publisher has shown that it is in the epoch known: the stale batches were late copies."""
         if self.stale:
             self.forget()

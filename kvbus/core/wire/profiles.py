@@ -25,7 +25,7 @@ class Wire(msgspec.Struct, frozen=True):
     media: tuple[tuple[str, str], ...] = ()
     """Names of media that this family does not know, and the ones it has for their tier."""
 
-    def passes(self, *, bytes_hashes: bool, media: Container[str]) -> bool:
+    def accepts_as_is(self, *, bytes_hashes: bool, media: Container[str]) -> bool:
         """Whether canonical map events with such hashes, from a source with such media, are in these words already."""
         if self.encoding != "map" or (bytes_hashes and self.fold_hashes):
             return False
