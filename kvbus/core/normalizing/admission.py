@@ -1,4 +1,4 @@
-"""The first half of normalization: which events of a batch may be applied at all."""
+"""The first half of normalizing: which events of a batch may be applied at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = Store | BlockRemoved | AllBlocksCleared
 
 
 class Admission:
-    """Checks each event of one source and counts what is wrong with it; state is only what the checks learn.
+    """Checks each event of one source and counts what is wrong with it. Its only state is what the checks learn.
 
     Args:
         groups: ``prefix`` leaves out groups whose kind carries no prefixes.
@@ -89,7 +89,7 @@ class Admission:
         return store
 
     def count_plain(self, kind: type, stores: int, removals: int) -> bool:
-        """Count the events of a batch that keep every rule; False if its kind of hash is not what the stream speaks."""
+        """Count the events of a batch that keeps every rule; False if its kind of hash is not the stream's."""
         kinds = self._kinds
         if stores and kinds[kind] + 1 < kinds[bytes if kind is int else int]:
             return False
@@ -108,7 +108,7 @@ class Admission:
         self.no_prefix, self._known = set(no_prefix), set(known)
 
     def _right_kind(self, block: Hash) -> bool:
-        """Whether the hash is of the kind this stream speaks; the majority decides, so an odd event changes nothing."""
+        """Whether the hash is of this stream's kind. The majority decides, so an odd event changes nothing."""
         kinds = self._kinds
         mine, other = (int, bytes) if isinstance(block, int) else (bytes, int)
         kinds[mine] += 1
@@ -140,9 +140,9 @@ def split_long(store: Store) -> list[Store]:
 
 
 def complete(store: Store, find: Callable[[int | None, Hash], Chunk | None]) -> bool:
-    """Give a tokenless store (an offloaded block of vLLM's) the tokens its hashes have on another medium.
+    """Give a store without tokens (an offloaded block of vLLM's) those that its hashes have on another medium.
 
-    False if they are not all known, with one block size.
+    False if not all of them are known, with one block size.
     """
     event = store.event
     tokens: list[Any] = []

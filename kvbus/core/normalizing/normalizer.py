@@ -1,8 +1,8 @@
-"""What an engine says, turned into what a router may rely on.
+"""From what an engine announces to what a router may rely on.
 
-In: decoded batches of one source, in order. Out: events in which every store carries whole blocks of one size, a block
-is stored once and removed once however many copies the engine keeps, parents come before children and leaves go before
-their parents, and media have names routers know. What is left out, or cannot be, is counted with a reason.
+In: decoded batches of one source, in order. Out: events in which every store carries whole blocks of one size. A block
+is stored once and removed once, however many copies the engine keeps. Parents come before children, and leaves go
+before their parents. Media have names that routers know. What is left out, or cannot be, is counted with a reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class Normalizer:
-    """Validation, copies, granularity and the index of one source's current epoch.
+    """Validation, copies, block sizes and the index of one source's current epoch.
 
     Args:
         rules: the operator's choices.
@@ -57,23 +57,36 @@ class Normalizer:
         self._begin()
 
     def _begin(self) -> None:
+        # What was learned of the stream.
         self._block_sizes: dict[int | None, BlockSizeDetector] = {}
-        self._left_out = LeftOut(self.stats, count_copies=self.rules.duplicates == "count")
+        """By group."""
         self._admission = Admission(self.rules.groups, self.stats)
         self._clears_all_tiers = False
-        self.emptied = False
-        """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
-        self._presumed = False
-        """An unknown beginning was taken for over at a clear, because no tier but the device had been spoken of."""
         self._spoken: set[str | None] = set()
         """Media as events have named them, so that each is looked up once."""
         self._media: set[str] = set()
         """Media the epoch has spoken of, beside those that the index has tables of."""
+
+        # What the engine holds beside the index, and what is certain of it.
+        self._left_out = LeftOut(self.stats, count_copies=self.rules.duplicates == "count")
+        self.emptied = False
+        """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
+        self._presumed = False
+        """A clear was taken for one of everything, because no tier but the device had been spoken of.
+
+        With that the epoch's unknown beginning was over.
+        """
+
+        # The batch under way.
         self._out: list[AnyEvent] = []
+        """The events that leave."""
         self._gone: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
-        self._just_removed: dict[tuple[int | None, Hash], Chunk] = {}
-        """Blocks this batch removed: an offload in the same batch may still speak of them."""
+        """Blocks whose removal has not left yet, with parent and chunk."""
         self._reblocked_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
+        """Sub-blocks whose removal leaves at the end of the batch, unless they are stored again."""
+        self._just_removed: dict[tuple[int | None, Hash], Chunk] = {}
+        """Blocks this batch has removed: an offload in the same batch may still name them."""
+
         self._begin_fast_path()
 
     def _begin_fast_path(self) -> None:
@@ -89,7 +102,7 @@ class Normalizer:
         )
 
     def reset(self, *, same_epoch: bool = False) -> None:
-        """Nothing is known of the cache any more; in the same life, what was learned of the stream stays."""
+        """Nothing is known of the cache any more. In the same epoch, what was learned of the stream stays."""
         learned = (self._block_sizes, self._admission, self._clears_all_tiers, self.media, self._presumed)
         self.index.clear()
         self._refused.clear()
@@ -125,20 +138,17 @@ class Normalizer:
         return self._clears_all_tiers or self.media <= {DEVICE_MEDIUM}
 
     def take_for_empty(self) -> bool:
-        """:attr:`emptied` ends an epoch's unknown beginning; whether that is certain."""
+        """Take the unknown beginning of an epoch for over, at :attr:`emptied`; whether that is certain."""
         self._presumed = not self._clears_all_tiers
         return self._clears_all_tiers
 
     @property
     def tiers_unknown(self) -> bool:
-        """A tier has come up after all, since the clear that was taken for one of everything.
-
-        What it held at that clear is not known.
-        """
+        """A tier has come up after the clear that was taken for one of everything: nobody knows what it held then."""
         return self._presumed and not self.clear_empties
 
     def clears_every_tier(self) -> None:
-        """The engine's AllBlocksCleared speaks of every tier; from its stream alone that may not be known."""
+        """The engine's AllBlocksCleared speaks of every tier. Its stream alone may not show that."""
         self._clears_all_tiers = True
 
     def fast_path(self, payload: bytes) -> Taken | None:
@@ -234,13 +244,16 @@ class Normalizer:
         self.tails.merge_overlays()
 
     def announce(self) -> Iterable[AnyEvent]:
-        """The live set, said from nothing; see :func:`kvbus.core.blocks.announce.announce`."""
+        """The stores that build the live set from nothing; see :func:`kvbus.core.blocks.announce.announce`."""
         return announce(self.index)
 
-    # -- granularity -----------------------------------------------------------------------------------------------
+    # -- block sizes -----------------------------------------------------------------------------------------------
 
     def _observe(self, steps: list[Step]) -> bool:
-        """Learn block sizes from the whole batch before any of it is applied; True if the past must be re-told."""
+        """Learn block sizes from the whole batch, before any of it is applied.
+
+        True if blocks announced before would now be treated differently.
+        """
         changed = False
         for step in steps:
             if not isinstance(step, Store) or not step.tokens:
@@ -257,7 +270,7 @@ class Normalizer:
         return self._block_sizes[group].treatment(chunk.block_size, len(chunk.hashes))
 
     def _rebuild(self) -> None:
-        """Block sizes turned out different from what was assumed: say everything again in the right ones."""
+        """Block sizes turned out different from what was assumed: announce everything again in the right ones."""
         self.stats.rebuilds += 1
         for key, table in self.index.tables.items():
             table.refs.clear()
@@ -280,7 +293,7 @@ class Normalizer:
     # -- stores ----------------------------------------------------------------------------------------------------
 
     def _store_run(self, run: list[Store]) -> None:
-        """Consecutive stores; one whose parent comes later in the run waits for it."""
+        """Apply consecutive stores. One whose parent comes later in the run waits for it."""
         if len(run) == 1:
             self._store(run[0])
             return
@@ -387,7 +400,7 @@ class Normalizer:
         return True
 
     def _store_copies(self, store: Store, table: Table, chunk: Chunk) -> None:
-        """A store of which some blocks are live already: those are copies, the rest leaves as one store per run."""
+        """Apply a store of which some blocks are live: those are copies, the others leave as one store per run."""
         size = chunk.block_size
         key = (store.group, store.medium)
         first_new = None
@@ -423,10 +436,10 @@ class Normalizer:
             self._out.extend(stores)
 
     def _reference(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
-        """Count the derived pieces of blocks ``[a, b)``; the positions of those routers do not have.
+        """Count the sub-blocks of blocks ``[a, b)``. Returns the positions of those that routers do not have.
 
-        A piece that went earlier in the same batch (a radix node was split: removed, and stored again as two) has not
-        left yet, and stays: to a router with a tree the removal of an inner block would cost all that hangs on it.
+        A sub-block that was removed earlier in the same batch (a radix node was split: removed, and stored again as
+        two) has not left yet, and stays: a router with a tree would lose all that hangs on a removed inner block.
         """
         refs = self.index.table(*key).refs
         derived, per_block = chunk.reblocked()
@@ -477,13 +490,13 @@ class Normalizer:
                 self._reblocked_gone[key, name] = (derived[i - 1] if i else chunk.out_parent, chunk)
 
     def _flush_reblocked(self) -> None:
-        """End of a batch: pieces that were not stored again leave."""
+        """The batch ends: sub-blocks that were not stored again leave."""
         for (key, name), gone in self._reblocked_gone.items():
             self._gone.setdefault(key, {})[name] = gone
         self._reblocked_gone.clear()
 
     def _flush_removals(self) -> None:
-        """The removals since the last store leave, leaves first: one event for each run of one spelling, or several."""
+        """Let the removals since the last store leave, leaves first: an event (or several) per run of one spelling."""
         for gone in self._gone.values():
             order = leaf_first([(block, parent) for block, (parent, _) in gone.items()])
             for (medium, group), run in groupby(order, key=lambda block: _spelling(gone[block][1])):
@@ -495,8 +508,8 @@ class Normalizer:
     def _clear(self, *, second: bool) -> None:
         """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
 
-        vLLM resets what its pool has moved to other tiers by a second clear in the same batch (``again``). Where other
-        tiers stay live a clear leaves as removals, because routers understand AllBlocksCleared as all.
+        vLLM resets what its pool has moved to other tiers by a ``second`` clear in the same batch. Where other tiers
+        stay live, a clear leaves as removals, because routers understand AllBlocksCleared as everything.
         """
         self.emptied = second or self.clear_empties
         self._media = self.media
