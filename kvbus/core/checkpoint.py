@@ -1,7 +1,7 @@
 """A checkpoint: the relay's whole state at one moment, written out in slices and loaded into a fresh relay.
 
-Copied as a replay's compaction is, so that the relay goes on while it is written. What has happened since is in the log
-(:mod:`kvbus.core.write_ahead_log`).
+The indexes are frozen as they are for a state snapshot, so that the relay goes on while the checkpoint is written. What
+has happened since is in the write-ahead log (:mod:`kvbus.core.write_ahead_log`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def dump(relay: Relay) -> Iterator[bytes]:
-    """The state as blobs: the cut is made when the first one is asked for, the rest may follow when there is time."""
+    """The state as blobs. It is frozen when the first one is taken; the others may follow when there is time."""
     head = {
         "sources": [_source_head(source) for source in relay.sources],
         "outputs": [
@@ -95,13 +95,13 @@ def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
 
 
 class Loader:
-    """Puts a dump into a fresh relay, blob by blob; then the log, record by record."""
+    """Puts a dump into a fresh relay, blob by blob. The log follows, by :meth:`Relay.apply_record`."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._metas: dict[tuple[Any, ...], Meta] = {}
         self.complete = False
-        """The dump's end was seen."""
+        """The end of the dump was seen."""
 
     def feed(self, blob: bytes) -> None:
         """One blob of a dump.
@@ -167,7 +167,7 @@ class Loader:
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
             if chunk.derived is not None:
-                # counted anew: block sizes may have been learned while the dump was being written
+                # counted again: block sizes may have been learned while the dump was being written
                 names, per_block = chunk.reblocked()
                 for name in names[a * per_block : b * per_block]:
                     table.refs[name] = table.refs.get(name, 0) + 1

@@ -1,4 +1,4 @@
-"""What is missing of a source that is ``partial``, and what brings it back, in words for people."""
+"""What is missing of a source that is ``partial``, and what ends that, in words for people."""
 
 from __future__ import annotations
 

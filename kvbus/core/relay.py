@@ -4,8 +4,8 @@ Invariants:
 
 * a batch is decoded only when it is the next one of its source;
 * an output's seq is dense and never goes back; each number is in the journal before it is sent;
-* routers are told (AllBlocksCleared) before anything of a new epoch, or behind a hole, reaches them;
-* what a source holds is in its index if and only if the routers of a live source were told so.
+* an AllBlocksCleared reaches routers before anything of a new epoch does, or anything behind a hole;
+* a block is in a live source's index if and only if it was announced to routers.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Relay:
         for slot, source in enumerate(self.sources):
             self._out.close(slot, closed=source.gone)
         self.backlog = False
-        """Work was put off to keep the loop alive: send a :class:`~kvbus.core.events.Tick` soon."""
+        """Work was put off so that the loop stays alive: send a :class:`~kvbus.core.events.Tick` soon."""
         self.records: Records | None = None
-        """Where the log goes (:mod:`kvbus.core.write_ahead_log`); None: nothing is kept."""
+        """Where records of the write-ahead log go (:mod:`kvbus.core.write_ahead_log`); None: none are kept."""
         self._handlers: dict[type, Callable[..., None]] = {
             BatchReceived: self._batch,
             Oversize: self._oversize,
@@ -81,7 +81,7 @@ class Relay:
         }
 
     def handle(self, event: RelayEvent, now: float) -> list[Command]:
-        """Take in one event at ``now`` (seconds, monotonic); what is to be done."""
+        """Take in one event at ``now`` (seconds, monotonic); the commands that follow from it."""
         self._handlers[type(event)](event, now)
         out = self._out
         commands, out.commands = out.commands, []
@@ -89,14 +89,14 @@ class Relay:
 
     @property
     def present(self) -> list[Source]:
-        """The sources there are; a place of :attr:`sources` may be free."""
+        """The sources there are; a slot of :attr:`sources` may be free."""
         return [source for source in self.sources if not source.gone]
 
     def place(self, slot: int, spec: SourceSpec, streams: Sequence[NewStream], now: float) -> list[Command]:
-        """Put a source into place ``i``; one that was there is gone. All others go on as if nothing had happened.
+        """Put a source into a slot; one that was there is gone. All others go on as if nothing had happened.
 
-        ``streams`` says for each output how the place's own stream is to be; a merged output has none. The numbering
-        of a place goes on, whoever is in it.
+        ``streams`` says for each output how the slot's own stream is to be; a merged output has none. The numbering of
+        a slot goes on, whichever source has it.
         """
         if slot < len(self.sources):
             self._remove(slot, now)
@@ -107,7 +107,7 @@ class Relay:
         return self._out.take_commands()
 
     def remove(self, slot: int, now: float) -> list[Command]:
-        """Take a source away: routers are told that its blocks are gone, and its place is free."""
+        """Take a source away: its blocks are cleared downstream, and its slot is free."""
         self._remove(slot, now)
         return self._out.take_commands()
 
@@ -119,14 +119,14 @@ class Relay:
         self._out.close(slot, closed=True)
 
     def begin(self, now: float, wall: float = 0.0) -> list[Command]:
-        """Before anything else: routers of a numbering that goes on from a former process are told to clear."""
+        """Call before anything else: a numbering that goes on from a former process opens with AllBlocksCleared."""
         self._record(wal.BEGUN, 0, wall)
         self._out.wall = wall
         self._out.begin(now)
         return self._out.take_commands()
 
     def apply_record(self, record: Sequence[Any], now: float) -> None:
-        """Handle one record of the log once more, after a restart; what follows from it was sent before.
+        """Apply one record of the write-ahead log after a restart. What follows from it was sent before.
 
         Raises:
             StateError: it is no record of this relay's.
@@ -169,7 +169,7 @@ class Relay:
         self._out.commands.clear()
 
     def recovery_finished(self, now: float) -> None:
-        """All of the log was handled: every source is away until its connection stands again."""
+        """All of the log was applied: every source is away until its connection stands again."""
         for source in self.sources:
             source.sequencer.recovery_finished()
             if source.sequencer.next or len(source.normalizer.index):
@@ -330,7 +330,7 @@ class Relay:
             self._forget(slot, source, now, same_epoch=True)
 
     def _forget(self, slot: int, source: Source, now: float, *, same_epoch: bool = False) -> None:
-        """Nothing that was known of this source's cache can be relied on any more."""
+        """Forget what was known of this source's cache: it cannot be relied on any more."""
         self._clear(slot, source, now)
         source.normalizer.reset(same_epoch=same_epoch)
         source.ranked = source.ranked and same_epoch
@@ -372,7 +372,7 @@ class Relay:
             self._out.publish_all(slot, source, events, now)
 
     def _expire(self, slot: int, source: Source, now: float) -> None:
-        """The engine is gone for too long: to the routers its blocks are, too."""
+        """The engine was gone for too long: its blocks are cleared downstream."""
         if source.expired:
             return
         self._record(wal.EXPIRED, slot)
@@ -382,7 +382,7 @@ class Relay:
         self._clear(slot, source, now)
 
     def _reannounce(self, slot: int, source: Source, now: float) -> None:
-        """The engine is in sync; one that was expired and is still in the same life has its blocks told again."""
+        """The engine is in sync. If it was expired and is in the same epoch, its blocks are announced again."""
         if not source.expired:
             return
         self._record(wal.REANNOUNCED, slot)
@@ -391,7 +391,7 @@ class Relay:
         source.announced = len(source.normalizer.index) > 0
 
     def _clear(self, slot: int, source: Source, now: float) -> None:
-        """Tell the routers that nothing of this source is there any more, if they were ever told of anything."""
+        """Clear this source's blocks downstream, if any were announced."""
         if source.announced:
             source.announced = False
             self._out.publish(slot, source, [AllBlocksCleared()], now)

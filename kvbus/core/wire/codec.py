@@ -34,7 +34,7 @@ from kvbus.core.wire.schema import (
 )
 
 MAX_EVENTS: Final = 65_536
-"""Events one batch may hold unless told otherwise; real batches hold a few hundred."""
+"""Events one batch may hold by default; real batches hold a few hundred."""
 
 _decode_maps: Final = msgspec.msgpack.Decoder(MapBatch).decode
 _decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
