@@ -185,7 +185,7 @@ def cache_of(bench):
 @given(HISTORIES, KINDS, st.booleans())
 def test_the_short_way_leads_where_the_long_way_does(history, kind, terse):
     """One stream through both; its block size is proven first, because the short way takes nothing before that."""
-    benches, name = [Bench(), Bench(short=False)], Naming(kind)
+    benches, name = [Bench(), Bench(fast=False)], Naming(kind)
     proof = [[(what, group, "GPU", n)] for group in (None, 0, 1) for what, n in [("store", [0, 1]), ("evict", 2)] * 7]
     for events in play(Model(), name, proof + history):
         sent = [

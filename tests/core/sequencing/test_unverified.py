@@ -1,4 +1,4 @@
-"""Live batches without a place: kept within bounds, counted when they are let go, and told apart by what follows."""
+"""Live batches without a place: kept within bounds, counted when they are dropped, and judged by what follows."""
 
 from kvbus.core.sequencing.unverified import MAX_STALE, PAUSE, RUN, UnverifiedBatches
 from kvbus.core.stats import SourceStats
