@@ -57,15 +57,19 @@ class Relay:
     ) -> None:
         self.limits = limits or FrameLimits()
         self.sources = [Source(spec) for spec in sources]
+        """By slot; a slot that is free has a source that is ``gone``."""
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
         self._out = Outgoing(self.sources, self.outputs, self._record)
         for slot, source in enumerate(self.sources):
             self._out.close(slot, closed=source.gone)
+
+        # What the shell looks at.
         self.backlog = False
         """Work was put off so that the loop stays alive: send a :class:`~kvbus.core.events.Tick` soon."""
         self.records: Records | None = None
         """Where records of the write-ahead log go (:mod:`kvbus.core.write_ahead_log`); None: none are kept."""
+
         self._handlers: dict[type, Callable[..., None]] = {
             BatchReceived: self._batch,
             Oversize: self._oversize,

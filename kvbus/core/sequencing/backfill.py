@@ -1,6 +1,6 @@
 """How far back the history of one epoch reaches, and whether more of it may still be had.
 
-Batches are given up when the publisher has none of them any more, and also when it does not answer. No answer says
+Batches are given up when the publisher has none of them any more, and also when it does not answer. Silence proves
 nothing about its replay buffer: a publisher that was stuck for some seconds still has everything. So it is asked again,
 from the beginning, until it answers. If its buffer begins before what is known, the epoch is read from there again.
 """
