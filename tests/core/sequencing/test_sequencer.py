@@ -44,7 +44,7 @@ class TestStart:
         assert script.state is State.CONNECTING
         assert script >> up() << ask(0)
         assert script.state is State.SYNCING
-        assert script.after(replayed(0), replayed(1), replayed(2)) == deliver(0, 1, 2)
+        assert script.after(*map(replayed, range(3))) == deliver(0, 1, 2)
         assert script >> replay_end() << cancel() << synced()
         assert script.state is State.LIVE
         assert script >> live(3) << deliver(3)
@@ -140,8 +140,8 @@ class TestGaps:
         script = in_sync(3)
         assert script >> live(5) << ask(0)
         for _ in range(ATTEMPTS - 1):
-            assert script.after(replayed(0), replayed(1), replayed(2), replay_end()) == [cancel(), ask(0)]
-        assert script.after(replayed(0), replayed(1), replayed(2), replay_end()) == [cancel(), lost(2), *deliver(5)]
+            assert script.after(*map(replayed, range(3)), replay_end()) == [cancel(), ask(0)]
+        assert script.after(*map(replayed, range(3)), replay_end()) == [cancel(), lost(2), *deliver(5)]
         assert script.missing == (2, 0, 2, 0)
         assert script.sequencer.partial
 
@@ -196,12 +196,12 @@ class TestGaps:
         script.epoch = 1  # somebody else on the endpoint
         assert script >> live(5)
         script.epoch = 0
-        assert script.after(replayed(3), replayed(4), replayed(5)) == [*deliver(3, 4, 5), cancel()]
+        assert script.after(*map(replayed, range(3, 6))) == [*deliver(3, 4, 5), cancel()]
         assert script.delivered == [script.payload(seq) for seq in range(6)]
 
     def test_holding_back_is_bounded(self):
         script = in_sync(1, reorder_batches=3, probe_interval=0.0)
-        script.after(live(2), live(3), live(4), live(5), live(6))
+        script.after(*map(live, range(2, 7)))
         assert len(script.sequencer.held) == 3
         assert script.stats.held_overflow == 2
         assert script.missing == (3, 0, 0, 3)
@@ -266,9 +266,7 @@ class TestBackfill:
         script, said = self.given_up()
         assert said[-1] == ask(0)
         assert script >> replayed(0) << cancel() << new_epoch() << ask(0)
-        assert script.after(replayed(0), replayed(1), replayed(2), replayed(3), replayed(4), replayed(5))[
-            :6
-        ] == deliver(0, 1, 2, 3, 4, 5)
+        assert script.after(*map(replayed, range(6)))[:6] == deliver(0, 1, 2, 3, 4, 5)
         assert not script.sequencer.partial
         assert script >> replay_end() << cancel() << synced()
         assert script.stats.restarts == 0
@@ -297,7 +295,7 @@ class TestBackfill:
     def test_a_gap_is_more_urgent(self):
         script, _ = self.given_up()
         assert script >> live(8) << cancel() << ask(5)
-        assert script.after(replayed(5), replayed(6), replayed(7))[:3] == deliver(6, 7, 8)
+        assert script.after(*map(replayed, range(5, 8)))[:3] == deliver(6, 7, 8)
         assert script.state is State.LIVE
 
     def test_a_beginning_that_was_not_answered_is_asked_for_too(self):
@@ -368,7 +366,7 @@ class TestEpochs:
         script = in_sync(5)
         script.epoch = 1
         assert script >> live(3) << new_epoch() << ask(0)
-        assert script.after(replayed(0), replayed(1), replayed(2))[:4] == deliver(0, 1, 2, 3)
+        assert script.after(*map(replayed, range(3)))[:4] == deliver(0, 1, 2, 3)
 
     def test_low_numbers_with_the_same_content_are_late_copies(self):
         script = in_sync(5)
@@ -406,7 +404,7 @@ class TestEpochs:
         script.after(down())
         assert script.state is State.CONNECTING
         assert script >> up() << ask(0)
-        assert delivered(script.after(replayed(4), replayed(5), replayed(6), replay_end())) == [5, 6]
+        assert delivered(script.after(*map(replayed, range(4, 7)), replay_end())) == [5, 6]
         assert script.stats.restarts == 0
         assert script.state is State.LIVE
 
@@ -551,7 +549,7 @@ class TestAfterAPause:
             assert script >> tick(1.0)  # it waits behind a backlog
         script.sequencer.sent(script.requests[0], script.now)
         assert script >> tick(1.9)
-        assert script.after(replayed(3), replayed(4), replayed(5), replayed(6), replayed(7), replayed(8)) == [
+        assert script.after(*map(replayed, range(3, 9))) == [
             *deliver(3, 4, 5, 6, 7, 8, 9),
             cancel(),
         ]
