@@ -108,6 +108,13 @@ class TestStart:
         assert delivered(said) == [5, 6]
         assert script >> live(7) << deliver(7)
 
+    def test_a_history_that_nobody_answers_for_is_asked_for_twice(self):
+        script = SequencerScript(replay_timeout=2.0, probe_interval=0.0)
+        assert script.after(up(), live(5)) == [ask(0)]
+        for _ in range(ATTEMPTS - 1):
+            assert script >> tick(2.0) << cancel() << ask(0)
+        assert delivered(script.after(tick(2.0))) == [5]
+
 
 class TestGaps:
     def test_a_gap_is_asked_for_and_recovered(self):
