@@ -51,18 +51,27 @@ one in a row, with none of the proven size between (then an odd event came first
 class BlockSizeDetector(msgspec.Struct):
     """The sizes seen in one group, and what follows from them. ``pinned`` is the operator's ``block_size``."""
 
+    # What is known from the start.
     pinned: int | None = None
     numbered: bool = False
     """The engine gives the group a number: it is no engine of radix nodes, and may announce tails."""
+
+    # From events of several blocks.
     proven: int = 0
     """The block size, once an event has held several blocks of it."""
     support: int = 0
+    """Stores of the proven size, counted no further than they matter (:data:`YOUNG`)."""
     finer: dict[int, int] = {}
     larger: dict[int, int] = {}
+    """Stores of other sizes since, by size."""
+
+    # From events of one block.
     seen: int = 0
+    """Stores that came before a size was proven, counted no further than :data:`SETTLE_EVENTS`."""
     single: int = 0
     """The size of blocks that came one by one: the smallest, in a numbered group the largest."""
     divisor: int = 0
+    """The greatest common divisor of these sizes."""
     variable: bool = False
     """Events are whole radix nodes: two sizes, and never several blocks in one event."""
 
