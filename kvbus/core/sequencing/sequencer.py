@@ -67,7 +67,7 @@ class Sequencer:
         self._attempts = 0
         self._aborted_at = -1
         """Where the request went on after a batch that was too large."""
-        self._grace: float | None = None
+        self._grace_ends: float | None = None
         """When the gap is given up, where there is no replay."""
 
         # Probes of an idle stream.
@@ -75,7 +75,7 @@ class Sequencer:
         self._probe_factor = 1
 
         # What answers have shown of the publisher's replay buffer.
-        self._buffer: bool | None = None
+        self._keeps_buffer: bool | None = None
         """Whether the publisher keeps a buffer: it has answered with batches, or with none while it publishes.
 
         None: nobody knows yet. If a publisher with a buffer answers with nothing, it is in another epoch. If one
@@ -90,7 +90,7 @@ class Sequencer:
         # What a reconnection leaves open.
         self._resyncing = False
         """The next end of a request is to be reported as :class:`Synced`."""
-        self._unverified = False
+        self._epoch_unverified = False
         """The connection was away, and the publisher has not shown since that it is in the same epoch."""
 
     @property
@@ -150,7 +150,7 @@ class Sequencer:
         if self.next == 0:
             self._sync()
         else:
-            self._unverified = True
+            self._epoch_unverified = True
             self._ask(Purpose.VERIFY)
 
     def down(self, now: float) -> None:
@@ -177,7 +177,7 @@ class Sequencer:
         tracker = self.tracker
         if not (seq == tracker.next == tracker.log_end and tracker.synced and self.connected):
             return None
-        if self._replay_client.open is not None or self._unverified or self.actions:
+        if self._replay_client.open is not None or self._epoch_unverified or self.actions:
             return None
         self._idle_since = now
         self._probe_factor = 1
@@ -190,7 +190,7 @@ class Sequencer:
         self._idle_since = now
         self._probe_factor = 1
         tracker = self.tracker
-        if seq == tracker.next and tracker.synced and not tracker.held and not self._unverified:
+        if seq == tracker.next and tracker.synced and not tracker.held and not self._epoch_unverified:
             tracker.live_in_order(seq, payload)
             if self._replay_client.open is not None:
                 self._check_done(now)
@@ -233,9 +233,9 @@ class Sequencer:
             return
         if asked.take(seq):
             asked.deadline = now + self.settings.replay_timeout
-        self._buffer = True
-        if asked.saw_last_delivered and self._unverified:
-            self._unverified = False
+        self._keeps_buffer = True
+        if asked.saw_last_delivered and self._epoch_unverified:
+            self._epoch_unverified = False
             tracker.drain()
         if seq < tracker.next:
             if asked.last_delivered < 0 or asked.saw_last_delivered:
@@ -248,7 +248,7 @@ class Sequencer:
             self._baseline(min(seq, tracker.held.first) if tracker.held else seq)
         if seq in tracker.held:
             tracker.held.replace(seq, payload)  # what the publisher answers is its own
-            if not self._unverified:
+            if not self._epoch_unverified:
                 tracker.drain()
         else:
             tracker.replayed(seq, payload)
@@ -262,7 +262,7 @@ class Sequencer:
         to be read. So the live stream is waited for, until it has brought nothing for longer than an answer may take.
         """
         tracker = self.tracker
-        if self._unverified:
+        if self._epoch_unverified:
             # what lies between was sent while the connection was away, and is gone whichever epoch it was of
             far = self._is_far(seq)
             if not far:
@@ -361,8 +361,8 @@ class Sequencer:
         asked = self._replay_client.timed_out(now)
         if asked is not None:
             self._finish(asked, now, answered=False)
-        if self._grace is not None and now >= self._grace:
-            self._grace = None
+        if self._grace_ends is not None and now >= self._grace_ends:
+            self._grace_ends = None
             self._give_up_gaps()
         if self._conflict.over(now):
             self._begin_epoch()
@@ -391,7 +391,7 @@ class Sequencer:
             "next": self.next,
             "partial": self.partial,
             "synced": self.synced,
-            "buffer": self._buffer,
+            "buffer": self._keeps_buffer,
             "history": self._backfill.dump(),
             "delivered": self.tracker.fingerprints.dump(),
         }
@@ -399,7 +399,7 @@ class Sequencer:
     def load(self, data: dict[str, Any]) -> None:
         """Go on where a former process was; the connection is away until :meth:`up`."""
         self.epoch, self.partial = data["epoch"], data["partial"]
-        self._buffer = data["buffer"]
+        self._keeps_buffer = data["buffer"]
         self._backfill.load(data["history"])
         tracker = self.tracker
         tracker.next = tracker.log_end = data["next"]
@@ -473,7 +473,7 @@ class Sequencer:
             return
         self._backfill.request_finished(answered=answered)
         if answered and (
-            asked.lacks_last_delivered or (self._buffer and asked.last_delivered >= 0 and not asked.items)
+            asked.lacks_last_delivered or (self._keeps_buffer and asked.last_delivered >= 0 and not asked.items)
         ):
             self._new_epoch(now)
             return
@@ -499,7 +499,7 @@ class Sequencer:
             if self._empty_at < 0:
                 self._empty_at = self.tracker.live_end
             elif self._empty_at < self.tracker.live_end:
-                self._buffer = False
+                self._keeps_buffer = False
         self._request_done(now)
 
     def _no_snapshot(self, now: float) -> None:
@@ -537,13 +537,13 @@ class Sequencer:
                 self._baseline(self.held.first)
                 self._request_done(now)
             return
-        if self._unverified:
+        if self._epoch_unverified:
             if self._replay_client.open is None:
                 self._ask(Purpose.VERIFY)
             return
         self.tracker.drain()
         if self.tracker.complete:
-            self._grace = None
+            self._grace_ends = None
             if self._replay_client.open is None and self.state is State.GAP:
                 self.state = State.LIVE
             return
@@ -555,9 +555,9 @@ class Sequencer:
             self._attempts = 0
         self.state = State.GAP
         if not self.settings.replay:
-            if self._grace is None:
+            if self._grace_ends is None:
                 self.stats.gaps += 1
-                self._grace = now + self.settings.reorder_grace
+                self._grace_ends = now + self.settings.reorder_grace
             return
         if not self._attempts:
             self.stats.gaps += 1
@@ -638,11 +638,11 @@ class Sequencer:
                 self._ask(Purpose.VERIFY)
                 return False
             if self.settings.trust_unverified and not self._unverified_batches.consecutive:
-                self._unverified = False
+                self._epoch_unverified = False
                 self._unverified_batches.forget()
                 return True
-        elif self._buffer is False and not self._unverified_batches.stale and not asked.items:
-            self._unverified = False
+        elif self._keeps_buffer is False and not self._unverified_batches.stale and not asked.items:
+            self._epoch_unverified = False
             return True
         self._new_epoch(now)
         if not answered:
