@@ -23,13 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
+from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
     BatchReceived,
     RelayEvent,
     ReplayAborted,
     ReplayAsked,
     ReplayReceived,
+    SnapshotReceived,
     SourceDown,
     SourceUp,
     Tick,
@@ -37,7 +38,7 @@ from kvbus.core.events import (
 from kvbus.core.normalizing.normalizer import Normalizer, Rules
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.actions import Action, Ask, Deliver, Lost, NewEpoch, Stop, Synced
+from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import Settings, State
 from kvbus.core.source import SourceSpec
@@ -163,6 +164,16 @@ def replay_aborted(source: int = 0, request: int | None = None) -> Happens:
     return Happens("replay breaks off", make)
 
 
+def snapshot(seq: int, *chunks: bytes, source: int = 0, request: int | None = None) -> Happens:
+    """The reply to the snapshot request made last."""
+
+    def make(script: Conversation) -> RelayEvent:
+        number = script.requests[source] if request is None else request
+        return SnapshotReceived(source, number, [seq.to_bytes(8, "big", signed=True), bytes(16), *chunks])
+
+    return Happens(f"snapshot as of {seq}", make)
+
+
 def tick(seconds: float = 0.0, wall: float = 0.0) -> Happens:
     return Happens(f"{seconds} s later", lambda _: Tick(wall), after=seconds)
 
@@ -223,6 +234,17 @@ def ask(start: int, source: int = 0) -> Does:
             command.start != start
             if isinstance(command, Ask)
             else not isinstance(command, RequestReplay) or (command.source, command.start) != (source, start)
+        ),
+    )
+
+
+def ask_snapshot(source: int = 0) -> Does:
+    return Does(
+        f"ask source {source} for a snapshot",
+        lambda command: (
+            not (
+                isinstance(command, AskSnapshot) or (isinstance(command, RequestSnapshot) and command.source == source)
+            )
         ),
     )
 
@@ -402,7 +424,7 @@ class Script(Conversation):
     def handle(self, event: RelayEvent) -> list[Any]:
         commands = self.relay.handle(event, self.now)
         for command in commands:
-            if isinstance(command, RequestReplay):
+            if isinstance(command, RequestReplay | RequestSnapshot):
                 self.requests[command.source] = command.request
             elif isinstance(command, Publish) and (command.output, command.stream) == (0, 0):
                 self.router.apply(command.seq, command.payload)
@@ -442,7 +464,7 @@ class SequencerScript(Conversation):
         for action in actions:
             if isinstance(action, Deliver):
                 self.delivered.append(action.payload)
-            elif isinstance(action, Ask):
+            elif isinstance(action, Ask | AskSnapshot):
                 self.requests[0] = action.request
                 if self.sends:
                     self.sequencer.sent(action.request, self.now)
@@ -463,6 +485,9 @@ class SequencerScript(Conversation):
                     sequencer.replay_ended(request, now)
                 else:
                     sequencer.replayed(request, int.from_bytes(seq, "big"), payload, now)
+            case SnapshotReceived(request=request, frames=[seq, *_]):
+                if sequencer.snapshot(request, int.from_bytes(seq, "big", signed=True), now):
+                    sequencer.snapshot_applied(now)
             case ReplayAborted(request=request):
                 sequencer.replay_aborted(request, now)
             case Tick():

@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from kvbus.core.sequencing.actions import Ask, Deliver
+from kvbus.core.sequencing.actions import Ask, Deliver, Lost
+from kvbus.core.sequencing.conflict import FIRST_PAUSE
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.replay_requests import ATTEMPTS, OVERLAP
 from kvbus.core.sequencing.sequencer import Sequencer
@@ -13,6 +14,7 @@ from kvbus.core.stats import SourceStats
 from tests.core.dsl import (
     SequencerScript,
     ask,
+    ask_snapshot,
     cancel,
     deliver,
     down,
@@ -22,6 +24,7 @@ from tests.core.dsl import (
     new_epoch,
     replay_end,
     replayed,
+    snapshot,
     synced,
     tick,
     up,
@@ -562,3 +565,191 @@ class TestAfterAPause:
         ]
         assert script.stats.replay_timeouts == 0
         assert script.stats.lost == 0
+
+
+class TestSnapshots:
+    def test_an_epoch_begins_with_one(self):
+        script = SequencerScript(snapshot=True)
+        assert script >> up() << ask_snapshot()
+        assert script >> snapshot(41) << cancel() << synced()
+        assert script >> live(42) << deliver(42)
+        assert not script.sequencer.partial
+        assert script.missing == (0, 0, 0, 0)
+
+    def test_batches_that_it_covers_are_not_delivered(self):
+        script = SequencerScript(snapshot=True)
+        script.after(up(), live(40), live(41), live(42))
+        assert script >> snapshot(41) << cancel() << synced() << deliver(42)
+        assert script.missing == (0, 0, 0, 0)
+
+    def test_nothing_was_published_yet(self):
+        script = SequencerScript(snapshot=True)
+        script.after(up())
+        assert script >> snapshot(-1) << cancel() << synced()
+        assert script >> live(0) << deliver(0)
+
+    @pytest.mark.parametrize("no", [snapshot(-2), replay_end(), tick(2.0)], ids=lambda happens: happens.text)
+    def test_without_one_the_replay_is_asked(self, no):
+        script = SequencerScript(snapshot=True, replay_timeout=2.0)
+        script.after(up())
+        assert script >> no << cancel() << ask(0)
+        assert script.after(replayed(3), replay_end()) == [*deliver(3), cancel(), synced()]
+        assert script.sequencer.partial
+
+    def test_one_that_knows_less_than_was_seen_is_of_a_new_epoch(self):
+        script = SequencerScript(snapshot=True)
+        script.after(up(), snapshot(41))
+        assert script >> live(50) << ask(42)
+        assert script.after(*[replay_end()] * ATTEMPTS)[-1] == ask_snapshot()
+        assert new_epoch() in script.after(snapshot(45))
+
+    def test_a_gap_that_no_replay_fills_is_covered_by_one(self):
+        script = SequencerScript(snapshot=True, probe_interval=0.0)
+        script.after(up(), snapshot(4), *map(live, range(5, 8)))
+        assert script >> live(10) << ask(5)
+        said = script.after(
+            *[happens for _ in range(ATTEMPTS) for happens in (*map(replayed, range(5, 8)), replay_end())]
+        )
+        assert said[-1] == ask_snapshot()
+        assert script >> snapshot(10) << cancel()
+        assert script >> live(11) << deliver(11)
+        assert script.missing == (2, 0, 2, 0)
+        assert not script.sequencer.partial
+
+    def test_if_there_is_none_the_gap_is_lost(self):
+        script = SequencerScript(snapshot=True, probe_interval=0.0)
+        script.after(up(), snapshot(4), *map(live, range(5, 8)), live(10))
+        script.after(*[happens for _ in range(ATTEMPTS) for happens in (*map(replayed, range(5, 8)), replay_end())])
+        assert script >> snapshot(-2) << cancel() << lost(2) << deliver(10)
+        assert script.sequencer.partial
+
+    def test_an_old_reply_is_nobodys(self):
+        script = SequencerScript(snapshot=True)
+        script.after(up())
+        assert script >> snapshot(3, request=999)
+        assert script.stats.stale_replies == 1
+
+
+class TestReconnectionWithoutReplay:
+    def test_nobody_can_be_asked_so_it_is_a_new_epoch(self):
+        script = in_sync(3, replay=False)
+        script.after(down())
+        assert script >> up() << new_epoch()
+        assert script.sequencer.partial
+        assert script.after(live(0))[-1:] == deliver(0)
+        assert not script.sequencer.partial
+
+    def test_unless_the_publisher_is_trusted(self):
+        script = in_sync(3, replay=False, trust_unverified=True)
+        script.after(down())
+        assert script >> up() << synced()
+        assert script >> live(3) << deliver(3)
+        assert script.sequencer.epoch == 0
+
+    def test_stale_batches_that_follow_one_another_are_a_new_epoch(self):
+        script = in_sync(RING + 100, replay=False)
+        script.epoch = 1
+        assert script.after(live(20), live(21)) == []
+        said = script.after(live(22))
+        assert said[0] == new_epoch()
+        assert delivered(said) == [20, 21, 22]
+
+
+class TestConflict:
+    def test_epochs_without_end_are_paused_and_tried_again(self):
+        script = in_sync(1)
+        while script.state is not State.CONFLICT:
+            script.epoch += 1
+            script.after(live(0))
+            assert script.epoch < 10
+        assert script.sequencer.partial
+        rejected = script.stats.rejected["conflict"]
+        assert script.after(live(0), live(1)) == []
+        assert script.stats.rejected["conflict"] == rejected + 2
+        script.sequencer.publisher_changed(script.now)
+        assert script.state is State.CONFLICT
+        assert script.after(tick(FIRST_PAUSE)) == [ask(0)]
+        assert script.after(replayed(0), replay_end()) == [*deliver(0), cancel(), synced()]
+        assert script.state is State.LIVE
+
+    def test_without_replay_it_goes_on_with_the_live_stream(self):
+        script = in_sync(1, replay=False)
+        while script.state is not State.CONFLICT:
+            script.epoch += 1
+            script.after(live(0))
+        script.after(tick(FIRST_PAUSE))
+        assert script.state is State.LIVE
+        assert delivered(script.after(live(7))) == [7]
+
+
+class TestPublisherSaysSo:
+    def test_another_publisher_id_is_a_new_epoch(self):
+        script = in_sync(3)
+        script.sequencer.publisher_changed(script.now)
+        assert script.sequencer.epoch == 1
+        assert [*script.sequencer.actions] == [new_epoch(), ask(0)]
+
+
+class TestRestartOfThisProcess:
+    """The checkpoint's dump, then the write-ahead log's records; the connection is away until it stands again."""
+
+    def restarted(self, script):
+        again = SequencerScript(epoch=script.epoch)
+        again.sequencer.load(script.sequencer.dump())
+        return again
+
+    def test_it_goes_on_where_it_was(self):
+        script = in_sync(5)
+        again = self.restarted(script)
+        for seq in (5, 6):
+            again.sequencer.restore_batch(seq, again.payload(seq))
+        again.sequencer.recovery_finished()
+        assert again.state is State.CONNECTING
+        assert again >> up() << ask(0)
+        assert delivered(again.after(*map(replayed, range(9)), replay_end())) == [7, 8]
+        assert again.stats.restarts == 0
+        assert not again.sequencer.partial
+
+    def test_an_epoch_that_began_before_is_the_one_it_asks_about(self):
+        again = self.restarted(in_sync(5))
+        again.sequencer.restore_epoch(partial=False)
+        again.sequencer.restore_batch(3, again.payload(3))
+        again.sequencer.recovery_finished()
+        assert (again.sequencer.epoch, again.sequencer.next) == (1, 4)
+        assert again.sequencer.partial
+        assert again.sequencer.known_from == 3
+        assert again.sequencer.backfill_pending  # the log does not say why it began there
+
+    def test_a_hole_in_the_log_is_not_known(self):
+        again = self.restarted(in_sync(5))
+        again.sequencer.restore_batch(9, again.payload(9))
+        assert again.sequencer.known_from == 9
+
+    def test_a_snapshot_is_all_there_is_to_know(self):
+        again = self.restarted(in_sync(5))
+        again.sequencer.restore_batch(9, again.payload(9))
+        again.sequencer.restore_snapshot(20)
+        assert (again.sequencer.next, again.sequencer.known_from) == (21, 0)
+        assert not again.sequencer.partial
+
+
+class TestCompletion:
+    """The engine's cache was emptied: what came before is not missing any more."""
+
+    def partial(self):
+        script = SequencerScript()
+        script.after(up(), replayed(5), replay_end())
+        assert (script.sequencer.partial, script.sequencer.known_from) == (True, 5)
+        return script
+
+    @pytest.mark.parametrize(("certain", "first"), [(True, 0), (False, 5)])
+    def test_it_ends_partial(self, certain, first):
+        script = self.partial()
+        script.sequencer.complete(certain=certain)
+        assert (script.sequencer.partial, script.sequencer.known_from) == (False, first)
+
+    def test_not_if_a_loss_is_behind_it(self):
+        script = self.partial()
+        script.sequencer.actions.append(Lost(1))
+        script.sequencer.complete(certain=True)
+        assert script.sequencer.partial
