@@ -15,7 +15,7 @@ Every command must be accounted for before the next thing happens; a failure pri
 expected and what came instead. ``script.after(live(0), live(1))`` is what the relay does about several things.
 ``script.router`` is a plain set fed with everything that was published.
 
-A :class:`SequencerScript` speaks the same words with a sequencer alone.
+A :class:`~tests.core.sequencing.script.SequencerScript` has the same conversation with a sequencer alone.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from kvbus.core.events import (
 from kvbus.core.normalizing.normalizer import Normalizer, Rules
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
-from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.sequencing.settings import Settings, State
+from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
+from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.wire.codec import AnyEvent, Batch, decode_batch
@@ -277,29 +276,6 @@ def seqs_of(reply: Any) -> list[int | str]:
     return found
 
 
-def deliver(*seqs: int) -> list[Does]:
-    """These batches, in this order (a sequencer alone)."""
-    return [
-        Does(f"deliver {seq}", lambda action, seq=seq: not isinstance(action, Deliver) or action.seq != seq)  # type: ignore[misc]
-        for seq in seqs
-    ]
-
-
-def lost(count: int) -> Does:
-    """So many batches are lost (a sequencer alone)."""
-    return Does(f"lost {count}", lambda action: action != Lost(count))
-
-
-def new_epoch() -> Does:
-    """The publisher is in a new epoch (a sequencer alone)."""
-    return Does("new epoch", lambda action: action != NewEpoch())
-
-
-def synced() -> Does:
-    """The history is in (a sequencer alone)."""
-    return Does("synced", lambda action: action != Synced())
-
-
 def _say(command: Done) -> str:
     if isinstance(command, Publish):
         _, events, rank = unpack(command.payload)
@@ -431,88 +407,3 @@ class Script(Conversation):
         for source in self.relay.sources:
             all_accounted_for(source)
         return commands
-
-
-class SequencerScript(Conversation):
-    """A sequencer on its own, whose decisions are seen as they are. Keywords are settings.
-
-    Some decisions leave no command (a batch given up behind another source's backlog, the end of a catch-up). A batch
-    has no events: its payload names ``epoch`` and its seq.
-    """
-
-    def __init__(self, *, replay: bool = True, epoch: int = 0, **settings: Any) -> None:
-        super().__init__()
-        self.stats = SourceStats()
-        self.sequencer = Sequencer(Settings(replay=replay, **settings), self.stats)
-        self.epoch = epoch
-        """The publisher's own."""
-        self.delivered: list[bytes] = []
-        self.sends = True
-        """What is asked leaves at once; False: it waits behind a backlog."""
-
-    def payload(self, seq: int) -> bytes:
-        """What the publisher sends under this seq."""
-        return b"epoch %d, batch %d" % (self.epoch, seq)
-
-    def frames(self, seq: int, *_events: Any, **_envelope: Any) -> list[bytes]:
-        return [b"", seq.to_bytes(8, "big"), self.payload(seq)]
-
-    def handle(self, event: RelayEvent) -> list[Any]:
-        self._feed(event)
-        actions = list(self.sequencer.actions)
-        self.sequencer.actions.clear()
-        for action in actions:
-            if isinstance(action, Deliver):
-                self.delivered.append(action.payload)
-            elif isinstance(action, Ask | AskSnapshot):
-                self.requests[0] = action.request
-                if self.sends:
-                    self.sequencer.sent(action.request, self.now)
-        all_accounted_for(self)
-        return actions
-
-    def _feed(self, event: RelayEvent) -> None:
-        sequencer, now = self.sequencer, self.now
-        match event:
-            case SourceUp():
-                sequencer.up(now)
-            case SourceDown():
-                sequencer.down(now)
-            case BatchReceived(frames=[_, seq, payload]):
-                sequencer.live(int.from_bytes(seq, "big"), payload, now)
-            case ReplayReceived(request=request, frames=[_, seq, payload]):
-                if seq == END_SEQ:
-                    sequencer.replay_ended(request, now)
-                else:
-                    sequencer.replayed(request, int.from_bytes(seq, "big"), payload, now)
-            case SnapshotReceived(request=request, frames=[seq, *_]):
-                if sequencer.snapshot(request, int.from_bytes(seq, "big", signed=True), now):
-                    sequencer.snapshot_applied(now)
-            case ReplayAborted(request=request):
-                sequencer.replay_aborted(request, now)
-            case Tick():
-                sequencer.tick(now)
-            case _:
-                raise AssertionError(event)
-
-    @property
-    def state(self) -> State:
-        return self.sequencer.state
-
-    @property
-    def missing(self) -> tuple[int, int, int, int]:
-        """Missing, recovered, lost, pending."""
-        return self.stats.missing, self.stats.recovered, self.stats.lost, self.stats.pending
-
-
-def in_sync(count: int = 0, **settings: Any) -> SequencerScript:
-    """A sequencer in sync that has delivered ``count`` batches."""
-    script = SequencerScript(**settings)
-    script.after(up())
-    if script.sequencer.settings.replay:
-        script.after(*map(replayed, range(count)), replay_end())
-    else:
-        script.after(*map(live, range(count)))
-    assert script.sequencer.next == count
-    assert script.state is State.LIVE
-    return script

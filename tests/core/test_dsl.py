@@ -2,20 +2,8 @@
 
 import pytest
 
-from tests.core.dsl import (
-    Script,
-    SequencerScript,
-    ask,
-    cancel,
-    deliver,
-    live,
-    lost,
-    publish,
-    replay_end,
-    replayed,
-    synced,
-    up,
-)
+from tests.core.dsl import Script, ask, cancel, live, publish, replay_end, replayed, up
+from tests.core.sequencing.script import SequencerScript, deliver, lost, synced
 from tests.doubles.payloads import removed, store
 
 

@@ -6,7 +6,8 @@ from kvbus.core.events import Oversize, ReplayAborted
 from kvbus.core.sequencing.actions import Ask
 from kvbus.core.sequencing.settings import State
 from kvbus.core.types import Reason
-from tests.core.dsl import Script, SequencerScript, in_sync, live, lost, replay_aborted, replay_end, replayed, up
+from tests.core.dsl import Script, live, replay_aborted, replay_end, replayed, up
+from tests.core.sequencing.script import SequencerScript, in_sync, lost
 
 
 def test_the_batch_behind_the_last_one_is_lost_and_the_rest_recovered():

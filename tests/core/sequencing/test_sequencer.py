@@ -11,24 +11,8 @@ from kvbus.core.sequencing.replay_requests import ATTEMPTS, OVERLAP
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import SourceStats
-from tests.core.dsl import (
-    SequencerScript,
-    ask,
-    ask_snapshot,
-    cancel,
-    deliver,
-    down,
-    in_sync,
-    live,
-    lost,
-    new_epoch,
-    replay_end,
-    replayed,
-    snapshot,
-    synced,
-    tick,
-    up,
-)
+from tests.core.dsl import ask, ask_snapshot, cancel, down, live, replay_end, replayed, snapshot, tick, up
+from tests.core.sequencing.script import SequencerScript, deliver, in_sync, lost, new_epoch, synced
 
 
 def asks(done):
