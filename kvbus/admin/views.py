@@ -80,10 +80,10 @@ class LiveBlocks:
         for key, chunk, a, b in self.index.snapshot():
             copies = self._copies[key]
             tokens = chunk.token_list()
-            names, pieces = chunk.reblocked() if chunk.out is not None else (chunk.hashes, 1)
+            names, pieces = chunk.reblocked() if chunk.derived is not None else (chunk.hashes, 1)
             size = chunk.block_size // pieces
             for at in range(a * pieces, b * pieces):
-                if chunk.out is not None:
+                if chunk.derived is not None:
                     if (key, names[at]) in told:
                         continue  # two nodes may cover one page: it has one name, and is one block
                     told.add((key, names[at]))
@@ -100,6 +100,6 @@ class LiveBlocks:
                 }
 
     def _parent(self, chunk: Chunk) -> Hash | None:
-        if chunk.out is not None:
+        if chunk.derived is not None:
             return chunk.out_parent
         return out_parent(self.index, group_of(chunk), chunk.parent)

@@ -4,16 +4,17 @@ Nothing in this package opens a socket, reads a clock, starts a thread, writes a
 come in as frames, time comes in as a number, and what should happen leaves as a command. The primitives:
 
 Event
-    What a shell tells the relay (:mod:`kvbus.core.events`): a batch was received, a connection stands, time has passed.
+    What a shell reports to the relay (:mod:`kvbus.core.events`): a batch was received, a connection stands, time has
+    passed.
 Command
-    What the relay tells its shell (:mod:`kvbus.core.commands`): publish this, ask an engine, answer a router. A command
-    is a value. What comes of it comes back as an event.
+    What the relay has its shell do (:mod:`kvbus.core.commands`): publish this, ask an engine, answer a router. A
+    command is a value. What comes of it comes back as an event.
 Batch
     One message of an engine: topic, seq, payload. The payload is decoded when the batch is the next one, not before.
 Source
     One engine publisher, worker x rank, as configured and as it stands (:mod:`kvbus.core.source`).
 Epoch
-    One life of a publisher: its numbers begin at 0. A new epoch empties the index.
+    A publisher's numbers from 0 to its restart. A new epoch empties the index.
 Stream
     The numbered batches that one output publishes for one source, or for all of them (:mod:`kvbus.core.outputs`).
 State snapshot

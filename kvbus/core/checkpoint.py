@@ -1,7 +1,7 @@
 """A checkpoint: the relay's whole state at one moment, written out in slices and loaded into a fresh relay.
 
-Copied as a replay's compaction is, so that the relay goes on while it is written. What has happened since is in the log
-(:mod:`kvbus.core.write_ahead_log`).
+The indexes are frozen as they are for a state snapshot, so that the relay goes on while the checkpoint is written. What
+has happened since is in the write-ahead log (:mod:`kvbus.core.write_ahead_log`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def dump(relay: Relay) -> Iterator[bytes]:
-    """The state as blobs: the cut is made when the first one is asked for, the rest may follow when there is time."""
+    """The state as blobs. It is frozen when the first one is taken; the others may follow when there is time."""
     head = {
         "sources": [_source_head(source) for source in relay.sources],
         "outputs": [
@@ -31,16 +31,16 @@ def dump(relay: Relay) -> Iterator[bytes]:
             for output in relay.outputs
         ],
     }
-    cuts = [
-        ([i, tails, key], table)
-        for i, source in enumerate(relay.sources)
+    frozen = [
+        ([slot, tails, key], table)
+        for slot, source in enumerate(relay.sources)
         for tails, index in ((False, source.normalizer.index), (True, source.normalizer.tails))
         for key, table in _tables(index)
     ]
     yield _encode(["head", head])
-    for place, table in cuts:
-        yield _encode(["table", *place, list(table.copies.items())])
-        yield from _chunks(place, table)
+    for address, table in frozen:
+        yield _encode(["table", *address, list(table.copies.items())])
+        yield from _chunks(address, table)
     yield _encode(["end"])
 
 
@@ -62,21 +62,21 @@ def _source_head(source: Source) -> dict[str, Any]:
 
 
 def _tables(index: Index) -> list[tuple[TableKey, Table]]:
-    cut = index.copy()
-    for key, table in cut.tables.items():
+    frozen = index.copy()
+    for key, table in frozen.tables.items():
         table.copies = index.tables[key].copies.copy()
-    return list(cut.tables.items())
+    return list(frozen.tables.items())
 
 
-def _chunks(place: list[Any], table: Table) -> Iterator[bytes]:
+def _chunks(address: list[Any], table: Table) -> Iterator[bytes]:
     rows: list[Any] = []
     for chunk in set_of_chunks(table):
         rows.append(_chunk_row(table, chunk))
         if len(rows) == CHUNKS_PER_RECORD:
-            yield _encode(["chunks", *place, rows])
+            yield _encode(["chunks", *address, rows])
             rows = []
     if rows:
-        yield _encode(["chunks", *place, rows])
+        yield _encode(["chunks", *address, rows])
 
 
 def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
@@ -88,20 +88,20 @@ def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
         meta,
         chunk.extra_keys,
         chunk.extras,
-        chunk.out,
+        chunk.derived,
         chunk.out_parent,
         list(live_runs(table, chunk)),
     ]
 
 
 class Loader:
-    """Puts a dump into a fresh relay, blob by blob; then the log, record by record."""
+    """Puts a dump into a fresh relay, blob by blob. The log follows, by :meth:`Relay.apply_record`."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._metas: dict[tuple[Any, ...], Meta] = {}
         self.complete = False
-        """The dump's end was seen."""
+        """The end of the dump was seen."""
 
     def feed(self, blob: bytes) -> None:
         """One blob of a dump.
@@ -115,11 +115,11 @@ class Loader:
             if kind == "head":
                 self._head(record[1])
             elif kind == "table":
-                _, *place, copies = record
-                self._table(*place).copies.update((block, count) for block, count in copies)
+                _, *address, copies = record
+                self._table(*address).copies.update((block, count) for block, count in copies)
             elif kind == "chunks":
-                _, *place, rows = record
-                table = self._table(*place)
+                _, *address, rows = record
+                table = self._table(*address)
                 for row in rows:
                     self._chunk(table, row)
             elif kind == "end":
@@ -153,21 +153,21 @@ class Loader:
                 if stream.publisher_id and publisher_id:
                     stream.publisher_id = publisher_id
 
-    def _table(self, i: int, tails: bool, key: list[Any]) -> Table:
-        normalizer = self._relay.sources[i].normalizer
+    def _table(self, slot: int, tails: bool, key: list[Any]) -> Table:
+        normalizer = self._relay.sources[slot].normalizer
         return (normalizer.tails if tails else normalizer.index).table(*key)
 
     def _chunk(self, table: Table, row: list[Any]) -> None:
-        hashes, parent, tokens, meta, extra_keys, extras, out, out_parent, runs = row
+        hashes, parent, tokens, meta, extra_keys, extras, derived, out_parent, runs = row
         values: tuple[Any, ...] = tuple(UNSET if value is False else value for value in meta)
         shared = self._metas.setdefault(values, Meta(*values))
         chunk = Chunk(tuple(hashes), parent, tokens, shared, extra_keys)
-        if extras is not None or out is not None:
-            chunk.rest = Rest(extras, out, out_parent)
+        if extras is not None or derived is not None:
+            chunk.rest = Rest(extras, derived, out_parent)
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
-            if chunk.out is not None:
-                # counted anew: block sizes may have been learned while the dump was being written
-                names, pieces = chunk.reblocked()
-                for name in names[a * pieces : b * pieces]:
+            if chunk.derived is not None:
+                # counted again: block sizes may have been learned while the dump was being written
+                names, per_block = chunk.reblocked()
+                for name in names[a * per_block : b * per_block]:
                     table.refs[name] = table.refs.get(name, 0) + 1

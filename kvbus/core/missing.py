@@ -1,4 +1,4 @@
-"""What is missing of a source that is ``partial``, and what brings it back, in words for people."""
+"""What is missing of a source that is ``partial``, and what ends that, in words for people."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def missing(source: Source) -> Missing | None:
         return Missing("several publishers are on one endpoint", None, "one publisher is left there")
     ends = f"{_RESTART}, or {_RESET if source.normalizer.clear_empties else _TIERS}"
     if not sequencer.partial and not source.normalizer.full:
-        return Missing("a tier that came up after a reset of the cache may hold more than was told", None, ends)
+        return Missing("a tier that came up after a reset of the cache may hold more than was announced", None, ends)
     if not sequencer.partial:
         limit = source.spec.rules.max_blocks
         return Missing(f"the index is full: blocks beyond limits.max_blocks ({limit:,}) are refused", None, ends)

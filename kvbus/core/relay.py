@@ -4,8 +4,8 @@ Invariants:
 
 * a batch is decoded only when it is the next one of its source;
 * an output's seq is dense and never goes back; each number is in the journal before it is sent;
-* routers are told (AllBlocksCleared) before anything of a new epoch, or behind a hole, reaches them;
-* what a source holds is in its index if and only if the routers of a live source were told so.
+* an AllBlocksCleared reaches routers before anything of a new epoch does, or anything behind a hole;
+* a block is in a live source's index if and only if it was announced to routers.
 """
 
 from __future__ import annotations
@@ -58,15 +58,19 @@ class Relay:
     ) -> None:
         self.limits = limits or FrameLimits()
         self.sources = [Source(spec) for spec in sources]
+        """By slot; a slot that is free has a source that is ``gone``."""
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
         self._out = Outgoing(self.sources, self.outputs, self._record)
-        for i, source in enumerate(self.sources):
-            self._out.close(i, closed=source.gone)
+        for slot, source in enumerate(self.sources):
+            self._out.close(slot, closed=source.gone)
+
+        # What the shell looks at.
         self.backlog = False
-        """Work was put off to keep the loop alive: send a :class:`~kvbus.core.events.Tick` soon."""
+        """Work was put off so that the loop stays alive: send a :class:`~kvbus.core.events.Tick` soon."""
         self.records: Records | None = None
-        """Where the log goes (:mod:`kvbus.core.write_ahead_log`); None: nothing is kept."""
+        """Where records of the write-ahead log go (:mod:`kvbus.core.write_ahead_log`); None: none are kept."""
+
         self._handlers: dict[type, Callable[..., None]] = {
             BatchReceived: self._batch,
             Oversize: self._oversize,
@@ -83,7 +87,7 @@ class Relay:
         }
 
     def handle(self, event: RelayEvent, now: float) -> list[Command]:
-        """Take in one event at ``now`` (seconds, monotonic); what is to be done."""
+        """Take in one event at ``now`` (seconds, monotonic); the commands that follow from it."""
         self._handlers[type(event)](event, now)
         out = self._out
         commands, out.commands = out.commands, []
@@ -91,78 +95,78 @@ class Relay:
 
     @property
     def present(self) -> list[Source]:
-        """The sources there are; a place of :attr:`sources` may be free."""
+        """The sources there are; a slot of :attr:`sources` may be free."""
         return [source for source in self.sources if not source.gone]
 
-    def place(self, i: int, spec: SourceSpec, streams: Sequence[NewStream], now: float) -> list[Command]:
-        """Put a source into place ``i``; one that was there is gone. All others go on as if nothing had happened.
+    def place(self, slot: int, spec: SourceSpec, streams: Sequence[NewStream], now: float) -> list[Command]:
+        """Put a source into a slot; one that was there is gone. All others go on as if nothing had happened.
 
-        ``streams`` says for each output how the place's own stream is to be; a merged output has none. The numbering
-        of a place goes on, whoever is in it.
+        ``streams`` says for each output how the slot's own stream is to be; a merged output has none. The numbering of
+        a slot goes on, whichever source has it.
         """
-        if i < len(self.sources):
-            self._remove(i, now)
-        while len(self.sources) <= i:
+        if slot < len(self.sources):
+            self._remove(slot, now)
+        while len(self.sources) <= slot:
             self.sources.append(Source(NOBODY))
-        self.sources[i] = Source(spec)
-        self._out.welcome(i, spec.rank, streams, now)
+        self.sources[slot] = Source(spec)
+        self._out.welcome(slot, spec.rank, streams, now)
         return self._out.take_commands()
 
-    def remove(self, i: int, now: float) -> list[Command]:
-        """Take a source away: routers are told that its blocks are gone, and its place is free."""
-        self._remove(i, now)
+    def remove(self, slot: int, now: float) -> list[Command]:
+        """Take a source away: its blocks are cleared downstream, and its slot is free."""
+        self._remove(slot, now)
         return self._out.take_commands()
 
-    def _remove(self, i: int, now: float) -> None:
-        source = self.sources[i]
+    def _remove(self, slot: int, now: float) -> None:
+        source = self.sources[slot]
         if not source.gone:
-            self._clear(i, source, now)
-        self.sources[i] = Source(NOBODY)
-        self._out.close(i, closed=True)
+            self._clear(slot, source, now)
+        self.sources[slot] = Source(NOBODY)
+        self._out.close(slot, closed=True)
 
     def begin(self, now: float, wall: float = 0.0) -> list[Command]:
-        """Before anything else: routers of a numbering that goes on from a former process are told to clear."""
+        """Call before anything else: a numbering that goes on from a former process opens with AllBlocksCleared."""
         self._record(wal.BEGUN, 0, wall)
         self._out.wall = wall
         self._out.begin(now)
         return self._out.take_commands()
 
     def apply_record(self, record: Sequence[Any], now: float) -> None:
-        """Handle one record of the log once more, after a restart; what follows from it was sent before.
+        """Apply one record of the write-ahead log after a restart. What follows from it was sent before.
 
         Raises:
             StateError: it is no record of this relay's.
         """
         try:
-            kind, i, *rest = record
-            source = self.sources[0 if kind in (wal.HEARTBEAT, wal.INCOMPLETE) else i]
+            kind, slot, *rest = record  # of a heartbeat or of incomplete seqs, ``slot`` is the output's
+            source = self.sources[0 if kind in (wal.HEARTBEAT, wal.INCOMPLETE) else slot]
             if kind == wal.DELIVERED:
                 seq, source.topic, payload = rest
                 source.sequencer.restore_batch(seq, payload)
-                self._take(i, source, payload, now, first_of_life=seq == 0)
+                self._take(slot, source, payload, now, first_of_epoch=seq == 0)
             elif kind == wal.NEW_EPOCH:
                 source.sequencer.restore_epoch(partial=rest[0])
-                self._forget(i, source, now)
+                self._forget(slot, source, now)
             elif kind == wal.LOST:
                 source.sequencer.partial = True
-                self._lose(i, source, rest[0], now)
+                self._lose(slot, source, rest[0], now)
             elif kind == wal.EXPIRED:
-                self._expire(i, source, now)
+                self._expire(slot, source, now)
             elif kind == wal.REANNOUNCED:
-                self._reannounce(i, source, now)
+                self._reannounce(slot, source, now)
             elif kind == wal.HEARTBEAT:
                 self._out.wall = rest[1]
-                self._out.heartbeat(i, rest[0], now)
+                self._out.heartbeat(slot, rest[0], now)
             elif kind == wal.PARTIAL:
                 source.partial_since = rest[0]
             elif kind == wal.CLEARS_EVERY_TIER:
                 source.normalizer.clears_every_tier()
             elif kind == wal.INCOMPLETE:
-                at, first, end = rest
-                self.outputs[i].streams[at].incomplete.add(first, end)
+                stream, first, end = rest
+                self.outputs[slot].streams[stream].incomplete.add(first, end)
             elif kind == wal.SNAPSHOT:
                 source.sequencer.restore_snapshot(rest[0])
-                self._take_snapshot(i, source, rest[1], now)
+                self._take_snapshot(slot, source, rest[1], now)
             elif kind == wal.BEGUN:
                 self.begin(now, rest[0])
             else:
@@ -172,7 +176,7 @@ class Relay:
         self._out.commands.clear()
 
     def recovery_finished(self, now: float) -> None:
-        """All of the log was handled: every source is away until its connection stands again."""
+        """All of the log was applied: every source is away until its connection stands again."""
         for source in self.sources:
             source.sequencer.recovery_finished()
             if source.sequencer.next or len(source.normalizer.index):
@@ -187,10 +191,10 @@ class Relay:
         stats.batches += 1
         if len(frames) == 3 and len(frames[1]) == SEQ_BYTES and source.publisher_id is None:
             topic, number, payload = frames
-            most = self.limits.max_frame_bytes
+            max_bytes = self.limits.max_frame_bytes
             seq = int.from_bytes(number, "big")
             fingerprint = None
-            if len(payload) <= most and len(topic) <= most:
+            if len(payload) <= max_bytes and len(topic) <= max_bytes:
                 fingerprint = source.sequencer.accept_in_order(seq, payload, now)
             if fingerprint is not None:
                 stats.bytes += len(payload)
@@ -250,10 +254,10 @@ class Relay:
             source.sequencer.snapshot_applied(now)
         self._run(event.source, source, now)
 
-    def _take_snapshot(self, i: int, source: Source, chunks: Sequence[bytes], now: float) -> None:
-        self._forget(i, source, now)
+    def _take_snapshot(self, slot: int, source: Source, chunks: Sequence[bytes], now: float) -> None:
+        self._forget(slot, source, now)
         for chunk in chunks:
-            self._take(i, source, chunk, now, first_of_life=False)
+            self._take(slot, source, chunk, now, first_of_epoch=False)
 
     def _up(self, event: SourceUp, now: float) -> None:
         source = self.sources[event.source]
@@ -271,89 +275,89 @@ class Relay:
     def _tick(self, event: Tick, now: float) -> None:
         self.backlog = False
         self._out.wall = max(self._out.wall, event.wall)
-        for i, source in enumerate(self.sources):
+        for slot, source in enumerate(self.sources):
             if source.gone:
                 continue
-            source.normalizer.settle()
+            source.normalizer.merge_overlays()
             source.sequencer.tick(now)
-            self._run(i, source, now)
+            self._run(slot, source, now)
             if source.down_since is not None and now - source.down_since >= source.spec.timeout:
-                self._expire(i, source, now)
-            self._watch_partial(i, source, event.wall)
+                self._expire(slot, source, now)
+            self._watch_partial(slot, source, event.wall)
         self._out.heartbeats(now)
 
-    def _watch_partial(self, i: int, source: Source, wall: float) -> None:
+    def _watch_partial(self, slot: int, source: Source, wall: float) -> None:
         if source.partial != (source.partial_since is not None):
             source.partial_since = wall if source.partial else None
-            self._record(wal.PARTIAL, i, source.partial_since)
+            self._record(wal.PARTIAL, slot, source.partial_since)
 
     def _clears_every_tier(self, event: ClearsEveryTier, now: float) -> None:
         del now
         self._record(wal.CLEARS_EVERY_TIER, event.source)
         self.sources[event.source].normalizer.clears_every_tier()
 
-    def _run(self, i: int, source: Source, now: float) -> None:
+    def _run(self, slot: int, source: Source, now: float) -> None:
         """Carry out what the sequencer decided, a slice at a time."""
         actions = source.sequencer.actions
         for _ in range(min(len(actions), SLICE)):
             action = actions.popleft()
             if isinstance(action, Deliver):
-                self._deliver(i, source, action.seq, action.payload, action.fingerprint, now)
+                self._deliver(slot, source, action.seq, action.payload, action.fingerprint, now)
             elif isinstance(action, AskSnapshot):
                 source.sequencer.sent(action.request, now)
-                self._out.commands.append(RequestSnapshot(i, action.request))
+                self._out.commands.append(RequestSnapshot(slot, action.request))
             elif isinstance(action, Ask):
                 source.sequencer.sent(action.request, now)
-                self._out.commands.append(RequestReplay(i, action.request, action.start))
+                self._out.commands.append(RequestReplay(slot, action.request, action.start))
             elif isinstance(action, Stop):
-                self._out.commands.append(CancelReplay(i, action.request))
+                self._out.commands.append(CancelReplay(slot, action.request))
             elif isinstance(action, NewEpoch):
-                self._record(wal.NEW_EPOCH, i, source.sequencer.partial)
-                self._forget(i, source, now)
+                self._record(wal.NEW_EPOCH, slot, source.sequencer.partial)
+                self._forget(slot, source, now)
             elif isinstance(action, Lost):
-                self._record(wal.LOST, i, action.count)
-                self._lose(i, source, action.count, now)
+                self._record(wal.LOST, slot, action.count)
+                self._lose(slot, source, action.count, now)
             elif isinstance(action, Synced):
-                self._reannounce(i, source, now)
+                self._reannounce(slot, source, now)
         if actions:
             self.backlog = True
 
-    def _deliver(self, i: int, source: Source, seq: int, payload: bytes, fingerprint: int, now: float) -> None:
+    def _deliver(self, slot: int, source: Source, seq: int, payload: bytes, fingerprint: int, now: float) -> None:
         if self.records is not None:
-            self.records.delivered(i, seq, source.topic, payload, fingerprint)
-        self._take(i, source, payload, now, first_of_life=seq == 0)
+            self.records.delivered(slot, seq, source.topic, payload, fingerprint)
+        self._take(slot, source, payload, now, first_of_epoch=seq == 0)
 
     def _record(self, *record: Any) -> None:
         if self.records is not None:
             self.records.heads.append(record)
 
-    def _lose(self, i: int, source: Source, count: int, now: float) -> None:
+    def _lose(self, slot: int, source: Source, count: int, now: float) -> None:
         source.lost += count
         if source.spec.on_lost == "clear":
-            self._forget(i, source, now, same_life=True)
+            self._forget(slot, source, now, same_epoch=True)
 
-    def _forget(self, i: int, source: Source, now: float, *, same_life: bool = False) -> None:
-        """Nothing that was known of this source's cache can be relied on any more."""
-        self._clear(i, source, now)
-        source.normalizer.reset(same_life=same_life)
-        source.ranked = source.ranked and same_life
-        if not same_life:
+    def _forget(self, slot: int, source: Source, now: float, *, same_epoch: bool = False) -> None:
+        """Forget what was known of this source's cache: it cannot be relied on any more."""
+        self._clear(slot, source, now)
+        source.normalizer.reset(same_epoch=same_epoch)
+        source.ranked = source.ranked and same_epoch
+        if not same_epoch:
             source.lost, source.partial_since = 0, None
 
-    def _take(self, i: int, source: Source, payload: bytes, now: float, *, first_of_life: bool) -> None:
+    def _take(self, slot: int, source: Source, payload: bytes, now: float, *, first_of_epoch: bool) -> None:
         """Decode, normalize and publish one batch of a source."""
         taken = source.normalizer.fast_path(payload)
         if taken is not None:
-            plain, whole = taken
+            plain, unchanged = taken
             source.stats.last_batch = source.ts = plain.ts
             if plain.rank != source.rank or not source.ranked:
                 source.see_rank(plain.rank)
-                whole = whole and plain.rank == source.rank
+                unchanged = unchanged and plain.rank == source.rank
             if source.dialect.name is None:
                 source.dialect.see(payload)
             if plain.events and not source.expired:
                 source.announced = True
-                self._out.publish(i, source, plain.events, now, payload if whole else None)
+                self._out.publish(slot, source, plain.events, now, payload if unchanged else None)
             return
         batch = codec.decode_batch(payload, self.limits.max_events)
         if isinstance(batch, Reason):
@@ -364,7 +368,7 @@ class Relay:
         if batch.rank is not None:
             source.see_rank(batch.rank)
         source.dialect.see(payload)
-        events = source.normalizer.apply(batch, first_of_life=first_of_life)
+        events = source.normalizer.apply(batch, first_of_epoch=first_of_epoch)
         if source.normalizer.emptied and source.sequencer.partial:
             source.lost = 0
             source.sequencer.complete(certain=source.normalizer.take_for_empty())
@@ -372,29 +376,29 @@ class Relay:
             return
         if events:
             source.announced = True
-            self._out.publish_all(i, source, events, now)
+            self._out.publish_all(slot, source, events, now)
 
-    def _expire(self, i: int, source: Source, now: float) -> None:
-        """The engine is gone for too long: to the routers its blocks are, too."""
+    def _expire(self, slot: int, source: Source, now: float) -> None:
+        """The engine was gone for too long: its blocks are cleared downstream."""
         if source.expired:
             return
-        self._record(wal.EXPIRED, i)
+        self._record(wal.EXPIRED, slot)
         source.expired = True
         source.stats.timeouts += 1
         source.sequencer.expire()
-        self._clear(i, source, now)
+        self._clear(slot, source, now)
 
-    def _reannounce(self, i: int, source: Source, now: float) -> None:
-        """The engine is in sync; one that was expired and is still in the same life has its blocks told again."""
+    def _reannounce(self, slot: int, source: Source, now: float) -> None:
+        """The engine is in sync. If it was expired and is in the same epoch, its blocks are announced again."""
         if not source.expired:
             return
-        self._record(wal.REANNOUNCED, i)
+        self._record(wal.REANNOUNCED, slot)
         source.expired = False
-        self._out.publish_all(i, source, list(source.normalizer.announce()), now)
+        self._out.publish_all(slot, source, list(source.normalizer.announce()), now)
         source.announced = len(source.normalizer.index) > 0
 
-    def _clear(self, i: int, source: Source, now: float) -> None:
-        """Tell the routers that nothing of this source is there any more, if they were ever told of anything."""
+    def _clear(self, slot: int, source: Source, now: float) -> None:
+        """Clear this source's blocks downstream, if any were announced."""
         if source.announced:
             source.announced = False
-            self._out.publish(i, source, [AllBlocksCleared()], now)
+            self._out.publish(slot, source, [AllBlocksCleared()], now)

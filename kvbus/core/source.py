@@ -27,13 +27,13 @@ class SourceSpec(msgspec.Struct, frozen=True):
     on_lost: Literal["clear", "keep"] = "clear"
     timeout: float = 30.0
     topic: bytes = b""
-    """What is subscribed to: the topic of batches that came by a replay which does not say it."""
+    """The topic subscribed to, and that of batches which come by a replay without topics."""
     copied_below: int = SMALL
     """Tables of fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.overlay`."""
 
 
 NOBODY: Final = SourceSpec("", 0, Settings(), Rules())
-"""The source of a place that is free."""
+"""The source of a slot that is free."""
 
 
 class Source:
@@ -42,33 +42,41 @@ class Source:
     def __init__(self, spec: SourceSpec) -> None:
         self.spec = spec
         self.gone = spec is NOBODY
-        """Nobody is in this place: it was removed, or the configuration left the slot free."""
+        """The slot is free: its source was removed, or the configuration has none for it."""
+
+        # What takes the batches in.
         self.stats = SourceStats()
         self.sequencer = Sequencer(spec.settings, self.stats)
         self.normalizer = Normalizer(spec.rules, self.stats, Index(spec.copied_below))
+
+        # As the newest batch has it.
         self.rank = spec.rank
         self.ranked = False
-        """The engine has said its rank in this life; it keeps it."""
+        """The engine has said its rank in this epoch, and keeps it."""
         self.ts = 0.0
         self.topic = spec.topic
         self.dialect = Sniffer()
         self.publisher_id: bytes | None = None
+
+        # What is wrong with it.
         self.down_since: float | None = None
         self.lost = 0
         """Batches of this epoch that will never come."""
         self.partial_since: float | None = None
         """The time of day at which :attr:`partial` was first seen to be true; None while it is not."""
+
+        # What routers know of it.
         self.announced = False
-        """Routers have been told of at least one block that nothing has cleared since."""
+        """At least one block was announced, and nothing has cleared it since."""
         self.expired = False
-        """Routers were told that nothing is there while the index is kept, in case the engine comes back."""
+        """The blocks were cleared downstream, and the index is kept in case the engine comes back."""
 
     def says(self, wire: Wire) -> bool:
-        """Whether batches of this source that need no change are in the words of a wire as they came."""
-        return wire.passes(bytes_hashes=self.normalizer.bytes_hashes, media=self.normalizer.index.media_names)
+        """Whether a payload of this source that needs no change is what this wire would encode."""
+        return wire.accepts_as_is(bytes_hashes=self.normalizer.bytes_hashes, media=self.normalizer.index.media_names)
 
     def see_rank(self, rank: int) -> None:
-        """A batch says this rank. Routers file blocks by it, so the first one of a life holds; others are counted."""
+        """A batch says this rank. Routers file blocks by it, so the first one of an epoch holds; others are counted."""
         if not self.ranked:
             self.rank, self.ranked = rank, True
         elif rank != self.rank:
@@ -83,6 +91,6 @@ class Source:
     def partial(self) -> bool:
         """Whether the engine may hold blocks that cannot be known.
 
-        Its history was trimmed, batches were lost, a tier held more than was ever told, or the index is full.
+        Its history was trimmed, batches were lost, a tier held more than was ever announced, or the index is full.
         """
         return self.sequencer.partial or self.normalizer.tiers_unknown or self.normalizer.full

@@ -12,11 +12,15 @@ import msgspec
 class SourceStats(msgspec.Struct):
     """What one source has sent and what became of it. ``missing == recovered + lost + pending`` at every moment."""
 
+    # What has come on the live stream.
     batches: int = 0
     bytes: int = 0
     stored: int = 0
     removed: int = 0
     cleared: int = 0
+    last_batch: float = 0.0
+
+    # Sequencing.
     gaps: int = 0
     missing: int = 0
     recovered: int = 0
@@ -27,9 +31,12 @@ class SourceStats(msgspec.Struct):
     replay_timeouts: int = 0
     held_overflow: int = 0
     stale_replies: int = 0
-    rebuilds: int = 0
     timeouts: int = 0
-    last_batch: float = 0.0
+
+    # Normalizing.
+    rebuilds: int = 0
+
+    # What was not taken, by reason.
     rejected: Counter[str] = msgspec.field(default_factory=Counter)
     filtered: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)
@@ -45,6 +52,7 @@ class SourceStats(msgspec.Struct):
 class OutputStats(msgspec.Struct):
     """What one output has sent and what it could not send."""
 
+    # The live stream.
     batches: int = 0
     events: int = 0
     bytes: int = 0
@@ -60,8 +68,10 @@ class OutputStats(msgspec.Struct):
     queue_limit: int = 0
     dropped_batches: Counter[str] = msgspec.field(default_factory=Counter)
     dropped_events: Counter[str] = msgspec.field(default_factory=Counter)
-    replay_requests: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)
+
+    # Replay answers.
+    replay_requests: Counter[str] = msgspec.field(default_factory=Counter)
     replay_batches: int = 0
     replay_sessions: int = 0
     replay_sessions_limit: int = 0

@@ -39,7 +39,10 @@ class Reason(StrEnum):
 
 
 class Filtered(StrEnum):
-    """Why a valid event (or a block of it) does not appear on the output. Bounded, as :class:`Reason`."""
+    """What was noticed about valid events, or blocks of them. Bounded, as :class:`Reason`.
+
+    They are left out, but for ``ORPHAN_PASSED`` and ``OTHER_RANK``: these leave, and are counted all the same.
+    """
 
     GROUP = "group"
     COARSE = "coarse"

@@ -12,7 +12,10 @@
     )
 
 Every command must be accounted for before the next thing happens; a failure prints the conversation so far, what was
-expected and what came instead. ``script.router`` is a plain set fed with everything that was published.
+expected and what came instead. ``script.after(live(0), live(1))`` is what the relay does about several things.
+``script.router`` is a plain set fed with everything that was published.
+
+A :class:`~tests.core.sequencing.script.SequencerScript` has the same conversation with a sequencer alone.
 """
 
 from __future__ import annotations
@@ -20,11 +23,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
-from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
+from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay, RequestSnapshot
+from kvbus.core.events import (
+    BatchReceived,
+    RelayEvent,
+    ReplayAborted,
+    ReplayAsked,
+    ReplayReceived,
+    SnapshotReceived,
+    SourceDown,
+    SourceUp,
+    Tick,
+)
 from kvbus.core.normalizing.normalizer import Normalizer, Rules
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
+from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.stats import SourceStats
@@ -41,21 +55,21 @@ from tests.doubles.router import PlainSetRouter
 class Bench:
     """One normalizer with a plain-set router behind it.
 
-    Batches go the short way where they can, as in the relay, unless ``short`` is False; ``taken`` counts those.
+    Batches take the fast path where they can, as in the relay, unless ``fast`` is False; ``taken`` counts those.
     """
 
-    def __init__(self, *, short: bool = True, **rules: Any) -> None:
-        self.short = short
+    def __init__(self, *, fast: bool = True, **rules: Any) -> None:
+        self.fast = fast
         self.taken = 0
         self.stats = SourceStats()
         self.normalizer = Normalizer(Rules(**rules), self.stats)
         self.router = PlainSetRouter()
         self.seq = 0
 
-    def feed(self, *events: Any, raw: bytes | None = None, first_of_life: bool = False) -> list[dict[str, Any]]:
+    def feed(self, *events: Any, raw: bytes | None = None, first_of_epoch: bool = False) -> list[dict[str, Any]]:
         """One batch in; the events that leave, as :func:`plain` maps."""
         batch = payload(*events) if raw is None else raw
-        taken = self.normalizer.fast_path(batch) if self.short else None
+        taken = self.normalizer.fast_path(batch) if self.fast else None
         if taken is not None:
             self.taken += 1
             out: Sequence[AnyEvent] = taken[0].events
@@ -64,7 +78,7 @@ class Bench:
         else:
             decoded = decode_batch(batch)
             assert isinstance(decoded, Batch), decoded
-            out = self.normalizer.apply(decoded, first_of_life=first_of_life)
+            out = self.normalizer.apply(decoded, first_of_epoch=first_of_epoch)
         self.router.apply(self.seq, payload(*out))
         self.seq += 1
         return plain_all(out)
@@ -95,7 +109,7 @@ class Bench:
 class Happens:
     """Something a shell tells the relay, put together when its turn comes."""
 
-    def __init__(self, text: str, make: Callable[[Script], RelayEvent], *, after: float = 0.0) -> None:
+    def __init__(self, text: str, make: Callable[[Conversation], RelayEvent], *, after: float = 0.0) -> None:
         self.text = text
         self.make = make
         self.after = after
@@ -110,8 +124,10 @@ def down(source: int = 0) -> Happens:
 
 
 def live(seq: int, *events: Any, source: int = 0, ts: float = 1.0, rank: int | None = 0, topic: bytes = b"") -> Happens:
-    frames = batch(seq, *events, ts=ts, rank=rank, topic=topic)
-    return Happens(f"live {seq}: {'; '.join(map(short, events))}", lambda _: BatchReceived(source, frames))
+    def make(script: Conversation) -> RelayEvent:
+        return BatchReceived(source, script.frames(seq, *events, ts=ts, rank=rank, topic=topic))
+
+    return Happens(f"live {seq}: {'; '.join(map(short, events))}", make)
 
 
 def raw(*frames: bytes, source: int = 0) -> Happens:
@@ -121,9 +137,9 @@ def raw(*frames: bytes, source: int = 0) -> Happens:
 def replayed(seq: int, *events: Any, source: int = 0, request: int | None = None) -> Happens:
     """One batch of the answer to the request asked last (or to the one named)."""
 
-    def make(script: Script) -> RelayEvent:
+    def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
-        return ReplayReceived(source, number, [b"", *batch(seq, *events)[1:]])
+        return ReplayReceived(source, number, [b"", *script.frames(seq, *events)[1:]])
 
     return Happens(f"replayed {seq}: {'; '.join(map(short, events))}", make)
 
@@ -131,11 +147,30 @@ def replayed(seq: int, *events: Any, source: int = 0, request: int | None = None
 def replay_end(source: int = 0, request: int | None = None) -> Happens:
     """The END of the answer to the request asked last."""
 
-    def make(script: Script) -> RelayEvent:
+    def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
         return ReplayReceived(source, number, [b"", END_SEQ, b""])
 
     return Happens("replay ends", make)
+
+
+def replay_aborted(source: int = 0, request: int | None = None) -> Happens:
+    """The answer to the request asked last breaks off at a frame that is too large."""
+
+    def make(script: Conversation) -> RelayEvent:
+        return ReplayAborted(source, script.requests[source] if request is None else request)
+
+    return Happens("replay breaks off", make)
+
+
+def snapshot(seq: int, *chunks: bytes, source: int = 0, request: int | None = None) -> Happens:
+    """The reply to the snapshot request made last."""
+
+    def make(script: Conversation) -> RelayEvent:
+        number = script.requests[source] if request is None else request
+        return SnapshotReceived(source, number, [seq.to_bytes(8, "big", signed=True), bytes(16), *chunks])
+
+    return Happens(f"snapshot as of {seq}", make)
 
 
 def tick(seconds: float = 0.0, wall: float = 0.0) -> Happens:
@@ -151,22 +186,33 @@ def asked_raw(*frames: bytes, output: int = 0, stream: int = 0) -> Happens:
     return Happens(f"router sends {frames}", lambda _: ReplayAsked(output, stream, list(frames)))
 
 
-# -- what the relay does -----------------------------------------------------------------------------------------------
+# -- what is done about it -----------------------------------------------------------------------------------------------
+
+
+Done = Command | Action
 
 
 class Does:
-    """An expected command."""
+    """An expected command, or action of a sequencer; it equals those that are as expected."""
 
-    def __init__(self, text: str, differs: Callable[[Command], bool]) -> None:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, text: str, differs: Callable[[Done], bool]) -> None:
         self.text = text
         self.differs = differs
+
+    def __eq__(self, other: object) -> bool:
+        return not self.differs(other)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 def publish(seq: int, *events: Any, output: int = 0, stream: int = 0, **envelope: Any) -> Does:
     """A batch of exactly these events; ``ts``, ``rank`` and ``topic`` are compared where given."""
     expected = [{k: v for k, v in event.items() if v is not None} for event in events]
 
-    def differs(command: Command) -> bool:
+    def differs(command: Done) -> bool:
         if not isinstance(command, Publish):
             return True
         ts, got, rank = unpack(command.payload)
@@ -183,21 +229,38 @@ def publish(seq: int, *events: Any, output: int = 0, stream: int = 0, **envelope
 def ask(start: int, source: int = 0) -> Does:
     return Does(
         f"ask source {source} from {start}",
-        lambda command: not (isinstance(command, RequestReplay) and (command.source, command.start) == (source, start)),
+        lambda command: (
+            command.start != start
+            if isinstance(command, Ask)
+            else not isinstance(command, RequestReplay) or (command.source, command.start) != (source, start)
+        ),
+    )
+
+
+def ask_snapshot(source: int = 0) -> Does:
+    return Does(
+        f"ask source {source} for a snapshot",
+        lambda command: (
+            not (
+                isinstance(command, AskSnapshot) or (isinstance(command, RequestSnapshot) and command.source == source)
+            )
+        ),
     )
 
 
 def cancel(source: int = 0) -> Does:
     return Does(
         f"cancel at source {source}",
-        lambda command: not (isinstance(command, CancelReplay) and command.source == source),
+        lambda command: (
+            not (isinstance(command, Stop) or (isinstance(command, CancelReplay) and command.source == source))
+        ),
     )
 
 
 def answer(*seqs: int, output: int = 0, stream: int = 0) -> Does:
     """A replay answer of exactly these batches and one END."""
 
-    def differs(command: Command) -> bool:
+    def differs(command: Done) -> bool:
         if not isinstance(command, AnswerReplay) or (command.output, command.stream) != (output, stream):
             return True
         return seqs_of(command.answer) != [*seqs, "END"]
@@ -213,7 +276,7 @@ def seqs_of(reply: Any) -> list[int | str]:
     return found
 
 
-def _say(command: Command) -> str:
+def _say(command: Done) -> str:
     if isinstance(command, Publish):
         _, events, rank = unpack(command.payload)
         said = "; ".join(short(event) if isinstance(event, dict) else repr(event) for event in events)
@@ -222,13 +285,71 @@ def _say(command: Command) -> str:
         return f"ask source {command.source} from {command.start} (request {command.request})"
     if isinstance(command, CancelReplay):
         return f"cancel at source {command.source} (request {command.request})"
-    return "answer a replay request"
+    return "answer a replay request" if isinstance(command, AnswerReplay) else str(command)
 
 
 # -- the conversation --------------------------------------------------------------------------------------------------
 
 
-class Script:
+class Conversation:
+    """What happens to a machine, and what it does about it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.requests: dict[int, int] = {}
+        """The newest request to each source."""
+        self._pending: list[Any] = []
+        self._lines: list[str] = []
+
+    def handle(self, event: RelayEvent) -> list[Any]:
+        """What the machine does about this."""
+        raise NotImplementedError
+
+    def frames(self, seq: int, *events: Any, **envelope: Any) -> list[bytes]:
+        """A batch as the publisher sends it."""
+        return batch(seq, *events, **envelope)
+
+    def __rshift__(self, happens: Happens) -> Self:
+        self._nothing_left()
+        self.now += happens.after
+        self._lines.append(f">> {happens.text}")
+        self._pending = self.handle(happens.make(self))
+        return self
+
+    def __lshift__(self, does: Does | list[Does]) -> Self:
+        for each in does if isinstance(does, list) else [does]:
+            if not self._pending:
+                self._fail(each.text, "nothing")
+            if each.differs(self._pending[0]):
+                self._fail(each.text, _say(self._pending[0]))
+            self._pending.pop(0)
+            self._lines.append(f"<< {each.text}")
+        return self
+
+    def __bool__(self) -> bool:
+        self._nothing_left()
+        return True
+
+    def after(self, *happens: Happens) -> list[Any]:
+        """All that is done about these."""
+        return [command for each in happens for command in (self >> each).whatever()]
+
+    def whatever(self) -> list[Any]:
+        """The commands not yet accounted for; now they are."""
+        commands, self._pending = self._pending, []
+        self._lines += [f"<< (not looked at) {_say(command)}" for command in commands]
+        return commands
+
+    def _nothing_left(self) -> None:
+        if self._pending:
+            self._fail("nothing", "\n           ".join(map(_say, self._pending)))
+
+    def _fail(self, expected: str, got: str) -> None:
+        said = "\n  ".join(self._lines)
+        raise AssertionError(f"the conversation so far:\n  {said}\n  expected {expected}\n  but got  {got}")
+
+
+class Script(Conversation):
     """A relay with one source and one output, unless told otherwise. Keywords are rules, settings or spec fields."""
 
     def __init__(
@@ -264,12 +385,9 @@ class Script:
                 for at, name in enumerate(profiles)
             ],
         )
-        self.now = 100.0
-        self.requests: dict[int, int] = {}
+        super().__init__()
         self.router = PlainSetRouter()
         """Fed with stream 0 of output 0."""
-        self._pending: list[Command] = []
-        self._lines: list[str] = []
 
     @property
     def source(self) -> Any:
@@ -279,43 +397,13 @@ class Script:
     def stats(self) -> SourceStats:
         return self.relay.sources[0].stats
 
-    def __rshift__(self, happens: Happens) -> Self:
-        self._nothing_left()
-        self.now += happens.after
-        self._lines.append(f">> {happens.text}")
-        self._pending = self.relay.handle(happens.make(self), self.now)
-        for command in self._pending:
-            if isinstance(command, RequestReplay):
+    def handle(self, event: RelayEvent) -> list[Any]:
+        commands = self.relay.handle(event, self.now)
+        for command in commands:
+            if isinstance(command, RequestReplay | RequestSnapshot):
                 self.requests[command.source] = command.request
             elif isinstance(command, Publish) and (command.output, command.stream) == (0, 0):
                 self.router.apply(command.seq, command.payload)
         for source in self.relay.sources:
             all_accounted_for(source)
-        return self
-
-    def __lshift__(self, does: Does) -> Self:
-        if not self._pending:
-            self._fail(does.text, "nothing")
-        if does.differs(self._pending[0]):
-            self._fail(does.text, _say(self._pending[0]))
-        self._pending.pop(0)
-        self._lines.append(f"<< {does.text}")
-        return self
-
-    def __bool__(self) -> bool:
-        self._nothing_left()
-        return True
-
-    def whatever(self) -> list[Any]:
-        """The commands not yet accounted for; now they are."""
-        commands, self._pending = self._pending, []
-        self._lines += [f"<< (not looked at) {_say(command)}" for command in commands]
         return commands
-
-    def _nothing_left(self) -> None:
-        if self._pending:
-            self._fail("nothing", "\n           ".join(map(_say, self._pending)))
-
-    def _fail(self, expected: str, got: str) -> None:
-        said = "\n  ".join(self._lines)
-        raise AssertionError(f"the conversation so far:\n  {said}\n  expected {expected}\n  but got  {got}")

@@ -1,15 +1,21 @@
-"""A checkpoint gives back what routers are not told of, too; the rest is in the random relay, which is killed."""
+"""A checkpoint by example: what it gives back, and what it refuses. The random relay, which is killed, has the rest."""
+
+import re
 
 import pytest
 
-from kvbus.core.checkpoint import Loader, dump
+from kvbus.core.checkpoint import CHUNKS_PER_RECORD, Loader, dump
+from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.relay import Relay
 from kvbus.core.wire.codec import decode_batch
-from tests.core.dsl import Script
-from tests.doubles.payloads import payload, plain_all, removed, store
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.core.write_ahead_log import StateError
+from tests.core.dsl import Script, live
+from tests.doubles.payloads import pack, payload, plain_all, removed, store
 
 
-def resumed(*batches, **rules):
-    """The normalizer of a relay that was written down behind these batches and loaded into another."""
+def restored(*batches, **rules):
+    """A script whose relay was loaded from the checkpoint of another one that took these batches."""
     first, second = Script(**rules), Script(**rules)
     for events in batches:
         first.source.normalizer.apply(decode_batch(payload(*events)))
@@ -25,15 +31,87 @@ def resumed(*batches, **rules):
     ("event", "reason"), [(store([9], 2, block_size=8), "tail"), (store([9], block_size=32), "coarse")]
 )
 def test_what_was_left_out_is_recognised_when_it_goes(event, reason):
-    script = resumed([store([1, 2])], [event, event], block_size=16)
+    script = restored([store([1, 2])], [event, event], block_size=16)
     for left in (3, 2):
         assert script.source.normalizer.apply(decode_batch(payload(removed([9])))) == []
         assert script.source.normalizer.entries == left
     assert script.stats.filtered == {reason: 2}
 
 
-def test_a_tail_that_turns_out_to_be_a_block_is_told_after_all():
+def test_a_tail_that_turns_out_to_be_a_block_is_announced_after_all():
     """Blocks of a numbered group that came one by one, beside a coarse one, until several came in one event."""
-    script = resumed([store([9], block_size=32, group=0)], [store([1], group=0)])
+    script = restored([store([9], block_size=32, group=0)], [store([1], group=0)])
     out = script.source.normalizer.apply(decode_batch(payload(store([2, 3], 1, group=0))))
     assert plain_all(out)[1:] == plain_all([store([1], group=0), store([2, 3], 1, group=0)])
+
+
+def loaded(first, second):
+    """The second script's relay, with all that the first one's holds."""
+    loader = Loader(second.relay)
+    for blob in dump(first.relay):
+        loader.feed(blob)
+    return second.source.normalizer
+
+
+def announced(normalizer):
+    return plain_all(normalizer.announce())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"block_size": 8}, {"profiles": ("dynamo",)}, {"topic": b"kv"}],
+    ids=["", "reblock", "dynamo", "topic"],
+)
+def test_blocks_are_announced_as_before(options):
+    """More chunks than fit into one record, one with a field no struct knows, one of which a block is gone."""
+    first, second = Script(**options), Script(**options)
+    first >> live(0, {**store([1, 2, 3]), "unheard_of": 7}, topic=b"engine")
+    first.whatever()
+    first >> live(1, *(store([n], n - 1) for n in range(4, CHUNKS_PER_RECORD + 10)), removed([3]), topic=b"engine")
+    first.whatever()
+    before, after = first.source.normalizer, loaded(first, second)
+    assert announced(after) == announced(before) != []
+    assert after.index.announced == before.index.announced
+    assert [stream.topic for stream in second.relay.outputs[0].streams] == [options.get("topic", b"engine")]
+    assert second.relay.outputs[0].streams[0].next_seq == 2
+
+
+def test_a_stream_keeps_its_publisher_id():
+    made = [
+        Relay([], [OutputSpec("out", PROFILES["vllm"], [None], merged=True, publisher_ids=[who * 16])])
+        for who in (b"a", b"b")
+    ]
+    loader = Loader(made[1])
+    for blob in dump(made[0]):
+        loader.feed(blob)
+    assert made[1].outputs[0].streams[0].publisher_id == b"a" * 16
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Script(ranks=(0, 1)), "it has the sources"),
+        (Script(profiles=("vllm", "dynamo")), "it has the outputs"),
+    ],
+)
+def test_the_state_of_another_configuration_is_refused(other, said):
+    head = next(iter(dump(Script().relay)))
+    with pytest.raises(StateError, match=said):
+        Loader(other.relay).feed(head)
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (["pocket lint"], "unknown record 'pocket lint'"),
+        ([], "unknown record None"),
+        (["head", {}], "record 'head': 'sources'"),
+        (["chunks", 0, False, [None, "GPU"], [[1]]], "record 'chunks': not enough values"),
+        (["table", 7, False, [None, "GPU"], []], "record 'table': list index"),
+    ],
+)
+def test_what_is_no_record_of_a_dump_is_refused(record, said):
+    loader = Loader(Script().relay)
+    with pytest.raises(StateError, match=re.escape(said)):
+        loader.feed(pack(record))
+    assert not loader.complete

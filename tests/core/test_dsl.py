@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.core.dsl import Script, live, publish
+from tests.core.dsl import Script, ask, cancel, live, publish, replay_end, replayed, up
+from tests.core.sequencing.script import SequencerScript, deliver, lost, synced
 from tests.doubles.payloads import removed, store
 
 
@@ -35,3 +36,23 @@ def test_the_envelope_is_compared_where_given(envelope):
     script = Script() >> live(0, store([1]), ts=1.0, rank=0)
     with pytest.raises(AssertionError, match="but got  publish 0"):
         script << publish(0, store([1]), **envelope)
+
+
+def test_a_sequencer_alone_speaks_the_same_words():
+    script = SequencerScript()
+    assert script >> up() << ask(0) >> replayed(0) << deliver(0)
+    assert script.after(replay_end(), live(1)) == [cancel(), synced(), *deliver(1)]
+
+
+@pytest.mark.parametrize("expected", [[], [ask(1)], [lost(1)], [synced()], deliver(0), [ask(0), ask(0)]])
+def test_what_is_done_differs_from_anything_else(expected):
+    script = SequencerScript()
+    assert script.after(up()) != expected
+
+
+def test_a_different_action_fails_with_the_conversation():
+    script = SequencerScript() >> up()
+    with pytest.raises(
+        AssertionError, match=r"(?s)>> up 0.*expected ask source 0 from 7.*got  Ask\(request=1, start=0\)"
+    ):
+        script << ask(7)

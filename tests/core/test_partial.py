@@ -151,7 +151,7 @@ class TestWhatIsSaid:
     def test_a_tier_that_comes_up_after_all(self):
         script = older_than_kvbus().hear(live(101, cleared()), live(102, store([2], medium=HOST)), tick(1, WALL + 1))
         reason, before, heals = self.said(script)
-        assert reason == "a tier that came up after a reset of the cache may hold more than was told"
+        assert reason == "a tier that came up after a reset of the cache may hold more than was announced"
         assert before is None
         assert "says nothing of its other tiers" in heals
 

@@ -16,16 +16,14 @@ from kvbus.cli import main
 from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
-from kvbus.core.normalizing import block_size as granularity
+from kvbus.core.normalizing import block_size
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing import fingerprints, sequencer
-from kvbus.core.sequencing import replay_requests as questions
-from kvbus.core.sequencing import unverified as doubts
+from kvbus.core.sequencing import fingerprints, replay_requests, sequencer, unverified
 from kvbus.core.sequencing.settings import Settings, State
 from kvbus.core.source import SourceSpec
 from kvbus.core.types import MEDIA, Filtered, Reason
@@ -182,7 +180,7 @@ class TestArchitecture:
         assert len(told) >= 5
         told += re.findall(r"`([A-Z_]+)` \((\d+)\)", "".join(page.read_text() for page in DECISIONS))
         for name, value in told:
-            modules = (sequencer, questions, doubts, fingerprints, granularity, marks)
+            modules = (sequencer, replay_requests, unverified, fingerprints, block_size, marks)
             assert {getattr(m, name) for m in modules if hasattr(m, name)} == {int(value)}, name
 
     def test_modules_named_in_the_code_map_exist(self):

@@ -15,13 +15,17 @@ ROOT = Path(kvbus.__file__).parent
 RETIRED = {
     "doubts": "unverified batches",
     "express": "fast path",
+    "granularity": "block sizes",
     "horizon": "log end",
     "inlets": "source sockets",
     "intake": "admission",
+    "life": "epoch",
     "outlets": "outputs",
     "owed": "backfill pending",
     "patience": "timeout",
+    "recut": "reblocked",
     "suspects": "stale batches",
+    "tip": "last delivered",
     "withdrawn": "expired",
 }
 
@@ -55,6 +59,8 @@ def test_no_name_has_a_retired_word() -> None:
     assert found == set()
 
 
-@pytest.mark.parametrize("name", ["_doubts", "Inlets", "SUSPECTS", "keep_suspect", "live_horizon", "withExpress"])
+@pytest.mark.parametrize(
+    "name", ["_doubts", "Inlets", "SUSPECTS", "keep_suspect", "live_horizon", "withExpress", "first_of_life"]
+)
 def test_a_retired_word_is_found_however_it_is_spelled(name: str) -> None:
     assert retired(name)

@@ -13,6 +13,6 @@ Engines with a truth: there are two, because they answer different questions.
   same cache as a process. Load generators (``tests.bench``) and publishers of a few batches need no truth.
 
 What both sides say is in :mod:`~tests.doubles.payloads`; what holds of every source at every moment in
-:mod:`~tests.doubles.accounting`. The words for a whole relay are in :mod:`tests.core.dsl`, those for a sequencer in
-:mod:`tests.core.sequencing.line`.
+:mod:`~tests.doubles.accounting`. The words of a conversation with a whole relay are in :mod:`tests.core.dsl`;
+:mod:`tests.core.sequencing.script` speaks them with a sequencer alone.
 """

@@ -165,7 +165,7 @@ def test_as_a_set_where_copies_are_not_counted(history, kind):
 @given(HISTORIES)
 def test_an_engine_whose_clear_is_of_every_tier(history):
     bench, model, name = Bench(), Model(clears_all=True), Naming("signed")
-    bench.feed(cleared(), first_of_life=True)
+    bench.feed(cleared(), first_of_epoch=True)
     for events in play(model, name, history, groups=False):
         bench.feed(*events)
         assert set(bench.router.blocks) == named(model, name)
@@ -185,7 +185,7 @@ def cache_of(bench):
 @given(HISTORIES, KINDS, st.booleans())
 def test_the_short_way_leads_where_the_long_way_does(history, kind, terse):
     """One stream through both; its block size is proven first, because the short way takes nothing before that."""
-    benches, name = [Bench(), Bench(short=False)], Naming(kind)
+    benches, name = [Bench(), Bench(fast=False)], Naming(kind)
     proof = [[(what, group, "GPU", n)] for group in (None, 0, 1) for what, n in [("store", [0, 1]), ("evict", 2)] * 7]
     for events in play(Model(), name, proof + history):
         sent = [

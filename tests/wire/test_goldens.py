@@ -45,7 +45,7 @@ class Played:
             for message in life:
                 batch = well_formed(message.payload)
                 assert isinstance(batch, Batch)
-                events = self.normalizer.apply(batch, first_of_life=message.seq == 0)
+                events = self.normalizer.apply(batch, first_of_epoch=message.seq == 0)
                 if events:
                     body = encode(PROFILES[profile].wire, events, batch.ts, batch.rank or 0)
                     self.router.apply(seq, body)

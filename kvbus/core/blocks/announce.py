@@ -1,4 +1,4 @@
-"""Chunks of the index, said as events: what a router is told of blocks it does not know yet."""
+"""Chunks of the index as events: how blocks are announced to a router that does not know them yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvbus.core.wire.codec import AnyEvent, encode_value, with_extras
 from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 
 MOST_BLOCKS: Final = 4096
-"""Blocks of one batch that kvbus puts together: there are routers that refuse more."""
+"""Most blocks of a batch that kvbus puts together: there are routers that refuse more."""
 
 
 def announce(index: Index) -> Iterator[AnyEvent]:
@@ -34,11 +34,11 @@ def slices(index: Index, size: int) -> Iterator[list[AnyEvent]]:
         start = first
         while start < end:
             stop = min(end, start + room, start + MAX_RUN)
-            if chunk.out is None:
+            if chunk.derived is None:
                 events += stores_of(index, chunk, start, stop)
             else:
                 tokens = tokens or chunk.token_list()
-                events.append(_pieces_store(chunk, start, stop, tokens))
+                events.append(_sub_block_store(chunk, start, stop, tokens))
             room -= stop - start
             start = stop
             if not room:
@@ -49,16 +49,16 @@ def slices(index: Index, size: int) -> Iterator[list[AnyEvent]]:
 
 
 def _runs(index: Index) -> Iterator[tuple[Chunk, int, int]]:
-    """Runs ``[first, end)`` of the live blocks of each chunk, or of the live pieces of one that is re-cut."""
-    told: set[tuple[TableKey, Hash]] = set()
+    """Runs ``[first, end)`` of the live blocks of each chunk, or of the live sub-blocks of one that is reblocked."""
+    announced: set[tuple[TableKey, Hash]] = set()
     for key, chunk, a, b in index.snapshot():
-        if chunk.out is None:
+        if chunk.derived is None:
             yield chunk, a, b
             continue
-        out, pieces = chunk.reblocked()
-        # two nodes may cover one page: it has one name, and is said once
-        fresh = [at for at in range(a * pieces, b * pieces) if (key, out[at]) not in told]
-        told.update((key, out[at]) for at in fresh)
+        derived, per_block = chunk.reblocked()
+        # two nodes may cover one page: it has one name, and is announced once
+        fresh = [at for at in range(a * per_block, b * per_block) if (key, derived[at]) not in announced]
+        announced.update((key, derived[at]) for at in fresh)
         yield from ((chunk, *run) for run in _consecutive(fresh))
 
 
@@ -75,19 +75,19 @@ def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
 
 
 def reblocked_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
-    """Stores of the derived pieces at these positions of a re-cut chunk: one per run, more where a run is long."""
+    """Stores of the sub-blocks at these positions of a reblocked chunk: one per run, more where a run is long."""
     tokens = chunk.token_list() if positions else []
     for first, end in _consecutive(positions):
         for start in range(first, end, MAX_RUN):
-            yield _pieces_store(chunk, start, min(end, start + MAX_RUN), tokens)
+            yield _sub_block_store(chunk, start, min(end, start + MAX_RUN), tokens)
 
 
-def _pieces_store(chunk: Chunk, a: int, b: int, tokens: list[Any]) -> AnyEvent:
-    """One store of pieces ``[a, b)`` of a re-cut chunk, whose tokens these are."""
-    out, pieces = chunk.reblocked()
-    base = chunk.block_size // pieces
-    parent = out[a - 1] if a else chunk.out_parent
-    return _as_event(chunk, out[a:b], parent, encode_value(tokens[a * base : b * base]), base, None)
+def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[Any]) -> AnyEvent:
+    """One store of sub-blocks ``[a, b)`` of a reblocked chunk, whose tokens these are."""
+    derived, per_block = chunk.reblocked()
+    base = chunk.block_size // per_block
+    parent = derived[a - 1] if a else chunk.out_parent
+    return _as_event(chunk, derived[a:b], parent, encode_value(tokens[a * base : b * base]), base, None)
 
 
 def _consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
@@ -116,14 +116,14 @@ def group_of(chunk: Chunk) -> int | None:
 
 
 def out_parent(index: Index, group: int | None, parent: Hash | None) -> Hash | None:
-    """The name a router knows an engine's block by: the last piece of it where it was re-cut."""
+    """The hash by which routers know an engine's block: that of its last sub-block where it was reblocked."""
     if parent is None:
         return None
     holder = index.find(group, parent)
-    if holder is None or holder.out is None:
+    if holder is None or holder.derived is None:
         return parent
-    out, pieces = holder.reblocked()
-    return out[(holder.hashes.index(parent) + 1) * pieces - 1]
+    derived, per_block = holder.reblocked()
+    return derived[(holder.hashes.index(parent) + 1) * per_block - 1]
 
 
 def _as_event(

@@ -1,8 +1,8 @@
 """The live blocks of one source: what its engine's cache holds at this moment.
 
-Blocks that came in one event share one :class:`Chunk`, so a block costs a dictionary entry, its hash and its tokens'
-own bytes. Keys are ``(group_idx, medium)`` and then the hash: the same hash lives in several groups with different
-block sizes (vLLM 0.20 and later), and on several media at once.
+Blocks that came in one event share one :class:`Chunk`. So a block costs a dictionary entry, its hash and the bytes of
+its tokens. Keys are ``(group_idx, medium)`` and then the hash: the same hash is in several groups with different block
+sizes (vLLM 0.20 and later), and on several media at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ TableKey = tuple[int | None, str]
 """Group and medium key."""
 
 MAX_RUN: Final = 512
-"""Blocks of one event that stay together: to find one of them costs as many comparisons, to remove all the square.
-Events that kvbus puts together hold as many at most, too."""
+"""Most blocks of one chunk, and of an event that kvbus puts together. To find a block in a chunk costs as many
+comparisons as the chunk has blocks, to remove them all costs the square."""
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False):
@@ -44,19 +44,19 @@ class Meta(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rest(msgspec.Struct, gc=False):
-    """What few chunks have: ``extras`` are fields no struct knows, ``out`` and ``out_parent`` see :class:`Chunk`."""
+    """What few chunks have: ``extras`` are fields no struct knows; :class:`Chunk` explains the others."""
 
     extras: dict[str, bytes] | None = None
-    out: list[Hash] | None = None
+    derived: list[Hash] | None = None
     out_parent: Hash | None = None
 
 
 class Chunk(msgspec.Struct, gc=False):
     """The blocks of one store. ``tokens`` is one msgpack array of ``len(hashes) * block_size`` items.
 
-    ``out`` holds the derived hashes, ``block_size // base`` for each block, where the blocks leave re-cut; None where
-    they leave as they came. ``out_parent`` is what routers know the parent of the first piece by (re-cut chunks only).
-    Six fields: one more would be 16 bytes more for every store of a million.
+    ``derived`` holds the derived hashes of a reblocked chunk, ``block_size // base`` for each block. It is None where
+    blocks leave as they came. ``out_parent`` is the hash by which routers know the parent of the first sub-block
+    (reblocked chunks only). There are six fields: one more would cost 16 bytes for every store of a million.
     """
 
     hashes: tuple[Hash, ...]
@@ -77,28 +77,28 @@ class Chunk(msgspec.Struct, gc=False):
         return None if self.rest is None else self.rest.extras
 
     @property
-    def out(self) -> list[Hash] | None:
-        """Derived hashes."""
-        return None if self.rest is None else self.rest.out
+    def derived(self) -> list[Hash] | None:
+        """The derived hashes, None where blocks leave as they came."""
+        return None if self.rest is None else self.rest.derived
 
     @property
     def out_parent(self) -> Hash | None:
-        """The piece before the first one."""
+        """The hash of the sub-block before the first one."""
         return None if self.rest is None else self.rest.out_parent
 
-    def reblock_into(self, out: list[Hash] | None, out_parent: Hash | None) -> None:
+    def reblock_into(self, derived: list[Hash] | None, out_parent: Hash | None) -> None:
         """Blocks leave under these derived hashes from now on; None: as they came."""
-        if out is not None or self.rest is not None:
-            self.rest = Rest(self.extras, out, out_parent)
+        if derived is not None or self.rest is not None:
+            self.rest = Rest(self.extras, derived, out_parent)
 
     def parent_of(self, i: int) -> Hash | None:
         """The engine's hash of the block before block ``i``."""
         return self.hashes[i - 1] if i else self.parent
 
     def reblocked(self) -> tuple[list[Hash], int]:
-        """The derived hashes of a re-cut chunk, and how many of them make one of the engine's blocks."""
-        out = self.out or []
-        return out, len(out) // len(self.hashes)
+        """The derived hashes of a reblocked chunk, and how many of them make one of the engine's blocks."""
+        derived = self.derived or []
+        return derived, len(derived) // len(self.hashes)
 
     def token_list(self) -> list[Any]:
         """All tokens, decoded anew each time."""
@@ -115,33 +115,33 @@ class Chunk(msgspec.Struct, gc=False):
 class Table:
     """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
 
-    __slots__ = ("__weakref__", "_layers", "blocks", "copies", "pieces", "refs")
+    __slots__ = ("__weakref__", "_overlay", "blocks", "copies", "refs", "sub_blocks")
 
     def __init__(self, copied_below: int = SMALL) -> None:
         base: dict[Hash, Chunk] = {}
         self.blocks: MutableMapping[Hash, Chunk] = base
-        self._layers = Overlay(base, copied_below)
+        self._overlay = Overlay(base, copied_below)
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
-        """How many live pieces leave under one derived hash (re-cut chunks only)."""
-        self.pieces = 0
-        """In a cut, which has no ``refs``: how many derived hashes there are."""
+        """How many live sub-blocks leave under one derived hash (reblocked chunks only)."""
+        self.sub_blocks = 0
+        """In a frozen copy, which has no ``refs``: how many derived hashes there are."""
 
     @property
     def announced(self) -> int:
-        """Live blocks as routers count them: of a table that leaves re-cut its pieces, each name once."""
-        return len(self.refs) or self.pieces or len(self.blocks)
+        """Live blocks as routers count them: of a reblocked table the sub-blocks, each hash once."""
+        return len(self.refs) or self.sub_blocks or len(self.blocks)
 
-    def hold(self, cut: Table) -> tuple[MutableMapping[Hash, Chunk], MutableMapping[Hash, Chunk]]:
-        """The blocks as they are now, for a cut, and what to change from now on."""
-        return self._layers.hold(self.blocks, cut)
+    def freeze(self, frozen: Table) -> tuple[MutableMapping[Hash, Chunk], MutableMapping[Hash, Chunk]]:
+        """The blocks as they are now, for a frozen table, and the mapping to change from now on."""
+        return self._overlay.freeze(self.blocks, frozen)
 
-    def settle(self) -> None:
-        """Go back to one plain dictionary, if no cut needs it as it was."""
-        self.blocks = self._layers.settle(self.blocks)
+    def merge_overlay(self) -> None:
+        """Go back to one plain dictionary, if nobody reads a frozen copy any more."""
+        self.blocks = self._overlay.merge(self.blocks)
 
     def add(self, block: Hash, chunk: Chunk, copies: int, *, count: bool) -> None:
-        """Hold a block, and so many copies beyond it if they ``count``; one that is held already is a copy, too."""
+        """Add a block, and so many copies beyond it if they ``count``. A block that is there already is a copy, too."""
         if block in self.blocks:
             copies += 1
         else:
@@ -150,7 +150,7 @@ class Table:
             self.copies[block] = self.copies.get(block, 0) + copies
 
     def remove(self, block: Hash) -> Chunk | None:
-        """Take one copy away; the chunk if that was the last one, None if copies are left (or none was known)."""
+        """Take one copy away. The chunk if it was the last one; None if copies are left, or none was known."""
         copies = self.copies
         if copies and (left := copies.get(block)) is not None:
             if left == 1:
@@ -168,7 +168,7 @@ class Index:
     """All tables of one source.
 
     Args:
-        copied_below: tables of fewer blocks are copied for a cut, larger ones are held still.
+        copied_below: tables of fewer blocks are copied for a state snapshot, larger ones are frozen.
     """
 
     def __init__(self, copied_below: int = SMALL) -> None:
@@ -248,19 +248,19 @@ class Index:
             self._metas.clear()
         return self._metas.setdefault(meta, meta)
 
-    def settle(self) -> None:
-        """Cuts may have gone: see :meth:`Table.settle`."""
+    def merge_overlays(self) -> None:
+        """Put changes back into the plain dictionaries: see :meth:`Table.merge_overlay`."""
         for table in self.tables.values():
-            table.settle()
+            table.merge_overlay()
 
     def copy(self) -> Index:
-        """A cut: the same live blocks, whatever becomes of this index. Shares chunks, and large dictionaries."""
-        cut = Index()
+        """A frozen copy: the same live blocks, whatever becomes of this index. It shares chunks and large tables."""
+        frozen = Index()
         for key, table in self.tables.items():
-            kept = cut.table(*key)
-            kept.blocks, table.blocks = table.hold(kept)
-            kept.pieces = len(table.refs)
-        return cut
+            kept = frozen.table(*key)
+            kept.blocks, table.blocks = table.freeze(kept)
+            kept.sub_blocks = len(table.refs)
+        return frozen
 
     def snapshot(self) -> Iterator[tuple[TableKey, Chunk, int, int]]:
         """Every live run ``(table, chunk, first, last + 1)``: device first, one medium at a time, parents first."""
@@ -273,13 +273,13 @@ def _table_order(key: TableKey) -> tuple[bool, str, int]:
 
 
 def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, int, int]]:
-    pieces: dict[Hash, tuple[Chunk, int]] = {}
-    """By derived hash: the re-cut chunk and its block that a piece belongs to."""
-    for chunk in set_of_chunks(table) if table.pieces or table.refs else ():
-        if chunk.out is not None:
-            out, per_block = chunk.reblocked()
-            pieces.update((name, (chunk, at // per_block)) for at, name in enumerate(out))
-    # nothing here is tracked by the collector of cycles: a pass over it would stop the stream
+    sub_blocks: dict[Hash, tuple[Chunk, int]] = {}
+    """By derived hash: the reblocked chunk, and its block that the sub-block is part of."""
+    for chunk in set_of_chunks(table) if table.sub_blocks or table.refs else ():
+        if chunk.derived is not None:
+            derived, per_block = chunk.reblocked()
+            sub_blocks.update((name, (chunk, at // per_block)) for at, name in enumerate(derived))
+    # the garbage collector tracks nothing of this: a pass over it would stop the stream
     runs: dict[int, tuple[tuple[int, int], ...]] = {}
     whole: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = {}
 
@@ -292,8 +292,8 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
 
     def run_before(chunk: Chunk, first: int) -> tuple[Chunk, int, int] | None:
         """The live run that holds the parent of this run."""
-        if chunk.out is not None and first == 0 and chunk.out_parent is not None:
-            holder, at = pieces.get(chunk.out_parent, (None, 0))
+        if chunk.derived is not None and first == 0 and chunk.out_parent is not None:
+            holder, at = sub_blocks.get(chunk.out_parent, (None, 0))
         else:
             parent = chunk.parent_of(first)
             holder = table.blocks.get(parent) if parent is not None else None
@@ -307,9 +307,9 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
         for a, b in runs_of(chunk):
             path: list[tuple[Chunk, int, int]] = []
             walk: tuple[Chunk, int, int] | None = (chunk, a, b)
-            # up to the first ancestor already announced; marked on the way, so that a cycle of parents ends too
-            while walk is not None and (mark := id(walk[0]) << 32 | walk[1]) not in done:
-                done.add(mark)
+            # up to the first ancestor that was taken already; noted on the way, so that a cycle of parents ends too
+            while walk is not None and (run_id := id(walk[0]) << 32 | walk[1]) not in done:
+                done.add(run_id)
                 path.append(walk)
                 walk = run_before(walk[0], walk[1])
             yield from ((key, *run) for run in reversed(path))

@@ -1,7 +1,7 @@
-"""A large dictionary that can be held still while it goes on changing, without being copied.
+"""A copy-on-write overlay: a large dictionary is frozen for a reader while it goes on changing, without being copied.
 
-Copying a million entries stops the stream for some 20 ms. So whoever needs them as they are now is given the
-dictionary itself, and changes go to a layer on top until nobody needs it any more; then they are put into it.
+Copying a million entries stops the stream for some 20 ms. So whoever needs them as they are now gets the dictionary
+itself, and changes go to a layer on top. When nobody needs it any more, the layers are merged into it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 SMALL: Final = 150_000
-"""Entries that are copied all the same: it takes a millisecond or two, and a layer costs the traffic above it more."""
+"""Fewer entries are copied all the same: it takes a millisecond or two, and a layer costs its traffic more."""
 
 MAX_LAYERS: Final = 4
-"""Overlay on top of each other; one more is a copy."""
+"""Layers on top of each other; where one more would be needed, the entries are copied."""
 
 
 class Layer(MutableMapping[K, V]):
-    """The changes made since ``below`` was held still."""
+    """The changes made since ``below`` was frozen."""
 
     __slots__ = ("_below", "_gone", "_length", "_new")
 
@@ -29,7 +29,7 @@ class Layer(MutableMapping[K, V]):
         self._below = below
         self._new: dict[K, V] = {}
         self._gone: set[K] = set()
-        """Keys of ``below`` that are not to be seen: removed, or in ``_new`` with another value."""
+        """Keys of ``below`` that are hidden: removed, or in ``_new`` with another value."""
         self._length = len(below)
 
     def __getitem__(self, key: K) -> V:
@@ -74,7 +74,7 @@ class Layer(MutableMapping[K, V]):
 
 
 class Overlay(Generic[K, V]):
-    """What is held still, by whom, and what is on top.
+    """What is frozen, for whom, and the layers on top.
 
     Args:
         base: the dictionary.
@@ -89,8 +89,8 @@ class Overlay(Generic[K, V]):
         self._layers: list[Layer[K, V]] = []
         self._holders: list[ref[object]] = []
 
-    def hold(self, top: MutableMapping[K, V], holder: object) -> tuple[MutableMapping[K, V], MutableMapping[K, V]]:
-        """What ``holder`` may read for as long as it lives, and what is to be changed from now on."""
+    def freeze(self, top: MutableMapping[K, V], holder: object) -> tuple[MutableMapping[K, V], MutableMapping[K, V]]:
+        """What ``holder`` may read as long as it exists, and the mapping to change from now on."""
         if len(top) < self._copied_below or len(self._layers) == MAX_LAYERS:
             return dict(top), top
         layer = Layer(top)
@@ -98,8 +98,8 @@ class Overlay(Generic[K, V]):
         self._holders.append(ref(holder))
         return top, layer
 
-    def settle(self, top: MutableMapping[K, V]) -> MutableMapping[K, V]:
-        """What is to be changed from now on: the dictionary itself, once nobody needs it as it was."""
+    def merge(self, top: MutableMapping[K, V]) -> MutableMapping[K, V]:
+        """The mapping to change from now on: the dictionary itself, once no holder exists any more."""
         if not self._layers or any(holder() is not None for holder in self._holders):
             return top
         for layer in self._layers:

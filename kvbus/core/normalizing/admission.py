@@ -1,4 +1,4 @@
-"""The first half of normalization: which events of a batch may be applied at all."""
+"""The first half of normalizing: which events of a batch may be applied at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = Store | BlockRemoved | AllBlocksCleared
 
 
 class Admission:
-    """Checks each event of one source and counts what is wrong with it; state is only what the checks learn.
+    """Checks each event of one source and counts what is wrong with it. Its only state is what the checks learn.
 
     Args:
         groups: ``prefix`` leaves out groups whose kind carries no prefixes.
@@ -51,7 +51,7 @@ class Admission:
                 if store is not None:
                     if batch.extras is not None:
                         store.extras = batch.extras.get(position)
-                    steps.extend(pieces(store))
+                    steps.extend(split_long(store))
             elif isinstance(event, BlockRemoved):
                 stats.removed += 1
                 medium = check_removed(event)
@@ -88,8 +88,8 @@ class Admission:
             return None
         return store
 
-    def plain(self, kind: type, stores: int, removals: int) -> bool:
-        """Count the events of a batch that keep every rule; False if its kind of hash is not what the stream speaks."""
+    def count_plain(self, kind: type, stores: int, removals: int) -> bool:
+        """Count the events of a batch that keeps every rule; False if its kind of hash is not the stream's."""
         kinds = self._kinds
         if stores and kinds[kind] + 1 < kinds[bytes if kind is int else int]:
             return False
@@ -108,14 +108,14 @@ class Admission:
         self.no_prefix, self._known = set(no_prefix), set(known)
 
     def _right_kind(self, block: Hash) -> bool:
-        """Whether the hash is of the kind this stream speaks; the majority decides, so an odd event changes nothing."""
+        """Whether the hash is of this stream's kind. The majority decides, so an odd event changes nothing."""
         kinds = self._kinds
         mine, other = (int, bytes) if isinstance(block, int) else (bytes, int)
         kinds[mine] += 1
         return kinds[mine] >= kinds[other]
 
 
-def pieces(store: Store) -> list[Store]:
+def split_long(store: Store) -> list[Store]:
     """A store of more than :data:`MAX_RUN` blocks as several that follow one another."""
     event = store.event
     hashes, size = event.block_hashes, event.block_size
@@ -127,22 +127,22 @@ def pieces(store: Store) -> list[Store]:
     for at in range(0, len(hashes), MAX_RUN):
         end = at + MAX_RUN
         tokens = store.tokens[at * size : end * size]
-        piece = structs.replace(
+        part = structs.replace(
             event,
             block_hashes=hashes[at:end],
             parent_block_hash=hashes[at - 1] if at else event.parent_block_hash,
             token_ids=encode_value(tokens),
         )
         if each:
-            piece.extra_keys = encode_value(keys[at:end])
-        out.append(Store(piece, tokens, store.medium, store.group, store.extras))
+            part.extra_keys = encode_value(keys[at:end])
+        out.append(Store(part, tokens, store.medium, store.group, store.extras))
     return out
 
 
 def complete(store: Store, find: Callable[[int | None, Hash], Chunk | None]) -> bool:
-    """Give a tokenless store (an offloaded block of vLLM's) the tokens its hashes have on another medium.
+    """Give a store without tokens (an offloaded block of vLLM's) those that its hashes have on another medium.
 
-    False if they are not all known, with one block size.
+    False if not all of them are known, with one block size.
     """
     event = store.event
     tokens: list[Any] = []

@@ -2,19 +2,20 @@
 
 Most engines announce blocks of one size. Three kinds do not, and the wire does not say which kind it is:
 
-* *coarse only*: one size, a multiple of the size the operator pinned; every block is cut;
-* *variable* (SGLang before fixed pages): one hash for a whole radix node, ``block_size == len(token_ids)``; every event
-  is cut, with derived hashes;
-* *two granularities* (hybrid models): the same tokens announced at a fine and at a coarse size; the fine stream is the
+* *coarse only*: there is one size, a multiple of the size the operator pinned; every block is reblocked;
+* *variable* (SGLang before fixed pages): a whole radix node has one hash, ``block_size == len(token_ids)``; every event
+  is reblocked;
+* *two sizes* (hybrid models): the same tokens are announced at a fine and at a coarse size; the fine stream is the
   truth and the coarse one is left out.
 
-They are told apart by one fact: an engine with real blocks sooner or later puts several of them into one event, a
-radix node never carries more than one hash. What was learned too late is put right by announcing the group again;
-what has proven itself is not overturned by one odd event: that one is rejected.
+One fact distinguishes them: an engine with real blocks sooner or later puts several of them into one event, and a
+radix node never carries more than one hash. If the size is learned too late, the group is announced again. Once a size
+has proven itself, one odd event does not overturn it: that event is rejected.
 
-Beside them there are *tails* (vLLM with partial cache hits): the last tokens of a prompt, one block smaller than those
-of its group. They are left out, and teach nothing once the group's size is known or pinned. Engines that send them
-number their groups, and have no radix nodes: in such a group the largest of several single blocks is a whole one.
+Beside them there are *tail blocks* (vLLM with partial cache hits): the last tokens of a prompt, in one block smaller
+than those of its group. They are left out, and teach nothing once the group's size is known or pinned. Engines that
+send them number their groups and have no radix nodes: in such a group the largest of several single blocks is a whole
+one.
 """
 
 from __future__ import annotations
@@ -40,28 +41,37 @@ SETTLE_EVENTS: Final = 32
 """Single-block stores after which a stream counts as proven: a radix tree shows two node lengths long before that."""
 
 YOUNG: Final = 4
-"""Stores of a proven size before which one multi-block store of a finer size overrules it at once."""
+"""Up to so many stores of a proven size, one multi-block store of a finer size overrules it at once."""
 
 RELEARN_EVENTS: Final = 16
-"""Multi-block stores of another size that overrule a proven one after that: of a finer size in all, of a larger one in
-a row, with none of the proven size between (an odd event came first). Fewer are taken for what they look like."""
+"""After that, so many multi-block stores of another size overrule the proven one: of a finer size in all, of a larger
+one in a row, with none of the proven size between (then an odd event came first). Fewer are taken at face value."""
 
 
 class BlockSizeDetector(msgspec.Struct):
     """The sizes seen in one group, and what follows from them. ``pinned`` is the operator's ``block_size``."""
 
+    # What is known from the start.
     pinned: int | None = None
     numbered: bool = False
     """The engine gives the group a number: it is no engine of radix nodes, and may announce tails."""
+
+    # From events of several blocks.
     proven: int = 0
     """The block size, once an event has held several blocks of it."""
     support: int = 0
+    """Stores of the proven size, counted no further than they matter (:data:`YOUNG`)."""
     finer: dict[int, int] = {}
     larger: dict[int, int] = {}
+    """Stores of other sizes since, by size."""
+
+    # From events of one block.
     seen: int = 0
+    """Stores that came before a size was proven, counted no further than :data:`SETTLE_EVENTS`."""
     single: int = 0
     """The size of blocks that came one by one: the smallest, in a numbered group the largest."""
     divisor: int = 0
+    """The greatest common divisor of these sizes."""
     variable: bool = False
     """Events are whole radix nodes: two sizes, and never several blocks in one event."""
 

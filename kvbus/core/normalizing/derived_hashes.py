@@ -1,8 +1,8 @@
-"""Derived block hashes: names for the fixed-size pieces of an event that named only the whole.
+"""Derived hashes: names for the fixed-size sub-blocks of an event that named only the whole.
 
-``derived(i) = blake2b(parent || salt || tokens)``, chained from the piece before, so that equal prefixes get equal
-names whatever the engine cut them into, on every kvbus, in every run. Eight bytes read as an unsigned 64-bit integer
-where the engine's hashes are integers, 32 bytes where they are bytes.
+``derived(i) = blake2b(parent || salt || tokens)``, where the parent is the sub-block before. So equal prefixes get
+equal names whatever blocks the engine makes of them, on every kvbus, in every run. A derived hash has eight bytes, read
+as an unsigned 64-bit integer, where the engine's hashes are integers, and 32 bytes where they are bytes.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def derive(parent: Hash | None, tokens: Sequence[Any], salt: bytes, *, as_bytes: bool) -> Hash:
-    """The hash of one piece behind ``parent``. ``salt`` is what else tells equal tokens apart (LoRA, cache salt)."""
+    """The hash of one sub-block behind ``parent``. ``salt`` separates equal tokens (LoRA, cache salt)."""
     size = 32 if as_bytes else 8
     digest = hashlib.blake2b(_encode((parent, salt, tokens)), digest_size=size, person=b"kvbus.block.v1").digest()
     return digest if as_bytes else int.from_bytes(digest, "big")
 
 
 def derive_chunk(chunk: Chunk, base: int, parent_out: Hash | None) -> list[Hash]:
-    """Derived hashes of all pieces of a chunk, in order. ``parent_out`` is the piece before the first."""
+    """Derived hashes of all sub-blocks of a chunk, in order. ``parent_out`` is the sub-block before the first."""
     meta = chunk.meta
     keys = decode_value(chunk.extra_keys) if chunk.extra_keys is not None else None
     tokens = chunk.token_list()
     as_bytes = isinstance(chunk.hashes[0], bytes)
-    out: list[Hash] = []
+    derived: list[Hash] = []
     previous = parent_out
     for at in range(0, len(tokens), base):
         block = at // chunk.block_size
         key = keys[block] if isinstance(keys, list) and block < len(keys) else None
         salt = _encode((meta.lora_id, meta.lora_name, meta.cache_salt, key))
         previous = derive(previous, tokens[at : at + base], salt, as_bytes=as_bytes)
-        out.append(previous)
-    return out
+        derived.append(previous)
+    return derived

@@ -1,13 +1,13 @@
-"""The short way through normalization, for batches that already are what a router may rely on.
+"""The fast path through normalizing, for batches that already are what a router may rely on.
 
 Nearly all traffic is of this kind: stores of new blocks behind known parents, in the one block size of their group, and
-removals of known blocks, leaf first. Such a batch is applied to the index event by event, without a word of it being
-changed, and its payload can be sent on as it came. Every rule of ``admission``, ``validate`` and ``normalizer`` is
-checked here too, in the cheapest form it has; whatever is not plainly in order is undone and left to them, so that this
-module has no rule of its own.
+removals of known blocks, leaf first. Such a batch is applied to the index event by event and not changed, and its
+payload can be sent on as it came. Every rule of ``admission``, ``validate`` and ``normalizer`` is checked here too, in
+the cheapest form it has. Whatever is not plainly in order is undone and left to them, so this module has no rule of its
+own.
 
-Whether a batch goes this way follows from the batch and the state alone, never from what is cached here: a restart that
-handles the log again comes to the same bytes.
+Whether a batch takes the fast path follows from the batch and the state alone, never from what is cached here. So a
+restart that handles the log again comes to the same bytes.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from kvbus.core.wire.schema import PlainBatch, PlainRemoved, PlainStored
 
 _TOKEN: Final = rb"(?:\xcd..|\xce....|[\x00-\x7f]|\xcc.)"
 _tokens: Final = re.compile(rb"(?:" + _TOKEN * 4 + rb")*+" + _TOKEN + rb"*+", re.DOTALL).fullmatch
-"""Unsigned 32-bit integers in their shortest form, one behind the other: three times as fast as decoding them."""
+"""Matches unsigned 32-bit integers in their shortest form, one after the other: three times as fast as decoding."""
 
 Taken = tuple[PlainBatch[Any], bool]
 """A batch that was applied, and whether its payload may be sent on as it is: no field is missing that kvbus sends."""
 
 Undo = tuple[MutableMapping[Hash, Chunk], Hash, Chunk]
-"""Where a block was removed from, its hash, and what is to be put back."""
+"""The table a block was removed from, its hash, and the chunk to put back."""
 
 Counted = tuple[dict[Hash, int], Hash, int]
-"""Where a copy was counted, of which block, and by how much."""
+"""The table's copies, the block of which one was counted, and by how much."""
 
 _MAX_SHAPES: Final = 4096
 
 
 class _Shape:
-    """Where stores of one spelling go: everything about them that does not change from one to the next."""
+    """What stores of one spelling have in common: where they go, and all that does not change between them."""
 
-    __slots__ = ("group", "heads", "meta", "several", "table", "whole")
+    __slots__ = ("complete", "group", "heads", "meta", "several", "table")
 
     def __init__(self, table: Table, group: int | None, meta: Meta) -> None:
         self.table = table
         self.group = group
         self.meta = meta
         self.several = False
-        """Whether events of several blocks may pass; the first one of a stream has something to teach."""
-        self.whole = False
+        """Whether events of several blocks may take the fast path; the first one teaches the block size."""
+        self.complete = False
         """Every field that kvbus always sends is there."""
         self.heads: dict[int, bytes] = {}
-        """How the token array of so many blocks begins."""
+        """The array header of the tokens, by number of blocks."""
 
     def head(self, blocks: int) -> bytes:
         """The msgpack array header of the tokens of so many blocks."""
@@ -101,33 +101,42 @@ class FastPath:
         prefix_only: bool,
         count_copies: bool,
     ) -> None:
+        # Shared with the slow path.
         self._index = index
         self._block_sizes = block_sizes
         self._admission = admission
         self._left_out = left_out
+        self._stats = stats
+
+        # The operator's choices.
         self._max_blocks = max_blocks
         self._prefix_only = prefix_only
         self._count_copies = count_copies
-        self._stats = stats
+
         self.bytes_hashes = False
         """The kind of hash in the last batch taken."""
+
+        # What is cached; :meth:`forget` empties it.
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
+        """By the spelling of a store."""
         self._room = 0
+        """Blocks that still fit into the index at least."""
+
+        # ``extra_keys`` that say nothing, as they came last: kept once for all blocks that have them.
         self._usual_raw: Any = None
         self._usual_keys = b""
-        """``extra_keys`` that say nothing, as they came last: kept once for all blocks that have them."""
 
     def forget(self) -> None:
-        """What tables there are, how full they are, or what is known of block sizes has changed."""
+        """Empty the caches: the tables, how full they are, or the known block sizes have changed."""
         self._shapes.clear()
         self._room = 0
 
     def take(self, payload: bytes) -> Taken | None:
-        """Apply a batch; None, and nothing has changed, if it has to go the long way."""
+        """Apply a batch; None, and nothing has changed, if it has to take the slow path."""
         batch = decode_plain(payload, bytes_first=self.bytes_hashes)
         if batch is None or not isfinite(batch.ts):
             return None
-        shapes, whole = self._shapes, True
+        shapes, unchanged = self._shapes, True
         undo: list[Undo] = []
         copies: list[Counted] = []
         gone: set[Hash] = set()
@@ -197,20 +206,20 @@ class FastPath:
                     break
             if gone:
                 gone = set()
-            if not shape.whole:
-                whole = False
+            if not shape.complete:
+                unchanged = False
                 _complete(event)
             added += count
             stores += 1
             done += 1
         if done and done == len(batch.events) and self._fits(added):
             self.bytes_hashes = bytes_hashes
-            if self._admission.plain(bytes if bytes_hashes else int, stores, done - stores):
+            if self._admission.count_plain(bytes if bytes_hashes else int, stores, done - stores):
                 if copies:
-                    whole = False
+                    unchanged = False
                     batch.events = [event for event in batch.events if event.block_hashes]  # type: ignore[union-attr]
                     self._stats.filtered[Filtered.COPY] += len(copies)
-                return batch, whole
+                return batch, unchanged
         self._undo(batch, done, undo, copies)
         return None
 
@@ -222,7 +231,7 @@ class FastPath:
         return self._room >= 0
 
     def _copy(self, event: PlainStored[Any], tokens: bytes, shape: _Shape, copies: list[Counted]) -> bool:
-        """Count an event whose blocks are all live, with the same tokens; it leaves nothing to be told."""
+        """Count an event whose blocks are all live, with the same tokens; nothing of it is announced."""
         blocks, hashes = shape.table.blocks, event.block_hashes
         held = blocks[hashes[0]]
         if held.hashes == hashes:
@@ -271,7 +280,7 @@ class FastPath:
             else:
                 meta = chunk.meta
                 if chunk.rest is not None or meta.medium != medium or meta.group_idx != group:
-                    return False  # re-cut, or spelled otherwise than when it was stored
+                    return False  # reblocked, or spelled otherwise than when it was stored
                 before, at = chunk, chunk.hashes.index(block)
             if gone and (chunk.hashes[at - 1] if at else chunk.parent) in gone:
                 return False
@@ -310,7 +319,7 @@ class FastPath:
         return keys
 
     def _shape(self, spelling: tuple[Any, ...], event: PlainStored[Any]) -> _Shape | None:
-        """The shape of an event whose spelling was not seen before; None if it has to go the long way."""
+        """The shape of an event whose spelling was not seen before; None if it has to take the slow path."""
         group, kind, size = _group(event.group_idx), event.kv_cache_spec_kind, event.block_size
         if self._prefix_only and isinstance(kind, str) and kind not in PREFIX_KINDS:
             return None
@@ -328,7 +337,7 @@ class FastPath:
             self._shapes.clear()
         shape = self._shapes[spelling] = _Shape(table, group, meta)
         shape.several = block_sizes.proven == size
-        shape.whole = UNSET not in (event.lora_id, event.medium, event.lora_name)
+        shape.complete = UNSET not in (event.lora_id, event.medium, event.lora_name)
         return shape
 
 
@@ -341,7 +350,7 @@ def _or_none(value: Any) -> Any:
 
 
 def _complete(event: PlainStored[Any]) -> None:
-    """Fields that were not sent, as kvbus sends them."""
+    """Fill in the fields that were not sent, as kvbus sends them."""
     event.lora_id = _or_none(event.lora_id)
     event.medium = _or_none(event.medium)
     event.lora_name = _or_none(event.lora_name)

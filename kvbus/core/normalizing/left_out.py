@@ -1,8 +1,8 @@
-"""Blocks that routers are not told of, remembered so that their removals are recognised.
+"""Blocks that are not announced to routers, remembered so that their removals are recognised.
 
-*Coarse* ones repeat what a finer stream says; of them the number of copies is enough. *Tails* are the ends of prompts
-that do not fill a block: vLLM announces them before the block is full, and removes them when it is. They are kept
-whole: if the group's blocks turn out to be of their size, routers have to be told of them after all.
+*Coarse* blocks repeat what a finer stream says; of them the number of copies is enough. *Tail blocks* are the ends of
+prompts that do not fill a block: vLLM announces them before the block is full, and removes them when it is. They are
+kept whole: if the group's blocks turn out to be of their size, they have to be announced after all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LeftOut:
         return self.tails.media_names | {medium for _, medium, _ in self.coarse}
 
     def store_coarse(self, key: TableKey, hashes: list[Hash]) -> None:
-        """An event of coarse blocks."""
+        """Remember an event of coarse blocks."""
         self._stats.filtered[Filtered.COARSE] += 1
         for block in hashes:
             self.add_coarse(key, block, 1)
@@ -53,12 +53,12 @@ class LeftOut:
         self.coarse[where] = self.coarse.get(where, 0) + copies
 
     def store_tail(self, key: TableKey, block: Hash, chunk: Chunk, copies: int = 0) -> None:
-        """An event of one tail, or one that is known already, with so many copies beyond the first."""
+        """Remember a tail, or one more copy of it, with so many copies beyond."""
         self._stats.filtered[Filtered.TAIL] += 1
         self.tails.table(*key).add(block, chunk, copies, count=self._count_copies)
 
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
-        """Take over the blocks of the index that routers are not told of any more."""
+        """Take over the blocks of the index that are not announced any more."""
         for block, chunk in list(table.blocks.items()):
             treatment = treatment_of(key[0], chunk)
             if treatment is not Treatment.NATIVE and treatment is not Treatment.REBLOCK:
@@ -100,7 +100,7 @@ class LeftOut:
         return True
 
     def remove_tail(self, key: TableKey, block: Hash) -> bool:
-        """Forget one copy of a tail; False if there is none. Without a group it is the only group's that has it."""
+        """Forget one copy of a tail; False if there is none. Without a group, the only group that has it is meant."""
         table = self.tails.tables.get(key)
         if table is None or block not in table.blocks:
             holders = self.tails.tables_with(key[1], block) if key[0] is None else []

@@ -1,8 +1,8 @@
-"""What an engine says, turned into what a router may rely on.
+"""From what an engine announces to what a router may rely on.
 
-In: decoded batches of one source, in order. Out: events in which every store carries whole blocks of one size, a block
-is stored once and removed once however many copies the engine keeps, parents come before children and leaves go before
-their parents, and media have names routers know. What is left out, or cannot be, is counted with a reason.
+In: decoded batches of one source, in order. Out: events in which every store carries whole blocks of one size. A block
+is stored once and removed once, however many copies the engine keeps. Parents come before children, and leaves go
+before their parents. Media have names that routers know. What is left out, or cannot be, is counted with a reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class Normalizer:
-    """Validation, copies, granularity and the index of one source's current epoch.
+    """Validation, copies, block sizes and the index of one source's current epoch.
 
     Args:
         rules: the operator's choices.
@@ -57,23 +57,36 @@ class Normalizer:
         self._begin()
 
     def _begin(self) -> None:
+        # What was learned of the stream.
         self._block_sizes: dict[int | None, BlockSizeDetector] = {}
-        self._left_out = LeftOut(self.stats, count_copies=self.rules.duplicates == "count")
+        """By group."""
         self._admission = Admission(self.rules.groups, self.stats)
         self._clears_all_tiers = False
-        self.emptied = False
-        """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
-        self._presumed = False
-        """An unknown beginning was taken for over at a clear, because no tier but the device had been spoken of."""
         self._spoken: set[str | None] = set()
         """Media as events have named them, so that each is looked up once."""
         self._media: set[str] = set()
         """Media the epoch has spoken of, beside those that the index has tables of."""
+
+        # What the engine holds beside the index, and what is certain of it.
+        self._left_out = LeftOut(self.stats, count_copies=self.rules.duplicates == "count")
+        self.emptied = False
+        """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
+        self._presumed = False
+        """A clear was taken for one of everything, because no tier but the device had been spoken of.
+
+        With that the epoch's unknown beginning was over.
+        """
+
+        # The batch under way.
         self._out: list[AnyEvent] = []
+        """The events that leave."""
         self._gone: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
-        self._ghosts: dict[tuple[int | None, Hash], Chunk] = {}
-        """Blocks this batch removed: an offload in the same batch may still speak of them."""
-        self._recut_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
+        """Blocks whose removal has not left yet, with parent and chunk."""
+        self._reblocked_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
+        """Sub-blocks whose removal leaves at the end of the batch, unless they are stored again."""
+        self._just_removed: dict[tuple[int | None, Hash], Chunk] = {}
+        """Blocks this batch has removed: an offload in the same batch may still name them."""
+
         self._begin_fast_path()
 
     def _begin_fast_path(self) -> None:
@@ -88,13 +101,13 @@ class Normalizer:
             count_copies=self.rules.duplicates == "count",
         )
 
-    def reset(self, *, same_life: bool = False) -> None:
-        """Nothing is known of the cache any more; in the same life, what was learned of the stream stays."""
+    def reset(self, *, same_epoch: bool = False) -> None:
+        """Nothing is known of the cache any more. In the same epoch, what was learned of the stream stays."""
         learned = (self._block_sizes, self._admission, self._clears_all_tiers, self.media, self._presumed)
         self.index.clear()
         self._refused.clear()
         self._begin()
-        if same_life:
+        if same_epoch:
             self._block_sizes, self._admission, self._clears_all_tiers, self._media, self._presumed = learned
             self._begin_fast_path()
 
@@ -106,9 +119,9 @@ class Normalizer:
     @property
     def block_size(self) -> int | None:
         """Tokens per block of the first prefix-carrying group, once known."""
-        for granularity in self._block_sizes.values():
-            if granularity.base:
-                return granularity.base
+        for detector in self._block_sizes.values():
+            if detector.base:
+                return detector.base
         return self.rules.block_size
 
     @property
@@ -125,35 +138,32 @@ class Normalizer:
         return self._clears_all_tiers or self.media <= {DEVICE_MEDIUM}
 
     def take_for_empty(self) -> bool:
-        """:attr:`emptied` ends an epoch's unknown beginning; whether that is certain."""
+        """Take the unknown beginning of an epoch for over, at :attr:`emptied`; whether that is certain."""
         self._presumed = not self._clears_all_tiers
         return self._clears_all_tiers
 
     @property
     def tiers_unknown(self) -> bool:
-        """A tier has come up after all, since the clear that was taken for one of everything.
-
-        What it held at that clear is not known.
-        """
+        """A tier has come up after the clear that was taken for one of everything: nobody knows what it held then."""
         return self._presumed and not self.clear_empties
 
     def clears_every_tier(self) -> None:
-        """The engine's AllBlocksCleared speaks of every tier; from its stream alone that may not be known."""
+        """The engine's AllBlocksCleared speaks of every tier. Its stream alone may not show that."""
         self._clears_all_tiers = True
 
     def fast_path(self, payload: bytes) -> Taken | None:
         """Take in a batch that needs no change; None, with nothing changed, if it is for :meth:`apply`."""
         return None if self._left_out.coarse else self._fast_path.take(payload)
 
-    def apply(self, batch: Batch, *, first_of_life: bool = False) -> list[AnyEvent]:
+    def apply(self, batch: Batch, *, first_of_epoch: bool = False) -> list[AnyEvent]:
         """Take in one batch; the events that leave.
 
         Args:
             batch: decoded, its rejects not yet counted.
-            first_of_life: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
+            first_of_epoch: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
                 clear resets every tier; vLLM's speaks of the GPU pool alone).
         """
-        if first_of_life and batch.events and isinstance(batch.events[0], AllBlocksCleared):
+        if first_of_epoch and batch.events and isinstance(batch.events[0], AllBlocksCleared):
             self._clears_all_tiers = True
         self._fast_path.forget()
         self.emptied = False
@@ -176,14 +186,14 @@ class Normalizer:
                 at = end
                 continue
             if isinstance(step, AllBlocksCleared):
-                self._clear(again=clears > 0)
+                self._clear(second=clears > 0)
                 clears += 1
             else:
                 self._remove(step)
             at += 1
         self._flush_reblocked()
         self._flush_removals()
-        self._ghosts.clear()
+        self._just_removed.clear()
         out, self._out = self._out, []
         return out
 
@@ -228,36 +238,39 @@ class Normalizer:
         """The tails that are left out, as an index of their own."""
         return self._left_out.tails
 
-    def settle(self) -> None:
-        """Cuts of the index may have gone: see :meth:`kvbus.core.blocks.index.Table.settle`."""
-        self.index.settle()
-        self.tails.settle()
+    def merge_overlays(self) -> None:
+        """Frozen copies of the index may have gone: see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""
+        self.index.merge_overlays()
+        self.tails.merge_overlays()
 
     def announce(self) -> Iterable[AnyEvent]:
-        """The live set, said from nothing; see :func:`kvbus.core.blocks.announce.announce`."""
+        """The stores that build the live set from nothing; see :func:`kvbus.core.blocks.announce.announce`."""
         return announce(self.index)
 
-    # -- granularity -----------------------------------------------------------------------------------------------
+    # -- block sizes -----------------------------------------------------------------------------------------------
 
     def _observe(self, steps: list[Step]) -> bool:
-        """Learn block sizes from the whole batch before any of it is applied; True if the past must be re-told."""
+        """Learn block sizes from the whole batch, before any of it is applied.
+
+        True if blocks announced before would now be treated differently.
+        """
         changed = False
         for step in steps:
             if not isinstance(step, Store) or not step.tokens:
                 continue
-            granularity = self._block_sizes.get(step.group)
-            if granularity is None:
-                granularity = BlockSizeDetector(self.rules.block_size, numbered=step.group is not None)
-                self._block_sizes[step.group] = granularity
+            detector = self._block_sizes.get(step.group)
+            if detector is None:
+                detector = BlockSizeDetector(self.rules.block_size, numbered=step.group is not None)
+                self._block_sizes[step.group] = detector
             size, blocks = step.event.block_size, len(step.event.block_hashes)
-            changed |= granularity.observe(size, blocks)
+            changed |= detector.observe(size, blocks)
         return changed and (len(self.index) > 0 or len(self.tails) > 0)
 
     def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
         return self._block_sizes[group].treatment(chunk.block_size, len(chunk.hashes))
 
     def _rebuild(self) -> None:
-        """Block sizes turned out different from what was assumed: say everything again in the right ones."""
+        """Block sizes turned out different from what was assumed: announce everything again in the right ones."""
         self.stats.rebuilds += 1
         for key, table in self.index.tables.items():
             table.refs.clear()
@@ -267,7 +280,7 @@ class Normalizer:
         self._left_out.give_back(self.index, self._treatment)
         for key, chunk, a, b in self.index.snapshot():
             if self._treatment(key[0], chunk) is Treatment.REBLOCK:
-                if chunk.out is None:
+                if chunk.derived is None:
                     self._reblocked(chunk, key[0], self._block_sizes[key[0]].base)
                 self._reference(key, chunk, a, b)
         self._out.append(AllBlocksCleared())
@@ -280,7 +293,7 @@ class Normalizer:
     # -- stores ----------------------------------------------------------------------------------------------------
 
     def _store_run(self, run: list[Store]) -> None:
-        """Consecutive stores; one whose parent comes later in the run waits for it."""
+        """Apply consecutive stores. One whose parent comes later in the run waits for it."""
         if len(run) == 1:
             self._store(run[0])
             return
@@ -314,9 +327,9 @@ class Normalizer:
         if not store.tokens and not complete(store, self._known):
             self.stats.filtered[Filtered.TOKENLESS] += 1
             return
-        granularity = self._block_sizes[store.group]
+        detector = self._block_sizes[store.group]
         hashes = event.block_hashes
-        treatment = granularity.treatment(event.block_size, len(hashes))
+        treatment = detector.treatment(event.block_size, len(hashes))
         if treatment is Treatment.REJECT:
             self.stats.rejected[Reason.BLOCK_SIZE] += 1
             return
@@ -335,7 +348,7 @@ class Normalizer:
             return
         chunk = self._chunk_of(store)
         if treatment is Treatment.REBLOCK:
-            self._reblocked(chunk, store.group, granularity.base)
+            self._reblocked(chunk, store.group, detector.base)
         if fresh:
             table.blocks.update(dict.fromkeys(hashes, chunk))
             if treatment is Treatment.NATIVE:
@@ -371,7 +384,7 @@ class Normalizer:
             self._left_out.store_coarse(key, hashes)
 
     def _known(self, group: int | None, block: Hash) -> Chunk | None:
-        return self.index.find(group, block) or self._ghosts.get((group, block))
+        return self.index.find(group, block) or self._just_removed.get((group, block))
 
     def _parent_ok(self, store: Store, parent: Hash, table: Table) -> bool:
         if parent in store.event.block_hashes and parent not in table.blocks:
@@ -387,7 +400,7 @@ class Normalizer:
         return True
 
     def _store_copies(self, store: Store, table: Table, chunk: Chunk) -> None:
-        """A store of which some blocks are live already: those are copies, the rest leaves as one store per run."""
+        """Apply a store of which some blocks are live: those are copies, the others leave as one store per run."""
         size = chunk.block_size
         key = (store.group, store.medium)
         first_new = None
@@ -414,7 +427,7 @@ class Normalizer:
         self._announce_new(key, chunk, a, b)
 
     def _announce_new(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
-        if chunk.out is None:
+        if chunk.derived is None:
             stores = list(stores_of(self.index, chunk, a, b))
         else:
             stores = list(reblocked_stores(chunk, self._reference(key, chunk, a, b)))
@@ -423,18 +436,18 @@ class Normalizer:
             self._out.extend(stores)
 
     def _reference(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
-        """Count the derived pieces of blocks ``[a, b)``; the positions of those routers do not have.
+        """Count the sub-blocks of blocks ``[a, b)``. Returns the positions of those that routers do not have.
 
-        A piece that went earlier in the same batch (a radix node was split: removed, and stored again as two) has not
-        left yet, and stays: to a router with a tree the removal of an inner block would cost all that hangs on it.
+        A sub-block that was removed earlier in the same batch (a radix node was split: removed, and stored again as
+        two) has not left yet, and stays: a router with a tree would lose all that hangs on a removed inner block.
         """
         refs = self.index.table(*key).refs
-        out, pieces = chunk.reblocked()
+        derived, per_block = chunk.reblocked()
         fresh = []
-        for at in range(a * pieces, b * pieces):
-            count = refs.get(out[at], 0)
-            refs[out[at]] = count + 1
-            if not count and self._recut_gone.pop((key, out[at]), None) is None:
+        for at in range(a * per_block, b * per_block):
+            count = refs.get(derived[at], 0)
+            refs[derived[at]] = count + 1
+            if not count and self._reblocked_gone.pop((key, derived[at]), None) is None:
                 fresh.append(at)
         return fresh
 
@@ -464,26 +477,26 @@ class Normalizer:
             self.stats.filtered[Filtered.COPY] += 1
             return
         at = chunk.hashes.index(block)
-        self._ghosts[group, block] = chunk
-        if chunk.out is None:
+        self._just_removed[group, block] = chunk
+        if chunk.derived is None:
             self._gone.setdefault(key, {})[block] = (chunk.parent_of(at), chunk)
             return
-        out, pieces = chunk.reblocked()
-        for i in range(at * pieces, (at + 1) * pieces):
-            name = out[i]
+        derived, per_block = chunk.reblocked()
+        for i in range(at * per_block, (at + 1) * per_block):
+            name = derived[i]
             table.refs[name] -= 1
             if not table.refs[name]:
                 del table.refs[name]
-                self._recut_gone[key, name] = (out[i - 1] if i else chunk.out_parent, chunk)
+                self._reblocked_gone[key, name] = (derived[i - 1] if i else chunk.out_parent, chunk)
 
     def _flush_reblocked(self) -> None:
-        """End of a batch: pieces that were not stored again leave."""
-        for (key, name), gone in self._recut_gone.items():
+        """The batch ends: sub-blocks that were not stored again leave."""
+        for (key, name), gone in self._reblocked_gone.items():
             self._gone.setdefault(key, {})[name] = gone
-        self._recut_gone.clear()
+        self._reblocked_gone.clear()
 
     def _flush_removals(self) -> None:
-        """The removals since the last store leave, leaves first: one event for each run of one spelling, or several."""
+        """Let the removals since the last store leave, leaves first: an event (or several) per run of one spelling."""
         for gone in self._gone.values():
             order = leaf_first([(block, parent) for block, (parent, _) in gone.items()])
             for (medium, group), run in groupby(order, key=lambda block: _spelling(gone[block][1])):
@@ -492,18 +505,18 @@ class Normalizer:
                     self._out.append(BlockRemoved(named[at : at + MAX_RUN], medium, group))
         self._gone.clear()
 
-    def _clear(self, *, again: bool) -> None:
+    def _clear(self, *, second: bool) -> None:
         """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
 
-        vLLM resets what its pool has moved to other tiers by a second clear in the same batch (``again``). Where other
-        tiers stay live a clear leaves as removals, because routers understand AllBlocksCleared as all.
+        vLLM resets what its pool has moved to other tiers by a ``second`` clear in the same batch. Where other tiers
+        stay live, a clear leaves as removals, because routers understand AllBlocksCleared as everything.
         """
-        self.emptied = again or self.clear_empties
+        self.emptied = second or self.clear_empties
         self._media = self.media
         survive = {
             medium
             for medium in self.index.media_names | self._left_out.media | self._refused
-            if not self._clears_all_tiers and (medium == DEVICE_MEDIUM) == again
+            if not self._clears_all_tiers and (medium == DEVICE_MEDIUM) == second
         }
         self._left_out.keep(survive)
         self._refused &= survive
@@ -515,7 +528,7 @@ class Normalizer:
                         self._remove_one(group, medium, block)
             return
         self._gone.clear()  # the clear says that, too
-        self._recut_gone.clear()
+        self._reblocked_gone.clear()
         self.index.clear()
         if not (self._out and isinstance(self._out[-1], AllBlocksCleared)):
             self._out.append(AllBlocksCleared())

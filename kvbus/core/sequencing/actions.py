@@ -1,4 +1,4 @@
-"""What a sequencer decides: the next batch, a new life, a loss, a question."""
+"""What a sequencer decides: the next batch, a new epoch, a loss, a request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Deliver(msgspec.Struct):
-    """The next batch, in order. ``seq`` 0 opens a life, ``fingerprint`` is the payload's fingerprint."""
+    """The next batch, in order. ``seq`` 0 opens an epoch, ``fingerprint`` is the payload's."""
 
     seq: int
     payload: bytes
@@ -14,7 +14,7 @@ class Deliver(msgspec.Struct):
 
 
 class NewEpoch(msgspec.Struct):
-    """The publisher is in a new life: nothing of the old one is true any more."""
+    """The publisher is in a new epoch: nothing of the old one is true any more."""
 
 
 class Lost(msgspec.Struct):
@@ -24,7 +24,7 @@ class Lost(msgspec.Struct):
 
 
 class Synced(msgspec.Struct):
-    """What was missed while the connection was away, or ever before, is in: what follows is live."""
+    """Everything missed while the connection was away, or before it, was delivered: what follows is live."""
 
 
 class Ask(msgspec.Struct):

@@ -1,8 +1,8 @@
-"""How far back the state of one life reaches, and whether more of it may still be had.
+"""How far back the history of one epoch reaches, and whether more of it may still be had.
 
-Batches are given up when the publisher has none of them any more, and also when it does not answer. The second says
-nothing about its buffer: a publisher that was stuck for some seconds has everything. So it is owed the question again,
-from the beginning, until it answers; only a first batch from before what is known is worth beginning anew for.
+Batches are given up when the publisher has none of them any more, and also when it does not answer. Silence proves
+nothing about its replay buffer: a publisher that was stuck for some seconds still has everything. So it is asked again,
+from the beginning, until it answers. If its buffer begins before what is known, the epoch is read from there again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any, Final
 MAX_BACKOFF: Final = 8
 
 NOTHING: Final = 2**63
-"""``first`` of a life of which nothing is known: no number is as high."""
+"""``first`` of an epoch of which nothing is known: no number is as high."""
 
 
 class Backfill:
-    """``first`` is the number from which on nothing is missing in what was delivered.
+    """Knows what is missing at the beginning, and when to ask for it again.
+
+    ``first`` is the number from which on nothing is missing in what was delivered.
 
     Args:
-        pause: seconds before the question is asked again, doubled up to :data:`MAX_BACKOFF` times.
+        pause: seconds before the next request. It doubles with each, up to :data:`MAX_BACKOFF` times as much.
     """
 
     __slots__ = ("_after", "_factor", "_pause", "_silent", "first", "pending")
@@ -34,16 +36,16 @@ class Backfill:
         """Something was given up without an answer: the publisher may still have it."""
 
     def request_finished(self, *, answered: bool) -> None:
-        """A question is over; whether its answer had an end."""
+        """A request is over; ``answered`` if its answer had an end."""
         self._silent = not answered
 
     def begins(self, seq: int) -> None:
-        """What came before ``seq`` is not known."""
+        """Nothing is known of what came before ``seq``."""
         self.first = seq
         self.pending = self.pending or (self._silent and seq > 0)
 
     def nothing_known(self) -> None:
-        """Nothing is known, and nobody has answered."""
+        """Nothing is known of the epoch, and nobody has answered."""
         self.first = NOTHING
         self.pending = True
 
@@ -56,7 +58,7 @@ class Backfill:
         return True
 
     def answered(self, first: int | None) -> bool:
-        """The publisher's buffer begins at ``first`` (None: it is empty); whether that is more than is known."""
+        """The publisher's buffer begins at ``first`` (None: it is empty); whether it holds more than is known."""
         self.pending = False
         return first is not None and first < self.first
 

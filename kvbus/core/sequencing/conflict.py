@@ -1,8 +1,8 @@
-"""Two publishers on one endpoint: lives that follow one another on a standing connection.
+"""Two publishers on one endpoint: epochs that follow one another on a standing connection.
 
-An engine that restarts drops its connection. Where new lives begin without that, several publishers are behind the
-endpoint, and nothing on the wire tells their batches apart. Each change of life costs routers a clear and the engine a
-replay of everything, so it is stopped: for a pause nothing is taken in, and then it is tried again.
+An engine that restarts drops its connection. If new epochs begin without that, several publishers are behind the
+endpoint, and nothing on the wire tells their batches apart. Each new epoch costs routers a clear and the engine a
+replay of everything. So kvbus takes nothing in for a pause, and then tries again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-LIVES: Final = 4
-"""New lives on one connection, within :data:`WINDOW`, that are taken for restarts behind a proxy."""
+MAX_EPOCHS: Final = 4
+"""New epochs on one connection, within :data:`WINDOW` seconds, that are taken for restarts behind a proxy."""
 
 WINDOW: Final = 10.0
 FIRST_PAUSE: Final = 5.0
@@ -19,20 +19,20 @@ MAX_PAUSE: Final = 60.0
 
 
 class Conflict:
-    """Counts lives and says when to pause; times in seconds on any monotonic clock."""
+    """Counts epochs and says when to pause; times in seconds on any monotonic clock."""
 
     __slots__ = ("_begun", "_ended", "_pause", "until")
 
     def __init__(self) -> None:
         self.until: float | None = None
         """When the pause ends, None while there is none."""
-        self._begun: deque[float] = deque(maxlen=LIVES)
+        self._begun: deque[float] = deque(maxlen=MAX_EPOCHS)
         self._pause = FIRST_PAUSE
         self._ended = float("-inf")
 
     def epoch_began(self, now: float) -> bool:
-        """A new life begins; True if that makes too many, and a pause has begun."""
-        if len(self._begun) == LIVES and now - self._begun[0] < WINDOW:
+        """A new epoch begins. Returns whether that makes too many; then a pause has begun."""
+        if len(self._begun) == MAX_EPOCHS and now - self._begun[0] < WINDOW:
             if now - self._ended > MAX_PAUSE:
                 self._pause = FIRST_PAUSE
             self.until = now + self._pause
@@ -51,6 +51,6 @@ class Conflict:
         return True
 
     def reconnected(self) -> None:
-        """The connection is another one: what follows on it is not held against it."""
+        """The connection is a new one: epochs on the old one do not count any more."""
         self.until = None
         self._begun.clear()

@@ -1,4 +1,4 @@
-"""Marks of the newest batches: late copies are told from a new life's batches by content, not by number."""
+"""Fingerprints of the newest batches: content, not number, tells a late copy from a batch of a new epoch."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any, Final
 from zlib import crc32
 
 RING: Final = 1024
-"""Batches back to which this works without asking the publisher."""
+"""How many batches back this works without asking the publisher."""
 
 
 def fingerprint(payload: bytes) -> int:
-    """Length and CRC-32 of a payload: the same in every process, because it outlives this one (``state_dir``)."""
+    """Length and CRC-32 of a payload. It is the same in every process, because it outlives this one (``state_dir``)."""
     return len(payload) << 32 | crc32(payload)
 
 
-def length(mark: int) -> int:
-    """Of the payload with this fingerprint."""
-    return mark >> 32
+def length(known: int) -> int:
+    """The length of the payload that has this fingerprint."""
+    return known >> 32
 
 
 class Fingerprints:
-    """:func:`fingerprint` of the last :data:`RING` batches delivered, and of batch 0 for as long as the life lasts."""
+    """:func:`fingerprint` of the last :data:`RING` batches delivered, and of batch 0 as long as the epoch lasts."""
 
     __slots__ = ("_first", "_ring")
 
@@ -29,12 +29,12 @@ class Fingerprints:
         self._first: int | None = None
 
     def add(self, seq: int, payload: bytes) -> int:
-        """Batch ``seq`` was delivered; it is the newest one now. Its fingerprint."""
-        mark = fingerprint(payload)
-        self._ring[seq % RING] = mark
+        """Batch ``seq`` was delivered, and is the newest one now. Returns its fingerprint."""
+        known = fingerprint(payload)
+        self._ring[seq % RING] = known
         if seq == 0:
-            self._first = mark
-        return mark
+            self._first = known
+        return known
 
     def skip(self, first: int, end: int) -> None:
         """Batches ``[first, end)`` were lost."""
@@ -42,7 +42,7 @@ class Fingerprints:
             self._ring[seq % RING] = None
 
     def learn(self, seq: int, payload: bytes, following: int) -> None:
-        """Batch ``seq``, told by a snapshot or given up before, has been seen after all."""
+        """Batch ``seq``, which a snapshot has covered or which was given up, has been seen after all."""
         if following - RING <= seq < following and not self._knows(seq):
             self.add(seq, payload)
 
@@ -55,15 +55,15 @@ class Fingerprints:
             following: the number after the newest one delivered.
         """
         recent = following - RING <= seq < following
-        mark = self._first if seq == 0 else self._ring[seq % RING] if recent else None
-        return None if mark is None else mark == fingerprint(payload)
+        known = self._first if seq == 0 else self._ring[seq % RING] if recent else None
+        return None if known is None else known == fingerprint(payload)
 
     def newest(self, following: int) -> int:
-        """The highest number below ``following`` whose batch is known by its mark, -1 if none is."""
+        """The highest number below ``following`` whose fingerprint is known, -1 if none is."""
         return next((seq for seq in range(following - 1, max(following - RING, 0) - 1, -1) if self._knows(seq)), -1)
 
     def run_to(self, last: int, most: int) -> int:
-        """Where the run of batches that ends at ``last`` begins, each known by its mark; ``most`` of them at most."""
+        """Where the run of known fingerprints that ends at ``last`` begins; ``most`` of them at most."""
         start = last
         while start > 0 and last - start + 1 < min(most, RING) and self._knows(start - 1):
             start -= 1

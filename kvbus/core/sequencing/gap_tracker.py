@@ -1,13 +1,13 @@
-"""The numbers of one life: what was delivered, what is held back, what is missing, and the account of it.
+"""The numbers of one epoch: what was delivered, what is held back, what is missing, and the account of it.
 
-Three marks::
+Three positions::
 
     next      the batch to be delivered next; everything before it was delivered, or lost
     log_end   one past the highest batch known to exist; what is missing lies in [next, log_end)
     live_end  one past the highest batch the live stream has shown
 
-Once ``synced``, every hole is accounted for: ``missing == recovered + lost + pending``, and ``pending`` is how many
-numbers in [next, log_end) are not held.
+Once ``synced``, every hole is accounted for: ``missing == recovered + lost + pending``. ``pending`` is how many numbers
+in [next, log_end) are not held.
 """
 
 from __future__ import annotations
@@ -21,24 +21,28 @@ from kvbus.core.stats import SourceStats
 
 
 class GapTracker:
-    """Puts one life's batches in order; what is next leaves as :class:`Deliver`.
+    """Puts one epoch's batches in order. The next batch leaves as :class:`Deliver`.
 
     Args:
         held: where batches wait, empty.
-        stats: where the account is kept; it goes on over lives.
+        stats: where the account is kept; it goes on over epochs.
         actions: where decisions go.
     """
 
     __slots__ = ("_actions", "_stats", "fingerprints", "held", "live_end", "log_end", "next", "synced")
 
     def __init__(self, held: ReorderBuffer, stats: SourceStats, actions: deque[Action]) -> None:
+        # Positions, see above.
         self.next = 0
         self.log_end = 0
         self.live_end = 0
         self.synced = False
-        """The history is in (or cannot be had): from here on every hole is missing."""
+        """The history was delivered (or cannot be had): from here on every hole is missing."""
+
+        # Batches that wait, and what is known of those delivered.
         self.held = held
         self.fingerprints = Fingerprints()
+
         self._stats = stats
         self._actions = actions
 
@@ -53,12 +57,15 @@ class GapTracker:
         return 0 < self.live_end <= self.next and not self.held
 
     def accept_next(self, seq: int, payload: bytes) -> int:
-        """The next batch, by the live stream, with nothing known to be missing; whoever calls delivers it. Its mark."""
+        """Take the next batch of the live stream, with nothing known to be missing; returns its fingerprint.
+
+        Whoever calls delivers it.
+        """
         self.next = self.log_end = self.live_end = seq + 1
         return self.fingerprints.add(seq, payload)
 
     def live_in_order(self, seq: int, payload: bytes) -> None:
-        """The next batch, by the live stream, with nothing held."""
+        """Take the next batch of the live stream, with nothing held."""
         end = seq + 1
         if seq >= self.log_end:
             self.log_end = end
@@ -68,19 +75,19 @@ class GapTracker:
         self._deliver(seq, payload)
 
     def live_later(self, seq: int, payload: bytes) -> None:
-        """A batch of the live stream whose turn may not have come."""
-        self._hold(seq, payload, found=False)
+        """Take a batch of the live stream whose turn may not have come."""
+        self._keep(seq, payload, found=False)
         self.live_end = max(self.live_end, seq + 1)
 
     def replayed(self, seq: int, payload: bytes) -> None:
-        """A batch of a replay, neither delivered nor held so far."""
+        """Take a batch of a replay, neither delivered nor held so far."""
         if seq == self.next and not self.held:
             if self.synced:
                 self._count_found(seq)
             self.log_end = max(self.log_end, seq + 1)
             self._deliver(seq, payload)
         else:
-            self._hold(seq, payload, found=True)
+            self._keep(seq, payload, found=True)
             self.drain()
 
     def drain(self) -> None:
@@ -90,12 +97,12 @@ class GapTracker:
             self._deliver(self.next, payload)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
-        mark = self.fingerprints.add(seq, payload)
+        fingerprint = self.fingerprints.add(seq, payload)
         self.next = seq + 1
-        self._actions.append(Deliver(seq, payload, mark))
+        self._actions.append(Deliver(seq, payload, fingerprint))
 
-    def _hold(self, seq: int, payload: bytes, *, found: bool) -> None:
-        """Keep a batch until its turn. Over a limit the newest are let go: they are missing, and will be asked for."""
+    def _keep(self, seq: int, payload: bytes, *, found: bool) -> None:
+        """Keep a batch until its turn. Over a limit drop the newest ones: they are missing, and are asked for."""
         stats, held = self._stats, self.held
         if self.synced:
             if found:
@@ -114,15 +121,15 @@ class GapTracker:
         held.add(seq, payload)
 
     def _count_found(self, seq: int) -> None:
-        """A replayed batch was missing: known to be (a gap), or only now (the tail of an idle stream)."""
+        """Count a replayed batch as recovered: one of a gap, or one from the tail of an idle stream."""
         if seq >= self.log_end:
             self._stats.missing += seq + 1 - self.log_end
         self._stats.recovered += 1
 
     def contest(self, seq: int, payload: bytes) -> bool:
-        """Another batch has come under a number that is held: if it says something else, a replay has to decide.
+        """Another batch has come under a number that is held. If its content differs, a replay has to decide.
 
-        True: it does, and what is held from there on was let go.
+        Returns whether it differs; then everything held from there on was dropped.
         """
         if self.held.get(seq) == payload:
             return False
@@ -132,7 +139,7 @@ class GapTracker:
         return True
 
     def drop_far(self, reach: int) -> int:
-        """Let go of what waits behind a hole of ``reach`` numbers or more, and forget that it was there."""
+        """Drop what waits behind a hole of ``reach`` numbers or more, and forget the hole; how many batches."""
         before = self.next
         for seq in self.held:
             if seq - before >= reach:
@@ -143,18 +150,18 @@ class GapTracker:
         return 0
 
     def begin_at(self, seq: int) -> None:
-        """The first batch of this life that can still be had."""
+        """``seq`` is the first batch of this epoch that can still be had."""
         self.next = seq
         self.log_end = max(self.log_end, seq)
 
     def open(self) -> None:
-        """From here on every hole counts as missing, those the first replay left among them."""
+        """Count every hole as missing from here on, also those that the first replay has left."""
         self.synced = True
         self.log_end = (self.held.last if self.held else self.next - 1) + 1
         self._stats.missing += self.log_end - self.next - len(self.held)
 
     def give_up(self) -> None:
-        """The batches before the first one held are lost (all that are known of, if none is)."""
+        """Give up the batches before the first one held, or all that are known of if none is held: they are lost."""
         first = self.held.first if self.held else self.log_end
         count = first - self.next
         self._stats.lost += count
@@ -164,7 +171,7 @@ class GapTracker:
         self.drain()
 
     def skip_lost(self) -> None:
-        """The next batch exists and cannot be had."""
+        """Give up the next batch: it exists and cannot be had."""
         if self.synced:
             self._stats.missing += max(self.next + 1 - self.log_end, 0)
             self._stats.lost += 1
@@ -175,19 +182,17 @@ class GapTracker:
         self.drain()
 
     def expose(self, end: int) -> None:
-        """Batches up to ``end`` exist: those that nobody had shown so far are missing."""
+        """Batches up to ``end`` exist: count those as missing that nothing has shown so far."""
         if self.synced and end > self.log_end:
             self._stats.missing += end - self.log_end
         self.log_end = max(self.log_end, end)
 
-    def write_off(self) -> int:
-        """All that is pending is lost; how much that was. Not yet a new beginning."""
-        count = self._stats.pending
-        self._stats.lost += count
-        return count
+    def write_off(self) -> None:
+        """Count everything pending as lost; positions stay."""
+        self._stats.lost += self._stats.pending
 
     def jump(self, seq: int) -> None:
-        """A snapshot said all there is to say before ``seq``: what was missing there will not come."""
+        """Go on at ``seq``: a snapshot holds the outcome of all before it. Batches missing there will not come."""
         known = self.held.drop_before(seq)
         if self.synced:
             self._stats.lost += max(min(seq, self.log_end) - self.next - known, 0)
@@ -196,7 +201,7 @@ class GapTracker:
         self.log_end = max(self.log_end, seq)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """A batch that was delivered before a restart of this process."""
+        """Take a batch of the write-ahead log: it was delivered before a restart of this process."""
         self.synced = True
         self.fingerprints.skip(self.next, seq)
         self.fingerprints.add(seq, payload)

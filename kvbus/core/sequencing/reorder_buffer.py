@@ -22,7 +22,7 @@ class ReorderBuffer:
         self.bytes = 0
         self._payloads: dict[int, bytes] = {}
         self._order: list[int] = []
-        """Ascending. What lies before ``_from`` is gone; it is cut off when that is half of the list."""
+        """Ascending. What lies before ``_from`` is gone; it is deleted when it is half of the list."""
         self._from = 0
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class ReorderBuffer:
         return len(self._payloads) < self.max_batches and self.bytes + len(payload) <= self.max_bytes
 
     def add(self, seq: int, payload: bytes) -> None:
-        """Keep a batch that is not kept yet; whoever calls looks at :meth:`fits` first."""
+        """Keep a batch that is not kept yet. Call :meth:`fits` first."""
         if not self._order or seq > self._order[-1]:
             self._order.append(seq)
         else:
@@ -85,13 +85,13 @@ class ReorderBuffer:
         return payload
 
     def drop_last(self) -> None:
-        """Let the highest one go."""
+        """Drop the highest one."""
         self.bytes -= len(self._payloads.pop(self._order.pop()))
         if not self._payloads:
             self.clear()
 
     def drop_before(self, seq: int) -> int:
-        """Let everything below ``seq`` go; how many that were."""
+        """Drop everything below ``seq``; how many that were."""
         end = bisect_left(self._order, seq, lo=self._from)
         gone = self._order[self._from : end]
         for number in gone:
@@ -101,7 +101,7 @@ class ReorderBuffer:
         return len(gone)
 
     def drop_from(self, seq: int) -> int:
-        """Let ``seq`` and everything above it go; how many that were."""
+        """Drop ``seq`` and everything above it; how many that were."""
         start = bisect_left(self._order, seq, lo=self._from)
         gone = self._order[start:]
         for number in gone:
@@ -112,7 +112,7 @@ class ReorderBuffer:
         return len(gone)
 
     def clear(self) -> None:
-        """Let everything go."""
+        """Drop everything."""
         self._payloads.clear()
         self._order.clear()
         self._from = 0

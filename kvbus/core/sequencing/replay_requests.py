@@ -1,8 +1,8 @@
-"""What a publisher is asked, and what its answer says about the life it is in.
+"""What a publisher is asked, and what its answer says about its epoch.
 
-A request that continues a life reaches back over the last batches delivered (:data:`OVERLAP`), so that its answer can
-be told from one of another life by content. The newest of them is the *tip*: a publisher in the same life has it,
-unless its buffer was trimmed beyond.
+A request that continues an epoch reaches back over the last batches delivered (:data:`OVERLAP`). So the content of the
+answer shows whether it is of the same epoch. A publisher in the same epoch has the last batch delivered, unless its
+buffer was trimmed beyond it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ATTEMPTS: Final = 2
 """Replay requests made for one gap before it is lost: the first, and one retry."""
 
 OVERLAP: Final = 8
-"""Batches delivered that a request asks for again: one alone may be the new life's, delivered before anyone knew."""
+"""Batches delivered that a request asks for again: a single one may be of a new epoch that nobody had noticed yet."""
 
 
 class Purpose(StrEnum):
@@ -38,24 +38,30 @@ class Purpose(StrEnum):
 
 
 INTERRUPTIBLE: Final = (Purpose.PROBE, Purpose.HISTORY)
-"""Questions nothing waits for: a more urgent one takes their place."""
+"""Requests that nothing waits for: a more urgent one takes their place."""
 
 
 class OpenRequest(msgspec.Struct):
-    """The open request."""
+    """The open request, and what its answer has brought so far."""
 
+    # What was asked, and what was known then.
     id: int
     purpose: Purpose
     start: int
     last_delivered: int
     """The newest batch delivered whose content is known, -1 if none is or if it does not matter."""
-    expects: bool
-    """A batch from ``start`` on was known to exist when it was asked: an empty answer says something."""
-    known: int
-    """One past the highest batch known to exist when it was asked."""
+    expects_batches: bool
+    """A batch from ``start`` on was known to exist: an empty answer says something."""
+    log_end: int
+    """One past the highest batch known to exist."""
+
+    # How long it may take; set when the request is sent (:meth:`ReplayClient.sent`).
     deadline: float = inf
-    """When it is given up without progress, from the moment it is sent (:meth:`ReplayClient.sent`)."""
+    """When it is given up; each batch that is progress sets it anew."""
     hard_deadline: float = inf
+    """When it is given up in any case."""
+
+    # What the answer has brought.
     items: int = 0
     first: int = -1
     last: int = -1
@@ -74,24 +80,25 @@ class OpenRequest(msgspec.Struct):
         return True
 
     def contradicts(self, seq: int, payload: bytes, tracker: GapTracker) -> bool:
-        """Whether this batch of the answer cannot belong to the life known so far. To be asked before :meth:`take`."""
+        """Whether this batch of the answer cannot belong to the epoch known so far. Call before :meth:`take`."""
         if tracker.fingerprints.matches(seq, payload, tracker.next) is False:
             return True
         if self.purpose is Purpose.SYNC:
             return False
         if self.last_delivered < 0:
-            return self.purpose is Purpose.VERIFY  # there is nothing left to know it by
+            return self.purpose is Purpose.VERIFY  # no fingerprint is left to recognise the epoch by
         if self.saw_last_delivered:
             return False
         if seq <= self.last_delivered:
-            # every batch from the start to the tip was delivered: one that the publisher has left out was not its own
+            # every batch from the start to the last delivered one was delivered: if the publisher leaves one out,
+            # that one was not its own
             return self.items > 0 and seq > self.last + 1
         if self.items:
-            return self.first <= self.last_delivered  # it has what came before the last_delivered, and not the tip
+            return self.first <= self.last_delivered  # it has batches from before the last delivered one, and not that
         return False
 
     def begins_beyond(self, seq: int) -> bool:
-        """Whether an answer that begins with ``seq`` leaves open which epoch it is of: it was trimmed beyond the tip.
+        """Whether an answer that begins with ``seq`` leaves its epoch open: it begins beyond the last batch delivered.
 
         For a gap that is expected: what lies between is known to be missing, and was trimmed.
         """
@@ -99,7 +106,7 @@ class OpenRequest(msgspec.Struct):
 
     @property
     def lacks_last_delivered(self) -> bool:
-        """The answer, over now, had batches from before the tip and not the tip."""
+        """The answer, over now, had batches from before the last delivered one, and not that one."""
         return (
             self.last_delivered >= 0
             and self.items > 0
@@ -109,7 +116,7 @@ class OpenRequest(msgspec.Struct):
 
 
 def start_of(purpose: Purpose, tracker: GapTracker) -> tuple[int, int]:
-    """Where a question begins, and its tip."""
+    """Where a request begins, and the last batch delivered that its answer has to contain (-1: none)."""
     if purpose is Purpose.HISTORY:
         return 0, -1
     if purpose in (Purpose.SYNC, Purpose.SNAPSHOT):
@@ -117,16 +124,16 @@ def start_of(purpose: Purpose, tracker: GapTracker) -> tuple[int, int]:
     last_delivered = tracker.fingerprints.newest(tracker.next)
     if last_delivered < 0 or (purpose is Purpose.GAP and last_delivered != tracker.next - 1):
         return (tracker.next if purpose is Purpose.GAP else max(tracker.next - 1, 0)), -1
-    # not back over a batch that was lost: an answer may break off at it, for it may be too large to be taken
+    # never back over a lost batch: it may be too large to be taken, and the answer would break off at it
     return tracker.fingerprints.run_to(last_delivered, OVERLAP), last_delivered
 
 
 class ReplayClient:
-    """The open question, if there is one. Each has an id of its own, so that answers to an old one cannot mix in.
+    """Has at most one request open. Each has an id of its own, so that answers to an old one cannot mix in.
 
     Args:
         settings: how long an answer may take.
-        stats: where questions, answers that are late and answers that do not come are counted.
+        stats: where requests, late answers and missing answers are counted.
         actions: where decisions go.
     """
 
@@ -140,7 +147,7 @@ class ReplayClient:
         self._actions = actions
 
     def ask(self, purpose: Purpose, tracker: GapTracker) -> None:
-        """Ask; a question that is open is expired."""
+        """Ask. A request that is open is closed first."""
         self.stop()
         self._last_id += 1
         start, last_delivered = start_of(purpose, tracker)
@@ -157,27 +164,27 @@ class ReplayClient:
         self._actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
 
     def sent(self, request: int, now: float) -> None:
-        """The question has left; behind a backlog that is long after it was asked. From now on its time runs."""
+        """The request has left the process, behind a backlog long after :meth:`ask`. From now on its time runs."""
         asked = self.open
         if asked is not None and asked.id == request:
             asked.deadline = now + self._settings.replay_timeout
             asked.hard_deadline = now + self._settings.replay_total_timeout
 
     def stop(self) -> None:
-        """No answer is waited for any more."""
+        """Close the open request, if there is one."""
         if self.open is not None:
             self._actions.append(Stop(self.open.id))
             self.open = None
 
     def match(self, request: int) -> OpenRequest | None:
-        """The question that something with this id answers; None, and counted, if it is not open any more."""
+        """The request with this id; None, and counted, if it is not open any more."""
         if self.open is None or self.open.id != request:
             self._stats.stale_replies += 1
             return None
         return self.open
 
     def timed_out(self, now: float) -> OpenRequest | None:
-        """The question whose answer does not come, withdrawn and counted; None if there is none such."""
+        """The request whose time is over, closed and counted; None if there is none."""
         asked = self.open
         if asked is None or (now < asked.deadline and now < asked.hard_deadline):
             return None
@@ -187,5 +194,5 @@ class ReplayClient:
 
     @property
     def interruptible(self) -> bool:
-        """Whether another question may be asked now."""
+        """Whether another request may be opened now."""
         return self.open is None or self.open.purpose in INTERRUPTIBLE

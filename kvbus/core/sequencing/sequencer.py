@@ -1,11 +1,13 @@
 """One publisher's batches, put in order: gaps, duplicates, replays, restarts.
 
-A publisher numbers its batches from 0 in each of its lives (epochs) and keeps the newest ones for replay; nothing on
-the wire says which life a number belongs to. The numbers of the current life are in ``gap_tracker``; here is which life
-it is, and what to ask the publisher. At most one replay request is open at a time, each under an id of
-its own, so that answers to an old one cannot mix in. Whether numbers belong to this life or to another is decided by
-content: a mark of the last batches is kept, every question reaches back over some of them, and where the marks do not
-reach, the publisher is asked for the last batches again.
+A publisher numbers its batches from 0 in each epoch and keeps the newest ones for replay. Nothing on the wire says
+which epoch a number belongs to. ``gap_tracker`` has the numbers of the current epoch. The sequencer decides which epoch
+it is, and what to ask the publisher. At most one request is open at a time. Each has an id of its own, so that answers
+to an old one cannot mix in.
+
+Content decides whether a batch belongs to this epoch or to another. The sequencer keeps fingerprints of the last
+batches, and every request reaches back over some of them. Where the fingerprints do not reach, it asks the publisher
+for its last batches again.
 """
 
 from __future__ import annotations
@@ -25,50 +27,71 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 MAX_PROBE_BACKOFF: Final = 32
+"""Times :attr:`Settings.probe_interval` after which an idle publisher is still asked."""
 
 FAR: Final = 2**32
-"""Numbers ahead beyond which a batch is not taken for one behind a gap: no publisher loses as many."""
+"""A batch so many numbers ahead is not behind a gap: no publisher loses as many."""
 
 
 class Sequencer:
-    """Pure: batches and replay answers in, actions out; time is an argument in seconds on any monotonic clock."""
+    """Takes in batches and replay answers, and puts out actions.
+
+    It is pure: the time is an argument, in seconds on any monotonic clock.
+    """
 
     def __init__(self, settings: Settings, stats: SourceStats) -> None:
         self.settings = settings
         self.stats = stats
+
+        # As ``/sources`` shows it.
         self.state = State.CONNECTING
         self.epoch = 0
         self.partial = False
         self.connected = False
+
+        # What goes on over epochs.
         self.actions: deque[Action] = deque()
+        """What was decided and is not yet carried out."""
         self._replay_client = ReplayClient(settings, stats, self.actions)
         self._conflict = Conflict()
+
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
         self._forget_numbers()
         self._backfill = Backfill(self.settings.replay_timeout)
         self._unverified_batches = UnverifiedBatches(self.settings.reorder_bytes, self.stats)
+
+        # The gap that is being asked for.
         self._gap_start = -1
-        self._aborted_at = -1
-        """Where the question went on after a batch that was too large."""
         self._attempts = 0
+        self._aborted_at = -1
+        """Where the request went on after a batch that was too large."""
+        self._grace_ends: float | None = None
+        """When the gap is given up, where there is no replay."""
+
+        # Probes of an idle stream.
         self._idle_since = 0.0
         self._probe_factor = 1
-        self._grace: float | None = None
-        self._buffer: bool | None = None
-        """Whether the publisher keeps a buffer, by its answers, or by empty ones while it publishes; None: unknown.
 
-        Empty answers of one that does show that it is in another life, of one that does not they prove nothing.
+        # What answers have shown of the publisher's replay buffer.
+        self._keeps_buffer: bool | None = None
+        """Whether the publisher keeps a buffer: it has answered with batches, or with none while it publishes.
+
+        None: nobody knows yet. If a publisher with a buffer answers with nothing, it is in another epoch. If one
+        without a buffer does, that proves nothing.
         """
         self._trimmed_at = -1
-        """``next`` when a probe was answered from beyond the tip; -1: none was."""
+        """``next`` when a probe was answered from beyond the last batch delivered; -1: none was."""
         self._trimmed_since = 0.0
         self._empty_at = -1
         """``live_end`` when an answer was empty that should not have been, on this connection; -1: there was none."""
+
+        # What a reconnection leaves open.
         self._resyncing = False
-        self._unverified = False
-        """The connection was away, and the publisher has not shown since that it is in the same life."""
+        """The next end of a request is to be reported as :class:`Synced`."""
+        self._epoch_unverified = False
+        """The connection was away, and the publisher has not shown since that it is in the same epoch."""
 
     @property
     def next(self) -> int:
@@ -82,7 +105,7 @@ class Sequencer:
 
     @property
     def unverified(self) -> ReorderBuffer:
-        """The batches of a doubtful epoch: kept until the publisher has said whose they are."""
+        """The stale batches, kept until the publisher has said which epoch they are of."""
         return self._unverified_batches.stale
 
     @property
@@ -105,7 +128,7 @@ class Sequencer:
         """What is missing may still come: the publisher has not said how far back its buffer reaches."""
         return self._backfill.pending
 
-    # -- what the shell tells ----------------------------------------------------------------------------------------
+    # -- what the shell reports --------------------------------------------------------------------------------------
 
     def up(self, now: float) -> None:
         """The connection to the publisher stands."""
@@ -115,23 +138,23 @@ class Sequencer:
         self._idle_since = now
         self._resyncing = True
         if not self.settings.replay:
-            self.state = State.LIVE  # there is no history to wait for: the stream begins with its next batch
+            self.state = State.LIVE  # no history can be had: the stream begins with its next batch
             if self.synced and self.settings.trust_unverified:
-                self._settled(now)
+                self._request_done(now)
             elif self.synced:
                 self._new_epoch(now)
-                self.partial = True  # until its next batch shows whether this is the beginning of a life
+                self.partial = True  # until its next batch shows whether the epoch begins with it
             return
         self.state = State.SYNCING
         self._attempts = 0
         if self.next == 0:
             self._sync()
         else:
-            self._unverified = True
+            self._epoch_unverified = True
             self._ask(Purpose.VERIFY)
 
     def down(self, now: float) -> None:
-        """The connection is gone; what is held back may still be completed once it is back."""
+        """The connection is gone. The batches held back may still get their turn once it is back."""
         del now
         self.connected = False
         self._conflict.reconnected()
@@ -139,21 +162,22 @@ class Sequencer:
         self._unverified_batches.disconnected()
         self._empty_at = -1
         if self.next == 0:
-            # nothing was delivered that a new life could be told by: what is held may be of a life that is over
+            # nothing was delivered that another epoch could be recognised by: what is held may be of one that is over
             self.tracker.write_off()
             self._forget_numbers()
         if self.state is not State.LOST:
             self.state = State.CONNECTING
 
     def accept_in_order(self, seq: int, payload: bytes, now: float) -> int | None:
-        """The commonest case of :meth:`live`: the next batch, with nothing missing and nothing open.
+        """Take in the commonest case of :meth:`live`: the next batch, with nothing missing and no request open.
 
-        Its fingerprint: it is taken, and to be delivered at once, without an action. None: nothing has changed.
+        Returns the fingerprint of a batch that was taken: whoever calls delivers it at once, there is no action. None
+        if it is another case; then nothing has changed.
         """
         tracker = self.tracker
         if not (seq == tracker.next == tracker.log_end and tracker.synced and self.connected):
             return None
-        if self._replay_client.open is not None or self._unverified or self.actions:
+        if self._replay_client.open is not None or self._epoch_unverified or self.actions:
             return None
         self._idle_since = now
         self._probe_factor = 1
@@ -166,7 +190,7 @@ class Sequencer:
         self._idle_since = now
         self._probe_factor = 1
         tracker = self.tracker
-        if seq == tracker.next and tracker.synced and not tracker.held and not self._unverified:
+        if seq == tracker.next and tracker.synced and not tracker.held and not self._epoch_unverified:
             tracker.live_in_order(seq, payload)
             if self._replay_client.open is not None:
                 self._check_done(now)
@@ -175,10 +199,10 @@ class Sequencer:
             self.stats.rejected[Reason.CONFLICT] += 1
             return
         if seq < tracker.next:
-            self._low(seq, payload, now)
+            self._below_next(seq, payload, now)
             return
         if self._is_far(seq):
-            self._far(seq, payload, now)
+            self._far_ahead(seq, payload, now)
             return
         if seq in tracker.held:
             self.stats.duplicates += 1
@@ -199,7 +223,7 @@ class Sequencer:
             if self._backfill.answered(seq):
                 self._new_epoch(now, restart=False)
             else:
-                self._settled(now)
+                self._request_done(now)
             return
         tracker = self.tracker
         if asked.contradicts(seq, payload, tracker):
@@ -209,9 +233,9 @@ class Sequencer:
             return
         if asked.take(seq):
             asked.deadline = now + self.settings.replay_timeout
-        self._buffer = True
-        if asked.saw_last_delivered and self._unverified:
-            self._unverified = False
+        self._keeps_buffer = True
+        if asked.saw_last_delivered and self._epoch_unverified:
+            self._epoch_unverified = False
             tracker.drain()
         if seq < tracker.next:
             if asked.last_delivered < 0 or asked.saw_last_delivered:
@@ -224,29 +248,30 @@ class Sequencer:
             self._baseline(min(seq, tracker.held.first) if tracker.held else seq)
         if seq in tracker.held:
             tracker.held.replace(seq, payload)  # what the publisher answers is its own
-            if not self._unverified:
+            if not self._epoch_unverified:
                 tracker.drain()
         else:
             tracker.replayed(seq, payload)
         self._check_done(now)
 
     def _accept_beyond(self, asked: OpenRequest, seq: int, now: float) -> bool:
-        """An answer begins with ``seq``, beyond the last batch delivered, which proves neither epoch.
+        """An answer begins with ``seq``, beyond the last batch delivered. That proves neither epoch.
 
-        True: take it all the same. The publisher has trimmed its buffer. While the connection stood, what lies between
-        was sent on it, in order: after a pause of this process, or behind a backlog, it still waits to be read. So the
-        live stream is waited for, until it has brought nothing for longer than an answer may take.
+        Returns whether to take it all the same. The publisher has trimmed its buffer. While the connection stood, the
+        batches between were sent on it, in order. After a pause of this process, or behind a backlog, they still wait
+        to be read. So the live stream is waited for, until it has brought nothing for longer than an answer may take.
         """
         tracker = self.tracker
-        if self._unverified:
-            # it was sent while the connection was away, and is gone whichever epoch it was of
+        if self._epoch_unverified:
+            # what lies between was sent while the connection was away, and is gone whichever epoch it was of
             far = self._is_far(seq)
             if not far:
                 tracker.expose(seq)
             self._new_epoch(now, restart=far)
             return False
         if asked.purpose is Purpose.VERIFY:
-            self._unverified_batches.settle(now)  # it numbers far beyond the suspects: they are not its newest batches
+            # the publisher numbers far beyond the stale batches: they are not the newest ones of another epoch
+            self._unverified_batches.epoch_confirmed(now)
         elif seq <= tracker.next:
             return True
         elif self._trimmed_at != tracker.next:
@@ -254,11 +279,11 @@ class Sequencer:
         elif now - self._trimmed_since >= 2 * self.settings.replay_timeout:
             return True
         self._replay_client.stop()
-        self._settled(now)
+        self._request_done(now)
         return False
 
     def sent(self, request: int, now: float) -> None:
-        """A question has left: it was only asked before, perhaps behind a backlog of batches."""
+        """A request has left the process. Before, it may have waited behind a backlog of batches."""
         self._replay_client.sent(request, now)
 
     def replay_ended(self, request: int, now: float) -> None:
@@ -266,20 +291,20 @@ class Sequencer:
         asked = self._replay_client.match(request)
         if asked is None:
             return
-        self._replay_client.stop()  # nothing more will come, and its socket is only closed by this
+        self._replay_client.stop()  # nothing more will come, and only this closes its socket
         self._finish(asked, now, answered=True)
 
     def replay_aborted(self, request: int, now: float) -> None:
         """The answer broke off at a batch that is too large to be taken: it is lost, and what follows is asked for.
 
-        Which one it was is known where the answer was in order so far. Otherwise the answer ends as one that timed out.
+        If the answer was in order so far, it is known which batch that was. Otherwise the answer counts as timed out.
         """
         asked = self._replay_client.match(request)
         if asked is None:
             return
         self._replay_client.stop()
-        again = asked.items == 0 and self._aborted_at == asked.start
-        if again or max(asked.start, asked.last + 1) != self.next:
+        same_batch = asked.items == 0 and self._aborted_at == asked.start
+        if same_batch or max(asked.start, asked.last + 1) != self.next:
             self._finish(asked, now, answered=False)
             return
         self.partial = True
@@ -295,9 +320,9 @@ class Sequencer:
         self._ask(Purpose.GAP)
 
     def snapshot(self, request: int, seq: int, now: float) -> bool:
-        """A snapshot as of batch ``seq`` (-1: nothing was published yet, below: there is none); True: apply it now.
+        """A snapshot as of batch ``seq`` has come. -1: nothing was published yet; below: there is no snapshot.
 
-        After it was applied, :meth:`snapshot_applied`.
+        Returns whether to apply it now. Whoever has applied it calls :meth:`snapshot_applied`.
         """
         asked = self._replay_client.match(request)
         if asked is None:
@@ -306,8 +331,8 @@ class Sequencer:
             self._replay_client.stop()
             self._no_snapshot(now)
             return False
-        if seq + 1 < asked.known:
-            self._new_epoch(now)  # it has not come as far as what it has sent: it is in another life
+        if seq + 1 < asked.log_end:
+            self._new_epoch(now)  # the publisher has sent more than this: it is in another epoch
             return False
         self._replay_client.stop()
         self.partial = False
@@ -316,14 +341,14 @@ class Sequencer:
         return True
 
     def snapshot_applied(self, now: float) -> None:
-        """What a snapshot said is in the index: go on from there."""
-        self._settled(now)
+        """The index holds what the snapshot said: go on from there."""
+        self._request_done(now)
 
     def complete(self, *, certain: bool) -> None:
         """The batch being delivered has emptied the publisher's cache: what came before it is not missing any more.
 
-        A loss or another epoch that waits behind the batch is about what comes after it. Where it is not certain that
-        the cache was emptied, what the publisher may still have is asked for all the same.
+        A loss or a new epoch that waits behind the batch is about later batches. If it is not certain that the cache
+        was emptied, the publisher is still asked for the history it may have.
         """
         if any(isinstance(action, Lost | NewEpoch) for action in self.actions):
             return
@@ -336,9 +361,9 @@ class Sequencer:
         asked = self._replay_client.timed_out(now)
         if asked is not None:
             self._finish(asked, now, answered=False)
-        if self._grace is not None and now >= self._grace:
-            self._grace = None
-            self._settle_without_replay()
+        if self._grace_ends is not None and now >= self._grace_ends:
+            self._grace_ends = None
+            self._give_up_gaps()
         if self._conflict.over(now):
             self._begin_epoch()
             self.partial = False
@@ -349,7 +374,7 @@ class Sequencer:
         self._probe(now)
 
     def publisher_changed(self, now: float) -> None:
-        """The publisher says itself that it is in a new life (another publisher id, snapshot protocol)."""
+        """The publisher says itself that its epoch is a new one (another publisher id, snapshot protocol)."""
         if self._conflict.until is None:
             self._new_epoch(now)
 
@@ -360,13 +385,13 @@ class Sequencer:
     # -- over a restart of this process ------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """What a restart has to know, as plain data: which life, how far, and by what its batches are told."""
+        """What a restart has to know, as plain data: which epoch, how far, and the fingerprints of its batches."""
         return {
             "epoch": self.epoch,
             "next": self.next,
             "partial": self.partial,
             "synced": self.synced,
-            "buffer": self._buffer,
+            "buffer": self._keeps_buffer,
             "history": self._backfill.dump(),
             "delivered": self.tracker.fingerprints.dump(),
         }
@@ -374,7 +399,7 @@ class Sequencer:
     def load(self, data: dict[str, Any]) -> None:
         """Go on where a former process was; the connection is away until :meth:`up`."""
         self.epoch, self.partial = data["epoch"], data["partial"]
-        self._buffer = data["buffer"]
+        self._keeps_buffer = data["buffer"]
         self._backfill.load(data["history"])
         tracker = self.tracker
         tracker.next = tracker.log_end = data["next"]
@@ -413,7 +438,7 @@ class Sequencer:
         self._replay_client.ask(purpose, self.tracker)
 
     def _sync(self) -> None:
-        """Learn what a life has been so far."""
+        """Ask for what the epoch has brought so far."""
         self.state = State.SYNCING
         self._ask(Purpose.SNAPSHOT if self.settings.snapshot else Purpose.SYNC)
 
@@ -429,26 +454,26 @@ class Sequencer:
             self._ask(Purpose.PROBE)
 
     def _check_done(self, now: float) -> None:
-        """An answer that has caught up with the live stream has done its work, whether or not it ever ENDs."""
+        """Close a request whose answer has caught up with the live stream, whether or not it ever ENDs."""
         asked = self._replay_client.open
         if asked is None or asked.purpose in INTERRUPTIBLE or asked.purpose is Purpose.VERIFY:
             return
         if self.tracker.caught_up:
             self._replay_client.stop()
-            self._settled(now)
+            self._request_done(now)
 
     def _finish(self, asked: OpenRequest, now: float, *, answered: bool) -> None:
-        """An answer is over. What it did not bring is asked for once more, then given up."""
+        """An answer is over. Ask once more for what it did not bring, then give it up."""
         purpose = asked.purpose
         if purpose is Purpose.HISTORY:
             if answered:
                 self._backfill.answered(None)
                 self.partial = self.partial and self.next > 0
-            self._settled(now)
+            self._request_done(now)
             return
         self._backfill.request_finished(answered=answered)
         if answered and (
-            asked.lacks_last_delivered or (self._buffer and asked.last_delivered >= 0 and not asked.items)
+            asked.lacks_last_delivered or (self._keeps_buffer and asked.last_delivered >= 0 and not asked.items)
         ):
             self._new_epoch(now)
             return
@@ -466,27 +491,27 @@ class Sequencer:
             if asked.items == 0 and self.next == 0:
                 if self.held:
                     self._baseline(self.held.first)
-                    self._backfill.pending = self.partial  # it was asked before it had said anything, perhaps
+                    self._backfill.pending = self.partial  # perhaps it was asked before it had published anything
                 elif answered:
-                    self.partial = False  # it has said nothing yet
+                    self.partial = False  # it has published nothing yet
             self.tracker.drain()
-        elif answered and asked.expects and not asked.items:
+        elif answered and asked.expects_batches and not asked.items:
             if self._empty_at < 0:
                 self._empty_at = self.tracker.live_end
             elif self._empty_at < self.tracker.live_end:
-                self._buffer = False
-        self._settled(now)
+                self._keeps_buffer = False
+        self._request_done(now)
 
     def _no_snapshot(self, now: float) -> None:
-        """It did not come, or there is none: what the replay still has is better than nothing."""
+        """The snapshot did not come, or there is none: what the replay still has is better than nothing."""
         if self.synced and not self.tracker.complete:
             self._give_up()
-            self._settled(now)
+            self._request_done(now)
         else:
             self._ask(Purpose.SYNC)
 
-    def _settled(self, now: float) -> None:
-        """Between requests: either everything known is delivered, or there is a gap to ask for."""
+    def _request_done(self, now: float) -> None:
+        """No request is open now: either everything known is delivered, or there is a gap to ask for."""
         if not self.synced:
             if far := self.tracker.drop_far(FAR):
                 self.stats.rejected[Reason.SEQ_RANGE] += far
@@ -510,15 +535,15 @@ class Sequencer:
                 # nothing to wait for: no history can be had, or the live stream itself begins at the beginning
                 self._replay_client.stop()
                 self._baseline(self.held.first)
-                self._settled(now)
+                self._request_done(now)
             return
-        if self._unverified:
+        if self._epoch_unverified:
             if self._replay_client.open is None:
                 self._ask(Purpose.VERIFY)
             return
         self.tracker.drain()
         if self.tracker.complete:
-            self._grace = None
+            self._grace_ends = None
             if self._replay_client.open is None and self.state is State.GAP:
                 self.state = State.LIVE
             return
@@ -530,15 +555,15 @@ class Sequencer:
             self._attempts = 0
         self.state = State.GAP
         if not self.settings.replay:
-            if self._grace is None:
+            if self._grace_ends is None:
                 self.stats.gaps += 1
-                self._grace = now + self.settings.reorder_grace
+                self._grace_ends = now + self.settings.reorder_grace
             return
         if not self._attempts:
             self.stats.gaps += 1
         if self._attempts >= ATTEMPTS:
             if self.settings.snapshot:
-                self._ask(Purpose.SNAPSHOT)  # what is lost for good, the publisher can still tell the sum of
+                self._ask(Purpose.SNAPSHOT)  # it holds the outcome of the batches that are lost for good
                 return
             self._give_up()
             self._advance(now)
@@ -546,7 +571,7 @@ class Sequencer:
         self._attempts += 1
         self._ask(Purpose.GAP)
 
-    def _settle_without_replay(self) -> None:
+    def _give_up_gaps(self) -> None:
         while not self.tracker.complete:
             self._give_up()
         self.state = State.LIVE
@@ -563,15 +588,15 @@ class Sequencer:
         )
 
     def _baseline(self, seq: int) -> None:
-        """The first batch of this life that can still be had. What came before it is history kvbus never saw."""
+        """``seq`` is the first batch of this epoch that can still be had. kvbus never saw what came before it."""
         self.partial = seq > 0
         self._backfill.begins(seq)
         self.tracker.begin_at(seq)
 
-    # -- lives -------------------------------------------------------------------------------------------------------
+    # -- epochs ------------------------------------------------------------------------------------------------------
 
-    def _low(self, seq: int, payload: bytes, now: float) -> None:
-        """A live batch from before ``next``: a late copy, or the publisher's new life."""
+    def _below_next(self, seq: int, payload: bytes, now: float) -> None:
+        """Take in a live batch from before ``next``: a late copy, or one of a new epoch."""
         same = self.tracker.fingerprints.matches(seq, payload, self.next)
         if same:
             self.stats.duplicates += 1
@@ -593,8 +618,8 @@ class Sequencer:
         tracker = self.tracker
         return seq - tracker.log_end >= FAR and (tracker.synced or tracker.next > 0)
 
-    def _far(self, seq: int, payload: bytes, now: float) -> None:
-        """A live batch from further ahead than any gap: an odd one, or, if it goes on, another numbering."""
+    def _far_ahead(self, seq: int, payload: bytes, now: float) -> None:
+        """Take in a live batch from further ahead than any gap: an odd one, or, if more follow, a new epoch."""
         self.stats.rejected[Reason.SEQ_RANGE] += 1
         ahead = self._unverified_batches.ahead(seq, payload)
         if ahead:
@@ -603,9 +628,9 @@ class Sequencer:
                 self.live(number, batch, now)
 
     def _verified(self, asked: OpenRequest, now: float, *, answered: bool) -> bool:
-        """A verifying answer is over; False if it opened a new epoch or another question."""
+        """A verifying answer is over; False if it opened a new epoch or another request."""
         if asked.saw_last_delivered:
-            self._unverified_batches.settle(now)
+            self._unverified_batches.epoch_confirmed(now)
             return True
         if not answered:
             self._attempts += 1
@@ -613,11 +638,11 @@ class Sequencer:
                 self._ask(Purpose.VERIFY)
                 return False
             if self.settings.trust_unverified and not self._unverified_batches.consecutive:
-                self._unverified = False
+                self._epoch_unverified = False
                 self._unverified_batches.forget()
                 return True
-        elif self._buffer is False and not self._unverified_batches.stale and not asked.items:
-            self._unverified = False
+        elif self._keeps_buffer is False and not self._unverified_batches.stale and not asked.items:
+            self._epoch_unverified = False
             return True
         self._new_epoch(now)
         if not answered:
@@ -626,10 +651,10 @@ class Sequencer:
         return False
 
     def _new_epoch(self, now: float, *, restart: bool = True) -> None:
-        """Start over: stale batches are the new epoch's first live ones, everything held was the old one's.
+        """Start over. Stale batches are the first live ones of the new epoch; everything held was of the old one.
 
         Without ``restart`` nothing proves that the publisher restarted: more of its epoch can be had than is known, or
-        nobody can tell.
+        nobody knows.
         """
         self.stats.restarts += restart
         self.tracker.write_off()

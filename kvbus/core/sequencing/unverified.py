@@ -1,8 +1,8 @@
-"""Live batches that have no place in the epoch known so far.
+"""Live batches that do not fit into the epoch known so far.
 
-A batch from before what was delivered, whose content nobody knows any more, is *stale*: a very late copy, or the first
-of a new epoch. It is kept until the publisher has said which. A batch from further ahead than any gap is odd, or, if it
-goes on, another numbering.
+A batch is *stale* if its number was delivered before and its fingerprint is not kept any more. It is a very late copy,
+or the first batch of a new epoch. It is kept here until the publisher has shown which. A batch from further ahead than
+any gap is odd; if others follow it, the publisher is in a new epoch.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 from kvbus.core.stats import SourceStats
 
 MAX_STALE: Final = 1024
-"""Stale batches that are kept; beyond it the lowest are let go."""
+"""Stale batches that are kept; beyond it the lowest ones are dropped."""
 
 PAUSE: Final = 1.0
-"""Seconds before stale batches are a reason to ask again, once the publisher has shown that they are not its own."""
+"""Seconds before stale batches are a reason to ask again, once the publisher has shown that they were late copies."""
 
 RUN: Final = 3
-"""Consecutive batches that are no accident."""
+"""So many consecutive batches are no accident."""
 
 
 class UnverifiedBatches:
-    """What is kept of one epoch's doubtful batches.
+    """Keeps the unverified batches of one epoch.
 
     Args:
         max_bytes: most payload kept of stale batches.
-        stats: where those that turn out to be copies, or are let go, are counted as duplicates.
+        stats: where stale batches that are copies, or are dropped, are counted as duplicates.
     """
 
     __slots__ = ("_ahead", "_ask_after", "_stats", "stale")
@@ -51,12 +51,12 @@ class UnverifiedBatches:
 
     @property
     def consecutive(self) -> bool:
-        """Whether the newest stale batches follow one another, as those of a new epoch do."""
+        """Whether the newest stale batches have consecutive numbers, as those of a new epoch do."""
         last = self.stale.last if self.stale else 0
         return all(last - back in self.stale for back in range(RUN))
 
     def ahead(self, seq: int, payload: bytes) -> list[tuple[int, bytes]] | None:
-        """Keep a batch from far ahead; the run that it completes, if it does."""
+        """Keep a batch from far ahead. Returns the run of :data:`RUN` that it completes, None if it does not."""
         if self._ahead and self._ahead[-1][0] + 1 != seq:
             self._ahead.clear()
         self._ahead.append((seq, payload))
@@ -66,24 +66,24 @@ class UnverifiedBatches:
         """Whether stale batches are a reason to ask the publisher."""
         return now >= self._ask_after
 
-    def settle(self, now: float) -> None:
+    def epoch_confirmed(self, now: float) -> None:
         """The publisher has shown that it is in the epoch known: the stale batches were late copies."""
         if self.stale:
             self.forget()
             self._ask_after = now + PAUSE
 
     def forget(self) -> None:
-        """Nobody will say whose the stale batches were: they count as copies."""
+        """Count the stale batches as copies and drop them: nobody will show what they were."""
         self._stats.duplicates += len(self.stale)
         self.stale.clear()
 
     def disconnected(self) -> None:
-        """The connection is gone, and with it what came on it."""
+        """Drop everything: the connection it came on is gone."""
         self.forget()
         self._ahead.clear()
 
     def take_stale(self) -> list[tuple[int, bytes]]:
-        """The stale batches were the first of a new epoch; they are kept here no longer."""
+        """Hand over the stale batches: they were the first of a new epoch."""
         taken = [(seq, self.stale.get(seq)) for seq in self.stale]
         self.stale.clear()
         return taken

@@ -34,7 +34,7 @@ from kvbus.core.wire.schema import (
 )
 
 MAX_EVENTS: Final = 65_536
-"""Events one batch may hold unless told otherwise; real batches hold a few hundred."""
+"""Events one batch may hold by default; real batches hold a few hundred."""
 
 _decode_maps: Final = msgspec.msgpack.Decoder(MapBatch).decode
 _decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
@@ -86,7 +86,7 @@ class Batch(msgspec.Struct):
 
 
 def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
-    """Decode one payload of any dialect; a reason if not even the envelope is one, or it holds too many events.
+    """Decode one payload of any dialect; a reason if its envelope is broken, or it holds too many events.
 
     Sources: vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23, TensorRT-LLM through Dynamo, llm-d-inference-sim, Dynamo's
     mocker. Positional and map events may be mixed in one batch.

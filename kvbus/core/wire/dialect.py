@@ -1,7 +1,7 @@
 """A name for the dialect a payload is in, for people: nothing is decided by it.
 
-The wire names no version. What can be told is the form of the first BlockStored and, for positional events, its
-length, which narrows it to the releases named here (docs/PROTOCOL.md has the whole table).
+The wire names no version. The form of the first BlockStored and, for positional events, its length narrow it down to
+the releases named here (docs/PROTOCOL.md has the whole table).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class Sniffer:
-    """Remembers what it was shown: a stream keeps its dialect, and naming it again costs nothing."""
+    """Remembers what it has seen: a stream keeps its dialect, and naming it again costs nothing."""
 
     def __init__(self) -> None:
         self.name: str | None = None

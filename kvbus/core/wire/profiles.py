@@ -25,8 +25,8 @@ class Wire(msgspec.Struct, frozen=True):
     media: tuple[tuple[str, str], ...] = ()
     """Names of media that this family does not know, and the ones it has for their tier."""
 
-    def passes(self, *, bytes_hashes: bool, media: Container[str]) -> bool:
-        """Whether canonical map events with such hashes, from a source with such media, are in these words already."""
+    def accepts_as_is(self, *, bytes_hashes: bool, media: Container[str]) -> bool:
+        """Whether canonical map events with such hashes and media need no translation on this wire."""
         if self.encoding != "map" or (bytes_hashes and self.fold_hashes):
             return False
         return not self.media or all(known not in media for known, _ in self.media)
@@ -71,7 +71,7 @@ def fold(block: Hash) -> int:
 
 
 def _translated(wire: Wire, event: AnyEvent) -> AnyEvent:
-    """The event in the words of a wire; itself where it is in them already."""
+    """The event with the hashes and media of this wire; the same object where nothing changes."""
     if isinstance(event, AllBlocksCleared):
         return event
     hashes, medium = (

@@ -58,7 +58,7 @@ class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared",
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
-"""Fields of :class:`BlockStored` that kvbus hands on without reading them (``extra_keys`` is cut per block)."""
+"""Fields of :class:`BlockStored` that kvbus hands on without reading them (``extra_keys`` is divided per block)."""
 
 
 class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True):
@@ -132,9 +132,9 @@ HashT = TypeVar("HashT", int, Annotated[bytes, msgspec.Meta(min_length=1, max_le
 class PlainStored(
     msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockStored", forbid_unknown_fields=True, gc=False
 ):
-    """:class:`BlockStored` without the fields few engines send, hashes of one kind: what the short way takes.
+    """:class:`BlockStored` without the fields few engines send, with hashes of one kind: what the fast path takes.
 
-    ``UNSET`` here says that a field which every kvbus event has was not sent.
+    ``UNSET`` here says that a field was not sent which every event of kvbus has.
     """
 
     block_hashes: tuple[HashT, ...]
@@ -152,7 +152,7 @@ class PlainStored(
 class PlainRemoved(
     msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False
 ):
-    """:class:`BlockRemoved` of the short way."""
+    """:class:`BlockRemoved` of the fast path."""
 
     block_hashes: tuple[HashT, ...]
     medium: str | UnsetType | None = UNSET

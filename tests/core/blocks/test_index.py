@@ -22,7 +22,7 @@ def put(index, hashes, parent=None, *, group=None, medium="GPU", size=16):
     return chunk
 
 
-def told(index):
+def announced(index):
     return [(key, list(chunk.hashes[a:b])) for key, chunk, a, b in index.snapshot()]
 
 
@@ -122,7 +122,7 @@ class TestSnapshot:
         put(index, [3], 2)
         put(index, [2], 1)
         put(index, [1])
-        assert [blocks for _, blocks in told(index)] == [[1], [2], [3]]
+        assert [blocks for _, blocks in announced(index)] == [[1], [2], [3]]
 
     def test_device_first_then_one_medium_at_a_time(self):
         index = Index()
@@ -131,34 +131,40 @@ class TestSnapshot:
         put(index, [2], medium="CPU", group=0)
         put(index, [3], group=1)
         put(index, [3])
-        assert [key for key, _ in told(index)] == [(None, "GPU"), (1, "GPU"), (0, "CPU"), (1, "CPU"), (None, "DISK")]
+        assert [key for key, _ in announced(index)] == [
+            (None, "GPU"),
+            (1, "GPU"),
+            (0, "CPU"),
+            (1, "CPU"),
+            (None, "DISK"),
+        ]
 
     def test_a_chunk_with_holes_is_told_in_pieces(self):
         index = Index()
         put(index, [1, 2, 3, 4, 5])
         index.table(None, "GPU").remove(2)
         index.table(None, "GPU").remove(4)
-        assert [blocks for _, blocks in told(index)] == [[1], [3], [5]]
+        assert [blocks for _, blocks in announced(index)] == [[1], [3], [5]]
 
     def test_a_piece_whose_parent_came_back_elsewhere_waits_for_it(self):
         index = Index()
         put(index, [1, 2, 3])
         index.table(None, "GPU").remove(2)
         put(index, [2], 1)
-        assert [blocks for _, blocks in told(index)] == [[1], [2], [3]]
+        assert [blocks for _, blocks in announced(index)] == [[1], [2], [3]]
 
     def test_a_cycle_of_parents_is_told_once(self):
         index = Index()
         put(index, [1], 2)
         put(index, [2], 3)
         put(index, [3], 1)
-        assert sorted(block for _, blocks in told(index) for block in blocks) == [1, 2, 3]
+        assert sorted(block for _, blocks in announced(index) for block in blocks) == [1, 2, 3]
 
     def test_a_long_chain_is_no_recursion(self):
         index = Index()
         for block in range(5_000, 0, -1):
             put(index, [block], block - 1 or None)
-        assert [blocks[0] for _, blocks in told(index)] == list(range(1, 5_001))
+        assert [blocks[0] for _, blocks in announced(index)] == list(range(1, 5_001))
 
 
 class TestWhole:
@@ -177,10 +183,10 @@ class TestWhole:
         put(index, [1, 2])
         put(index, [2, 3], medium="CPU")
         index.keep({"CPU"})
-        assert told(index) == [((None, "CPU"), [2, 3])]
+        assert announced(index) == [((None, "CPU"), [2, 3])]
         assert index.media_names == {"CPU"}
         index.clear()
-        assert told(index) == []
+        assert announced(index) == []
         assert index.announced == 0
 
     def test_a_copy_stays_as_it_was(self):
@@ -189,8 +195,8 @@ class TestWhole:
         copy = index.copy()
         put(index, [3], 2)
         index.table(None, "GPU").remove(1)
-        assert told(copy) == [((None, "GPU"), [1, 2])]
-        assert told(index) == [((None, "GPU"), [2]), ((None, "GPU"), [3])]
+        assert announced(copy) == [((None, "GPU"), [1, 2])]
+        assert announced(index) == [((None, "GPU"), [2]), ((None, "GPU"), [3])]
         del copy
-        index.settle()
+        index.merge_overlays()
         assert len(index) == 2

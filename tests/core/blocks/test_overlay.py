@@ -40,13 +40,13 @@ def test_it_is_what_a_dictionary_would_be(steps):
             assert top.pop(key, None) == model.pop(key, None)
         elif what == "hold":
             holder = Holder()
-            kept, top = stack.hold(top, holder)
+            kept, top = stack.freeze(top, holder)
             held.append((holder, kept, dict(model)))
             del holder  # `held` alone keeps it
         elif what == "let go" and key < len(held):
             del held[key]
         elif what == "settle":
-            top = stack.settle(top)
+            top = stack.merge(top)
             if not held:
                 assert top is base
         assert dict(top) == model
@@ -59,7 +59,7 @@ def test_it_is_what_a_dictionary_would_be(steps):
 
 def test_what_is_small_is_copied():
     base = {1: 1}
-    kept, top = Overlay(base, copied_below=2).hold(base, Holder())
+    kept, top = Overlay(base, copied_below=2).freeze(base, Holder())
     assert top is base
     assert kept == base
     assert kept is not base
@@ -70,13 +70,13 @@ def test_layers_are_bounded():
     top: MutableMapping[int, int] = base
     stack, held = Overlay(base, copied_below=0), [Holder() for _ in range(MAX_LAYERS + 1)]
     for holder in held:
-        kept, top = stack.hold(top, holder)
+        kept, top = stack.freeze(top, holder)
         top[len(top)] = 0
     assert isinstance(kept, dict)
     assert len(top) == 5 + len(held)
     held.clear()
     del holder
-    assert stack.settle(top) is base
+    assert stack.merge(top) is base
     assert len(base) == 5 + MAX_LAYERS + 1
 
 

@@ -1,6 +1,9 @@
-"""Which events of a batch may be applied; the reasons one by one are in test_normalize."""
+"""Which events of a batch may be applied; the reasons one by one are in test_normalizer."""
 
-from kvbus.core.normalizing.admission import Admission, complete
+import pytest
+
+from kvbus.core.blocks.index import MAX_RUN
+from kvbus.core.normalizing.admission import MAX_GROUPS, Admission, complete
 from kvbus.core.normalizing.validate import Store
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
@@ -47,6 +50,72 @@ def test_a_group_is_known_by_its_kind_even_from_an_event_that_breaks_rules():
     assert admission.no_prefix == {2}
     assert stats.filtered == {Filtered.GROUP: 1}
     assert stats.rejected == {}
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (removed([1], medium="HBM"), Reason.UNKNOWN_MEDIUM),
+        (store([1], medium="HBM"), Reason.UNKNOWN_MEDIUM),
+        (store([1], tokens=[1]), Reason.TOKEN_COUNT),
+    ],
+)
+def test_an_event_that_breaks_a_rule_is_counted_and_left_out(event, reason):
+    stats = SourceStats()
+    assert taken(Admission("prefix", stats), event) == []
+    assert stats.rejected == {reason: 1}
+
+
+def test_a_store_without_hashes_is_left_out():
+    stats = SourceStats()
+    assert taken(Admission("prefix", stats), store([])) == []
+    assert stats.filtered == {Filtered.NO_HASHES: 1}
+
+
+def test_groups_are_bounded():
+    stats = SourceStats()
+    admission = Admission("prefix", stats)
+    for group in range(MAX_GROUPS):
+        assert len(taken(admission, store([1], group=group))) == 1
+    assert taken(admission, store([1], group=MAX_GROUPS)) == []
+    assert len(taken(admission, store([1], group=0))) == 1
+    assert stats.rejected == {Reason.INDEX_FULL: 1}
+
+
+@pytest.mark.parametrize("keys", [None, "each", "one"])
+def test_a_long_store_is_split_into_several_that_follow_one_another(keys):
+    hashes = list(range(1, 2 * MAX_RUN + 2))
+    named = {"each": [["k", block] for block in hashes], "one": ["k"], None: None}[keys]
+    steps = taken(Admission("prefix", SourceStats()), store(hashes, 9000, extra_keys=named, novelty=1))
+    events = [plain(step.event) for step in steps]
+    assert [event["block_hashes"] for event in events] == [hashes[:MAX_RUN], hashes[MAX_RUN:-1], hashes[-1:]]
+    assert [event["parent_block_hash"] for event in events] == [9000, MAX_RUN, 2 * MAX_RUN]
+    assert [token for event in events for token in event["token_ids"]] == [
+        token for block in hashes for token in tokens_of(block)
+    ]
+    assert [list(step.extras) for step in steps] == [["novelty"]] * 3
+    if keys == "each":
+        assert [key for event in events for key in event["extra_keys"]] == named
+    else:
+        assert {str(event.get("extra_keys")) for event in events} == {str(named)}
+
+
+@pytest.mark.parametrize(("kind", "counted"), [(int, True), (bytes, False)])
+def test_batches_of_the_fast_path_are_counted_by_their_kind_of_hash(kind, counted):
+    stats = SourceStats()
+    admission = Admission("prefix", stats)
+    taken(admission, store([1]), store([2]))
+    assert admission.count_plain(kind, 3, 1) is counted
+    assert (stats.stored, stats.removed) == ((5, 1) if counted else (2, 0))
+
+
+def test_a_dump_is_plain_and_loads():
+    admission, loaded = (Admission("prefix", SourceStats()) for _ in range(2))
+    taken(admission, store([1], group=3), store([2], group=3), store([3], group=4, kv_cache_spec_kind="mamba"))
+    loaded.load(admission.dump())
+    assert loaded.dump() == admission.dump()
+    assert loaded.no_prefix == {4}
+    assert not loaded.count_plain(bytes, 1, 0)
 
 
 class TestComplete:

@@ -1,4 +1,4 @@
-"""Blocks that are not told, remembered; what becomes of them in a stream is in test_normalizer and test_tails."""
+"""Blocks that are not announced, remembered; what becomes of them in a stream is in test_normalizer and test_tails."""
 
 import pytest
 
@@ -63,9 +63,9 @@ def test_what_becomes_of_blocks_and_tails_when_sizes_are_learned(left_out, treat
     left_out.store_tail(GPU, 9, chunk_of(9), copies=1)
     left_out.take_from(GPU, index.table(*GPU), lambda group, chunk: treatment)
     left_out.give_back(index, lambda group, chunk: treatment)
-    told = {1, 9} if treatment in (Treatment.NATIVE, Treatment.REBLOCK) else set()
+    announced = {1, 9} if treatment in (Treatment.NATIVE, Treatment.REBLOCK) else set()
     coarse = {1, 9} if treatment in (Treatment.COARSE, Treatment.REJECT) else set()
     table, tails = index.table(*GPU), left_out.tails.table(*GPU)
-    assert table.blocks.keys() == told == table.copies.keys()
+    assert table.blocks.keys() == announced == table.copies.keys()
     assert left_out.coarse == {(*GPU, name): 2 for name in coarse}
-    assert tails.blocks.keys() == {1, 9} - told - coarse == tails.copies.keys()
+    assert tails.blocks.keys() == {1, 9} - announced - coarse == tails.copies.keys()

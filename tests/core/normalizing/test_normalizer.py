@@ -406,7 +406,7 @@ class TestClear:
 
     def test_a_second_one_of_an_engine_that_clears_everything(self):
         bench = Bench()
-        bench.feed(cleared(), first_of_life=True)
+        bench.feed(cleared(), first_of_epoch=True)
         bench.feed(cleared(), store([1]), cleared(), store([2], medium="CPU_PINNED"))
         assert set(bench.router.blocks) == {(None, "CPU_PINNED", 2)}
 
@@ -431,18 +431,18 @@ class TestClear:
 
     def test_an_engine_that_opens_with_one_clears_everything(self):
         bench = Bench()
-        bench.feed(cleared(), first_of_life=True)
+        bench.feed(cleared(), first_of_epoch=True)
         bench.feed(store([1, 2]), store([1], medium="CPU_PINNED"))
         assert bench.feed(cleared()) == plain_all([cleared()])
         assert bench.router.blocks == {}
 
     def test_one_that_opens_with_something_else_does_not(self):
         bench = Bench()
-        bench.feed(store([1]), store([1], medium="CPU"), first_of_life=True)
+        bench.feed(store([1]), store([1], medium="CPU"), first_of_epoch=True)
         bench.feed(cleared())
         assert set(bench.router.blocks) == {(None, "CPU", 1)}
 
-    def test_recut_blocks_leave_under_their_derived_names(self):
+    def test_reblocked_blocks_leave_under_their_derived_names(self):
         bench = Bench(block_size=16)
         bench.feed(store([1], block_size=64), store([2], block_size=64, medium="CPU"))
         bench.feed(cleared())

@@ -7,7 +7,7 @@ import pytest
 from kvbus.core.sequencing.backfill import MAX_BACKOFF, NOTHING, Backfill
 
 
-def owed(pause=1.0):
+def pending(pause=1.0):
     backfill = Backfill(pause)
     backfill.request_finished(answered=False)
     backfill.begins(10)
@@ -23,7 +23,7 @@ def test_what_an_answer_left_out_is_not_asked_for_again():
 
 
 def test_what_nobody_answered_for_is():
-    assert owed().due(0.0)
+    assert pending().due(0.0)
 
 
 def test_nothing_is_missing_before_the_first_number():
@@ -34,7 +34,7 @@ def test_nothing_is_missing_before_the_first_number():
 
 
 def test_once_owed_it_stays_owed_until_it_is_answered():
-    backfill = owed()
+    backfill = pending()
     backfill.request_finished(answered=True)  # of another question
     backfill.begins(20)
     assert backfill.pending
@@ -43,7 +43,7 @@ def test_once_owed_it_stays_owed_until_it_is_answered():
 
 
 def test_pauses_double_up_to_a_limit():
-    backfill, now = owed(), 0.0
+    backfill, now = pending(), 0.0
     asked: list[float] = []
     while len(asked) < 7:
         if backfill.due(now):
@@ -55,7 +55,7 @@ def test_pauses_double_up_to_a_limit():
 
 @pytest.mark.parametrize(("first", "more"), [(9, True), (0, True), (10, False), (11, False), (None, False)])
 def test_only_what_is_from_before_is_worth_beginning_anew(first, more):
-    assert owed().answered(first) is more
+    assert pending().answered(first) is more
 
 
 def test_of_nothing_any_number_is_more():
@@ -66,7 +66,7 @@ def test_of_nothing_any_number_is_more():
 
 
 def test_it_survives_a_restart():
-    backfill, again = owed(), Backfill(1.0)
+    backfill, again = pending(), Backfill(1.0)
     again.load(backfill.dump())
     assert (again.first, again.pending) == (10, True)
     assert again.due(0.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvbus.core.sequencing.conflict import FIRST_PAUSE, LIVES, MAX_PAUSE, WINDOW, Conflict
+from kvbus.core.sequencing.conflict import FIRST_PAUSE, MAX_EPOCHS, MAX_PAUSE, WINDOW, Conflict
 
 
 def provoked(conflict, now):
@@ -12,25 +12,25 @@ def provoked(conflict, now):
 
 def test_a_few_restarts_are_none():
     conflict = Conflict()
-    assert [conflict.epoch_began(float(n)) for n in range(LIVES)] == [False] * LIVES
+    assert [conflict.epoch_began(float(n)) for n in range(MAX_EPOCHS)] == [False] * MAX_EPOCHS
     assert conflict.until is None
 
 
 def test_one_more_within_the_window_is():
-    assert provoked(conflict := Conflict(), 7.0) == LIVES + 1
+    assert provoked(conflict := Conflict(), 7.0) == MAX_EPOCHS + 1
     assert conflict.until == 7.0 + FIRST_PAUSE
 
 
 def test_restarts_that_are_spread_out_never_are():
     conflict = Conflict()
-    step = WINDOW / LIVES
+    step = WINDOW / MAX_EPOCHS
     assert not any(conflict.epoch_began(n * step) for n in range(100))
 
 
 def test_just_inside_the_window():
     conflict = Conflict()
-    step = WINDOW / LIVES * 0.99
-    assert [conflict.epoch_began(n * step) for n in range(LIVES + 1)] == [False] * LIVES + [True]
+    step = WINDOW / MAX_EPOCHS * 0.99
+    assert [conflict.epoch_began(n * step) for n in range(MAX_EPOCHS + 1)] == [False] * MAX_EPOCHS + [True]
 
 
 def test_the_pause_ends_once():
@@ -44,7 +44,7 @@ def test_the_pause_ends_once():
 def test_each_pause_is_longer_up_to_a_limit():
     conflict, now, pauses = Conflict(), 0.0, []
     for _ in range(6):
-        assert provoked(conflict, now) == LIVES + 1
+        assert provoked(conflict, now) == MAX_EPOCHS + 1
         assert conflict.until is not None
         pauses.append(conflict.until - now)
         now = conflict.until
@@ -63,10 +63,10 @@ def test_after_a_long_peace_it_begins_anew(quiet, pause):
 
 def test_another_connection_is_another_matter():
     conflict = Conflict()
-    for _ in range(LIVES):
+    for _ in range(MAX_EPOCHS):
         conflict.epoch_began(0.0)
     conflict.reconnected()
-    assert provoked(conflict, 0.0) == LIVES + 1
+    assert provoked(conflict, 0.0) == MAX_EPOCHS + 1
     conflict.reconnected()
     assert conflict.until is None
     assert not conflict.over(1e9)

@@ -12,7 +12,7 @@ from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 from kvbus.core.stats import SourceStats
 
 
-class Line:
+class Tracked:
     def __init__(self, *, at=0, batches=100, synced=True):
         self.stats = SourceStats()
         self.actions: deque[Action] = deque()
@@ -53,156 +53,156 @@ class Line:
 
 
 def test_in_order():
-    line = Line().live(0, 1, 2)
-    assert line.said() == [0, 1, 2]
-    assert line.counted() == (0, 0, 0)
-    assert line.tracker.complete
-    assert line.tracker.caught_up
+    tracked = Tracked().live(0, 1, 2)
+    assert tracked.said() == [0, 1, 2]
+    assert tracked.counted() == (0, 0, 0)
+    assert tracked.tracker.complete
+    assert tracked.tracker.caught_up
 
 
 def test_the_shortest_way_is_the_same():
-    line = Line()
-    mark = line.tracker.accept_next(0, b"x")
-    other = Line()
+    tracked = Tracked()
+    fingerprint = tracked.tracker.accept_next(0, b"x")
+    other = Tracked()
     other.tracker.live_in_order(0, b"x")
     (delivered,) = other.actions
     assert isinstance(delivered, Deliver)
-    assert mark == delivered.fingerprint
-    assert line.tracker.next == line.tracker.log_end == line.tracker.live_end == 1
+    assert fingerprint == delivered.fingerprint
+    assert tracked.tracker.next == tracked.tracker.log_end == tracked.tracker.live_end == 1
 
 
 def test_one_that_overtook_waits_and_the_gap_is_counted():
-    line = Line().live(0, 3)
-    assert line.said() == [0]
-    assert line.counted() == (2, 0, 0)
-    assert not line.tracker.complete
-    line.live(1, 2)
-    assert line.said() == [1, 2, 3]
-    assert line.counted() == (2, 2, 0)
+    tracked = Tracked().live(0, 3)
+    assert tracked.said() == [0]
+    assert tracked.counted() == (2, 0, 0)
+    assert not tracked.tracker.complete
+    tracked.live(1, 2)
+    assert tracked.said() == [1, 2, 3]
+    assert tracked.counted() == (2, 2, 0)
 
 
 def test_a_replay_fills_a_gap():
-    line = Line().live(0, 3)
+    tracked = Tracked().live(0, 3)
     for seq in (1, 2):
-        line.tracker.replayed(seq, b"r")
-    assert line.said() == [0, 1, 2, 3]
-    assert line.counted() == (2, 2, 0)
+        tracked.tracker.replayed(seq, b"r")
+    assert tracked.said() == [0, 1, 2, 3]
+    assert tracked.counted() == (2, 2, 0)
 
 
 def test_a_replay_shows_what_nobody_knew_of():
-    line = Line().live(0)
-    line.tracker.replayed(1, b"r")
-    line.tracker.replayed(4, b"r")
-    assert line.said() == [0, 1]
-    assert line.counted() == (4, 2, 0)
+    tracked = Tracked().live(0)
+    tracked.tracker.replayed(1, b"r")
+    tracked.tracker.replayed(4, b"r")
+    assert tracked.said() == [0, 1]
+    assert tracked.counted() == (4, 2, 0)
 
 
 def test_before_the_history_is_in_nothing_is_missing():
-    line = Line(synced=False).live(5)
-    assert line.stats.missing == 0
+    tracked = Tracked(synced=False).live(5)
+    assert tracked.stats.missing == 0
     for seq in (2, 3):
-        line.tracker.replayed(seq, b"r")
-    line.tracker.begin_at(2)
-    line.tracker.drain()
-    assert line.said() == [2, 3]
-    line.tracker.open()
-    assert line.counted() == (1, 0, 0)  # 4
+        tracked.tracker.replayed(seq, b"r")
+    tracked.tracker.begin_at(2)
+    tracked.tracker.drain()
+    assert tracked.said() == [2, 3]
+    tracked.tracker.open()
+    assert tracked.counted() == (1, 0, 0)  # 4
 
 
 def test_given_up():
-    line = Line().live(0, 3)
-    line.tracker.give_up()
-    assert line.said() == [0, "lost 2", 3]
-    assert line.counted() == (2, 0, 2)
+    tracked = Tracked().live(0, 3)
+    tracked.tracker.give_up()
+    assert tracked.said() == [0, "lost 2", 3]
+    assert tracked.counted() == (2, 0, 2)
 
 
 def test_given_up_with_nothing_behind_the_gap():
-    line = Line().live(0)
-    line.tracker.expose(4)
-    assert line.counted() == (3, 0, 0)
-    line.tracker.give_up()
-    assert line.said() == [0, "lost 3"]
-    assert line.counted() == (3, 0, 3)
-    assert line.tracker.complete
+    tracked = Tracked().live(0)
+    tracked.tracker.expose(4)
+    assert tracked.counted() == (3, 0, 0)
+    tracked.tracker.give_up()
+    assert tracked.said() == [0, "lost 3"]
+    assert tracked.counted() == (3, 0, 3)
+    assert tracked.tracker.complete
 
 
 def test_one_that_exists_and_cannot_be_had():
-    line = Line().live(0, 2)
-    line.tracker.skip_lost()
-    assert line.said() == [0, "lost 1", 2]
-    assert line.counted() == (1, 0, 1)
-    line.tracker.skip_lost()  # of a number that nothing had shown
-    assert line.counted() == (2, 0, 2)
+    tracked = Tracked().live(0, 2)
+    tracked.tracker.skip_lost()
+    assert tracked.said() == [0, "lost 1", 2]
+    assert tracked.counted() == (1, 0, 1)
+    tracked.tracker.skip_lost()  # of a number that nothing had shown
+    assert tracked.counted() == (2, 0, 2)
 
 
 def test_over_the_limit_the_newest_is_let_go_and_missing_again():
-    line = Line(batches=2).live(0, 2, 3, 4)
-    assert line.stats.held_overflow == 1
-    assert line.counted() == (2, 0, 0)  # 1 and 4
-    line.tracker.replayed(1, b"r")
-    assert line.said() == [0, 1, 2, 3]
-    line.tracker.replayed(4, b"r")
-    assert line.counted() == (2, 2, 0)
+    tracked = Tracked(batches=2).live(0, 2, 3, 4)
+    assert tracked.stats.held_overflow == 1
+    assert tracked.counted() == (2, 0, 0)  # 1 and 4
+    tracked.tracker.replayed(1, b"r")
+    assert tracked.said() == [0, 1, 2, 3]
+    tracked.tracker.replayed(4, b"r")
+    assert tracked.counted() == (2, 2, 0)
 
 
 def test_over_the_limit_an_older_one_takes_the_newest_ones_place():
-    line = Line(batches=2).live(0, 4, 5, 2)
-    assert list(line.tracker.held) == [2, 4]
-    assert line.counted() == (4, 1, 0)  # 1, 3, and 5 again; 2 has come
+    tracked = Tracked(batches=2).live(0, 4, 5, 2)
+    assert list(tracked.tracker.held) == [2, 4]
+    assert tracked.counted() == (4, 1, 0)  # 1, 3, and 5 again; 2 has come
 
 
 @pytest.mark.parametrize(("payload", "contested"), [(b"3", False), (b"other", True)])
 def test_another_batch_of_the_same_number(payload, contested):
-    line = Line().live(0, 2, 3, 4)
-    assert line.tracker.contest(3, payload) is contested
-    assert list(line.tracker.held) == ([2] if contested else [2, 3, 4])
-    assert line.counted() == (1 + 2 * contested, 0, 0)
+    tracked = Tracked().live(0, 2, 3, 4)
+    assert tracked.tracker.contest(3, payload) is contested
+    assert list(tracked.tracker.held) == ([2] if contested else [2, 3, 4])
+    assert tracked.counted() == (1 + 2 * contested, 0, 0)
 
 
 def test_what_waits_behind_a_gap_that_is_too_wide():
-    line = Line(synced=False).live(2, 3, 50, 51)
-    assert line.tracker.drop_far(10) == 2
-    assert list(line.tracker.held) == [2, 3]
-    assert line.tracker.live_end == line.tracker.log_end == 4
-    assert line.tracker.drop_far(10) == 0
+    tracked = Tracked(synced=False).live(2, 3, 50, 51)
+    assert tracked.tracker.drop_far(10) == 2
+    assert list(tracked.tracker.held) == [2, 3]
+    assert tracked.tracker.live_end == tracked.tracker.log_end == 4
+    assert tracked.tracker.drop_far(10) == 0
 
 
 def test_a_snapshot_says_all_before_it():
-    line = Line().live(0, 2, 5, 9)
-    line.tracker.jump(7)
-    line.tracker.drain()
-    assert line.said() == [0]
-    assert line.tracker.next == 7
-    assert line.counted() == (6, 0, 4)  # 1, 3, 4 and 6 will not come; 7 and 8 may
+    tracked = Tracked().live(0, 2, 5, 9)
+    tracked.tracker.jump(7)
+    tracked.tracker.drain()
+    assert tracked.said() == [0]
+    assert tracked.tracker.next == 7
+    assert tracked.counted() == (6, 0, 4)  # 1, 3, 4 and 6 will not come; 7 and 8 may
 
 
 def test_all_that_is_pending_is_written_off():
-    line = Line().live(0, 5)
-    assert line.tracker.write_off() == 4
-    assert line.stats.lost == 4
-    assert line.stats.pending == 0
+    tracked = Tracked().live(0, 5)
+    tracked.tracker.write_off()
+    assert tracked.stats.lost == 4
+    assert tracked.stats.pending == 0
 
 
 def test_after_a_restart_it_goes_on_behind_what_was_delivered():
-    line = Line(synced=False)
-    line.tracker.restore_batch(7, b"7")
-    line.live(8)
-    assert line.said() == [8]
-    assert line.counted() == (0, 0, 0)
-    assert line.tracker.fingerprints.matches(7, b"7", 9)
+    tracked = Tracked(synced=False)
+    tracked.tracker.restore_batch(7, b"7")
+    tracked.live(8)
+    assert tracked.said() == [8]
+    assert tracked.counted() == (0, 0, 0)
+    assert tracked.tracker.fingerprints.matches(7, b"7", 9)
 
 
 @given(st.permutations(range(12)), st.sets(st.integers(0, 11)), st.integers(1, 12))
 def test_in_any_order_each_is_delivered_or_lost_once(order, dropped, room):
-    line = Line(batches=room)
+    tracked = Tracked(batches=room)
     for seq in order:
-        if seq not in dropped and seq >= line.tracker.next and seq not in line.tracker.held:
-            line.live(seq)
-            line.counted()
-    line.tracker.expose(12)
-    while not line.tracker.complete:
-        line.tracker.give_up()
-        line.counted()
-    delivered = [each.seq for each in line.actions if isinstance(each, Deliver)]
+        if seq not in dropped and seq >= tracked.tracker.next and seq not in tracked.tracker.held:
+            tracked.live(seq)
+            tracked.counted()
+    tracked.tracker.expose(12)
+    while not tracked.tracker.complete:
+        tracked.tracker.give_up()
+        tracked.counted()
+    delivered = [each.seq for each in tracked.actions if isinstance(each, Deliver)]
     assert delivered == sorted(set(delivered))
-    assert len(delivered) + line.stats.lost == 12
+    assert len(delivered) + tracked.stats.lost == 12

@@ -82,10 +82,10 @@ class TestTheQuestion:
         one = Asking()
         one.client.ask(Purpose.SYNC, tracker_at(5))
         assert one.client.open is not None
-        assert not one.client.open.expects
+        assert not one.client.open.expects_batches
         one.client.ask(Purpose.SYNC, tracker_at(5, 7))
-        assert one.client.open.expects
-        assert one.client.open.known == 8
+        assert one.client.open.expects_batches
+        assert one.client.open.log_end == 8
 
     def test_an_answer_to_an_old_one_is_counted(self):
         one = Asking()

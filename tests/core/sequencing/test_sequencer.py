@@ -4,521 +4,736 @@ from itertools import pairwise
 
 import pytest
 
+from kvbus.core.sequencing.actions import Ask, Deliver, Lost
+from kvbus.core.sequencing.conflict import FIRST_PAUSE
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.replay_requests import ATTEMPTS, OVERLAP
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import SourceStats
-from tests.core.sequencing.line import Line, synced
+from tests.core.dsl import ask, ask_snapshot, cancel, down, live, replay_end, replayed, snapshot, tick, up
+from tests.core.sequencing.script import SequencerScript, deliver, in_sync, lost, new_epoch, synced
+
+
+def asks(done):
+    """Whether anything is asked."""
+    return any(isinstance(action, Ask) for action in done)
+
+
+def delivered(done):
+    """The seqs delivered."""
+    return [action.seq for action in done if isinstance(action, Deliver)]
 
 
 class TestStart:
     def test_history_first_then_the_live_stream(self):
-        line = Line()
-        assert line.state is State.CONNECTING
-        assert line.up() == ["ask 0"]
-        assert line.state is State.SYNCING
-        assert line.replayed(0, 1, 2) == [0, 1, 2]
-        assert line.end() == ["stop", "synced"]
-        assert line.state is State.LIVE
-        assert line.live(3) == [3]
-        assert line.missing == (0, 0, 0, 0)
-        assert not line.sequencer.partial
+        script = SequencerScript()
+        assert script.state is State.CONNECTING
+        assert script >> up() << ask(0)
+        assert script.state is State.SYNCING
+        assert script.after(*map(replayed, range(3))) == deliver(0, 1, 2)
+        assert script >> replay_end() << cancel() << synced()
+        assert script.state is State.LIVE
+        assert script >> live(3) << deliver(3)
+        assert script.missing == (0, 0, 0, 0)
+        assert not script.sequencer.partial
 
     def test_live_batches_wait_for_the_history(self):
-        line = Line()
-        line.up()
-        assert line.live(5, 6) == []
-        assert line.replayed(3, 4) == [3, 4, 5, 6, "stop", "synced"]
-        assert line.sequencer.partial
+        script = SequencerScript()
+        script.after(up())
+        assert script.after(live(5), live(6)) == []
+        assert script.after(replayed(3), replayed(4)) == [*deliver(3, 4, 5, 6), cancel(), synced()]
+        assert script.sequencer.partial
 
     def test_an_answer_that_never_ends_is_over_when_it_has_caught_up(self):
-        line = Line()
-        line.up()
-        assert line.live(2) == []
-        assert line.replayed(0, 1) == [0, 1, 2, "stop", "synced"]
-        assert line.live(3) == [3]
+        script = SequencerScript()
+        script.after(up())
+        assert script >> live(2)
+        assert script.after(replayed(0), replayed(1)) == [*deliver(0, 1, 2), cancel(), synced()]
+        assert script >> live(3) << deliver(3)
 
     def test_a_live_stream_that_begins_at_the_beginning_needs_no_history(self):
-        line = Line()
-        line.up()
-        assert 0 in line.live(0)
-        assert line.state is State.LIVE
+        script = SequencerScript()
+        script.after(up())
+        assert delivered(script.after(live(0))) == [0]
+        assert script.state is State.LIVE
 
     def test_an_engine_that_has_said_nothing_yet(self):
-        line = Line()
-        line.up()
-        assert line.end() == ["stop", "synced"]
-        assert line.live(0, 1) == [0, 1]
+        script = SequencerScript()
+        script.after(up())
+        assert script >> replay_end() << cancel() << synced()
+        assert script.after(live(0), live(1)) == deliver(0, 1)
 
     def test_a_trimmed_history_is_partial_and_not_missing(self):
-        line = Line()
-        line.up()
-        assert line.replayed(1000, 1001) == [1000, 1001]
-        line.end()
-        assert line.sequencer.partial
-        assert line.missing == (0, 0, 0, 0)
+        script = SequencerScript()
+        script.after(up())
+        assert script.after(replayed(1000), replayed(1001)) == deliver(1000, 1001)
+        script.after(replay_end())
+        assert script.sequencer.partial
+        assert script.missing == (0, 0, 0, 0)
 
     def test_without_replay_it_begins_where_it_is(self):
-        line = Line(replay=False)
-        line.up()
-        assert line.live(7, 8) == ["synced", 7, 8]
-        assert line.sequencer.partial
+        script = SequencerScript(replay=False)
+        script.after(up())
+        assert script.after(live(7), live(8)) == [synced(), *deliver(7, 8)]
+        assert script.sequencer.partial
 
     def test_a_hole_in_the_history_is_asked_for_and_then_lost(self):
-        line = Line()
-        line.up()
-        assert line.replayed(0, 2) == [0]
-        assert line.end() == ["stop", "synced", "ask 0"]
-        assert line.replayed(0) + line.end() == ["stop", "ask 0"]
-        assert line.replayed(0) + line.end() == ["stop", "lost 1", 2]
-        assert line.missing == (1, 0, 1, 0)
+        script = SequencerScript()
+        script.after(up())
+        assert script.after(replayed(0), replayed(2)) == deliver(0)
+        assert script >> replay_end() << cancel() << synced() << ask(0)
+        assert script.after(replayed(0), replay_end()) == [cancel(), ask(0)]
+        assert script.after(replayed(0), replay_end()) == [cancel(), lost(1), *deliver(2)]
+        assert script.missing == (1, 0, 1, 0)
 
     def test_a_dead_replay_endpoint_delays_and_does_not_stop(self):
-        line = Line(replay_timeout=2.0)
-        line.up()
-        line.live(5, 6)
-        said = [said for _ in range(20) for said in line.later(2.0)]
-        assert [seq for seq in said if isinstance(seq, int)] == [5, 6]
-        assert line.live(7) == [7]
+        script = SequencerScript(replay_timeout=2.0)
+        script.after(up())
+        script.after(live(5), live(6))
+        said = [said for _ in range(20) for said in script.after(tick(2.0))]
+        assert delivered(said) == [5, 6]
+        assert script >> live(7) << deliver(7)
+
+    def test_a_history_that_nobody_answers_for_is_asked_for_twice(self):
+        script = SequencerScript(replay_timeout=2.0, probe_interval=0.0)
+        assert script.after(up(), live(5)) == [ask(0)]
+        for _ in range(ATTEMPTS - 1):
+            assert script >> tick(2.0) << cancel() << ask(0)
+        assert delivered(script.after(tick(2.0))) == [5]
 
 
 class TestGaps:
     def test_a_gap_is_asked_for_and_recovered(self):
-        line = synced(3)
-        assert line.live(5) == ["ask 0"]
-        assert line.state is State.GAP
-        assert line.missing == (2, 0, 0, 2)
-        assert line.replayed(3) == [3]
-        assert line.missing == (2, 1, 0, 1)
-        assert line.replayed(4) == [4, 5, "stop"]
-        assert line.state is State.LIVE
-        assert line.missing == (2, 2, 0, 0)
-        assert line.stats.gaps == 1
+        script = in_sync(3)
+        assert script >> live(5) << ask(0)
+        assert script.state is State.GAP
+        assert script.missing == (2, 0, 0, 2)
+        assert script >> replayed(3) << deliver(3)
+        assert script.missing == (2, 1, 0, 1)
+        assert script >> replayed(4) << deliver(4, 5) << cancel()
+        assert script.state is State.LIVE
+        assert script.missing == (2, 2, 0, 0)
+        assert script.stats.gaps == 1
 
     def test_batches_behind_the_gap_are_held_back(self):
-        line = synced(3)
-        line.live(5)
-        assert line.live(6, 8, 7) == []
-        assert line.missing == (2 + 1, 1, 0, 2)
-        assert line.replayed(3, 4) == [3, 4, 5, 6, 7, 8, "stop"]
+        script = in_sync(3)
+        script.after(live(5))
+        assert script.after(live(6), live(8), live(7)) == []
+        assert script.missing == (2 + 1, 1, 0, 2)
+        assert script.after(replayed(3), replayed(4)) == [*deliver(3, 4, 5, 6, 7, 8), cancel()]
 
     def test_a_late_batch_fills_the_gap_itself(self):
-        line = synced(3)
-        assert line.live(4) == ["ask 0"]
-        assert line.live(3)[:2] == [3, 4]
-        assert line.missing == (1, 1, 0, 0)
-        assert 5 in line.live(5)
+        script = in_sync(3)
+        assert script >> live(4) << ask(0)
+        assert script.after(live(3))[:2] == deliver(3, 4)
+        assert script.missing == (1, 1, 0, 0)
+        assert delivered(script.after(live(5))) == [5]
 
     def test_what_no_replay_brings_is_lost_after_the_last_attempt(self):
-        line = synced(3)
-        assert line.live(5) == ["ask 0"]
+        script = in_sync(3)
+        assert script >> live(5) << ask(0)
         for _ in range(ATTEMPTS - 1):
-            assert line.replayed(0, 1, 2) + line.end() == ["stop", "ask 0"]
-        assert line.replayed(0, 1, 2) + line.end() == ["stop", "lost 2", 5]
-        assert line.missing == (2, 0, 2, 0)
-        assert line.sequencer.partial
+            assert script.after(*map(replayed, range(3)), replay_end()) == [cancel(), ask(0)]
+        assert script.after(*map(replayed, range(3)), replay_end()) == [cancel(), lost(2), *deliver(5)]
+        assert script.missing == (2, 0, 2, 0)
+        assert script.sequencer.partial
 
     def test_a_permanent_hole_costs_only_itself(self):
-        line = synced(3)
-        line.live(6)
-        said = line.replayed(3, 5)
-        while "ask 0" in said or 3 in said:  # once again, in case it was the answer that was cut short
-            said = line.replayed(5) + line.end()
-        assert said == ["stop", "lost 1", 5, 6]
-        assert line.missing == (3, 2, 1, 0)
+        script = in_sync(3)
+        script.after(live(6))
+        said = script.after(replayed(3), replayed(5))
+        while ask(0) in said or 3 in delivered(said):  # once again, in case it was the answer that was cut short
+            said = script.after(replayed(5), replay_end())
+        assert said == [cancel(), lost(1), *deliver(5, 6)]
+        assert script.missing == (3, 2, 1, 0)
 
     def test_answers_to_an_old_request_do_not_mix_in(self):
-        line = synced(3)
-        old = line.request
-        line.live(5)
-        assert line.replayed(3, request=old) == []
-        assert line.end(request=old) == []
-        assert line.stats.stale_replies == 2
-        assert line.missing == (2, 0, 0, 2)
+        script = in_sync(3)
+        old = script.requests[0]
+        script.after(live(5))
+        assert script >> replayed(3, request=old)
+        assert script >> replay_end(request=old)
+        assert script.stats.stale_replies == 2
+        assert script.missing == (2, 0, 0, 2)
 
     def test_an_answer_that_stalls_is_given_up(self):
-        line = synced(3, replay_timeout=2.0, probe_interval=0.0)
-        line.live(5)
-        assert line.later(1.9) == []
-        assert line.later(0.2) == ["stop", "ask 0"]
-        assert line.replayed(3) == [3]
-        assert line.later(1.9) == []
-        assert line.stats.replay_timeouts == 1
+        script = in_sync(3, replay_timeout=2.0, probe_interval=0.0)
+        script.after(live(5))
+        assert script >> tick(1.9)
+        assert script >> tick(0.2) << cancel() << ask(0)
+        assert script >> replayed(3) << deliver(3)
+        assert script >> tick(1.9)
+        assert script.stats.replay_timeouts == 1
 
     def test_an_answer_that_trickles_for_ever_is_given_up_too(self):
-        line = synced(1, replay_timeout=2.0, replay_total_timeout=10.0, probe_interval=0.0)
-        line.live(1000)
+        script = in_sync(1, replay_timeout=2.0, replay_total_timeout=10.0, probe_interval=0.0)
+        script.after(live(1000))
         said = []
         for seq in range(1, 12):
-            line.replayed(seq)
-            said += line.later(1.0)
-        assert "stop" in said
+            script.after(replayed(seq))
+            said += script.after(tick(1.0))
+        assert cancel() in said
 
     def test_batches_seen_twice_are_counted_and_delivered_once(self):
-        line = synced(3)
-        assert line.live(2, 3, 3) == [3]
-        line.live(5)
-        assert line.live(5) == []
-        assert line.stats.duplicates == 3
-        line.replayed(3, 4)
-        assert line.delivered == [line.batch(seq) for seq in range(6)]
+        script = in_sync(3)
+        assert script.after(live(2), live(3), live(3)) == deliver(3)
+        script.after(live(5))
+        assert script >> live(5)
+        assert script.stats.duplicates == 3
+        script.after(replayed(3), replayed(4))
+        assert script.delivered == [script.payload(seq) for seq in range(6)]
 
     def test_two_batches_of_one_number_are_a_matter_for_the_replay(self):
-        line = synced(3)
-        line.live(5)
-        line.life = 1  # somebody else on the endpoint
-        assert line.live(5) == []
-        line.life = 0
-        assert line.replayed(3, 4, 5) == [3, 4, 5, "stop"]
-        assert line.delivered == [line.batch(seq) for seq in range(6)]
+        script = in_sync(3)
+        script.after(live(5))
+        script.epoch = 1  # somebody else on the endpoint
+        assert script >> live(5)
+        script.epoch = 0
+        assert script.after(*map(replayed, range(3, 6))) == [*deliver(3, 4, 5), cancel()]
+        assert script.delivered == [script.payload(seq) for seq in range(6)]
 
     def test_holding_back_is_bounded(self):
-        line = synced(1, reorder_batches=3, probe_interval=0.0)
-        line.live(2, 3, 4, 5, 6)
-        assert len(line.sequencer.held) == 3
-        assert line.stats.held_overflow == 2
-        assert line.missing == (3, 0, 0, 3)
-        assert [seq for seq in line.replayed(*range(1, 7)) if seq != "stop"] == [1, 2, 3, 4, 5, 6]
-        assert line.stats.pending == 0
-        assert line.stats.lost == 0
+        script = in_sync(1, reorder_batches=3, probe_interval=0.0)
+        script.after(*map(live, range(2, 7)))
+        assert len(script.sequencer.held) == 3
+        assert script.stats.held_overflow == 2
+        assert script.missing == (3, 0, 0, 3)
+        assert delivered(script.after(*map(replayed, range(1, 7)))) == [1, 2, 3, 4, 5, 6]
+        assert script.stats.pending == 0
+        assert script.stats.lost == 0
 
     def test_a_seq_from_nowhere_does_not_take_for_ever(self):
         """One number from further ahead than any gap costs its batch; an engine that goes on from there is another."""
-        line = synced(3, probe_interval=0.0)
-        assert line.live(2**63 - 4) == []
-        assert line.stats.rejected == {"seq_range": 1}
-        assert line.missing == (0, 0, 0, 0)
-        assert line.live(3) == [3]
-        assert line.live(2**62, 2**62 + 1) == []
-        assert line.live(2**62 + 2)[:2] == ["new epoch", "ask 0"]
-        assert line.replayed(2**62, 2**62 + 1) == [2**62, 2**62 + 1, 2**62 + 2, "stop", "synced"]
-        assert line.missing == (0, 0, 0, 0)
+        script = in_sync(3, probe_interval=0.0)
+        assert script >> live(2**63 - 4)
+        assert script.stats.rejected == {"seq_range": 1}
+        assert script.missing == (0, 0, 0, 0)
+        assert script >> live(3) << deliver(3)
+        assert script.after(live(2**62), live(2**62 + 1)) == []
+        assert script.after(live(2**62 + 2))[:2] == [new_epoch(), ask(0)]
+        assert script.after(replayed(2**62), replayed(2**62 + 1)) == [
+            *deliver(2**62, 2**62 + 1, 2**62 + 2),
+            cancel(),
+            synced(),
+        ]
+        assert script.missing == (0, 0, 0, 0)
 
     def test_a_gap_as_wide_as_any_is_a_gap(self):
-        line = synced(3, probe_interval=0.0)
-        line.live(2**32 + 2)
-        assert line.missing == (2**32 - 1, 0, 0, 2**32 - 1)
-        while line.state is State.GAP:
-            line.end()
-        assert line.missing == (2**32 - 1, 0, 2**32 - 1, 0)
+        script = in_sync(3, probe_interval=0.0)
+        script.after(live(2**32 + 2))
+        assert script.missing == (2**32 - 1, 0, 0, 2**32 - 1)
+        while script.state is State.GAP:
+            script.after(replay_end())
+        assert script.missing == (2**32 - 1, 0, 2**32 - 1, 0)
 
     def test_a_seq_from_nowhere_before_the_history(self):
-        line = Line()
-        line.up()
-        line.live(2**62)
-        assert line.replayed(0, 1) == [0, 1]
-        assert line.end() == ["stop", "synced"]
-        assert line.stats.rejected == {"seq_range": 1}
-        assert line.missing == (0, 0, 0, 0)
-        assert line.live(2) == [2]
+        script = SequencerScript()
+        script.after(up())
+        script.after(live(2**62))
+        assert script.after(replayed(0), replayed(1)) == deliver(0, 1)
+        assert script >> replay_end() << cancel() << synced()
+        assert script.stats.rejected == {"seq_range": 1}
+        assert script.missing == (0, 0, 0, 0)
+        assert script >> live(2) << deliver(2)
 
     def test_a_seq_from_nowhere_in_an_answer(self):
-        line = synced(3)
-        line.live(4)
-        assert line.replayed(2**62) == []
-        assert line.replayed(3) == [3, 4, "stop"]
-        assert line.stats.rejected == {"seq_range": 1}
+        script = in_sync(3)
+        script.after(live(4))
+        assert script >> replayed(2**62)
+        assert script >> replayed(3) << deliver(3, 4) << cancel()
+        assert script.stats.rejected == {"seq_range": 1}
 
 
-class TestHistoryThatIsOwed:
+class TestBackfill:
     """What was given up without an answer may still be had: the publisher was stuck, or its replay was away."""
 
     def given_up(self, count=3):
-        line = synced(count, replay_timeout=2.0, probe_interval=0.0)
-        line.live(count + 2)
-        said = [*line.later(2.0), *line.later(2.0)]
-        assert "lost 2" in said
-        assert line.sequencer.partial
-        return line, said
+        script = in_sync(count, replay_timeout=2.0, probe_interval=0.0)
+        script.after(live(count + 2))
+        said = script.after(tick(2.0), tick(2.0))
+        assert lost(2) in said
+        assert script.sequencer.partial
+        return script, said
 
     def test_it_is_asked_for_from_the_beginning_and_taken_if_there_is_more(self):
-        line, said = self.given_up()
-        assert said[-1] == "ask 0"
-        assert line.replayed(0) == ["stop", "new epoch", "ask 0"]
-        assert line.replayed(0, 1, 2, 3, 4, 5)[:6] == [0, 1, 2, 3, 4, 5]
-        assert not line.sequencer.partial
-        assert line.end() == ["stop", "synced"]
-        assert line.stats.restarts == 0
-        assert line.state is State.LIVE
+        script, said = self.given_up()
+        assert said[-1] == ask(0)
+        assert script >> replayed(0) << cancel() << new_epoch() << ask(0)
+        assert script.after(*map(replayed, range(6)))[:6] == deliver(0, 1, 2, 3, 4, 5)
+        assert not script.sequencer.partial
+        assert script >> replay_end() << cancel() << synced()
+        assert script.stats.restarts == 0
+        assert script.state is State.LIVE
 
     def test_what_has_left_the_buffer_is_not_begun_anew_for(self):
-        line, _ = self.given_up()
-        assert line.replayed(5) == ["stop"]
-        assert line.sequencer.partial
-        assert line.later(1000) == []
-        assert line.live(6) == [6]
+        script, _ = self.given_up()
+        assert script >> replayed(5) << cancel()
+        assert script.sequencer.partial
+        assert script >> tick(1000)
+        assert script >> live(6) << deliver(6)
 
     def test_an_empty_buffer_is_an_answer(self):
-        line, _ = self.given_up()
-        line.end()
-        assert line.later(1000) == []
+        script, _ = self.given_up()
+        script.after(replay_end())
+        assert script >> tick(1000)
 
     def test_it_goes_on_being_asked_more_rarely_until_it_answers(self):
-        line, _ = self.given_up()
-        asked = [second for second in range(1000) if "ask 0" in line.later(1.0)]
+        script, _ = self.given_up()
+        asked = [second for second in range(1000) if ask(0) in script.after(tick(1.0))]
         pauses = [later - sooner for sooner, later in pairwise(asked)]
         assert pauses == sorted(pauses)
         assert pauses[-1] == 16
-        assert line.live(6) == [6]
+        assert script >> live(6) << deliver(6)
 
     def test_a_gap_is_more_urgent(self):
-        line, _ = self.given_up()
-        assert line.live(8) == ["stop", "ask 5"]
-        assert line.replayed(5, 6, 7)[:3] == [6, 7, 8]
-        assert line.state is State.LIVE
+        script, _ = self.given_up()
+        assert script >> live(8) << cancel() << ask(5)
+        assert script.after(*map(replayed, range(5, 8)))[:3] == deliver(6, 7, 8)
+        assert script.state is State.LIVE
 
-    def test_a_beginning_that_was_not_answered_is_owed_too(self):
-        line = Line(replay_timeout=2.0, probe_interval=0.0)
-        line.up()
-        line.live(7)
-        said = [*line.later(2.0), *line.later(2.0), *line.later(2.0)]
-        assert 7 in said
-        assert line.sequencer.partial
-        assert line.replayed(0)[:2] == ["stop", "new epoch"]
+    def test_a_beginning_that_was_not_answered_is_asked_for_too(self):
+        script = SequencerScript(replay_timeout=2.0, probe_interval=0.0)
+        script.after(up())
+        script.after(live(7))
+        said = script.after(tick(2.0), tick(2.0), tick(2.0))
+        assert 7 in delivered(said)
+        assert script.sequencer.partial
+        assert script.after(replayed(0))[:2] == [cancel(), new_epoch()]
 
-    def test_it_is_owed_over_a_restart_of_this_process(self):
-        line, _ = self.given_up()
-        again = Sequencer(line.sequencer.settings, SourceStats())
-        again.load(line.sequencer.dump())
-        assert again.dump() == line.sequencer.dump()
+    def test_it_stays_pending_over_a_restart_of_this_process(self):
+        script, _ = self.given_up()
+        again = Sequencer(script.sequencer.settings, SourceStats())
+        again.load(script.sequencer.dump())
+        assert again.dump() == script.sequencer.dump()
 
 
 class TestGapsWithoutReplay:
     def test_what_overtook_is_waited_for_a_moment(self):
-        line = synced(3, replay=False, reorder_grace=0.2)
-        assert line.live(4) == []
-        assert line.live(3) == [3, 4]
-        assert line.missing == (1, 1, 0, 0)
+        script = in_sync(3, replay=False, reorder_grace=0.2)
+        assert script >> live(4)
+        assert script >> live(3) << deliver(3, 4)
+        assert script.missing == (1, 1, 0, 0)
 
     def test_then_it_is_lost(self):
-        line = synced(3, replay=False, reorder_grace=0.2)
-        line.live(4, 6)
-        assert line.later(0.19) == []
-        assert line.later(0.02) == ["lost 1", 4, "lost 1", 6]
-        assert line.missing == (2, 0, 2, 0)
-        assert line.state is State.LIVE
+        script = in_sync(3, replay=False, reorder_grace=0.2)
+        script.after(live(4), live(6))
+        assert script >> tick(0.19)
+        assert script >> tick(0.02) << lost(1) << deliver(4) << lost(1) << deliver(6)
+        assert script.missing == (2, 0, 2, 0)
+        assert script.state is State.LIVE
 
 
 class TestLostTails:
     def test_an_idle_stream_is_asked_for_more(self):
-        line = synced(3, probe_interval=1.0)
-        assert line.later(0.5) == []
-        (asked,) = line.later(0.6)
-        assert asked in ("ask 2", "ask 0")
-        line.replayed(*([2] if asked == "ask 0" else []), 3, 4)
-        line.end()
-        assert line.delivered[-1] == line.batch(4)
-        assert line.missing == (2, 2, 0, 0)
+        script = in_sync(3, probe_interval=1.0)
+        assert script >> tick(0.5)
+        (asked,) = script.after(tick(0.6))
+        assert asked in (ask(2), ask(0))
+        script.after(*map(replayed, [*([2] if asked == ask(0) else []), 3, 4]))
+        script.after(replay_end())
+        assert script.delivered[-1] == script.payload(4)
+        assert script.missing == (2, 2, 0, 0)
 
     def test_asking_gets_rarer_while_nothing_happens(self):
-        line = synced(3, probe_interval=1.0)
+        script = in_sync(3, probe_interval=1.0)
         asked = 0
         for _ in range(100):
-            if any(str(said).startswith("ask") for said in line.later(1.0)):
+            if asks(script.after(tick(1.0))):
                 asked += 1
-                line.replayed(2)
-                line.end()
+                script.after(replayed(2))
+                script.after(replay_end())
         assert 3 <= asked <= 10
 
 
-class TestLives:
-    def test_numbers_from_the_beginning_are_a_new_life(self):
-        line = synced(5)
-        line.life = 1
-        said = line.live(0, 1)
-        assert said[0] == "new epoch"
-        assert [seq for seq in said if isinstance(seq, int)] == [0, 1]
-        assert line.delivered[-2:] == [line.batch(0), line.batch(1)]
-        assert (line.sequencer.epoch, line.stats.restarts) == (1, 1)
+class TestEpochs:
+    def test_numbers_from_the_beginning_are_a_new_epoch(self):
+        script = in_sync(5)
+        script.epoch = 1
+        said = script.after(live(0), live(1))
+        assert said[0] == new_epoch()
+        assert delivered(said) == [0, 1]
+        assert script.delivered[-2:] == [script.payload(0), script.payload(1)]
+        assert (script.sequencer.epoch, script.stats.restarts) == (1, 1)
 
     def test_low_numbers_with_other_content_are_one_too(self):
-        line = synced(5)
-        line.life = 1
-        assert line.live(3) == ["new epoch", "ask 0"]
-        assert line.replayed(0, 1, 2)[:4] == [0, 1, 2, 3]
+        script = in_sync(5)
+        script.epoch = 1
+        assert script >> live(3) << new_epoch() << ask(0)
+        assert script.after(*map(replayed, range(3)))[:4] == deliver(0, 1, 2, 3)
 
     def test_low_numbers_with_the_same_content_are_late_copies(self):
-        line = synced(5)
-        assert line.live(0, 3, 4) == []
-        assert (line.stats.duplicates, line.stats.restarts) == (3, 0)
+        script = in_sync(5)
+        assert script.after(live(0), live(3), live(4)) == []
+        assert (script.stats.duplicates, script.stats.restarts) == (3, 0)
 
     def test_beyond_the_fingerprints_the_publisher_is_asked(self):
-        line = synced(RING + 100, probe_interval=0.0)
-        assert line.live(50) == [f"ask {RING + 100 - OVERLAP}"]
-        line.replayed(RING + 99)
-        line.end()
-        assert line.stats.restarts == 0
-        assert line.stats.duplicates == 1
+        script = in_sync(RING + 100, probe_interval=0.0)
+        assert script >> live(50) << ask(RING + 100 - OVERLAP)
+        script.after(replayed(RING + 99))
+        script.after(replay_end())
+        assert script.stats.restarts == 0
+        assert script.stats.duplicates == 1
 
-    def test_and_if_it_does_not_have_the_batch_it_is_in_a_new_life(self):
-        line = synced(RING + 100, probe_interval=0.0)
-        line.life = 1
-        line.live(50)
-        said = line.end()
-        assert "new epoch" in said
-        line.replayed(*range(50))
-        assert line.delivered[-1] == line.batch(50)
-        assert line.missing == (0, 0, 0, 0)
+    def test_and_if_it_does_not_have_the_batch_it_is_in_a_new_epoch(self):
+        script = in_sync(RING + 100, probe_interval=0.0)
+        script.epoch = 1
+        script.after(live(50))
+        said = script.after(replay_end())
+        assert new_epoch() in said
+        script.after(*map(replayed, range(50)))
+        assert script.delivered[-1] == script.payload(50)
+        assert script.missing == (0, 0, 0, 0)
 
-    def test_what_was_pending_in_the_old_life_is_lost(self):
-        line = synced(3)
-        line.live(9)
-        assert line.missing == (6, 0, 0, 6)
-        line.life = 1
-        line.live(0)
-        assert line.missing == (6, 0, 6, 0)
+    def test_what_was_pending_in_the_old_epoch_is_lost(self):
+        script = in_sync(3)
+        script.after(live(9))
+        assert script.missing == (6, 0, 0, 6)
+        script.epoch = 1
+        script.after(live(0))
+        assert script.missing == (6, 0, 6, 0)
 
-    def test_back_in_the_same_life(self):
-        line = synced(5)
-        line.down()
-        assert line.state is State.CONNECTING
-        assert line.up() == ["ask 0"]
-        assert [seq for seq in line.replayed(4, 5, 6) + line.end() if isinstance(seq, int)] == [5, 6]
-        assert line.stats.restarts == 0
-        assert line.state is State.LIVE
+    def test_back_in_the_same_epoch(self):
+        script = in_sync(5)
+        script.after(down())
+        assert script.state is State.CONNECTING
+        assert script >> up() << ask(0)
+        assert delivered(script.after(*map(replayed, range(4, 7)), replay_end())) == [5, 6]
+        assert script.stats.restarts == 0
+        assert script.state is State.LIVE
 
-    def test_back_in_another_life_that_is_younger(self):
-        line = synced(5)
-        line.down()
-        line.life = 1
-        line.up()
-        said = line.end()
-        while "new epoch" not in said:  # it may ask once more before it believes it
-            assert any(str(word).startswith("ask") for word in said)
-            said = line.end()
-        line.replayed(0, 1)
-        line.end()
-        assert line.delivered[-2:] == [line.batch(0), line.batch(1)]
+    def test_back_in_another_epoch_that_is_younger(self):
+        script = in_sync(5)
+        script.after(down())
+        script.epoch = 1
+        script.after(up())
+        said = script.after(replay_end())
+        while new_epoch() not in said:  # it may ask once more before it believes it
+            assert asks(said)
+            said = script.after(replay_end())
+        script.after(replayed(0), replayed(1))
+        script.after(replay_end())
+        assert script.delivered[-2:] == [script.payload(0), script.payload(1)]
 
-    def test_back_in_another_life_that_has_passed_the_old_mark(self):
-        line = synced(5)
-        line.down()
-        line.life = 1
-        line.up()
-        assert "new epoch" in line.replayed(4)
-        line.replayed(*range(10))
-        line.end()
-        assert line.delivered[-1] == line.batch(9)
-        assert line.stats.restarts == 1
+    def test_back_in_another_epoch_that_has_passed_the_last_delivered(self):
+        script = in_sync(5)
+        script.after(down())
+        script.epoch = 1
+        script.after(up())
+        assert new_epoch() in script.after(replayed(4))
+        script.after(*map(replayed, range(10)))
+        script.after(replay_end())
+        assert script.delivered[-1] == script.payload(9)
+        assert script.stats.restarts == 1
 
-    def test_back_in_another_life_whose_history_was_trimmed_past_it(self):
-        line = synced(5)
-        line.down()
-        line.life = 1
-        line.up()
-        assert "new epoch" in line.replayed(400)
-        line.replayed(400, 401)
-        line.end()
-        assert line.delivered[-1] == line.batch(401)
-        assert line.sequencer.partial
+    def test_back_in_another_epoch_whose_history_was_trimmed_past_it(self):
+        script = in_sync(5)
+        script.after(down())
+        script.epoch = 1
+        script.after(up())
+        assert new_epoch() in script.after(replayed(400))
+        script.after(replayed(400), replayed(401))
+        script.after(replay_end())
+        assert script.delivered[-1] == script.payload(401)
+        assert script.sequencer.partial
 
-    def test_a_quiet_engine_whose_new_life_is_shorter_than_the_old_but_trimmed(self):
+    def test_a_quiet_engine_whose_new_epoch_is_shorter_than_the_old_but_trimmed(self):
         """The answer begins before the fingerprints kept, and nothing live will ever settle the question."""
-        line = synced(RING + 100)
-        line.down()
-        line.life = 1
-        line.up()
-        said = line.end()
-        while line.stats.restarts == 0:
-            assert any(str(word).startswith("ask") for word in said), "a dead life is believed to go on"
-            said = line.replayed(20, 21) + line.end()
-        line.replayed(20, 21)
-        line.end()
-        assert line.delivered[-1] == line.batch(21)
+        script = in_sync(RING + 100)
+        script.after(down())
+        script.epoch = 1
+        script.after(up())
+        said = script.after(replay_end())
+        while script.stats.restarts == 0:
+            assert asks(said), "a dead epoch is believed to go on"
+            said = script.after(replayed(20), replayed(21), replay_end())
+        script.after(replayed(20), replayed(21))
+        script.after(replay_end())
+        assert script.delivered[-1] == script.payload(21)
 
     def test_lost_stays_lost_until_it_is_back(self):
-        line = synced(5)
-        line.down()
-        line.sequencer.expire()
-        assert line.state is State.LOST
-        line.up()
-        line.replayed(4)
-        line.end()
-        assert line.state is State.LIVE
+        script = in_sync(5)
+        script.after(down())
+        script.sequencer.expire()
+        assert script.state is State.LOST
+        script.after(up())
+        script.after(replayed(4))
+        script.after(replay_end())
+        assert script.state is State.LIVE
 
     @pytest.mark.parametrize("replay", [True, False])
     def test_up_twice_is_up_once(self, replay):
-        line = synced(2, replay=replay)
-        assert line.up() == []
+        script = in_sync(2, replay=replay)
+        assert script >> up()
 
 
 class TestAfterAPause:
     """The process was stopped, or is behind: batches wait to be read while the publisher trims its buffer beyond them."""
 
-    def test_an_answer_from_beyond_the_tip_proves_no_restart(self):
-        line = synced(3, probe_interval=1.0)
-        assert line.later(1.5) == ["ask 0"]
-        assert line.replayed(50) == ["stop"]  # trimmed: 3 to 49 still wait to be read
-        assert line.live(*range(3, 60)) == list(range(3, 60))
-        assert line.sequencer.epoch == 0
-        assert line.stats.restarts == 0
-        assert line.missing == (0, 0, 0, 0)
-        assert not line.sequencer.partial
+    def test_an_answer_from_beyond_the_last_delivered_proves_no_restart(self):
+        script = in_sync(3, probe_interval=1.0)
+        assert script >> tick(1.5) << ask(0)
+        assert script >> replayed(50) << cancel()  # trimmed: 3 to 49 still wait to be read
+        assert script.after(*map(live, range(3, 60))) == deliver(*range(3, 60))
+        assert script.sequencer.epoch == 0
+        assert script.stats.restarts == 0
+        assert script.missing == (0, 0, 0, 0)
+        assert not script.sequencer.partial
 
     def test_what_was_delivered_meanwhile_makes_the_answer_an_ordinary_one(self):
-        line = synced(3, probe_interval=1.0)
-        line.later(1.5)
-        assert line.live(*range(3, 60)) == list(range(3, 60))
-        line.replayed(*range(50, 62))
-        assert line.delivered[-2:] == [line.batch(60), line.batch(61)]
-        assert line.stats.restarts == 0
+        script = in_sync(3, probe_interval=1.0)
+        script.after(tick(1.5))
+        assert script.after(*map(live, range(3, 60))) == deliver(*range(3, 60))
+        script.after(*map(replayed, range(50, 62)))
+        assert script.delivered[-2:] == [script.payload(60), script.payload(61)]
+        assert script.stats.restarts == 0
 
     def test_a_live_stream_that_brings_nothing_more_has_lost_what_was_trimmed(self):
-        line = synced(3, probe_interval=1.0)
-        line.later(1.5)
-        assert line.replayed(50) == ["stop"]
+        script = in_sync(3, probe_interval=1.0)
+        script.after(tick(1.5))
+        assert script >> replayed(50) << cancel()
         said = []
-        while line.sequencer.next == 3:
-            said += line.later(1.0)
-            said += line.replayed(50, 51)
-            said += line.end()
-            assert line.now < 60
-        assert "lost 47" in said
-        assert "new epoch" not in said
-        assert line.delivered[-2:] == [line.batch(50), line.batch(51)]
-        assert line.stats.lost == 47
-        assert line.sequencer.partial
+        while script.sequencer.next == 3:
+            said += script.after(tick(1.0))
+            said += script.after(replayed(50), replayed(51))
+            said += script.after(replay_end())
+            assert script.now < 160
+        assert lost(47) in said
+        assert new_epoch() not in said
+        assert script.delivered[-2:] == [script.payload(50), script.payload(51)]
+        assert script.stats.lost == 47
+        assert script.sequencer.partial
 
     def test_batches_that_come_between_two_probes_are_waited_for_again(self):
-        line = synced(3, probe_interval=1.0)
+        script = in_sync(3, probe_interval=1.0)
         for upto in (5, 7):
-            while not any(str(word).startswith("ask") for word in line.later(0.5)):
+            while not asks(script.after(tick(0.5))):
                 pass
-            assert line.replayed(50) == ["stop"]
-            line.live(*range(line.sequencer.next, upto))
-        assert line.sequencer.next == 7
-        assert line.missing == (0, 0, 0, 0)
+            assert script >> replayed(50) << cancel()
+            script.after(*map(live, range(script.sequencer.next, upto)))
+        assert script.sequencer.next == 7
+        assert script.missing == (0, 0, 0, 0)
 
-    def test_suspects_are_no_restart_of_a_publisher_that_is_far_ahead(self):
-        line = synced(RING + 50)
-        (asked,) = line.live(3)  # older than every fingerprint that is kept
-        assert asked.startswith("ask ")
-        assert "new epoch" not in line.replayed(RING + 5000)
-        assert line.stats.restarts == 0
-        assert line.live(RING + 50) == [RING + 50]
+    def test_stale_batches_are_no_restart_of_a_publisher_that_is_far_ahead(self):
+        script = in_sync(RING + 50)
+        (asked,) = script.after(live(3))  # older than every fingerprint that is kept
+        assert isinstance(asked, Ask)
+        assert new_epoch() not in script.after(replayed(RING + 5000))
+        assert script.stats.restarts == 0
+        assert script >> live(RING + 50) << deliver(RING + 50)
 
     def test_after_an_absence_nobody_knows_the_epoch_and_what_is_gone_is_counted(self):
-        line = synced(3)
-        line.down()
-        line.up()
-        said = line.replayed(50)
-        assert "new epoch" in said
-        assert line.stats.restarts == 0  # nothing proves one
-        assert (line.stats.missing, line.stats.lost) == (47, 47)
-        line.replayed(50, 51)
-        line.end()
-        assert line.sequencer.next == 52
-        assert line.sequencer.partial
+        script = in_sync(3)
+        script.after(down())
+        script.after(up())
+        said = script.after(replayed(50))
+        assert new_epoch() in said
+        assert script.stats.restarts == 0  # nothing proves one
+        assert (script.stats.missing, script.stats.lost) == (47, 47)
+        script.after(replayed(50), replayed(51))
+        script.after(replay_end())
+        assert script.sequencer.next == 52
+        assert script.sequencer.partial
 
     def test_the_time_of_a_question_runs_from_the_moment_it_is_sent(self):
-        line = synced(3)
-        line.sends = False
-        line.live(9)
+        script = in_sync(3)
+        script.sends = False
+        script.after(live(9))
         for _ in range(5):
-            assert line.later(1.0) == []  # it waits behind a backlog
-        line.sequencer.sent(line.request, line.now)
-        assert line.later(1.9) == []
-        assert line.replayed(3, 4, 5, 6, 7, 8) == [3, 4, 5, 6, 7, 8, 9, "stop"]
-        assert line.stats.replay_timeouts == 0
-        assert line.stats.lost == 0
+            assert script >> tick(1.0)  # it waits behind a backlog
+        script.sequencer.sent(script.requests[0], script.now)
+        assert script >> tick(1.9)
+        assert script.after(*map(replayed, range(3, 9))) == [
+            *deliver(3, 4, 5, 6, 7, 8, 9),
+            cancel(),
+        ]
+        assert script.stats.replay_timeouts == 0
+        assert script.stats.lost == 0
+
+
+class TestSnapshots:
+    def test_an_epoch_begins_with_one(self):
+        script = SequencerScript(snapshot=True)
+        assert script >> up() << ask_snapshot()
+        assert script >> snapshot(41) << cancel() << synced()
+        assert script >> live(42) << deliver(42)
+        assert not script.sequencer.partial
+        assert script.missing == (0, 0, 0, 0)
+
+    def test_batches_that_it_covers_are_not_delivered(self):
+        script = SequencerScript(snapshot=True)
+        script.after(up(), live(40), live(41), live(42))
+        assert script >> snapshot(41) << cancel() << synced() << deliver(42)
+        assert script.missing == (0, 0, 0, 0)
+
+    def test_nothing_was_published_yet(self):
+        script = SequencerScript(snapshot=True)
+        script.after(up())
+        assert script >> snapshot(-1) << cancel() << synced()
+        assert script >> live(0) << deliver(0)
+
+    @pytest.mark.parametrize("no", [snapshot(-2), replay_end(), tick(2.0)], ids=lambda happens: happens.text)
+    def test_without_one_the_replay_is_asked(self, no):
+        script = SequencerScript(snapshot=True, replay_timeout=2.0)
+        script.after(up())
+        assert script >> no << cancel() << ask(0)
+        assert script.after(replayed(3), replay_end()) == [*deliver(3), cancel(), synced()]
+        assert script.sequencer.partial
+
+    def test_one_that_knows_less_than_was_seen_is_of_a_new_epoch(self):
+        script = SequencerScript(snapshot=True)
+        script.after(up(), snapshot(41))
+        assert script >> live(50) << ask(42)
+        assert script.after(*[replay_end()] * ATTEMPTS)[-1] == ask_snapshot()
+        assert new_epoch() in script.after(snapshot(45))
+
+    def test_a_gap_that_no_replay_fills_is_covered_by_one(self):
+        script = SequencerScript(snapshot=True, probe_interval=0.0)
+        script.after(up(), snapshot(4), *map(live, range(5, 8)))
+        assert script >> live(10) << ask(5)
+        said = script.after(
+            *[happens for _ in range(ATTEMPTS) for happens in (*map(replayed, range(5, 8)), replay_end())]
+        )
+        assert said[-1] == ask_snapshot()
+        assert script >> snapshot(10) << cancel()
+        assert script >> live(11) << deliver(11)
+        assert script.missing == (2, 0, 2, 0)
+        assert not script.sequencer.partial
+
+    def test_if_there_is_none_the_gap_is_lost(self):
+        script = SequencerScript(snapshot=True, probe_interval=0.0)
+        script.after(up(), snapshot(4), *map(live, range(5, 8)), live(10))
+        script.after(*[happens for _ in range(ATTEMPTS) for happens in (*map(replayed, range(5, 8)), replay_end())])
+        assert script >> snapshot(-2) << cancel() << lost(2) << deliver(10)
+        assert script.sequencer.partial
+
+    def test_an_old_reply_is_nobodys(self):
+        script = SequencerScript(snapshot=True)
+        script.after(up())
+        assert script >> snapshot(3, request=999)
+        assert script.stats.stale_replies == 1
+
+
+class TestReconnectionWithoutReplay:
+    def test_nobody_can_be_asked_so_it_is_a_new_epoch(self):
+        script = in_sync(3, replay=False)
+        script.after(down())
+        assert script >> up() << new_epoch()
+        assert script.sequencer.partial
+        assert script.after(live(0))[-1:] == deliver(0)
+        assert not script.sequencer.partial
+
+    def test_unless_the_publisher_is_trusted(self):
+        script = in_sync(3, replay=False, trust_unverified=True)
+        script.after(down())
+        assert script >> up() << synced()
+        assert script >> live(3) << deliver(3)
+        assert script.sequencer.epoch == 0
+
+    def test_stale_batches_that_follow_one_another_are_a_new_epoch(self):
+        script = in_sync(RING + 100, replay=False)
+        script.epoch = 1
+        assert script.after(live(20), live(21)) == []
+        said = script.after(live(22))
+        assert said[0] == new_epoch()
+        assert delivered(said) == [20, 21, 22]
+
+
+class TestConflict:
+    def test_epochs_without_end_are_paused_and_tried_again(self):
+        script = in_sync(1)
+        while script.state is not State.CONFLICT:
+            script.epoch += 1
+            script.after(live(0))
+            assert script.epoch < 10
+        assert script.sequencer.partial
+        rejected = script.stats.rejected["conflict"]
+        assert script.after(live(0), live(1)) == []
+        assert script.stats.rejected["conflict"] == rejected + 2
+        script.sequencer.publisher_changed(script.now)
+        assert script.state is State.CONFLICT
+        assert script.after(tick(FIRST_PAUSE)) == [ask(0)]
+        assert script.after(replayed(0), replay_end()) == [*deliver(0), cancel(), synced()]
+        assert script.state is State.LIVE
+
+    def test_without_replay_it_goes_on_with_the_live_stream(self):
+        script = in_sync(1, replay=False)
+        while script.state is not State.CONFLICT:
+            script.epoch += 1
+            script.after(live(0))
+        script.after(tick(FIRST_PAUSE))
+        assert script.state is State.LIVE
+        assert delivered(script.after(live(7))) == [7]
+
+
+class TestPublisherSaysSo:
+    def test_another_publisher_id_is_a_new_epoch(self):
+        script = in_sync(3)
+        script.sequencer.publisher_changed(script.now)
+        assert script.sequencer.epoch == 1
+        assert [*script.sequencer.actions] == [new_epoch(), ask(0)]
+
+
+class TestRestartOfThisProcess:
+    """The checkpoint's dump, then the write-ahead log's records; the connection is away until it stands again."""
+
+    def restarted(self, script):
+        again = SequencerScript(epoch=script.epoch)
+        again.sequencer.load(script.sequencer.dump())
+        return again
+
+    def test_it_goes_on_where_it_was(self):
+        script = in_sync(5)
+        again = self.restarted(script)
+        for seq in (5, 6):
+            again.sequencer.restore_batch(seq, again.payload(seq))
+        again.sequencer.recovery_finished()
+        assert again.state is State.CONNECTING
+        assert again >> up() << ask(0)
+        assert delivered(again.after(*map(replayed, range(9)), replay_end())) == [7, 8]
+        assert again.stats.restarts == 0
+        assert not again.sequencer.partial
+
+    def test_an_epoch_that_began_before_is_the_one_it_asks_about(self):
+        again = self.restarted(in_sync(5))
+        again.sequencer.restore_epoch(partial=False)
+        again.sequencer.restore_batch(3, again.payload(3))
+        again.sequencer.recovery_finished()
+        assert (again.sequencer.epoch, again.sequencer.next) == (1, 4)
+        assert again.sequencer.partial
+        assert again.sequencer.known_from == 3
+        assert again.sequencer.backfill_pending  # the log does not say why it began there
+
+    def test_a_hole_in_the_log_is_not_known(self):
+        again = self.restarted(in_sync(5))
+        again.sequencer.restore_batch(9, again.payload(9))
+        assert again.sequencer.known_from == 9
+
+    def test_a_snapshot_is_all_there_is_to_know(self):
+        again = self.restarted(in_sync(5))
+        again.sequencer.restore_batch(9, again.payload(9))
+        again.sequencer.restore_snapshot(20)
+        assert (again.sequencer.next, again.sequencer.known_from) == (21, 0)
+        assert not again.sequencer.partial
+
+
+class TestCompletion:
+    """The engine's cache was emptied: what came before is not missing any more."""
+
+    def partial(self):
+        script = SequencerScript()
+        script.after(up(), replayed(5), replay_end())
+        assert (script.sequencer.partial, script.sequencer.known_from) == (True, 5)
+        return script
+
+    @pytest.mark.parametrize(("certain", "first"), [(True, 0), (False, 5)])
+    def test_it_ends_partial(self, certain, first):
+        script = self.partial()
+        script.sequencer.complete(certain=certain)
+        assert (script.sequencer.partial, script.sequencer.known_from) == (False, first)
+
+    def test_not_if_a_loss_is_behind_it(self):
+        script = self.partial()
+        script.sequencer.actions.append(Lost(1))
+        script.sequencer.complete(certain=True)
+        assert script.sequencer.partial

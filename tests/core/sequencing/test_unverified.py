@@ -1,4 +1,4 @@
-"""Live batches without a place: kept within bounds, counted when they are let go, and told apart by what follows."""
+"""Live batches without a place: kept within bounds, counted when they are dropped, and judged by what follows."""
 
 from kvbus.core.sequencing.unverified import MAX_STALE, PAUSE, RUN, UnverifiedBatches
 from kvbus.core.stats import SourceStats
@@ -74,10 +74,10 @@ def test_a_lost_connection_ends_the_run_and_counts_the_stale():
 
 def test_once_the_publisher_has_shown_its_epoch_it_is_left_in_peace():
     batches, stats = made()
-    batches.settle(10.0)  # nothing was stale: nothing to be sure of
+    batches.epoch_confirmed(10.0)  # nothing was stale: nothing to be sure of
     assert batches.may_ask(10.0)
     batches.keep_stale(1, b"")
-    batches.settle(10.0)
+    batches.epoch_confirmed(10.0)
     assert stats.duplicates == 1
     assert not batches.may_ask(10.0 + PAUSE / 2)
     assert batches.may_ask(10.0 + PAUSE)

@@ -14,46 +14,46 @@ PINNED = st.one_of(st.none(), st.sampled_from([1, 4, 16]))
 
 @given(STORES, PINNED, st.booleans())
 def test_a_treatment_is_always_possible(stores, pinned, numbered):
-    granularity = BlockSizeDetector(pinned, numbered)
+    detector = BlockSizeDetector(pinned, numbered)
     for size, blocks in stores:
-        granularity.observe(size, blocks)
-        base, treatment = granularity.base, granularity.treatment(size, blocks)
+        detector.observe(size, blocks)
+        base, treatment = detector.base, detector.treatment(size, blocks)
         assert base > 0
         if treatment is Treatment.NATIVE:
             assert size == base
         if treatment is Treatment.REBLOCK:
             assert size % base == 0
         if treatment is Treatment.COARSE:
-            assert size > granularity.size
-            assert size % granularity.size == 0
+            assert size > detector.size
+            assert size % detector.size == 0
         if treatment is Treatment.TAIL:
             assert blocks == 1
-            assert size < max(granularity.size, base)
+            assert size < max(detector.size, base)
 
 
 @given(STORES, PINNED, st.booleans())
 def test_whoever_is_not_told_of_a_change_need_not_look_back(stores, pinned, numbered):
-    granularity = BlockSizeDetector(pinned, numbered)
+    detector = BlockSizeDetector(pinned, numbered)
     before: dict[tuple[int, int], Treatment] = {}
     base = 0
     for store in stores:
-        changed = granularity.observe(*store)
+        changed = detector.observe(*store)
         if before and not changed:
-            assert granularity.base == base
-            assert {known: granularity.treatment(*known) for known in before} == before
+            assert detector.base == base
+            assert {known: detector.treatment(*known) for known in before} == before
         before[store] = Treatment.NATIVE
-        before = {known: granularity.treatment(*known) for known in before}
-        base = granularity.base
+        before = {known: detector.treatment(*known) for known in before}
+        base = detector.base
 
 
 @given(st.lists(st.tuples(SIZES, st.just(1)), max_size=80), st.integers(2, 8), PINNED)
 def test_single_blocks_never_make_a_proven_size_of_a_numbered_group_another(singles, blocks, pinned):
-    granularity = BlockSizeDetector(pinned, numbered=True)
-    granularity.observe(48, blocks)
+    detector = BlockSizeDetector(pinned, numbered=True)
+    detector.observe(48, blocks)
     for size, one in singles:
-        assert not granularity.observe(size, one)
-    assert granularity.size == 48
-    assert granularity.treatment(48, blocks) is (Treatment.NATIVE if pinned is None else Treatment.REBLOCK)
+        assert not detector.observe(size, one)
+    assert detector.size == 48
+    assert detector.treatment(48, blocks) is (Treatment.NATIVE if pinned is None else Treatment.REBLOCK)
 
 
 @given(STORES)
@@ -69,27 +69,27 @@ def test_what_is_smaller_than_pinned_and_comes_alone_teaches_nothing(stores):
 @given(st.lists(SIZES, min_size=2, max_size=SETTLE_EVENTS).filter(lambda sizes: len(set(sizes)) > 1), st.randoms())
 def test_nodes_of_several_sizes_are_cut_at_their_divisor_in_any_order(sizes, random):
     random.shuffle(sizes)
-    granularity = BlockSizeDetector()
+    detector = BlockSizeDetector()
     for size in sizes:
-        granularity.observe(size, 1)
-    assert granularity.variable
-    assert granularity.base == math.gcd(*sizes)
-    assert all(granularity.treatment(size) is Treatment.REBLOCK for size in sizes)
+        detector.observe(size, 1)
+    assert detector.variable
+    assert detector.base == math.gcd(*sizes)
+    assert all(detector.treatment(size) is Treatment.REBLOCK for size in sizes)
 
 
 @given(SIZES, st.lists(st.integers(1, 9), min_size=1, max_size=80))
 def test_one_size_is_native_whatever_the_number_of_blocks(size, counts):
-    granularity = BlockSizeDetector()
+    detector = BlockSizeDetector()
     for blocks in counts:
-        assert granularity.observe(size, blocks) is False
-        assert granularity.treatment(size) is Treatment.NATIVE
+        assert detector.observe(size, blocks) is False
+        assert detector.treatment(size) is Treatment.NATIVE
 
 
 @given(SIZES, st.integers(2, 8), st.lists(st.booleans(), min_size=1, max_size=80))
 def test_two_granularities_with_the_fine_one_first(fine, factor, which):
-    granularity = BlockSizeDetector()
-    granularity.observe(fine, 2)
+    detector = BlockSizeDetector()
+    detector.observe(fine, 2)
     for is_coarse in which:
-        assert granularity.observe(fine * factor if is_coarse else fine, 2) is False
-    assert granularity.treatment(fine) is Treatment.NATIVE
-    assert granularity.treatment(fine * factor) is Treatment.COARSE
+        assert detector.observe(fine * factor if is_coarse else fine, 2) is False
+    assert detector.treatment(fine) is Treatment.NATIVE
+    assert detector.treatment(fine * factor) is Treatment.COARSE

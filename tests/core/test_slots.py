@@ -1,4 +1,4 @@
-"""Sources that come and go: places, numberings, and what everybody else sees of it, which is nothing."""
+"""Sources that come and go: slots, numberings, and what everybody else sees of it, which is nothing."""
 
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived, Tick
@@ -25,8 +25,8 @@ def sent(commands):
     return [(command.stream, command.seq) for command in commands if isinstance(command, Publish)]
 
 
-def feed(one, place, seq, block):
-    return sent(one.handle(BatchReceived(place, batch(seq, store([block]))), 1.0))
+def feed(one, slot, seq, block):
+    return sent(one.handle(BatchReceived(slot, batch(seq, store([block]))), 1.0))
 
 
 def test_a_source_that_is_removed_is_cleared_on_its_own_stream():
@@ -44,7 +44,7 @@ def test_one_that_never_said_anything_goes_without_a_word():
     assert sent(one.remove(1, 2.0)) == []
 
 
-def test_the_numbering_of_a_place_goes_on_whoever_is_in_it():
+def test_the_numbering_of_a_slot_goes_on_whoever_is_in_it():
     one = relay("a", "b")
     feed(one, 1, 0, 2)
     one.remove(1, 2.0)
@@ -52,7 +52,7 @@ def test_the_numbering_of_a_place_goes_on_whoever_is_in_it():
     assert feed(one, 1, 0, 9) == [(1, 3)]
 
 
-def test_a_place_far_out_and_the_free_ones_before_it():
+def test_a_slot_far_out_and_the_free_ones_before_it():
     one = relay("a")
     assert sent(one.place(5, source("f"), [NewStream(first_seq=100)], 3.0)) == [(5, 100)]
     assert feed(one, 5, 0, 9) == [(5, 101)]
@@ -60,7 +60,7 @@ def test_a_place_far_out_and_the_free_ones_before_it():
     assert list(one.outputs[0].open_streams) == [0, 5]
 
 
-def test_free_places_are_silent():
+def test_free_slots_are_silent():
     """No heartbeat, no timeout, nothing at the beginning."""
     one = Relay(
         [source("a"), NOBODY, source("c")],

@@ -1,0 +1,131 @@
+"""The conversation of :mod:`tests.core.dsl` with a sequencer alone, whose decisions are seen as they are.
+
+What happens to it is said in the same words. Some of its decisions leave no command (a batch given up behind another
+source's backlog, the end of a catch-up): these have words of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvbus.core.events import (
+    BatchReceived,
+    RelayEvent,
+    ReplayAborted,
+    ReplayReceived,
+    SnapshotReceived,
+    SourceDown,
+    SourceUp,
+    Tick,
+)
+from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Synced
+from kvbus.core.sequencing.sequencer import Sequencer
+from kvbus.core.sequencing.settings import Settings, State
+from kvbus.core.stats import SourceStats
+from kvbus.core.wire.frames import END_SEQ
+from tests.core.dsl import Conversation, Does, live, replay_end, replayed, up
+from tests.doubles.accounting import all_accounted_for
+
+
+def deliver(*seqs: int) -> list[Does]:
+    """These batches, in this order."""
+    return [
+        Does(f"deliver {seq}", lambda action, seq=seq: not isinstance(action, Deliver) or action.seq != seq)  # type: ignore[misc]
+        for seq in seqs
+    ]
+
+
+def lost(count: int) -> Does:
+    """So many batches are lost."""
+    return Does(f"lost {count}", lambda action: action != Lost(count))
+
+
+def new_epoch() -> Does:
+    """The publisher is in a new epoch."""
+    return Does("new epoch", lambda action: action != NewEpoch())
+
+
+def synced() -> Does:
+    """The history is in."""
+    return Does("synced", lambda action: action != Synced())
+
+
+class SequencerScript(Conversation):
+    """A sequencer and its publisher. Keywords are settings. A batch has no events: its payload names epoch and seq."""
+
+    def __init__(self, *, replay: bool = True, epoch: int = 0, **settings: Any) -> None:
+        super().__init__()
+        self.stats = SourceStats()
+        self.sequencer = Sequencer(Settings(replay=replay, **settings), self.stats)
+        self.epoch = epoch
+        """The publisher's own."""
+        self.delivered: list[bytes] = []
+        self.sends = True
+        """What is asked leaves at once; False: it waits behind a backlog."""
+
+    def payload(self, seq: int) -> bytes:
+        """What the publisher sends under this seq."""
+        return b"epoch %d, batch %d" % (self.epoch, seq)
+
+    def frames(self, seq: int, *_events: Any, **_envelope: Any) -> list[bytes]:
+        return [b"", seq.to_bytes(8, "big"), self.payload(seq)]
+
+    def handle(self, event: RelayEvent) -> list[Any]:
+        self._feed(event)
+        actions = list(self.sequencer.actions)
+        self.sequencer.actions.clear()
+        for action in actions:
+            if isinstance(action, Deliver):
+                self.delivered.append(action.payload)
+            elif isinstance(action, Ask | AskSnapshot):
+                self.requests[0] = action.request
+                if self.sends:
+                    self.sequencer.sent(action.request, self.now)
+        all_accounted_for(self)
+        return actions
+
+    def _feed(self, event: RelayEvent) -> None:
+        sequencer, now = self.sequencer, self.now
+        match event:
+            case SourceUp():
+                sequencer.up(now)
+            case SourceDown():
+                sequencer.down(now)
+            case BatchReceived(frames=[_, seq, payload]):
+                sequencer.live(int.from_bytes(seq, "big"), payload, now)
+            case ReplayReceived(request=request, frames=[_, seq, payload]):
+                if seq == END_SEQ:
+                    sequencer.replay_ended(request, now)
+                else:
+                    sequencer.replayed(request, int.from_bytes(seq, "big"), payload, now)
+            case SnapshotReceived(request=request, frames=[seq, *_]):
+                if sequencer.snapshot(request, int.from_bytes(seq, "big", signed=True), now):
+                    sequencer.snapshot_applied(now)
+            case ReplayAborted(request=request):
+                sequencer.replay_aborted(request, now)
+            case Tick():
+                sequencer.tick(now)
+            case _:
+                raise AssertionError(event)
+
+    @property
+    def state(self) -> State:
+        return self.sequencer.state
+
+    @property
+    def missing(self) -> tuple[int, int, int, int]:
+        """Missing, recovered, lost, pending."""
+        return self.stats.missing, self.stats.recovered, self.stats.lost, self.stats.pending
+
+
+def in_sync(count: int = 0, **settings: Any) -> SequencerScript:
+    """A sequencer in sync that has delivered ``count`` batches."""
+    script = SequencerScript(**settings)
+    script.after(up())
+    if script.sequencer.settings.replay:
+        script.after(*map(replayed, range(count)), replay_end())
+    else:
+        script.after(*map(live, range(count)))
+    assert script.sequencer.next == count
+    assert script.state is State.LIVE
+    return script

@@ -1,0 +1,15 @@
+"""Commands are all that a shell has to carry out: the relay gives each of them, and nothing else."""
+
+from typing import get_args
+
+from kvbus.core.commands import Command
+from kvbus.core.events import SnapshotAsked
+from tests.core.dsl import Happens, Script, asked, live, replay_end, up
+from tests.doubles.payloads import store
+
+
+def test_every_command_is_given_by_a_conversation():
+    snapshot_asked = Happens("router asks for a snapshot", lambda _: SnapshotAsked(0, 0, [b"id", b"", b"snapshot"]))
+    given = Script(replay=True).after(up(), replay_end(), live(0, store([1])), asked(0), snapshot_asked)
+    given += Script(replay=True, settings={"snapshot": True}).after(up())
+    assert {type(command) for command in given} == set(get_args(Command))

@@ -1,0 +1,29 @@
+"""Events are what any shell may hand in: the relay takes each of them, whatever its frames hold."""
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from kvbus.core.events import RelayEvent
+from tests.core.dsl import Script
+
+HOSTILE = [[], [b""], [b"\xff" * 8] * 2, [b"id", b"", b"\x00" * 8], [b"", b"\xff" * 8, b"\x90"], [b""] * 20]
+
+
+def made(kind, frames):
+    """An event of this kind, of source or output 0."""
+    values = {int: 0, float: 0.0, list[bytes]: frames}
+    return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})
+
+
+@pytest.mark.parametrize("kind", get_args(RelayEvent), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("frames", HOSTILE, ids=range(len(HOSTILE)))
+def test_the_relay_takes_every_event(kind, frames):
+    relay = Script(replay=True).relay
+    assert isinstance(relay.handle(made(kind, frames), 1.0), list)
+
+
+def test_an_event_is_a_value():
+    for kind in get_args(RelayEvent):
+        assert made(kind, [b"x"]) == made(kind, [b"x"])
