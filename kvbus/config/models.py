@@ -179,7 +179,7 @@ class OutputConfig(_Section):
     )
     journal_bytes: Int = _key(
         2_097_152,
-        "Payload kept for replay, per stream. Who missed more is told the state instead.",
+        "Payload kept for replay, per stream. A router that missed more gets a state snapshot instead.",
         example=2_097_152,
         unit="bytes",
         ge=1,
@@ -263,7 +263,7 @@ class Limits(_Section):
     )
     max_held_bytes: Int = _key(
         268_435_456,
-        "Payload held back per source while a gap is filled; the newest batches are let go, and asked for again.",
+        "Payload in the reorder buffer of each source; at the limit the newest are dropped, and asked for again.",
         example=268_435_456,
         unit="bytes",
         ge=1,
@@ -359,7 +359,11 @@ class Config(_Section):
         ge=0,
     )
     reorder_batches: Int = _key(
-        20_000, "Batches held back per source while a gap is filled.", example=20_000, unit="batches", ge=1
+        20_000,
+        "Batches in the reorder buffer of each source, which wait while a gap is filled.",
+        example=20_000,
+        unit="batches",
+        ge=1,
     )
     sources: tuple[SourceConfig, ...] = _key(
         (), "The engines; at least one.", example=[{"endpoint": "tcp://127.0.0.1:5557"}]

@@ -106,7 +106,7 @@ class CacheResets:
                         return
                 if outcome is not CacheReset.ACCEPTED or self._batches(slots) != before:
                     break  # an idle engine says that it was reset with its next batch
-        log.warning("source %s: still partial after %d tries, its engine is asked no more", name, len(PAUSES))
+        log.warning("source %s is still partial after %d tries: kvbus asks its engine no more", name, len(PAUSES))
 
     def _batches(self, slots: list[int]) -> int:
         return sum(self._source(slot).stats.batches for slot in slots)
@@ -120,7 +120,8 @@ class CacheResets:
                         self._feed(ClearsEveryTier(slot))
                 if not any(self._source(slot).normalizer.clear_empties for slot in slots):
                     log.warning(
-                        "source %s is partial, and a reset would leave its other tiers unknown: not asked", name
+                        "source %s is partial, and a reset would leave other tiers unknown: not asked for",
+                        name,
                     )
                     return CacheReset.FUTILE
                 await engine_api.reset(client, base, kind)
@@ -131,5 +132,5 @@ class CacheResets:
             reason = str(error) or type(error).__name__
             log.warning("source %s is partial, and %s does not answer: %s", name, base, reason)
             return CacheReset.UNREACHABLE
-        log.info("source %s is partial: its engine was asked to reset its cache (%s%s)", name, base, kind)
+        log.info("source %s is partial: kvbus asked its engine to reset its cache (%s%s)", name, base, kind)
         return CacheReset.ACCEPTED

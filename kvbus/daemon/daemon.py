@@ -244,7 +244,7 @@ class Daemon:
         self._partial[slot] = since
         why = missing(source)
         if why is None:
-            log.info("source %s: nothing is missing any more", source.spec.label)
+            log.info("source %s is no longer partial", source.spec.label)
         else:
             log.warning("source %s is partial: %s; until %s", source.spec.label, why.reason, why.heals)
 

@@ -54,7 +54,7 @@ def lock(fd: int, what: str, at: int = 0) -> None:
         raise InUseError(what, _holder(fd, at)) from None
     except OSError as error:
         reason = error.strerror or error
-        log.warning("%s cannot be locked (%s): see that no second kvbus uses it", what, reason)
+        log.warning("%s cannot be locked (%s): make sure that no second kvbus uses it", what, reason)
 
 
 def sign(fd: int, at: int = 0) -> None:

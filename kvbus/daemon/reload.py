@@ -76,7 +76,7 @@ class Reloader:
                 await self._apply(config, keys)
             except KvbusError as error:
                 daemon.process.config_reloads["refused"] += 1
-                log.error("the configuration stays as it was: %s", error)  # noqa: TRY400 - a mistake of the file's
+                log.error("configuration refused, the one before stays in force: %s", error)  # noqa: TRY400 - a mistake of the file's
             else:
                 daemon.process.config_reloads["applied"] += 1
                 log.info("configuration loaded: %d sources", len(config.sources))
@@ -97,7 +97,7 @@ class Reloader:
             if str(error) != self._key_problem:
                 self._key_problem = str(error)
                 daemon.process.key_reloads["refused"] += 1
-                log.error("the keys stay as they were: %s", error)  # noqa: TRY400 - a mistake of the files'
+                log.error("key files refused, the keys before stay in force: %s", error)  # noqa: TRY400 - a mistake of the files'
             return
         self._key_problem = ""
         if keys != daemon.keys:
@@ -187,12 +187,12 @@ class Reloader:
         for number, output in enumerate(daemon.config.outputs):
             domain = output_domain(output.name)
             if _shake_again(before.get(domain), keys.get(domain)):
-                log.info("output %s: keys changed or withdrawn, every router has to connect again", output.name)
+                log.info("output %s: keys changed or removed, every router has to connect again", output.name)
                 daemon.outputs.drivers[number].reopen(daemon.output_policy(number))
         for slot, stream in daemon.streams.items():
             domain = source_domain(daemon.config.sources[stream.source_index].name)
             if slot not in fresh and _shake_again(before.get(domain), keys.get(domain)):
-                log.info("source %s: keys changed or withdrawn, connecting again", stream.label)
+                log.info("source %s: keys changed or removed, connecting again", stream.label)
                 daemon.carry_out(daemon.relay.handle(SourceDown(slot), daemon.clock.time()))
                 daemon.source_sockets.close(slot)
                 await self._open_source(stream)
@@ -211,7 +211,7 @@ class Reloader:
             else:
                 return
             await asyncio.sleep(AGAIN)
-        log.error("source %s is not connected: %s; once it is free, reload again", stream.label, reason)
+        log.error("source %s is not connected: %s; reload again once the address is free", stream.label, reason)
 
 
 def _same(one: SourceStream, other: SourceStream) -> bool:

@@ -68,7 +68,9 @@ class SeqMarks:
                 directory.mkdir(parents=True, exist_ok=True, mode=0o700)
                 self._maps.append(_open(directory / f"kvbus-{_digest(name)}.seq", name))
             except OSError as error:
-                log.warning("seq marks cannot be kept in %s: %s; a restart begins at 0", directory, error.strerror)
+                log.warning(
+                    "seq reservations cannot be kept in %s: %s; a restart begins at 0", directory, error.strerror
+                )
                 self._directory = None
                 self._release()
         self._limits.append(0)
@@ -145,7 +147,7 @@ def _open(path: Path, name: str) -> mmap.mmap:
         found = os.pread(fd, _SIZE, 0)
         if len(found) < _SIZE or not found.startswith(_MAGIC):
             if found:
-                log.warning("%s is no file of seq marks; made anew", path.name)
+                log.warning("%s is no file of seq reservations; made anew", path.name)
             os.ftruncate(fd, 0)
             os.pwrite(fd, _MAGIC + bytes(_U64.size), 0)
         sign(fd, _SIZE)

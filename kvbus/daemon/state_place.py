@@ -33,7 +33,7 @@ SYSTEM: Final = Path("/var/lib/kvbus")
 """Used where somebody has made it."""
 
 LOST: Final = (
-    "no state is kept: after a restart of kvbus routers are told to clear, and what the engine's replay buffer no "
+    "kvbus keeps no state: after a restart routers get AllBlocksCleared, and what the engine's replay buffer no "
     "longer has is missing until the engine restarts or resets its cache"
 )
 
@@ -122,7 +122,7 @@ def _automatic(config: Config) -> Place:
         else:
             log.info("state_dir auto: the state is kept in %s", path)
             return place
-    log.warning("state_dir auto found no place (%s), so %s", "; ".join(problems) or "none is there", LOST)
+    log.warning("state_dir auto found no directory (%s), so %s", "; ".join(problems) or "there is none", LOST)
     return Place()
 
 

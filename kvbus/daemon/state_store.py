@@ -131,7 +131,7 @@ class StateStore:
                 records += len(written)
         relay.recovery_finished(now)
         blocks = sum(len(source.normalizer.index) for source in relay.sources)
-        log.info("state loaded: %d blocks, %d log records since the dump", blocks, records)
+        log.info("state loaded: %d blocks, %d records of the write-ahead log", blocks, records)
 
     def _frames(self, path: Path, read: Callable[[bytes, bytes], T | None], *, torn_end: bool) -> Iterator[T]:
         """What ``read`` makes of body and payloads of every frame (None: they are not what they were).
@@ -174,7 +174,7 @@ class StateStore:
 
     def _move_aside(self, why: str) -> None:
         stamp = time.strftime("%Y%m%dT%H%M%S")
-        log.error("the saved state cannot be used (%s): moved aside as *.refused-%s, beginning empty", why, stamp)
+        log.error("state refused (%s): moved aside as *.refused-%s, beginning empty", why, stamp)
         for path in self._directory.glob("state-*.refused-*"):
             path.unlink()  # one is enough to see what went wrong; more would fill the disk
         for path in self._directory.glob("state-*"):
@@ -274,7 +274,7 @@ class StateStore:
     def fail(self, error: OSError) -> None:
         """Go on without a state."""
         self.failed = True
-        log.error("the state cannot be written any more (%s): going on without", error.strerror or error)
+        log.error("the state cannot be written (%s): going on without state", error.strerror or error)
         if self._relay is not None:
             self._relay.records = None
         self._close_files()
@@ -287,7 +287,7 @@ class StateStore:
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
-                    log.error("%s cannot be deleted (%s): delete it, it is out of date", path, error.strerror or error)  # noqa: TRY400
+                    log.error("%s is out of date and cannot be deleted (%s): delete it", path, error.strerror or error)  # noqa: TRY400
 
     def _close_files(self) -> None:
         """Write no more to this generation."""

@@ -47,10 +47,14 @@ _SOURCE_COUNTERS: Final = (
     ("source_restarts_total", "restarts", "New epochs of the engine's publisher that were proven by what it sent."),
     ("source_replays_total", "replays", "Replay requests sent to the engine."),
     ("source_replay_timeouts_total", "replay_timeouts", "Replay requests that failed for lack of progress."),
-    ("source_stale_replies_total", "stale_replies", "Replay messages that answer no current request."),
+    ("source_stale_replies_total", "stale_replies", "Replay messages that answer no open request."),
     ("source_held_overflow_total", "held_overflow", "Batches dropped because the reorder buffer was full."),
     ("source_rebuilds_total", "rebuilds", "Times the live set was announced again in another block size."),
-    ("source_timeouts_total", "timeouts", "Times the engine was gone for source_timeout and its blocks cleared."),
+    (
+        "source_timeouts_total",
+        "timeouts",
+        "Times the engine was gone for source_timeout, and its blocks were cleared downstream.",
+    ),
 )
 
 
@@ -69,7 +73,7 @@ class RelayCollector(Collector):
         process = self._observed.process
         yield _gauge(
             "state_writing",
-            "1 while the state is written to state_dir; 0 without one, and after writing failed.",
+            "1 while kvbus writes its state to state_dir; 0 without one, and after writing failed.",
             [],
             [([], float(process.state_writing))],
         )
@@ -83,7 +87,7 @@ class RelayCollector(Collector):
         yield _gauge("http_dumps", "Answers of /blocks under way.", [], [([], process.http_dumps)])
         yield _counter(
             "http_connections_closed_total",
-            "HTTP connections that were closed on the client, by reason.",
+            "HTTP connections that kvbus closed, by reason.",
             ["reason"],
             (([reason], process.http_closed[reason]) for reason in HTTP_REASONS),
         )
@@ -95,12 +99,12 @@ class RelayCollector(Collector):
         )
         for name, field, text in (
             ("config_reloads_total", "config_reloads", "Configurations read again at SIGHUP, by outcome."),
-            ("key_reloads_total", "key_reloads", "CURVE keys that changed on disk, by outcome."),
+            ("key_reloads_total", "key_reloads", "CURVE key files found changed, without a SIGHUP, by outcome."),
         ):
             counts = getattr(process, field)
             yield _counter(name, text, ["outcome"], (([outcome], counts[outcome]) for outcome in RELOAD_OUTCOMES))
         yield _histogram(
-            "kvbus_relay_latency_seconds", "From received to handed to the transport.", process.relay_latency
+            "kvbus_relay_latency_seconds", "From a batch received to handed to the transport.", process.relay_latency
         )
         yield _histogram("kvbus_event_loop_lag_seconds", "How late the event loop was for its timer.", process.loop_lag)
 
@@ -116,7 +120,7 @@ class RelayCollector(Collector):
         )
         yield _gauge(
             "source_partial",
-            "1 while the engine may hold blocks kvbus cannot know of (trimmed history, lost batches, full index).",
+            "1 while the engine may hold blocks that kvbus cannot know of (trimmed history, lost batches, full index).",
             ["source"],
             (([s.spec.label], float(s.partial)) for s in sources),
         )
@@ -128,7 +132,7 @@ class RelayCollector(Collector):
         )
         yield _gauge(
             "source_last_sequence",
-            "Newest batch delivered, -1 for none.",
+            "Seq of the newest batch delivered, -1 for none.",
             ["source"],
             (([s.spec.label], s.sequencer.next - 1) for s in sources),
         )
@@ -146,7 +150,7 @@ class RelayCollector(Collector):
         )
         yield _gauge(
             "source_queue_depth",
-            "Batches in the reorder buffer.",
+            "Batches that wait for their turn: in the reorder buffer, or in order and not handed on yet.",
             ["source"],
             (([s.spec.label], len(s.sequencer.held) + len(s.sequencer.actions)) for s in sources),
         )
@@ -202,13 +206,13 @@ class RelayCollector(Collector):
         )
         yield _counter(
             "events_filtered_total",
-            "Valid events and blocks counted on their way, by reason; all but orphan_passed and other_rank left out.",
+            "Valid events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do leave.",
             ["source", "reason"],
             (([s.spec.label, reason], s.stats.filtered[reason]) for s in sources for reason in Filtered),
         )
         yield _counter(
             "source_handshakes_failed_total",
-            "Failed handshakes with engines, by reason.",
+            "Connections with engines that failed, by reason.",
             ["source", "reason"],
             (([s.spec.label, reason], s.stats.refused[reason]) for s in sources for reason in Refused),
         )
@@ -283,7 +287,7 @@ class RelayCollector(Collector):
             (
                 "output_dropped_batches_total",
                 "dropped_batches",
-                "Batches not every router got live, by reason; of a stretch that a router is full only the first.",
+                "Batches not every router got live, by reason; of a stretch that a slow router misses, only the first.",
             ),
             ("output_dropped_events_total", "dropped_events", "Events in those batches."),
         ):
@@ -299,7 +303,7 @@ class RelayCollector(Collector):
             )
         yield _counter(
             "output_handshakes_failed_total",
-            "Failed or refused handshakes of routers, by reason.",
+            "Connections of routers that were refused or failed, by reason.",
             ["output", "reason"],
             (([o.spec.name, reason], o.stats.refused[reason]) for o in outputs for reason in Refused),
         )

@@ -268,9 +268,7 @@ class TestWhereThereIsNone:
         assert place.marks == machine.directory / "runtime", "the numbering goes on all the same"
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
-        assert record.getMessage().startswith(
-            "state_dir is null, so no state is kept: after a restart of kvbus routers"
-        )
+        assert record.getMessage().startswith("state_dir is null, so kvbus keeps no state: after a restart routers")
 
     def test_nothing_can_be_used(self, machine: Machine, caplog: pytest.LogCaptureFixture):
         for base in BASES[:-1]:
@@ -279,9 +277,9 @@ class TestWhereThereIsNone:
         place = open_place(config())
         assert place.directory is None
         (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert "state_dir auto found no place" in record.getMessage()
+        assert "state_dir auto found no directory" in record.getMessage()
         assert f"{machine.place('told')}: No such file or directory" in record.getMessage()
-        assert "so no state is kept: after a restart of kvbus routers are told to clear" in record.getMessage()
+        assert "so kvbus keeps no state: after a restart routers get AllBlocksCleared" in record.getMessage()
 
 
 class TestTold:
@@ -338,7 +336,7 @@ async def test_a_memory_that_is_full_costs_the_state_and_not_the_start(
     monkeypatch.setattr(daemon.state, "_create", broken)
     await daemon.start()
     assert daemon.process.state_writing is False
-    assert "the state cannot be written any more (Input/output error): going on without" in caplog.text
+    assert "the state cannot be written (Input/output error): going on without state" in caplog.text
     daemon.feed(BatchReceived(0, [b"", bytes(8), batch(store([1]))]))
     assert daemon.relay.outputs[0].streams[0].next_seq == 1
     await daemon.close(drain=0)
