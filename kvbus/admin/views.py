@@ -76,7 +76,7 @@ class LiveBlocks:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The lines of ``/blocks``: one live block each, as routers know it, parents before children in each medium."""
-        told: set[tuple[TableKey, Hash]] = set()
+        seen: set[tuple[TableKey, Hash]] = set()
         for key, chunk, a, b in self.index.snapshot():
             copies = self._copies[key]
             tokens = chunk.token_list()
@@ -84,9 +84,9 @@ class LiveBlocks:
             size = chunk.block_size // pieces
             for at in range(a * pieces, b * pieces):
                 if chunk.out is not None:
-                    if (key, names[at]) in told:
+                    if (key, names[at]) in seen:
                         continue  # two nodes may cover one page: it has one name, and is one block
-                    told.add((key, names[at]))
+                    seen.add((key, names[at]))
                 yield {
                     "source": self.label,
                     "rank": self.rank,

@@ -127,11 +127,11 @@ class _Checks:
         if not self.streams_sound():
             return
         taken: dict[int, str] = {}
-        places = self.config.slots()
-        for i, _, slot in places:
+        slots = self.config.slots()
+        for i, _, slot in slots:
             source = self.config.sources[i]
             if slot in taken:
-                example = f"slot: {max(place[2] for place in places) + 1}"
+                example = f"slot: {max(last for _, _, last in slots) + 1}"
                 wrong = f"slot {slot} is taken by {taken[slot]}"
                 self.report(("sources", i, "slot"), wrong, value=source.slot, example=example)
                 return
@@ -193,17 +193,17 @@ class _Checks:
     def ports(self) -> None:
         """Refuse two listeners at one address, ranks and streams counted."""
         by_port: dict[tuple[int, str], list[_Claim]] = {}
-        told: set[tuple[Path, Path]] = set()
+        reported: set[tuple[Path, Path]] = set()
         for claim in self.claims():
             address = claim.address
             same = by_port.setdefault((address.port, address.host if address.is_ipc else ""), [])
             for other in same:
                 pair = (other.key, claim.key)
-                if pair in told or not claim.collides(other):
+                if pair in reported or not claim.collides(other):
                     continue
-                told.add(pair)
-                place = f"ipc://{address.host}" if address.is_ipc else f"port {address.port}"
-                wrong = f"{place} ({claim.who}) is taken by {show(other.key)} ({other.who})"
+                reported.add(pair)
+                where = f"ipc://{address.host}" if address.is_ipc else f"port {address.port}"
+                wrong = f"{where} ({claim.who}) is taken by {show(other.key)} ({other.who})"
                 self.report(claim.key, wrong, value=self.value(claim.key), example=self.free(claim.key))
             same.append(claim)
 
@@ -227,19 +227,19 @@ class _Checks:
             host = "127.0.0.1" if address[0] == "localhost" else address[0]
             yield _Claim(("http",), "HTTP", Address(host, address[1]), ours=True)
 
-    def run(self, key: Path, places: Sequence[int], unit: str, *, ours: bool) -> Iterable[_Claim]:
+    def run(self, key: Path, numbers: Sequence[int], unit: str, *, ours: bool) -> Iterable[_Claim]:
         """The claims of one endpoint key: one for each rank or stream."""
         endpoint = self.value(key)
         if endpoint is None or not self.sound(key):
             return
         base = parse_endpoint(endpoint)
-        last = max(places, default=0)
+        last = max(numbers, default=0)
         if not base.is_ipc and base.port + last > MAX_PORT:
             wrong = f"{unit} {last} would be at port {base.port + last}, the last one is {MAX_PORT}"
             self.report(key, wrong, value=endpoint, example=f"{key[-1]}: {endpoint.rpartition(':')[0]}:5557")
             return
-        for n in places:
-            who = f"{unit} {n}" if len(places) > 1 else str(key[0])[:-1]
+        for n in numbers:
+            who = f"{unit} {n}" if len(numbers) > 1 else str(key[0])[:-1]
             if base.is_ipc:
                 path = base.host.replace("{rank}", str(n)) if "{rank}" in base.host or n == 0 else f"{base.host}-{n}"
                 yield _Claim(key, who, Address(path, 0), ours)

@@ -95,7 +95,7 @@ class SourceConfig(_Section):
     topic: Text = _key("", "Subscription prefix; empty: everything.", example="kv@")
     slot: Int | None = _key(
         None,
-        "Place of rank 0 among the streams of a per_source output (port + slot); rank r is at slot + r. Set it to keep "
+        "Slot of rank 0 among the streams of a per_source output (port + slot); rank r is at slot + r. Set it to keep "
         "a source's ports when one before it is removed.",
         example=2,
         default_text="behind the source before it",

@@ -23,7 +23,7 @@ from kvbus.core.missing import missing
 from kvbus.core.source import Source
 from kvbus.core.stats import ProcessStats
 from kvbus.core.write_ahead_log import StateError
-from kvbus.daemon import build as wiring
+from kvbus.daemon.build import make_relay, next_seqs, reserve_seqs
 from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.keys import Keys, in_clear, read_keys, source_domain
@@ -40,8 +40,8 @@ log = logging.getLogger("kvbus.daemon")
 TICK: Final = 0.1
 """Seconds between two looks at deadlines."""
 
-DUMP_TICK: Final = 0.01
-"""Seconds between two slices of a dump."""
+CHECKPOINT_TICK: Final = 0.01
+"""Seconds between two slices of a checkpoint."""
 
 
 class Daemon:
@@ -67,12 +67,12 @@ class Daemon:
         self.keys = read_keys(config)
         self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
-        self.resumed = False
-        """The relay goes on where a former process was."""
+        self.restored = False
+        """The relay has the state of an earlier process."""
         self._place = open_place(config) if keep_seqs else Place()
         try:
-            self.marks = wiring.Marks(config, self.streams, self._place.marks if keep_seqs else None)
-            self.relay = wiring.make_relay(config, self.streams, self.marks)
+            self.reservations = reserve_seqs(config, self.streams, self._place.seq_directory if keep_seqs else None)
+            self.relay = make_relay(config, self.streams, self.reservations)
             self.state = self._load_state(self._place.directory)
         except BaseException:
             self._place.release()
@@ -100,12 +100,12 @@ class Daemon:
             return None
         store = StateStore(directory, self.identity())
         try:
-            self.resumed = store.load(self.relay, self.clock.time())
+            self.restored = store.load(self.relay, self.clock.time())
         except StateError:
-            self.relay = wiring.make_relay(self.config, self.streams, self.marks)
+            self.relay = make_relay(self.config, self.streams, self.reservations)
         for number, output in enumerate(self.relay.outputs):
             for at, stream in output.open_streams.items():
-                stream.next_seq = max(stream.next_seq, self.marks.least(number, at))
+                stream.next_seq = max(stream.next_seq, self.reservations.lowest(number, at))
         return store
 
     def _begin_state(self) -> None:
@@ -145,7 +145,7 @@ class Daemon:
             for stream in self.streams.values():
                 self.source_sockets.open(stream, self.source_policy(stream))
             self._begin_state()
-            if not self.resumed:
+            if not self.restored:
                 self.carry_out(self.relay.begin(self.clock.time(), time.time()))
         except BaseException:
             await self.close(drain=0)
@@ -190,7 +190,7 @@ class Daemon:
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Publish):
-            self.marks.use(command.output, command.stream, command.seq)
+            self.reservations.use(command.output, command.stream, command.seq)
             self.outputs.drivers[command.output].publish(command)
         elif isinstance(command, AnswerReplay | AnswerSnapshot):
             self.outputs.drivers[command.output].answer(command)
@@ -212,8 +212,8 @@ class Daemon:
                 self._show_state(self.state)
         finally:
             # whatever went wrong: the clock goes on
-            dumping = self.state is not None and self.state.busy
-            self._next_tick = now if self.relay.backlog else now + (DUMP_TICK if dumping else TICK)
+            busy = self.state is not None and self.state.busy
+            self._next_tick = now if self.relay.backlog else now + (CHECKPOINT_TICK if busy else TICK)
             self._ticker = self._loop.call_at(self._next_tick, self._tick)
 
     def _show_state(self, store: StateStore) -> None:
@@ -273,7 +273,8 @@ class Daemon:
         self.zap.close()
         if self.state is not None:
             self.state.close()
-        self.marks.close(self.relay if self.started else None)  # a start that failed has used no number
+        # a start that failed has used no number
+        self.reservations.close(next_seqs(self.relay) if self.started else {})
         self._place.release()
         await asyncio.sleep(0)  # descriptors are let go one turn after their sockets were closed
         await asyncio.sleep(0)

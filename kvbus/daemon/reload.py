@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kvbus.config import Config, SourceStream
 from kvbus.core.events import SourceDown
-from kvbus.daemon import build as wiring
+from kvbus.daemon.build import add_reservation, new_stream, source_spec
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, output_domain, read_keys, source_domain
 from kvbus.daemon.outputs import allow
@@ -145,7 +145,7 @@ class Reloader:
                 if output.layout == "merged":
                     continue
                 for stream in added:
-                    daemon.marks.add(number, stream.index)
+                    add_reservation(daemon.reservations, daemon.config, number, stream.index)
                     daemon.outputs.drivers[number].open(stream.index, daemon.output_policy(number))
                     opened.append((number, stream.index))
         except BaseException:
@@ -165,11 +165,11 @@ class Reloader:
         daemon, config, streams = self._daemon, self._daemon.config, []
         for number, output in enumerate(config.outputs):
             if output.layout == "merged":
-                streams.append(wiring.new_stream(config, output, stream, 0))
+                streams.append(new_stream(config, output, stream, 0))
                 continue
-            first = daemon.marks.first(number, stream.index)
-            streams.append(wiring.new_stream(config, output, stream, first))
-        commands = daemon.relay.place(stream.index, wiring.source_spec(config, stream), streams, daemon.clock.time())
+            first = daemon.reservations.first(number, stream.index)
+            streams.append(new_stream(config, output, stream, first))
+        commands = daemon.relay.place(stream.index, source_spec(config, stream), streams, daemon.clock.time())
         daemon.carry_out(commands)
 
     async def _apply_keys(self, keys: Keys, fresh: frozenset[int]) -> None:

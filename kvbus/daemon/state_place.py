@@ -64,8 +64,8 @@ class Place:
         self._lock = lock
 
     @property
-    def marks(self) -> Path | None:
-        """Where the marks of the numbering are kept: they are, even where no state is."""
+    def seq_directory(self) -> Path | None:
+        """The directory of the seq reservations. They have one even where no state is kept."""
         return self.directory or default_directory()
 
     def release(self) -> None:
@@ -132,15 +132,15 @@ def bases(env: Mapping[str, str]) -> Iterator[Base]:
     What a service manager or an image has made for state comes first: ``/dev/shm`` may end with the service. Then
     memory, which is quick, and gone with a reboot as the engine's cache is; then disks.
     """
-    if told := _absolute(env.get("STATE_DIRECTORY", "").partition(":")[0]):
-        yield Base(told)
-    if told := _absolute(env.get("XDG_RUNTIME_DIR")):
-        yield Base(told)
+    if path := _absolute(env.get("STATE_DIRECTORY", "").partition(":")[0]):
+        yield Base(path)
+    if path := _absolute(env.get("XDG_RUNTIME_DIR")):
+        yield Base(path)
     yield Base(MEMORY)
     if SYSTEM.is_dir():
         yield Base(SYSTEM)
-    if told := _absolute(env.get("XDG_STATE_HOME")):
-        yield Base(told, shared=True)
+    if path := _absolute(env.get("XDG_STATE_HOME")):
+        yield Base(path, shared=True)
     elif (home := _absolute(env.get("HOME"))) and home.is_dir():
         yield Base(home / ".local" / "state", shared=True)
 

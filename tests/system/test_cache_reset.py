@@ -199,7 +199,7 @@ async def test_it_is_whole_after_a_restart_of_kvbus_too(tmp_path):
             await is_whole(bus, engine)
             config = bus.daemon.config
         again = Daemon(config)
-        assert again.resumed
+        assert again.restored
         assert not again.relay.sources[0].partial
         await again.start()
         try:
@@ -332,7 +332,7 @@ async def test_an_engine_whose_reset_leaves_other_tiers_unknown_is_left_alone(ca
     engine.offers("POST", "/reset_prefix_cache")
     async with engine.running(), engine.bus() as bus:
         await eventually(lambda: outcomes(bus) == {"futile": 1}, "it sees that it is no use")
-        assert "a reset would leave its other tiers unknown" in caplog.text
+        assert "a reset would leave other tiers unknown" in caplog.text
         assert engine.asked == []
         engine.ranks[0].reset()
         engine.ranks[0].publish(10)
