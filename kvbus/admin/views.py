@@ -12,6 +12,7 @@ from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source
 from kvbus.core.types import Hash, printable
+from kvbus.telemetry.table import queue_depth
 
 
 def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
         "last_seq": sequencer.next - 1,
         "dialect": source.dialect.name,
         "block_size": source.normalizer.block_size,
-        "queue_depth": len(sequencer.held) + len(sequencer.actions),
+        "queue_depth": queue_depth(source),
         "unverified": len(sequencer.unverified),
         "counts": {
             "batches": stats.batches,
