@@ -1,10 +1,11 @@
-"""The daemon: a relay, its sockets, a clock, and an orderly end."""
+"""The daemon: a relay, its sockets, a clock, changes while it runs, and a graceful shutdown."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -18,20 +19,21 @@ from kvbus.core.commands import (
     RequestReplay,
     RequestSnapshot,
 )
-from kvbus.core.events import RelayEvent, Tick
-from kvbus.core.missing import missing
-from kvbus.core.source import Source
+from kvbus.core.events import RelayEvent, SourceDown, Tick
 from kvbus.core.stats import ProcessStats
 from kvbus.core.write_ahead_log import StateError
-from kvbus.daemon.build import make_relay, next_seqs, reserve_seqs
+from kvbus.daemon.build import add_reservation, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.cache_reset import CacheResets
+from kvbus.daemon.change import Change, must_reconnect
 from kvbus.daemon.clock import RunningClock
-from kvbus.daemon.keys import Keys, in_clear, read_keys, source_domain
+from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
+from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.daemon.state_place import Place, open_place
 from kvbus.daemon.state_store import StateStore
-from kvbus.errors import StateDirError
+from kvbus.errors import BindError, StateDirError
+from kvbus.outputs.contract import OutputDriver
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
@@ -42,6 +44,11 @@ TICK: Final = 0.1
 
 CHECKPOINT_TICK: Final = 0.01
 """Seconds between two slices of a checkpoint."""
+
+BIND_AGAIN: Final = 0.01
+"""Seconds until the daemon tries an address again that it has just given up."""
+
+BIND_ATTEMPTS: Final = 200
 
 
 class Daemon:
@@ -91,8 +98,7 @@ class Daemon:
         self._cache_resets = CacheResets(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
-        self._states: dict[int, str] = {}
-        self._partial: dict[int, float | None] = {}
+        self._source_log = SourceLog()
 
     def _load_state(self, directory: Path | None) -> StateStore | None:
         """Go on where a former process was. From what cannot be used nothing is taken, and the relay begins empty."""
@@ -141,9 +147,9 @@ class Daemon:
             await self._admin.start()
             for number, output in enumerate(self.relay.outputs):
                 for at in output.open_streams:
-                    self.outputs.drivers[number].open(at, self.output_policy(number))
+                    self.outputs.drivers[number].open(at, self._output_policy(number))
             for stream in self.streams.values():
-                self.source_sockets.open(stream, self.source_policy(stream))
+                self.source_sockets.open(stream, self._source_policy(stream))
             self._begin_state()
             if not self.restored:
                 self.carry_out(self.relay.begin(self.clock.time(), time.time()))
@@ -159,12 +165,10 @@ class Daemon:
         """Where the HTTP server listens, the real port included."""
         return self._admin.address
 
-    def output_policy(self, number: int, keys: Keys | None = None) -> PeerPolicy:
-        """What an output takes from its routers."""
-        return peer_policy_of(self.config, number, self.keys if keys is None else keys)
+    def _output_policy(self, number: int) -> PeerPolicy:
+        return peer_policy_of(self.config, number, self.keys)
 
-    def source_policy(self, stream: SourceStream) -> PeerPolicy:
-        """What a source takes from its engine."""
+    def _source_policy(self, stream: SourceStream) -> PeerPolicy:
         domain = source_domain(self.config.sources[stream.source_index].name)
         return PeerPolicy(self.config.limits.max_frame_bytes, self.keys.get(domain), domain)
 
@@ -204,7 +208,7 @@ class Daemon:
         self.process.loop_lag.observe(max(0.0, now - self._next_tick))
         try:
             self.feed(Tick(time.time()))
-            self._log_states()
+            self._source_log.look(self.relay, self.streams)
             self._cache_resets.look()
             if self.state is not None:
                 self.state.flush()
@@ -220,36 +224,118 @@ class Daemon:
         self.process.state_writing = not store.failed
         self.process.state_refused = store.refused
 
-    def _log_states(self) -> None:
-        for slot in self.streams:
-            source = self.relay.sources[slot]
-            before = self._states.get(slot, "connecting")
-            if source.state != before:
-                log.info(
-                    "source %s: %s -> %s, epoch %d, next seq %d, %d blocks",
-                    source.spec.label,
-                    before,
-                    source.state,
-                    source.sequencer.epoch,
-                    source.sequencer.next,
-                    len(source.normalizer.index),
-                )
-                self._states[slot] = source.state
-            self._log_partial(slot, source)
+    # -- changes while it runs -----------------------------------------------------------------------------------------
 
-    def _log_partial(self, slot: int, source: Source) -> None:
-        since = source.partial_since
-        if since == self._partial.get(slot):
-            return
-        self._partial[slot] = since
-        why = missing(source)
-        if why is None:
-            log.info("source %s is no longer partial", source.spec.label)
-        else:
-            log.warning("source %s is partial: %s; until %s", source.spec.label, why.reason, why.heals)
+    async def apply(self, change: Change, keys: Keys) -> None:
+        """Go over to another configuration.
+
+        Raises:
+            BindError: an endpoint of an added stream cannot be bound; nothing has changed.
+            InUseError: another process numbers an added stream; nothing has changed.
+        """
+        self._open_streams(change.added)
+        self.config = change.config
+        self.streams = {stream.index: stream for stream in change.config.streams()}
+        for slot in change.removed:
+            self._remove(slot)
+        for stream in change.replaced:
+            self._replace(stream)
+        await self.apply_keys(keys, without=frozenset(stream.index for stream in change.replaced))
+        for stream in change.replaced:
+            await self._open_source(stream)
+        if change.replaced or change.removed:
+            if self.state is not None:
+                self.catch_up()
+                self.state.rename(self.identity())
+            counts = len(change.added), len(change.changed), len(change.removed)
+            log.info("sources: %d added, %d changed, %d removed", *counts)
+        logging.getLogger().setLevel(change.config.log_level.upper())
+
+    async def apply_keys(self, keys: Keys, without: frozenset[int] = frozenset()) -> None:
+        """Go over to other keys. Peers that must show a key again have to reconnect; all others stay connected.
+
+        Args:
+            keys: all keys.
+            without: slots whose sources are opened anew anyway.
+        """
+        before, self.keys = self.keys, keys
+        allow(self.zap, keys)
+        for domain in before.keys() - keys.keys():
+            self.zap.forget(domain)
+        for number, output in enumerate(self.config.outputs):
+            domain = output_domain(output.name)
+            if must_reconnect(before.get(domain), keys.get(domain)):
+                log.info("output %s: keys changed or removed, every router has to connect again", output.name)
+                self.outputs.drivers[number].reopen(self._output_policy(number))
+        for slot, stream in self.streams.items():
+            domain = source_domain(self.config.sources[stream.source_index].name)
+            if slot not in without and must_reconnect(before.get(domain), keys.get(domain)):
+                log.info("source %s: keys changed or removed, connecting again", stream.label)
+                self.feed(SourceDown(slot))
+                self.source_sockets.close(slot)
+                await self._open_source(stream)
+
+    def _open_streams(self, added: Iterable[SourceStream]) -> None:
+        """Open the outputs' streams of added sources: all of them, or none.
+
+        Their outputs are those of the running configuration, which no change touches.
+        """
+        opened: list[tuple[OutputDriver, int]] = []
+        try:
+            for number, output in enumerate(self.config.outputs):
+                if output.layout == "merged":
+                    continue
+                driver = self.outputs.drivers[number]
+                for stream in added:
+                    add_reservation(self.reservations, self.config, number, stream.index)
+                    driver.open(stream.index, self._output_policy(number))
+                    opened.append((driver, stream.index))
+        except BaseException:
+            for driver, slot in opened:
+                driver.close(slot)
+            raise
+
+    def _remove(self, slot: int) -> None:
+        self.source_sockets.close(slot)
+        self.carry_out(self.relay.remove(slot, self.clock.time()))
+        for number, output in enumerate(self.config.outputs):
+            if output.layout != "merged":
+                self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
+
+    def _replace(self, stream: SourceStream) -> None:
+        """Put a source into its slot, in place of the one that is there."""
+        slot = stream.index
+        self.source_sockets.close(slot)
+        streams = [
+            new_stream(
+                self.config,
+                output,
+                stream,
+                0 if output.layout == "merged" else self.reservations.first(number, slot),
+            )
+            for number, output in enumerate(self.config.outputs)
+        ]
+        self.carry_out(self.relay.place(slot, source_spec(self.config, stream), streams, self.clock.time()))
+
+    async def _open_source(self, stream: SourceStream) -> None:
+        """Open a source's socket. Its address may be one that was given up a moment ago.
+
+        If another process has the address, the source stays without a connection until a later reload.
+        """
+        for _ in range(BIND_ATTEMPTS):
+            try:
+                self.source_sockets.open(stream, self._source_policy(stream))
+            except BindError as error:
+                reason = error
+            else:
+                return
+            await asyncio.sleep(BIND_AGAIN)
+        log.error("source %s is not connected: %s; reload again once the address is free", stream.label, reason)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set, then end in order."""
+        """Run until ``stop`` is set, then shut down gracefully."""
         await self.start()
         try:
             await stop.wait()

@@ -13,11 +13,10 @@ import pytest
 import zmq
 
 from kvbus.config import load
-from kvbus.daemon import reload
+from kvbus.daemon import daemon
 from kvbus.daemon.daemon import Daemon
-from kvbus.daemon.reload import Reloader, refuse
+from kvbus.daemon.reload import Reloader
 from kvbus.daemon.seq_reservation import SeqReservations
-from kvbus.errors import ConfigError
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -292,21 +291,6 @@ async def test_what_takes_a_restart_is_refused_by_name(change, named, caplog):
         assert len(fleet.daemon.relay.present) == 2
 
 
-def test_a_source_is_not_moved_in_silence():
-    running = load(
-        None, env={}, overrides={"sources": [one("a"), one("b"), one("c")], "outputs": [{"endpoint": "ipc:///run/out"}]}
-    )
-    without = {"sources": [one("a"), one("c")], "outputs": [{"endpoint": "ipc:///run/out"}]}
-    with pytest.raises(ConfigError) as caught:
-        refuse(running, load(None, env={}, overrides=without))
-    (problem,) = caught.value.problems
-    assert str(problem) == (
-        "sources[1].slot: c would move from slot 2 to 1, and its ports with it; for example slot: 2"
-    )
-    without["sources"][1]["slot"] = 2
-    refuse(running, load(None, env={}, overrides=without))
-
-
 def one(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "endpoint": f"ipc:///run/{name}", **more}
 
@@ -324,7 +308,7 @@ async def test_an_address_that_is_taken_keeps_everything_as_it_was(caplog):
 
 
 async def test_a_source_whose_address_is_taken_is_opened_by_a_later_reload(monkeypatch, caplog):
-    monkeypatch.setattr(reload, "ATTEMPTS", 3)
+    monkeypatch.setattr(daemon, "BIND_ATTEMPTS", 3)
     async with running(Fleet("a")) as fleet:
         source = fleet.source(1, "b", bind=True)
         fleet.sources = [fleet.source(0, "a"), source]
