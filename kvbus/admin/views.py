@@ -1,4 +1,4 @@
-"""What the HTTP endpoints show, as plain data."""
+"""The content of the HTTP endpoints, as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvbus.telemetry.table import queue_depth
 
 
 def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
-    """One entry of ``/sources``."""
+    """Return one entry of ``/sources``."""
     sequencer, stats = source.sequencer, source.stats
     media = {} if source.expired else source.normalizer.index.media()
     why = missing(source)
@@ -58,7 +58,7 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
 
 
 def sources_json(relay: Relay, streams: Mapping[int, SourceStream]) -> list[dict[str, Any]]:
-    """The body of ``/sources``, by slot."""
+    """Return the body of ``/sources``, by slot."""
     return [
         source_json(relay.sources[slot], stream.endpoint, stream.replay_endpoint)
         for slot, stream in sorted(streams.items())
@@ -66,17 +66,17 @@ def sources_json(relay: Relay, streams: Mapping[int, SourceStream]) -> list[dict
 
 
 class LiveBlocks:
-    """The live blocks of a source at one moment, whatever happens while they are read. Copies dictionaries only."""
+    """The live blocks of a source at one moment; later batches do not change them. It copies dictionaries only."""
 
     def __init__(self, source: Source) -> None:
         self.label = source.spec.label
         self.rank = source.rank
-        # of a expired source routers hold nothing
+        # routers hold no block of an expired source
         self.index = Index() if source.expired else source.normalizer.index.copy()
         self._copies = {key: table.copies.copy() for key, table in source.normalizer.index.tables.items()}
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The lines of ``/blocks``: one live block each, as routers know it, parents before children in each medium."""
+        """Yield the lines of ``/blocks``: one live block each, as routers know it, parents first on each medium."""
         seen: set[tuple[TableKey, Hash]] = set()
         for key, chunk, a, b in self.index.snapshot():
             copies = self._copies[key]
@@ -86,7 +86,7 @@ class LiveBlocks:
             for at in range(a * pieces, b * pieces):
                 if chunk.out is not None:
                     if (key, names[at]) in seen:
-                        continue  # two nodes may cover one page: it has one name, and is one block
+                        continue  # two nodes may cover one page: routers know it by one hash, as one block
                     seen.add((key, names[at]))
                 yield {
                     "source": self.label,

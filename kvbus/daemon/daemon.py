@@ -40,7 +40,7 @@ from kvbus.transport.zap import ZapHandler
 log = logging.getLogger("kvbus.daemon")
 
 TICK: Final = 0.1
-"""Seconds between two looks at deadlines."""
+"""Seconds between two ticks, which check deadlines."""
 
 CHECKPOINT_TICK: Final = 0.01
 """Seconds between two slices of a checkpoint."""
@@ -52,17 +52,17 @@ BIND_ATTEMPTS: Final = 200
 
 
 class Daemon:
-    """Runs one configuration. Make it inside a running loop; :meth:`start`, then :meth:`close` or :meth:`run`.
+    """Runs one configuration. Make it inside a running loop, then call :meth:`run`, or :meth:`start` and :meth:`close`.
 
     Args:
-        config: what to run.
-        keep_seqs: False leaves nothing behind, no numbering and no state, whatever ``state_dir`` says.
+        config: the configuration to run.
+        keep_seqs: False keeps no seq reservations and no state on disk, whatever ``state_dir`` says.
 
     Raises:
         ConfigError: a key file cannot be used.
-        InUseError: another process has the state or the numbering.
+        InUseError: another process uses the same state or the same numbering.
         UnsupportedError: libzmq is too old.
-        StateDirError: the directory cannot be used.
+        StateDirError: ``state_dir`` cannot be used.
     """
 
     def __init__(self, config: Config, *, keep_seqs: bool = True) -> None:
@@ -70,7 +70,7 @@ class Daemon:
         self.config = config
         self._loop = asyncio.get_running_loop()
         self.clock = RunningClock(self._loop.time)
-        """What the relay's deadlines are measured by."""
+        """The clock of the relay's deadlines."""
         self.keys = read_keys(config)
         self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
@@ -101,7 +101,7 @@ class Daemon:
         self._source_log = SourceLog()
 
     def _load_state(self, directory: Path | None) -> StateStore | None:
-        """Go on where a former process was. From what cannot be used nothing is taken, and the relay begins empty."""
+        """Load the state of an earlier process. If it cannot be used, the relay begins empty."""
         if directory is None:
             return None
         store = StateStore(directory, self.identity())
@@ -115,7 +115,7 @@ class Daemon:
         return store
 
     def _begin_state(self) -> None:
-        """Write from now on. Everything is bound: no other process goes on with the state that was found."""
+        """Write the state from now on. Everything is bound, so no other process needs the state on disk."""
         if self.state is None:
             return
         try:
@@ -127,19 +127,19 @@ class Daemon:
         self._show_state(self.state)
 
     def identity(self) -> list[str]:
-        """Whose state it is: sources with their slots, and outputs."""
+        """Return the names that a state belongs to: the sources with their slots, and the outputs."""
         sources = [f"{slot} {stream.label}" for slot, stream in sorted(self.streams.items())]
         return sources + [output.name for output in self.config.outputs]
 
     async def start(self) -> None:
         """Bind and connect everything: outputs before sources, so that routers miss nothing of the catch-up.
 
-        Only then the state is written: a process that cannot bind leaves everything as it is. Nothing is awaited from
-        the first of these sockets on until then, so nothing is relayed that is not kept.
+        The daemon writes the state only after that: a process that cannot bind leaves the state on disk as it is.
+        Between the first of these sockets and the state it awaits nothing, so it relays nothing that it does not keep.
 
         Raises:
-            BindError: an endpoint or the HTTP address cannot be bound; nothing is left open.
-            StateDirError: nothing can be written to ``state_dir``.
+            BindError: an endpoint or the HTTP address cannot be bound; all sockets are closed again.
+            StateDirError: the daemon cannot write to ``state_dir``.
         """
         for warning in in_clear(self.config):
             log.warning("%s: see curve_secret_key_file", warning)
@@ -162,7 +162,7 @@ class Daemon:
 
     @property
     def http_address(self) -> tuple[str, int] | None:
-        """Where the HTTP server listens, the real port included."""
+        """The HTTP server's address, with its real port; None without one."""
         return self._admin.address
 
     def _output_policy(self, number: int) -> PeerPolicy:
@@ -173,22 +173,22 @@ class Daemon:
         return PeerPolicy(self.config.limits.max_frame_bytes, self.keys.get(domain), domain)
 
     def feed(self, event: RelayEvent) -> None:
-        """Tell the relay what has happened, and carry out what it says."""
+        """Hand an event to the relay, and carry out its commands."""
         self.carry_out(self.relay.handle(event, self.clock.time()))
 
     def _feed_live(self, event: RelayEvent) -> None:
-        """One of a burst of batches: what follows from it is sent when the burst is over."""
+        """Hand one batch of a burst to the relay. Its output is sent after the burst."""
         for command in self.relay.handle(event, self.clock.time()):
             self._carry_out(command)
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Do what the relay says."""
+        """Carry out the relay's commands, and send."""
         for command in commands:
             self._carry_out(command)
         self.outputs.flush()
 
     def catch_up(self) -> None:
-        """Do all that was put off to keep the loop alive."""
+        """Do all work that the relay has put off to keep the event loop responsive."""
         while self.relay.backlog:
             self.feed(Tick(time.time()))
 
@@ -215,7 +215,7 @@ class Daemon:
                 self.state.work()
                 self._show_state(self.state)
         finally:
-            # whatever went wrong: the clock goes on
+            # the next tick comes even after an error
             busy = self.state is not None and self.state.busy
             self._next_tick = now if self.relay.backlog else now + (CHECKPOINT_TICK if busy else TICK)
             self._ticker = self._loop.call_at(self._next_tick, self._tick)
@@ -227,7 +227,7 @@ class Daemon:
     # -- changes while it runs -----------------------------------------------------------------------------------------
 
     async def apply(self, change: Change, keys: Keys) -> None:
-        """Go over to another configuration.
+        """Change to another configuration.
 
         Raises:
             BindError: an endpoint of an added stream cannot be bound; nothing has changed.
@@ -252,7 +252,7 @@ class Daemon:
         logging.getLogger().setLevel(change.config.log_level.upper())
 
     async def apply_keys(self, keys: Keys, without: frozenset[int] = frozenset()) -> None:
-        """Go over to other keys. Peers that must show a key again have to reconnect; all others stay connected.
+        """Change to other keys. Peers that must show their keys again have to reconnect; all others stay connected.
 
         Args:
             keys: all keys.
@@ -278,7 +278,7 @@ class Daemon:
     def _open_streams(self, added: Iterable[SourceStream]) -> None:
         """Open the outputs' streams of added sources: all of them, or none.
 
-        Their outputs are those of the running configuration, which no change touches.
+        A change leaves the outputs as they are, so the running configuration describes them.
         """
         opened: list[tuple[OutputDriver, int]] = []
         try:
@@ -303,7 +303,7 @@ class Daemon:
                 self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
 
     def _replace(self, stream: SourceStream) -> None:
-        """Put a source into its slot, in place of the one that is there."""
+        """Begin with a source in its slot, instead of the one that is there."""
         slot = stream.index
         self.source_sockets.close(slot)
         streams = [
@@ -343,10 +343,11 @@ class Daemon:
             await self.close()
 
     async def close(self, drain: float | None = None) -> None:
-        """Stop listening to engines, give routers ``drain`` seconds to take what is theirs, and close every socket.
+        """Stop listening to engines, give routers time to read what is queued for them, and close every socket.
 
         Args:
-            drain: None for ``shutdown_timeout``. It is for the replay answers under way and for what is queued, both.
+            drain: seconds for both the replay answers under way and the queued batches; None for
+                ``shutdown_timeout``.
         """
         until = self._loop.time() + (self.config.shutdown_timeout if drain is None else drain)
         if self._ticker is not None:
@@ -359,9 +360,9 @@ class Daemon:
         self.zap.close()
         if self.state is not None:
             self.state.close()
-        # a start that failed has used no number
+        # a failed start has used no seq
         self.reservations.close(next_seqs(self.relay) if self.started else {})
         self._place.release()
-        await asyncio.sleep(0)  # descriptors are let go one turn after their sockets were closed
+        await asyncio.sleep(0)  # asyncio releases descriptors one turn after their sockets are closed
         await asyncio.sleep(0)
         await asyncio.to_thread(end, self._context)

@@ -64,7 +64,7 @@ class Reloader:
                 await daemon.apply(change, keys)
             except KvbusError as error:
                 daemon.process.config_reloads["refused"] += 1
-                log.error("configuration refused, the one before stays in force: %s", error)  # noqa: TRY400 - a mistake of the file's
+                log.error("configuration refused, the one before stays in force: %s", error)  # noqa: TRY400
             else:
                 daemon.process.config_reloads["applied"] += 1
                 log.info("configuration loaded: %d sources", len(config.sources))
@@ -85,7 +85,7 @@ class Reloader:
             if str(error) != self._key_problem:
                 self._key_problem = str(error)
                 daemon.process.key_reloads["refused"] += 1
-                log.error("key files refused, the keys before stay in force: %s", error)  # noqa: TRY400 - a mistake of the files'
+                log.error("key files refused, the keys before stay in force: %s", error)  # noqa: TRY400
             return
         self._key_problem = ""
         if keys != daemon.keys:

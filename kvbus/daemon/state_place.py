@@ -1,7 +1,7 @@
-"""Where the state is kept: in ``state_dir``, or with ``auto`` in the first place that is large enough.
+"""The directory of the state: ``state_dir``, or with ``auto`` the first place that is large enough.
 
-A place of ``auto`` is a directory named after what the bus listens on, so that the same bus finds it again and no two
-that run side by side have one name. A place that is there is used again, however little is free meanwhile.
+With ``auto`` the directory is named after what the bus listens on. So the same bus finds it again, and two buses that
+run side by side have different ones. kvbus uses an existing directory again, however little room is left.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kvbus.errors import StateDirError
 log = logging.getLogger("kvbus.daemon.state_place")
 
 MIN_FREE: Final = 1024 * 1024 * 1024
-"""Bytes that must be free where a new place is made: what a million blocks take at the worst moment, when there are two
-dumps and two logs."""
+"""Bytes that must be free for a new directory. A million blocks take that much while there are two checkpoints and two
+logs."""
 
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - everybody's, see _check
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - open to everybody, see _check
 SYSTEM: Final = Path("/var/lib/kvbus")
-"""Used where somebody has made it."""
+"""A base only where it already exists."""
 
 LOST: Final = (
     "kvbus keeps no state: after a restart routers get AllBlocksCleared, and what the engine's replay buffer no "
@@ -40,11 +40,11 @@ LOST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A directory that places may be in.
+    """A directory in which ``auto`` makes the state's directory.
 
     Attributes:
-        path: of it.
-        shared: whether other machines may see it too, as a home directory.
+        path: the directory.
+        shared: whether other machines may see it too, as they may see a home directory.
     """
 
     path: Path
@@ -52,11 +52,11 @@ class Base:
 
 
 class Place:
-    """A directory that belongs to this process until :meth:`release`; None where there is none.
+    """The state's directory, which belongs to this process until :meth:`release`.
 
     Args:
-        directory: the directory.
-        lock: of it.
+        directory: the directory; None where no state is kept.
+        lock: the directory's lock.
     """
 
     def __init__(self, directory: Path | None = None, lock: DirectoryLock | None = None) -> None:
@@ -69,13 +69,13 @@ class Place:
         return self.directory or default_directory()
 
     def release(self) -> None:
-        """Let another process have it."""
+        """Release the directory for another process."""
         if self._lock is not None:
             self._lock.release()
 
 
 def open_place(config: Config) -> Place:
-    """The place a configuration's state is kept in.
+    """Find or make the directory of a configuration's state, and lock it.
 
     Raises:
         InUseError: another process keeps its state there.
@@ -127,10 +127,10 @@ def _automatic(config: Config) -> Place:
 
 
 def bases(env: Mapping[str, str]) -> Iterator[Base]:
-    """Where places may be, best first.
+    """Yield the bases, best first.
 
-    What a service manager or an image has made for state comes first: ``/dev/shm`` may end with the service. Then
-    memory, which is quick, and gone with a reboot as the engine's cache is; then disks.
+    A directory that a service manager or an image made for state comes first, because ``/dev/shm`` may be emptied with
+    the service. Memory is next: it is fast, and a reboot empties it together with the engine's cache. Disks are last.
     """
     if path := _absolute(env.get("STATE_DIRECTORY", "").partition(":")[0]):
         yield Base(path)
@@ -146,16 +146,16 @@ def bases(env: Mapping[str, str]) -> Iterator[Base]:
 
 
 def _absolute(text: str | None) -> Path | None:
-    """A path, if it says the same wherever kvbus is started."""
+    """Return an absolute path; None for a path that depends on where kvbus is started."""
     path = Path(text or "")
     return path if path.is_absolute() else None
 
 
 def name_of(config: Config, base: Base) -> str:
-    """The name of a configuration's place.
+    """Return the name of a configuration's directory.
 
-    It follows from the first address the bus binds, which no two that run at once can share, and which stays as it is
-    when sources come and go. A bus that only dials is known by all it dials.
+    It follows from the first address that the bus binds. Two buses cannot bind it at once, and it stays the same when
+    sources come and go. A bus that binds nothing is known by all addresses that it dials.
     """
     bound = [
         endpoint
@@ -180,7 +180,7 @@ def _check_room(directory: Path) -> None:
     """Refuse a base that a state could fill up.
 
     Raises:
-        OSError: it is not there, or too little is free.
+        OSError: the base does not exist, or has too little room.
     """
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
@@ -189,10 +189,10 @@ def _check_room(directory: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """Refuse what is not a directory of this user's alone: the base may be everybody's, and a link leads anywhere.
+    """Refuse a directory that others could use: everybody may write to the base, and a link leads anywhere.
 
     Raises:
-        OSError: it is somebody else's, open to others, or no directory.
+        OSError: it is another user's, open to others, or no directory.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

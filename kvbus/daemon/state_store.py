@@ -289,7 +289,7 @@ class StateStore:
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
-                    log.error("%s is out of date and cannot be deleted (%s): delete it", path, error.strerror or error)  # noqa: TRY400
+                    log.error("%s is out of date, delete it: %s", path, error.strerror or error)  # noqa: TRY400
 
     def _close_files(self) -> None:
         """Write no more to this generation."""
