@@ -110,8 +110,8 @@ class Daemon:
         except StateError:
             self.relay = make_relay(self.config, self.streams, self.reservations)
         for number, output in enumerate(self.relay.outputs):
-            for at, stream in output.open_streams.items():
-                stream.next_seq = max(stream.next_seq, self.reservations.lowest(number, at))
+            for slot, stream in output.open_streams.items():
+                stream.next_seq = max(stream.next_seq, self.reservations.lowest(number, slot))
         return store
 
     def _begin_state(self) -> None:
@@ -146,8 +146,8 @@ class Daemon:
         try:
             await self._admin.start()
             for number, output in enumerate(self.relay.outputs):
-                for at in output.open_streams:
-                    self.outputs.drivers[number].open(at, self._output_policy(number))
+                for slot in output.open_streams:
+                    self.outputs.drivers[number].open(slot, self._output_policy(number))
             for stream in self.streams.values():
                 self.source_sockets.open(stream, self._source_policy(stream))
             self._begin_state()
