@@ -134,7 +134,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "Engine ranks that are connecting, syncing, in a gap or lost.",
             f'sum(kvbus_source_state{{{SOURCE},state!="live"}})',
         ),
-        stat("Live blocks", "short", "As routers were told of them.", f"sum(kvbus_blocks{{{SOURCE}}})"),
+        stat("Live blocks", "short", "As announced to routers.", f"sum(kvbus_blocks{{{SOURCE}}})"),
         stat("Routers", "short", "Subscriptions.", f"sum(kvbus_output_subscribers{{{OUTPUT}}})"),
         stat(
             "Batches lost",
@@ -201,14 +201,14 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Pending and held",
             "short",
-            "Missing batches whose fate is open, and those that wait behind them.",
+            "Missing batches that are neither recovered nor lost yet, and batches that wait behind them.",
             (f"kvbus_source_pending_batches{{{SOURCE}}}", f"{OF_SOURCE} pending"),
             (f"kvbus_source_queue_depth{{{SOURCE}}}", f"{OF_SOURCE} held"),
         ),
         graph(
             "Gaps, copies, restarts",
             "cps",
-            "Gaps in the numbering, batches that came again, new lives of the engine.",
+            "Gaps in the seqs, batches that came again, new epochs of the engine.",
             (rate("kvbus_source_gaps_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} gaps"),
             (rate("kvbus_source_duplicate_batches_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} copies"),
             (rate("kvbus_source_restarts_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} restarts"),
@@ -253,7 +253,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Batches sent",
             "cps",
-            "Heartbeats told apart.",
+            "Heartbeats among them, and alone.",
             (rate("kvbus_output_batches_total", OUTPUT, PER_OUTPUT), OF_OUTPUT),
             (rate("kvbus_output_heartbeats_total", OUTPUT, PER_OUTPUT), f"{OF_OUTPUT} heartbeats"),
         ),
@@ -292,7 +292,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Journal",
             "percentunit",
-            "How full it is, in batches and in bytes. A full one is a ring: replays reach as far back as it does.",
+            "How full it is, in batches and in bytes. Full is normal: the oldest batches go.",
             (
                 f"kvbus_output_journal_batches{{{OUTPUT}}} / kvbus_output_journal_batches_limit{{{OUTPUT}}}",
                 f"{OF_OUTPUT} batches",
@@ -307,7 +307,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Requests of routers",
             "cps",
-            "By what became of them.",
+            "By outcome.",
             (rate("kvbus_replay_requests_total", OUTPUT, f"{PER_OUTPUT}, outcome"), f"{OF_OUTPUT} {{{{outcome}}}}"),
         ),
         graph(
@@ -338,7 +338,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "How full",
             "percentunit",
-            "Each thing with a limit; what is beyond it is let go and counted.",
+            "Each thing with a limit; what is beyond it is dropped and counted.",
             (f"max by (instance, queue) (kvbus:queue_fill:ratio{{{TARGET}}})", "{{instance}} {{queue}}"),
         ),
         graph(

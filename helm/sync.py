@@ -36,7 +36,7 @@ COPIES: Final = {
     ROOT / "deploy" / "grafana" / "kvbus.json": CHART / "files" / "kvbus.json",
 }
 RENDERED: Final = {
-    "worker.yaml": ("qwen", {}, "vLLM with kvbus as its native sidecar, for a router that is told where to connect."),
+    "worker.yaml": ("qwen", {}, "vLLM with kvbus as its native sidecar, for a router with which pods are registered."),
     "simulation.yaml": (
         "demo",
         {"engine": {"type": "sim"}, "replicas": 2},
@@ -265,7 +265,7 @@ _MODEL: Final = "metadata.annotations['kvbus/model']"
 
 
 def _patch() -> str:
-    """The sidecar as a strategic merge patch, told everything in its environment.
+    """The sidecar as a strategic merge patch, with all of its configuration in its environment.
 
     It is llm-d's preset, the only one whose router needs something of the stream that the others ignore: the topic. The
     ports are those of the other presets, so that it is found where every document says.

@@ -54,7 +54,7 @@ class AdminServer:
         self.address: tuple[str, int] | None = None
 
     def application(self) -> web.Application:
-        """What answers, by path."""
+        """Return the application with its paths."""
         app = web.Application(middlewares=[self._answering])
         app.router.add_get("/", self._page)
         app.router.add_get("/metrics", self._metrics)

@@ -1,4 +1,4 @@
-"""What the HTTP endpoints show, as plain data."""
+"""The content of the HTTP endpoints, as plain data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source
 from kvbus.core.types import Hash, printable
+from kvbus.telemetry.table import queue_depth
 
 
 def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
-    """One entry of ``/sources``."""
+    """Return one entry of ``/sources``."""
     sequencer, stats = source.sequencer, source.stats
     media = {} if source.expired else source.normalizer.index.media()
     why = missing(source)
@@ -34,7 +35,7 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
         "last_seq": sequencer.next - 1,
         "dialect": source.dialect.name,
         "block_size": source.normalizer.block_size,
-        "queue_depth": len(sequencer.held) + len(sequencer.actions),
+        "queue_depth": queue_depth(source),
         "unverified": len(sequencer.unverified),
         "counts": {
             "batches": stats.batches,
@@ -57,7 +58,7 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
 
 
 def sources_json(relay: Relay, streams: Mapping[int, SourceStream]) -> list[dict[str, Any]]:
-    """The body of ``/sources``, by slot."""
+    """Return the body of ``/sources``, by slot."""
     return [
         source_json(relay.sources[slot], stream.endpoint, stream.replay_endpoint)
         for slot, stream in sorted(streams.items())
@@ -65,18 +66,18 @@ def sources_json(relay: Relay, streams: Mapping[int, SourceStream]) -> list[dict
 
 
 class LiveBlocks:
-    """The live blocks of a source at one moment, whatever happens while they are read. Copies dictionaries only."""
+    """The live blocks of a source at one moment; later batches do not change them. It copies dictionaries only."""
 
     def __init__(self, source: Source) -> None:
         self.label = source.spec.label
         self.rank = source.rank
-        # of a expired source routers hold nothing
+        # routers hold no block of an expired source
         self.index = Index() if source.expired else source.normalizer.index.copy()
         self._copies = {key: table.copies.copy() for key, table in source.normalizer.index.tables.items()}
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The lines of ``/blocks``: one live block each, as routers know it, parents before children in each medium."""
-        told: set[tuple[TableKey, Hash]] = set()
+        """Yield the lines of ``/blocks``: one live block each, as routers know it, parents first on each medium."""
+        seen: set[tuple[TableKey, Hash]] = set()
         for key, chunk, a, b in self.index.snapshot():
             copies = self._copies[key]
             tokens = chunk.token_list()
@@ -84,9 +85,9 @@ class LiveBlocks:
             size = chunk.block_size // pieces
             for at in range(a * pieces, b * pieces):
                 if chunk.derived is not None:
-                    if (key, names[at]) in told:
-                        continue  # two nodes may cover one page: it has one name, and is one block
-                    told.add((key, names[at]))
+                    if (key, names[at]) in seen:
+                        continue  # two nodes may cover one page: routers know it by one hash, as one block
+                    seen.add((key, names[at]))
                 yield {
                     "source": self.label,
                     "rank": self.rank,

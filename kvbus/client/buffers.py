@@ -1,4 +1,4 @@
-"""The sequence machine's buffers: batches held back for order, and fingerprints of delivered ones."""
+"""The sequence machine's buffers: batches that wait for their turn, and fingerprints of delivered ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Waiting:
 
 
 class ReorderBuffer:
-    """Batches held back for order, by seq; bounded in number and in payload bytes."""
+    """Batches that wait for their turn, by seq; limited in number and in payload bytes."""
 
     def __init__(self, limits: BufferLimits) -> None:
         self.overflow = False
@@ -40,7 +40,7 @@ class ReorderBuffer:
             return False
         size = len(batch.payload)
         full = len(self) >= self._limits.held_batches or self._bytes + size > self._limits.held_bytes
-        if full and self._batches:  # an empty buffer takes any batch, else the stream could never pass a hole
+        if full and self._batches:  # an empty buffer takes any batch, else the stream could never pass a gap
             self.overflowed += 1
             self.overflow = True
         else:

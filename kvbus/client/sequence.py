@@ -2,7 +2,7 @@
 
 Four rules keep the caller's view right when batches are lost, repeated or late, and when the publisher restarts:
 
-1. Subscribe first, then ask for a replay from 0. Hold live batches back until the answer ends. Within an answer its
+1. Subscribe first, then ask for a replay from 0. Live batches wait until the answer ends. Within an answer its
    own batches count: a compacted replay may have other content under a seq than the live stream.
 2. Ask for a gap in one request at a time, *from the last batch received*, not from the batch after it. If that batch
    returns with another payload, or the publisher has no batch that new, the publisher has restarted.
@@ -52,7 +52,7 @@ class Sequence(Repair):
 
     @property
     def held(self) -> int:
-        """Batches held back for order."""
+        """The number of batches in the reorder buffer."""
         return len(self._held)
 
     @property
@@ -165,7 +165,7 @@ class Sequence(Repair):
             request.seen = request.progress = True
             self._deliver(Waiting(topic, payload, replayed=True))
         else:
-            # a hole, or messages that an older engine's ROUTER dropped at its high-water mark
+            # a gap, or messages that an older engine's ROUTER dropped at its high-water mark
             request.seen = True
             self._hold(seq, Waiting(topic, payload, replayed=True))
         return self._take()

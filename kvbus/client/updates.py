@@ -79,7 +79,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Batches ``first`` to ``last`` (both included) are missing. The subscriber holds later batches meanwhile."""
+    """Batches ``first`` to ``last`` (both included) are missing. Later batches wait meanwhile."""
 
     kind: ClassVar[Kind] = "gap"
     first: int

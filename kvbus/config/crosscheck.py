@@ -1,4 +1,4 @@
-"""Contradictions between keys that are each good on their own: names, ports and topics."""
+"""Contradictions between keys that are each valid on their own: names, ports, topics, slots and CURVE keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LLM_D_PARTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """Someone listens at an address: kvbus itself, or the peer that an endpoint is connected to."""
+    """An address with a listener: kvbus itself, or the peer that kvbus connects to."""
 
     key: Path
     who: str
@@ -38,19 +38,19 @@ class _Claim:
             return False
         if mine.host == theirs.host:
             return True
-        # A wildcard takes the port of every interface; a peer's is one of them only if it is on this machine.
+        # A wildcard takes the port on every interface. It collides with a peer only if the peer is on this machine.
         return (mine.is_wildcard and (other.ours or theirs.is_loopback)) or (
             theirs.is_wildcard and (self.ours or mine.is_loopback)
         )
 
 
 def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = frozenset()) -> list[Problem]:
-    """Every contradiction in a configuration.
+    """Return every contradiction in a configuration.
 
     Args:
-        config: The configuration.
-        origins: Key path to where its value came from.
-        bad: Keys already reported, for which ``config`` holds defaults; nothing is said about those.
+        config: the configuration.
+        origins: where the value of each key path came from.
+        bad: keys that are reported already, for which ``config`` holds defaults; this function leaves them out.
     """
     checks = _Checks(config, origins, bad)
     checks.at_least_one()
@@ -73,7 +73,7 @@ class _Checks:
         self.problems: list[Problem] = []
 
     def sound(self, *keys: Path) -> bool:
-        """Whether none of these keys, nor a section they are in, was refused already."""
+        """Return whether none of these keys, nor a section they are in, is reported already."""
         return not any(key[:length] in self.bad for key in keys for length in range(1, len(key) + 1))
 
     def report(self, key: Path, wrong: str, *, value: object = None, example: str | None = None) -> None:
@@ -98,7 +98,7 @@ class _Checks:
                 first.setdefault(item.name, key)
 
     def snapshots(self) -> None:
-        """Refuse a source's snapshots without its replay: a gap of one batch must not cost a whole snapshot."""
+        """Refuse a snapshot endpoint without a replay endpoint: a gap of one batch must not cost a whole snapshot."""
         for i, source in enumerate(self.config.sources):
             keys: tuple[Path, Path] = (("sources", i, "snapshot_endpoint"), ("sources", i, "replay_endpoint"))
             if self.sound(*keys) and source.snapshot_endpoint is not None and source.replay_endpoint is None:
@@ -106,7 +106,7 @@ class _Checks:
                 self.report(keys[0], "needs replay_endpoint too", value=source.snapshot_endpoint, example=example)
 
     def apis(self) -> None:
-        """Refuse to reset caches through an API that nobody has named."""
+        """Refuse ``on_partial: reset`` for a source without an API."""
         if self.config.on_partial != "reset" or not self.sound(("on_partial",)):
             return
         for i, source in enumerate(self.config.sources):
@@ -116,7 +116,7 @@ class _Checks:
                 self.report(key, wrong, example="api: http://127.0.0.1:8000")
 
     def streams_sound(self) -> bool:
-        """Whether it is known which slots there are."""
+        """Return whether the slots of all sources are known."""
         several = range(len(self.config.sources))
         return self.sound(
             ("sources",), *(("sources", i, key) for i in several for key in ("data_parallel_size", "slot"))
@@ -127,18 +127,18 @@ class _Checks:
         if not self.streams_sound():
             return
         taken: dict[int, str] = {}
-        places = self.config.slots()
-        for i, _, slot in places:
+        slots = self.config.slots()
+        for i, _, slot in slots:
             source = self.config.sources[i]
             if slot in taken:
-                example = f"slot: {max(place[2] for place in places) + 1}"
+                example = f"slot: {max(last for _, _, last in slots) + 1}"
                 wrong = f"slot {slot} is taken by {taken[slot]}"
                 self.report(("sources", i, "slot"), wrong, value=source.slot, example=example)
                 return
             taken[slot] = source.name
 
     def curve(self) -> None:
-        """Refuse half a CURVE configuration: what is not complete would be open, or reach nobody."""
+        """Refuse an incomplete CURVE configuration: it would be open to everybody, or reach nobody."""
         for i, source in enumerate(self.config.sources):
             dials = not source.bind or source.replay_endpoint is not None or source.snapshot_endpoint is not None
             self.curve_keys(("sources", i), source, dials=dials, binds=source.bind)
@@ -147,7 +147,7 @@ class _Checks:
             self.curve_keys(("outputs", i), output, dials=not output.bind, binds=binds)
 
     def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
-        """The three keys of one source or output; ``dials`` and ``binds`` say which of them are needed."""
+        """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""
         own = (*section, "curve_secret_key_file")
         if not self.sound(own, (*section, "curve_server_key_file"), (*section, "curve_client_keys")):
             return
@@ -168,7 +168,7 @@ class _Checks:
                 self.report(key, f"needed with curve_secret_key_file, for what {why}", example=example)
 
     def wildcards(self) -> None:
-        """Refuse ``*`` where kvbus connects: it names no peer."""
+        """Refuse ``*`` where kvbus connects, because it names no peer."""
         connected: list[tuple[Path, str | None]] = []
         for i, source in enumerate(self.config.sources):
             if not source.bind and self.sound(("sources", i, "bind")):
@@ -193,17 +193,17 @@ class _Checks:
     def ports(self) -> None:
         """Refuse two listeners at one address, ranks and streams counted."""
         by_port: dict[tuple[int, str], list[_Claim]] = {}
-        told: set[tuple[Path, Path]] = set()
+        reported: set[tuple[Path, Path]] = set()
         for claim in self.claims():
             address = claim.address
             same = by_port.setdefault((address.port, address.host if address.is_ipc else ""), [])
             for other in same:
                 pair = (other.key, claim.key)
-                if pair in told or not claim.collides(other):
+                if pair in reported or not claim.collides(other):
                     continue
-                told.add(pair)
-                place = f"ipc://{address.host}" if address.is_ipc else f"port {address.port}"
-                wrong = f"{place} ({claim.who}) is taken by {show(other.key)} ({other.who})"
+                reported.add(pair)
+                where = f"ipc://{address.host}" if address.is_ipc else f"port {address.port}"
+                wrong = f"{where} ({claim.who}) is taken by {show(other.key)} ({other.who})"
                 self.report(claim.key, wrong, value=self.value(claim.key), example=self.free(claim.key))
             same.append(claim)
 
@@ -227,19 +227,19 @@ class _Checks:
             host = "127.0.0.1" if address[0] == "localhost" else address[0]
             yield _Claim(("http",), "HTTP", Address(host, address[1]), ours=True)
 
-    def run(self, key: Path, places: Sequence[int], unit: str, *, ours: bool) -> Iterable[_Claim]:
-        """The claims of one endpoint key: one for each rank or stream."""
+    def run(self, key: Path, numbers: Sequence[int], unit: str, *, ours: bool) -> Iterable[_Claim]:
+        """Yield the claims of one endpoint key: one for each rank or stream."""
         endpoint = self.value(key)
         if endpoint is None or not self.sound(key):
             return
         base = parse_endpoint(endpoint)
-        last = max(places, default=0)
+        last = max(numbers, default=0)
         if not base.is_ipc and base.port + last > MAX_PORT:
             wrong = f"{unit} {last} would be at port {base.port + last}, the last one is {MAX_PORT}"
             self.report(key, wrong, value=endpoint, example=f"{key[-1]}: {endpoint.rpartition(':')[0]}:5557")
             return
-        for n in places:
-            who = f"{unit} {n}" if len(places) > 1 else str(key[0])[:-1]
+        for n in numbers:
+            who = f"{unit} {n}" if len(numbers) > 1 else str(key[0])[:-1]
             if base.is_ipc:
                 path = base.host.replace("{rank}", str(n)) if "{rank}" in base.host or n == 0 else f"{base.host}-{n}"
                 yield _Claim(key, who, Address(path, 0), ours)
@@ -253,7 +253,7 @@ class _Checks:
         return None if node is None else str(node)
 
     def free(self, key: Path) -> str | None:
-        """The same key with its port moved out of the way."""
+        """Return an example of the same key with another port."""
         value = self.value(key) or ""
         head, _, tail = value.rpartition(":")
         if value.startswith("ipc://") or not tail.isdigit():
@@ -275,7 +275,7 @@ class _Checks:
                     example = "model: Qwen/Qwen3-32B"
                     self.report(("model",), f"{show(key)} uses {{model}}", value=self.config.model, example=example)
             elif llm_d and self.sound(("worker",), ("model",)):
-                # One rendering stands for all: neither a source's name nor a rank can hold an @.
+                # one rendering stands for all: neither a source's name nor a rank can have an @
                 model, worker = self.config.model or "", self.config.worker
                 text = topics.render(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
                 if not _names_pod_and_model(text):

@@ -1,4 +1,4 @@
-"""The configuration's shape: every key, its default, its bounds and the words of its documentation."""
+"""The configuration's models: every key with its default, its bounds and its documentation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _key(
     default_text: str | None = None,
     **bounds: float,
 ) -> Any:
-    """A field with what its documentation and its error messages need."""
+    """Make a field that also has its documentation, an example and a unit."""
     extra = {"unit": unit, "default_text": default_text}
     given = {"default_factory": default} if callable(default) else {"default": default}
     return Field(**given, **bounds, description=about, examples=[example], json_schema_extra=extra)  # type: ignore[call-overload]
@@ -95,7 +95,7 @@ class SourceConfig(_Section):
     topic: Text = _key("", "Subscription prefix; empty: everything.", example="kv@")
     slot: Int | None = _key(
         None,
-        "Place of rank 0 among the streams of a per_source output (port + slot); rank r is at slot + r. Set it to keep "
+        "Slot of rank 0 among the streams of a per_source output (port + slot); rank r is at slot + r. Set it to keep "
         "a source's ports when one before it is removed.",
         example=2,
         default_text="behind the source before it",
@@ -122,14 +122,14 @@ class SourceConfig(_Section):
     @model_validator(mode="before")
     @classmethod
     def _default_replay(cls, data: Any) -> Any:
-        # The default replay belongs to the default endpoint; next to another one it would be someone else's.
+        # the default replay endpoint belongs to the default endpoint: beside another one it would be another engine's
         if isinstance(data, dict) and "endpoint" not in data:
             return {"replay_endpoint": "tcp://127.0.0.1:5558", **data}
         return data
 
 
 class StreamEndpoints(NamedTuple):
-    """Where one outgoing stream is served."""
+    """The endpoints of one outgoing stream."""
 
     endpoint: str
     replay_endpoint: str | None
@@ -137,7 +137,7 @@ class StreamEndpoints(NamedTuple):
 
 
 class OutputConfig(_Section):
-    """One set of outgoing endpoints, with the framing and encoding its routers understand."""
+    """One set of outgoing endpoints, with the framing and encoding that its routers understand."""
 
     name: Name = _key("routers", "Metrics label, unique.", example="routers")
     type: OutputType = _key("zmq", "What carries it, `zmq` or another part that is installed.", example="zmq")
@@ -179,7 +179,7 @@ class OutputConfig(_Section):
     )
     journal_bytes: Int = _key(
         2_097_152,
-        "Payload kept for replay, per stream. Who missed more is told the state instead.",
+        "Payload kept for replay, per stream. A router that missed more gets a state snapshot instead.",
         example=2_097_152,
         unit="bytes",
         ge=1,
@@ -247,7 +247,7 @@ class OutputConfig(_Section):
         return self.on_subscribe == "state" and self.curve_secret_key_file is None
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
-        """Where the i-th source (all ranks counted, from 0) is served; the same for all of them if merged."""
+        """Return the endpoints of the stream in slot ``i``; a merged output has one stream for all slots."""
         n = i if self.layout == "per_source" else 0
         replay, snapshot = self.replay_endpoint, self.snapshot_endpoint
         return StreamEndpoints(
@@ -258,7 +258,7 @@ class OutputConfig(_Section):
 
 
 class Limits(_Section):
-    """Bounds on what an engine or a router may make kvbus hold."""
+    """Limits of what an engine or a router may make kvbus hold."""
 
     max_frame_bytes: Int = _key(
         67_108_864,
@@ -280,7 +280,7 @@ class Limits(_Section):
     )
     max_held_bytes: Int = _key(
         268_435_456,
-        "Payload held back per source while a gap is filled; the newest batches are let go, and asked for again.",
+        "Payload in the reorder buffer of each source; at the limit the newest are dropped, and asked for again.",
         example=268_435_456,
         unit="bytes",
         ge=1,
@@ -304,15 +304,15 @@ class SourceStream:
     """One engine publisher: a source and one of its ranks.
 
     Attributes:
-        label: Metrics label: the source's name, or ``name/rank`` if it has several ranks.
-        source_index: Which of ``Config.sources`` this is.
-        rank: Data-parallel rank within the source.
-        endpoint: The rank's own publisher.
-        replay_endpoint: The rank's own replay, if the source has one.
-        snapshot_endpoint: The rank's own snapshots, if the source offers them.
-        bind: Whether kvbus binds ``endpoint``.
-        topic: Subscription prefix.
-        index: Its slot among all streams; ``OutputConfig.stream_endpoints(index)`` is where it is served.
+        label: metrics label: the source's name, or ``name/rank`` if it has several ranks.
+        source_index: position of the source in ``Config.sources``.
+        rank: data-parallel rank within the source.
+        endpoint: the rank's publisher.
+        replay_endpoint: the rank's replay, if the source has one.
+        snapshot_endpoint: the rank's snapshots, if the source offers them.
+        bind: whether kvbus binds ``endpoint``.
+        topic: subscription prefix.
+        index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
     """
 
     label: str
@@ -327,7 +327,7 @@ class SourceStream:
 
 
 class Config(_Section):
-    """Everything kvbus can be told. Read it with `kvbus.config.load`, which also checks it as a whole."""
+    """The whole configuration. `kvbus.config.load` reads it and checks it as a whole."""
 
     model: Text | None = _key(None, "`{model}` in topics; needed only where a topic uses it.", example="Qwen/Qwen3-32B")
     worker: Text = _key(socket.gethostname, "`{worker}` in topics.", example="pod-a", default_text="the host name")
@@ -376,7 +376,11 @@ class Config(_Section):
         ge=0,
     )
     reorder_batches: Int = _key(
-        20_000, "Batches held back per source while a gap is filled.", example=20_000, unit="batches", ge=1
+        20_000,
+        "Batches in the reorder buffer of each source, which wait while a gap is filled.",
+        example=20_000,
+        unit="batches",
+        ge=1,
     )
     sources: tuple[SourceConfig, ...] = _key(
         (), "The engines; at least one.", example=[{"endpoint": "tcp://127.0.0.1:5557"}]
@@ -425,11 +429,11 @@ class Config(_Section):
 
     @property
     def http_address(self) -> tuple[str, int] | None:
-        """Host and port of the HTTP server, or ``None`` if there is none."""
+        """Host and port of the HTTP server; None without one."""
         return None if self.http is None else parse_address(self.http)
 
     def slots(self) -> list[tuple[int, int, int]]:
-        """For each source and rank, in order: which of ``sources`` it is, the rank, and its slot."""
+        """Return, for each source and rank in order, its position in ``sources``, its rank and its slot."""
         out: list[tuple[int, int, int]] = []
         slot = 0
         for source_index, source in enumerate(self.sources):
@@ -439,7 +443,7 @@ class Config(_Section):
         return out
 
     def streams(self) -> list[SourceStream]:
-        """Every engine publisher: one for each source and rank, in order."""
+        """Return every engine publisher: one for each source and rank, in order."""
         out: list[SourceStream] = []
         for source_index, rank, slot in self.slots():
             source = self.sources[source_index]
@@ -461,11 +465,11 @@ class Config(_Section):
         return out
 
     def to_dict(self) -> dict[str, Any]:
-        """The effective configuration as plain JSON types, defaults included."""
+        """Return the effective configuration as plain JSON types, defaults included."""
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """The effective configuration as YAML, defaults included; `load` reads it back the same."""
+        """Return the effective configuration as YAML, with defaults. `load` reads it back the same."""
         yaml = YAML(typ="safe", pure=True)
         yaml.default_flow_style = False
         yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -475,7 +479,7 @@ class Config(_Section):
 
 
 def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:
-    """The topic frame of one stream: the template with its placeholders filled in."""
+    """Return the topic frame of one stream: the template with its placeholders filled in."""
     return topics.render(
         template,
         model=config.model or "",

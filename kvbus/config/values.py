@@ -1,4 +1,4 @@
-"""The kinds of value a key can have, each with its own check and its own words for a bad one."""
+"""The types of the keys' values. Each has its own check, and its own message for a bad value."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     ProfileName = str
 else:
     ProfileName = Literal[*PROFILES]
-"""A family of routers; the core's table is the only list of them."""
+"""A family of routers. The core's table of profiles is their only list."""
 OutputType = Annotated[str, AfterValidator(_output_type)]
 Template = Annotated[Text, AfterValidator(topics.check_template)]
 HttpAddress = Annotated[str, AfterValidator(_address)]

@@ -1,4 +1,4 @@
-"""From the configuration to the relay's specifications, and to the marks of its numbering."""
+"""From the configuration to the relay's specifications, and to the seq reservations of its streams."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import NOBODY, SourceSpec
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.daemon.seq_reservation import SeqMarks
+from kvbus.daemon.seq_reservation import SeqReservations, StreamKey
 
 
-def make_relay(config: Config, streams: Mapping[int, SourceStream], marks: Marks) -> Relay:
-    """A relay with a place for each slot; slots that are left out are free places."""
-    places = range(max(streams) + 1)
+def make_relay(config: Config, streams: Mapping[int, SourceStream], reservations: SeqReservations) -> Relay:
+    """Make a relay with a source for each slot. Slots that the configuration leaves out are free."""
     return Relay(
-        [source_spec(config, streams[slot]) if slot in streams else NOBODY for slot in places],
-        [_output_spec(config, number, streams, marks) for number in range(len(config.outputs))],
+        [source_spec(config, streams[slot]) if slot in streams else NOBODY for slot in range(max(streams) + 1)],
+        [_output_spec(config, number, streams, reservations) for number in range(len(config.outputs))],
         FrameLimits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
     )
 
 
 def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
-    """What the relay has to know of one engine publisher."""
+    """Return what the relay has to know of one engine publisher."""
     settings = Settings(
         replay=stream.replay_endpoint is not None,
         snapshot=stream.snapshot_endpoint is not None,
@@ -51,20 +50,24 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
 
 
 def new_stream(config: Config, output: OutputConfig, stream: SourceStream, first_seq: int) -> NewStream:
-    """One output's stream of one source."""
+    """Return the specification of one output's stream of one source."""
     topic = None if output.topic is None else render_topic(output.topic, stream, config)
     publisher_id = secrets.token_bytes(PUBLISHER_ID_BYTES) if output.snapshot_endpoint else b""
     return NewStream(topic, first_seq, publisher_id)
 
 
-def _output_spec(config: Config, number: int, streams: Mapping[int, SourceStream], marks: Marks) -> OutputSpec:
+def _output_spec(
+    config: Config, number: int, streams: Mapping[int, SourceStream], reservations: SeqReservations
+) -> OutputSpec:
     output = config.outputs[number]
     merged = output.layout == "merged"
     if merged:
-        new = [new_stream(config, output, streams[min(streams)], marks.first(number, 0))]
+        new = [new_stream(config, output, streams[min(streams)], reservations.first(number, 0))]
     else:
         new = [
-            new_stream(config, output, streams[slot], marks.first(number, slot)) if slot in streams else NewStream()
+            new_stream(config, output, streams[slot], reservations.first(number, slot))
+            if slot in streams
+            else NewStream()
             for slot in range(max(streams) + 1)
         ]
     return OutputSpec(
@@ -81,59 +84,46 @@ def _output_spec(config: Config, number: int, streams: Mapping[int, SourceStream
     )
 
 
-class Marks:
-    """The marks of all outgoing streams, by output and place.
+def reserve_seqs(config: Config, streams: Mapping[int, SourceStream], directory: Path | None) -> SeqReservations:
+    """Find the reservations of all streams.
 
     Args:
         config: says which outputs there are.
         streams: the sources' streams by slot.
-        directory: where they are kept; None keeps them for this process only.
+        directory: where the files are; None keeps none.
 
     Raises:
         InUseError: another process numbers one of these streams.
     """
+    reservations = SeqReservations(directory)
+    try:
+        for number, output in enumerate(config.outputs):
+            for slot in (0,) if output.layout == "merged" else streams:
+                add_reservation(reservations, config, number, slot)
+    except BaseException:
+        reservations.release()
+        raise
+    return reservations
 
-    def __init__(self, config: Config, streams: Mapping[int, SourceStream], directory: Path | None) -> None:
-        self._config = config
-        self._marks = SeqMarks(directory, ())
-        self._place: dict[tuple[int, int], int] = {}
-        try:
-            for number, output in enumerate(config.outputs):
-                for at in (0,) if output.layout == "merged" else streams:
-                    self.add(number, at)
-        except BaseException:
-            self.close(None)
-            raise
 
-    def add(self, number: int, at: int) -> None:
-        """One more stream; one that was there before has its own mark again.
+def add_reservation(reservations: SeqReservations, config: Config, number: int, slot: int) -> None:
+    """Find the reservation of one stream. A stream is known by its output's name and its endpoint.
 
-        Raises:
-            InUseError: another process numbers it; nothing has changed.
-        """
-        if (number, at) not in self._place:
-            output = self._config.outputs[number]
-            self._place[number, at] = self._marks.add(f"{output.name} {output.stream_endpoints(at).endpoint}")
+    Raises:
+        InUseError: another process numbers it; nothing has changed.
+    """
+    output = config.outputs[number]
+    reservations.add(number, slot, f"{output.name} {output.stream_endpoints(slot).endpoint}")
 
-    def first(self, number: int, at: int) -> int:
-        """The number a stream begins with."""
-        return self._marks.first(self._place[number, at])
 
-    def least(self, number: int, at: int) -> int:
-        """The lowest number a stream may go on with."""
-        return self._marks.least(self._place[number, at])
+def next_seqs(relay: Relay) -> dict[StreamKey, int]:
+    """Return the next number of each stream that was ever open.
 
-    def use(self, number: int, at: int, seq: int) -> None:
-        """Called before ``seq`` is sent."""
-        self._marks.use(self._place[number, at], seq)
-
-    def close(self, relay: Relay | None) -> None:
-        """An orderly end: the next process goes on where ``relay`` is; None: this one has used no number."""
-        following = [self._marks.first(place) for place in self._place.values()]
-        if relay is not None:
-            for (number, at), place in self._place.items():
-                streams = relay.outputs[number].streams
-                # of a reload that was refused a stream may be left that was never opened
-                if at < len(streams) and (streams[at].next_seq or not streams[at].closed):
-                    following[place] = streams[at].next_seq
-        self._marks.close(following if relay is not None else [])
+    A stream that is closed at 0 was never open: its reservation must stay.
+    """
+    return {
+        (number, slot): stream.next_seq
+        for number, output in enumerate(relay.outputs)
+        for slot, stream in enumerate(output.streams)
+        if stream.next_seq or not stream.closed
+    }

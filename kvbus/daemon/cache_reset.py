@@ -1,8 +1,8 @@
-"""``on_partial: reset``: an engine that is older than what is known of it is asked to empty its cache.
+"""``on_partial: reset``: ask an engine to empty its cache where kvbus does not know all of it.
 
-Its AllBlocksCleared then comes along the stream, and what is known is all there is: the relay finds that out by itself,
-whoever has asked for the reset. Here is only when to ask. One partial episode of a source, all ranks together, is worth
-:data:`PAUSES` tries; history that the engine's replay may still have is waited for first.
+The engine's AllBlocksCleared then comes along the stream, and after it kvbus knows every block. The relay finds that
+out by itself, whoever asked for the reset. This module only decides when to ask. While a source is partial, all its
+ranks together, it asks once for each of :data:`PAUSES`. It waits first for a backfill that is still pending.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kvbus.transport import engine_api
 log = logging.getLogger("kvbus.daemon.cache_reset")
 
 PAUSES: Final = (5.0, 10.0, 20.0, 40.0, 80.0)
-"""Seconds after each try in which the clear may come."""
+"""Seconds to wait for the clear after each try."""
 
 
 class Observed(Protocol):
-    """What is looked at."""
+    """The state that decides when to ask."""
 
     config: Config
     streams: dict[int, SourceStream]
@@ -41,19 +41,19 @@ class CacheResets:
     """Asks engines to reset their caches.
 
     Args:
-        observed: the sources as they stand.
-        feed: tells the relay what is found out about an engine.
+        observed: the sources.
+        feed: called with what kvbus learns about an engine, as an event.
     """
 
     def __init__(self, observed: Observed, feed: Callable[[RelayEvent], None]) -> None:
         self._observed = observed
         self._feed = feed
         self._episodes: dict[str, asyncio.Event] = {}
-        """By the source's name, until it is whole again: set then."""
+        """By the name of a partial source; set when the source is no longer partial."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def look(self) -> None:
-        """Begin to ask where a source has become partial, and stop where it is whole again."""
+        """Begin to ask where a source has become partial, and stop where it no longer is."""
         if self._observed.config.on_partial != "reset":
             return
         partial = {config.name: self._partial(config.name) for config in self._observed.config.sources}
@@ -67,7 +67,7 @@ class CacheResets:
                 task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -76,7 +76,7 @@ class CacheResets:
         return self._observed.relay.sources[slot]
 
     def _partial(self, name: str) -> list[int]:
-        """The slots of a source's ranks of which something is missing."""
+        """Return the slots of a source's partial ranks."""
         config = self._observed.config
         return [
             slot
@@ -105,8 +105,8 @@ class CacheResets:
                         await whole.wait()
                         return
                 if outcome is not CacheReset.ACCEPTED or self._batches(slots) != before:
-                    break  # an idle engine says that it was reset with its next batch
-        log.warning("source %s: still partial after %d tries, its engine is asked no more", name, len(PAUSES))
+                    break  # an idle engine reports its reset with its next batch
+        log.warning("source %s is still partial after %d tries: kvbus asks its engine no more", name, len(PAUSES))
 
     def _batches(self, slots: list[int]) -> int:
         return sum(self._source(slot).stats.batches for slot in slots)
@@ -120,7 +120,8 @@ class CacheResets:
                         self._feed(ClearsEveryTier(slot))
                 if not any(self._source(slot).normalizer.clear_empties for slot in slots):
                     log.warning(
-                        "source %s is partial, and a reset would leave its other tiers unknown: not asked", name
+                        "source %s is partial, and a reset would leave other tiers unknown: not asked for",
+                        name,
                     )
                     return CacheReset.FUTILE
                 await engine_api.reset(client, base, kind)
@@ -131,5 +132,5 @@ class CacheResets:
             reason = str(error) or type(error).__name__
             log.warning("source %s is partial, and %s does not answer: %s", name, base, reason)
             return CacheReset.UNREACHABLE
-        log.info("source %s is partial: its engine was asked to reset its cache (%s%s)", name, base, kind)
+        log.info("source %s is partial: kvbus asked its engine to reset its cache (%s%s)", name, base, kind)
         return CacheReset.ACCEPTED

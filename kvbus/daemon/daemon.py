@@ -1,10 +1,11 @@
-"""The daemon: a relay, its sockets, a clock, and an orderly end."""
+"""The daemon: a relay, its sockets, a clock, changes while it runs, and a graceful shutdown."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -19,44 +20,50 @@ from kvbus.core.commands import (
     RequestSnapshot,
     SendState,
 )
-from kvbus.core.events import RelayEvent, Tick
-from kvbus.core.missing import missing
-from kvbus.core.source import Source
+from kvbus.core.events import RelayEvent, SourceDown, Tick
 from kvbus.core.stats import ProcessStats
 from kvbus.core.write_ahead_log import StateError
-from kvbus.daemon import build as wiring
+from kvbus.daemon.build import add_reservation, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.cache_reset import CacheResets
+from kvbus.daemon.change import Change, must_reconnect
 from kvbus.daemon.clock import RunningClock
-from kvbus.daemon.keys import Keys, in_clear, read_keys, source_domain
+from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
+from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.daemon.state_place import Place, open_place
 from kvbus.daemon.state_store import StateStore
-from kvbus.errors import StateDirError
+from kvbus.errors import BindError, StateDirError
+from kvbus.outputs.contract import OutputDriver
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
 log = logging.getLogger("kvbus.daemon")
 
 TICK: Final = 0.1
-"""Seconds between two looks at deadlines."""
+"""Seconds between two ticks, which check deadlines."""
 
-DUMP_TICK: Final = 0.01
-"""Seconds between two slices of a dump."""
+CHECKPOINT_TICK: Final = 0.01
+"""Seconds between two slices of a checkpoint."""
+
+BIND_AGAIN: Final = 0.01
+"""Seconds until the daemon tries an address again that it has just given up."""
+
+BIND_ATTEMPTS: Final = 200
 
 
 class Daemon:
-    """Runs one configuration. Make it inside a running loop; :meth:`start`, then :meth:`close` or :meth:`run`.
+    """Runs one configuration. Make it inside a running loop, then call :meth:`run`, or :meth:`start` and :meth:`close`.
 
     Args:
-        config: what to run.
-        keep_seqs: False leaves nothing behind, no numbering and no state, whatever ``state_dir`` says.
+        config: the configuration to run.
+        keep_seqs: False keeps no seq reservations and no state on disk, whatever ``state_dir`` says.
 
     Raises:
         ConfigError: a key file cannot be used.
-        InUseError: another process has the state or the numbering.
+        InUseError: another process uses the same state or the same numbering.
         UnsupportedError: libzmq is too old.
-        StateDirError: the directory cannot be used.
+        StateDirError: ``state_dir`` cannot be used.
     """
 
     def __init__(self, config: Config, *, keep_seqs: bool = True) -> None:
@@ -64,16 +71,16 @@ class Daemon:
         self.config = config
         self._loop = asyncio.get_running_loop()
         self.clock = RunningClock(self._loop.time)
-        """What the relay's deadlines are measured by."""
+        """The clock of the relay's deadlines."""
         self.keys = read_keys(config)
         self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
-        self.resumed = False
-        """The relay goes on where a former process was."""
+        self.restored = False
+        """The relay has the state of an earlier process."""
         self._place = open_place(config) if keep_seqs else Place()
         try:
-            self.marks = wiring.Marks(config, self.streams, self._place.marks if keep_seqs else None)
-            self.relay = wiring.make_relay(config, self.streams, self.marks)
+            self.reservations = reserve_seqs(config, self.streams, self._place.seq_directory if keep_seqs else None)
+            self.relay = make_relay(config, self.streams, self.reservations)
             self.state = self._load_state(self._place.directory)
         except BaseException:
             self._place.release()
@@ -92,25 +99,24 @@ class Daemon:
         self._cache_resets = CacheResets(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
-        self._states: dict[int, str] = {}
-        self._partial: dict[int, float | None] = {}
+        self._source_log = SourceLog()
 
     def _load_state(self, directory: Path | None) -> StateStore | None:
-        """Go on where a former process was. From what cannot be used nothing is taken, and the relay begins empty."""
+        """Load the state of an earlier process. If it cannot be used, the relay begins empty."""
         if directory is None:
             return None
         store = StateStore(directory, self.identity())
         try:
-            self.resumed = store.load(self.relay, self.clock.time())
+            self.restored = store.load(self.relay, self.clock.time())
         except StateError:
-            self.relay = wiring.make_relay(self.config, self.streams, self.marks)
+            self.relay = make_relay(self.config, self.streams, self.reservations)
         for number, output in enumerate(self.relay.outputs):
-            for at, stream in output.open_streams.items():
-                stream.next_seq = max(stream.next_seq, self.marks.least(number, at))
+            for slot, stream in output.open_streams.items():
+                stream.next_seq = max(stream.next_seq, self.reservations.lowest(number, slot))
         return store
 
     def _begin_state(self) -> None:
-        """Write from now on. Everything is bound: no other process goes on with the state that was found."""
+        """Write the state from now on. Everything is bound, so no other process needs the state on disk."""
         if self.state is None:
             return
         try:
@@ -122,31 +128,31 @@ class Daemon:
         self._show_state(self.state)
 
     def identity(self) -> list[str]:
-        """Whose state it is: sources with their slots, and outputs."""
+        """Return the names that a state belongs to: the sources with their slots, and the outputs."""
         sources = [f"{slot} {stream.label}" for slot, stream in sorted(self.streams.items())]
         return sources + [output.name for output in self.config.outputs]
 
     async def start(self) -> None:
         """Bind and connect everything: outputs before sources, so that routers miss nothing of the catch-up.
 
-        Only then the state is written: a process that cannot bind leaves everything as it is. Nothing is awaited from
-        the first of these sockets on until then, so nothing is relayed that is not kept.
+        The daemon writes the state only after that: a process that cannot bind leaves the state on disk as it is.
+        Between the first of these sockets and the state it awaits nothing, so it relays nothing that it does not keep.
 
         Raises:
-            BindError: an endpoint or the HTTP address cannot be bound; nothing is left open.
-            StateDirError: nothing can be written to ``state_dir``.
+            BindError: an endpoint or the HTTP address cannot be bound; all sockets are closed again.
+            StateDirError: the daemon cannot write to ``state_dir``.
         """
         for warning in in_clear(self.config):
             log.warning("%s: see curve_secret_key_file", warning)
         try:
             await self._admin.start()
             for number, output in enumerate(self.relay.outputs):
-                for at, stream in output.open_streams.items():
-                    self.outputs.drivers[number].open(at, stream.topic, self.output_policy(number))
+                for slot, stream in output.open_streams.items():
+                    self.outputs.drivers[number].open(slot, stream.topic, self._output_policy(number))
             for source in self.streams.values():
-                self.source_sockets.open(source, self.source_policy(source))
+                self.source_sockets.open(source, self._source_policy(source))
             self._begin_state()
-            if not self.resumed:
+            if not self.restored:
                 self.carry_out(self.relay.begin(self.clock.time(), time.time()))
         except BaseException:
             await self.close(drain=0)
@@ -157,41 +163,39 @@ class Daemon:
 
     @property
     def http_address(self) -> tuple[str, int] | None:
-        """Where the HTTP server listens, the real port included."""
+        """The HTTP server's address, with its real port; None without one."""
         return self._admin.address
 
-    def output_policy(self, number: int, keys: Keys | None = None) -> PeerPolicy:
-        """What an output takes from its routers."""
-        return peer_policy_of(self.config, number, self.keys if keys is None else keys)
+    def _output_policy(self, number: int) -> PeerPolicy:
+        return peer_policy_of(self.config, number, self.keys)
 
-    def source_policy(self, stream: SourceStream) -> PeerPolicy:
-        """What a source takes from its engine."""
+    def _source_policy(self, stream: SourceStream) -> PeerPolicy:
         domain = source_domain(self.config.sources[stream.source_index].name)
         return PeerPolicy(self.config.limits.max_frame_bytes, self.keys.get(domain), domain)
 
     def feed(self, event: RelayEvent) -> None:
-        """Tell the relay what has happened, and carry out what it says."""
+        """Hand an event to the relay, and carry out its commands."""
         self.carry_out(self.relay.handle(event, self.clock.time()))
 
     def _feed_live(self, event: RelayEvent) -> None:
-        """One of a burst of batches: what follows from it is sent when the burst is over."""
+        """Hand one batch of a burst to the relay. Its output is sent after the burst."""
         for command in self.relay.handle(event, self.clock.time()):
             self._carry_out(command)
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Do what the relay says."""
+        """Carry out the relay's commands, and send."""
         for command in commands:
             self._carry_out(command)
         self.outputs.flush()
 
     def catch_up(self) -> None:
-        """Do all that was put off to keep the loop alive."""
+        """Do all work that the relay has put off to keep the event loop responsive."""
         while self.relay.backlog:
             self.feed(Tick(time.time()))
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Publish):
-            self.marks.use(command.output, command.stream, command.seq)
+            self.reservations.use(command.output, command.stream, command.seq)
             self.outputs.drivers[command.output].publish(command)
         elif isinstance(command, AnswerReplay | AnswerSnapshot):
             self.outputs.drivers[command.output].answer(command)
@@ -207,52 +211,135 @@ class Daemon:
         self.process.loop_lag.observe(max(0.0, now - self._next_tick))
         try:
             self.feed(Tick(time.time()))
-            self._log_states()
+            self._source_log.look(self.relay, self.streams)
             self._cache_resets.look()
             if self.state is not None:
                 self.state.flush()
                 self.state.work()
                 self._show_state(self.state)
         finally:
-            # whatever went wrong: the clock goes on
-            dumping = self.state is not None and self.state.busy
-            self._next_tick = now if self.relay.backlog else now + (DUMP_TICK if dumping else TICK)
+            # the next tick comes even after an error
+            busy = self.state is not None and self.state.busy
+            self._next_tick = now if self.relay.backlog else now + (CHECKPOINT_TICK if busy else TICK)
             self._ticker = self._loop.call_at(self._next_tick, self._tick)
 
     def _show_state(self, store: StateStore) -> None:
         self.process.state_writing = not store.failed
         self.process.state_refused = store.refused
 
-    def _log_states(self) -> None:
-        for slot in self.streams:
-            source = self.relay.sources[slot]
-            before = self._states.get(slot, "connecting")
-            if source.state != before:
-                log.info(
-                    "source %s: %s -> %s, epoch %d, next seq %d, %d blocks",
-                    source.spec.label,
-                    before,
-                    source.state,
-                    source.sequencer.epoch,
-                    source.sequencer.next,
-                    len(source.normalizer.index),
-                )
-                self._states[slot] = source.state
-            self._log_partial(slot, source)
+    # -- changes while it runs -----------------------------------------------------------------------------------------
 
-    def _log_partial(self, slot: int, source: Source) -> None:
-        since = source.partial_since
-        if since == self._partial.get(slot):
-            return
-        self._partial[slot] = since
-        why = missing(source)
-        if why is None:
-            log.info("source %s: nothing is missing any more", source.spec.label)
-        else:
-            log.warning("source %s is partial: %s; until %s", source.spec.label, why.reason, why.heals)
+    async def apply(self, change: Change, keys: Keys) -> None:
+        """Change to another configuration.
+
+        Raises:
+            BindError: an endpoint of an added stream cannot be bound; nothing has changed.
+            InUseError: another process numbers an added stream; nothing has changed.
+        """
+        self._open_streams(change.added)
+        self.config = change.config
+        self.streams = {stream.index: stream for stream in change.config.streams()}
+        for slot in change.removed:
+            self._remove(slot)
+        for stream in change.replaced:
+            self._replace(stream)
+        await self.apply_keys(keys, without=frozenset(stream.index for stream in change.replaced))
+        for stream in change.replaced:
+            await self._open_source(stream)
+        if change.replaced or change.removed:
+            if self.state is not None:
+                self.catch_up()
+                self.state.rename(self.identity())
+            counts = len(change.added), len(change.changed), len(change.removed)
+            log.info("sources: %d added, %d changed, %d removed", *counts)
+        logging.getLogger().setLevel(change.config.log_level.upper())
+
+    async def apply_keys(self, keys: Keys, without: frozenset[int] = frozenset()) -> None:
+        """Change to other keys. Peers that must show their keys again have to reconnect; all others stay connected.
+
+        Args:
+            keys: all keys.
+            without: slots whose sources are opened anew anyway.
+        """
+        before, self.keys = self.keys, keys
+        allow(self.zap, keys)
+        for domain in before.keys() - keys.keys():
+            self.zap.forget(domain)
+        for number, output in enumerate(self.config.outputs):
+            domain = output_domain(output.name)
+            if must_reconnect(before.get(domain), keys.get(domain)):
+                log.info("output %s: keys changed or removed, every router has to connect again", output.name)
+                self.outputs.drivers[number].reopen(self._output_policy(number))
+        for slot, stream in self.streams.items():
+            domain = source_domain(self.config.sources[stream.source_index].name)
+            if slot not in without and must_reconnect(before.get(domain), keys.get(domain)):
+                log.info("source %s: keys changed or removed, connecting again", stream.label)
+                self.feed(SourceDown(slot))
+                self.source_sockets.close(slot)
+                await self._open_source(stream)
+
+    def _open_streams(self, added: Iterable[SourceStream]) -> None:
+        """Open the outputs' streams of added sources: all of them, or none.
+
+        A change leaves the outputs as they are, so the running configuration describes them.
+        """
+        opened: list[tuple[OutputDriver, int]] = []
+        try:
+            for number, output in enumerate(self.config.outputs):
+                if output.layout == "merged":
+                    continue
+                driver = self.outputs.drivers[number]
+                for stream in added:
+                    add_reservation(self.reservations, self.config, number, stream.index)
+                    topic = new_stream(self.config, output, stream, 0).topic or b""
+                    driver.open(stream.index, topic, self._output_policy(number))
+                    opened.append((driver, stream.index))
+        except BaseException:
+            for driver, slot in opened:
+                driver.close(slot)
+            raise
+
+    def _remove(self, slot: int) -> None:
+        self.source_sockets.close(slot)
+        self.carry_out(self.relay.remove(slot, self.clock.time()))
+        for number, output in enumerate(self.config.outputs):
+            if output.layout != "merged":
+                self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
+
+    def _replace(self, stream: SourceStream) -> None:
+        """Begin with a source in its slot, instead of the one that is there."""
+        slot = stream.index
+        self.source_sockets.close(slot)
+        streams = [
+            new_stream(
+                self.config,
+                output,
+                stream,
+                0 if output.layout == "merged" else self.reservations.first(number, slot),
+            )
+            for number, output in enumerate(self.config.outputs)
+        ]
+        self.carry_out(self.relay.place(slot, source_spec(self.config, stream), streams, self.clock.time()))
+
+    async def _open_source(self, stream: SourceStream) -> None:
+        """Open a source's socket. Its address may be one that was given up a moment ago.
+
+        If another process has the address, the source stays without a connection until a later reload.
+        """
+        for _ in range(BIND_ATTEMPTS):
+            try:
+                self.source_sockets.open(stream, self._source_policy(stream))
+            except BindError as error:
+                reason = error
+            else:
+                return
+            await asyncio.sleep(BIND_AGAIN)
+        log.error("source %s is not connected: %s; reload again once the address is free", stream.label, reason)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set, then end in order."""
+        """Run until ``stop`` is set, then shut down gracefully."""
         await self.start()
         try:
             await stop.wait()
@@ -260,10 +347,11 @@ class Daemon:
             await self.close()
 
     async def close(self, drain: float | None = None) -> None:
-        """Stop listening to engines, give routers ``drain`` seconds to take what is theirs, and close every socket.
+        """Stop listening to engines, give routers time to read what is queued for them, and close every socket.
 
         Args:
-            drain: None for ``shutdown_timeout``. It is for the replay answers under way and for what is queued, both.
+            drain: seconds for both the replay answers under way and the queued batches; None for
+                ``shutdown_timeout``.
         """
         until = self._loop.time() + (self.config.shutdown_timeout if drain is None else drain)
         if self._ticker is not None:
@@ -276,8 +364,9 @@ class Daemon:
         self.zap.close()
         if self.state is not None:
             self.state.close()
-        self.marks.close(self.relay if self.started else None)  # a start that failed has used no number
+        # a failed start has used no seq
+        self.reservations.close(next_seqs(self.relay) if self.started else {})
         self._place.release()
-        await asyncio.sleep(0)  # descriptors are let go one turn after their sockets were closed
+        await asyncio.sleep(0)  # asyncio releases descriptors one turn after their sockets are closed
         await asyncio.sleep(0)
         await asyncio.to_thread(end, self._context)

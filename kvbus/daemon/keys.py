@@ -48,7 +48,7 @@ def read_keys(config: Config) -> Keys:
 
 
 def in_clear(config: Config) -> list[str]:
-    """Warn of outputs that other machines can reach without CURVE: one text for each."""
+    """Return a warning for each output that other machines can reach without CURVE."""
     found = []
     for output in config.outputs:
         if output.curve_secret_key_file is not None:

@@ -1,7 +1,7 @@
-"""One process at a time: a lock on an open file, which says who has it.
+"""One process at a time: a lock on an open file, and in the file the name of the process that has it.
 
-The kernel lets go of the lock when its holder ends, however it ends, so a file that a killed process has left behind is
-in nobody's way. The file itself is never deleted: a second process would make another one, and lock that.
+The kernel releases the lock when the process ends, also when it is killed, so a file that is left over locks nobody
+out. The file itself is never deleted: a second process would make another one, and lock that.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kvbus.errors import InUseError
 log = logging.getLogger("kvbus.daemon.lock")
 
 _MAX_HOLDER: Final = 1024
-"""Bytes that say who has the lock."""
+"""Bytes of the name of the process that has the lock."""
 
 
 def open_file(path: Path) -> int:
-    """Open a file to be locked, made if it is not there. Links are not followed, and a child does not inherit it.
+    """Open a file to lock, and make it if it is not there. This follows no link, and a child does not inherit the file.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: the file cannot be opened, or is no regular file.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -38,15 +38,15 @@ def open_file(path: Path) -> int:
 
 
 def lock(fd: int, what: str, at: int = 0) -> None:
-    """Take an open file for this process, until its last descriptor is closed.
+    """Lock an open file for this process, until its last descriptor is closed.
 
     Args:
-        fd: of the file.
-        what: it stands for, in words.
-        at: from this byte on its holder has signed it.
+        fd: the file's descriptor.
+        what: the thing that the lock is for, in words.
+        at: position of the process's name in the file.
 
     Raises:
-        InUseError: another process has it.
+        InUseError: another process has the lock.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,12 +54,12 @@ def lock(fd: int, what: str, at: int = 0) -> None:
         raise InUseError(what, _holder(fd, at)) from None
     except OSError as error:
         reason = error.strerror or error
-        log.warning("%s cannot be locked (%s): see that no second kvbus uses it", what, reason)
+        log.warning("%s cannot be locked (%s): make sure that no second kvbus uses it", what, reason)
 
 
 def sign(fd: int, at: int = 0) -> None:
-    """Write into a locked file who has it, from byte ``at`` on; what is before stays."""
-    with contextlib.suppress(OSError):  # a full disk: whoever is refused is not told by whom
+    """Write this process's name into a locked file at position ``at``; the bytes before it stay."""
+    with contextlib.suppress(OSError):  # on a full disk the other process gets no name
         os.ftruncate(fd, at)
         os.pwrite(fd, _myself(), at)
 
@@ -78,11 +78,11 @@ class DirectoryLock:
     """A directory that belongs to one process at a time.
 
     Args:
-        directory: it must be there.
-        what: it stands for, in words.
+        directory: the directory, which must exist.
+        what: the thing that the lock is for, in words.
 
     Raises:
-        InUseError: another process has it.
+        InUseError: another process has the directory.
         OSError: no lock file can be made in it.
     """
 
@@ -98,7 +98,7 @@ class DirectoryLock:
             raise
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

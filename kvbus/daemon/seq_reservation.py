@@ -1,9 +1,9 @@
-"""Where each output stream's numbering has got to, so that it never goes back, not even over a SIGKILL.
+"""Seq reservations: no output stream's numbering ever goes back, not even over a SIGKILL.
 
-One small file per stream, mapped into memory: raising a mark is a store of eight bytes, which the kernel keeps
-whatever becomes of the process. A mark is raised *before* the numbers below it are used, a few thousand at a time:
-after a kill the numbering goes on at the mark, after an orderly end exactly where it stopped. A file is locked while it
-is used: two processes would lower each other's marks.
+Each stream has one small file, mapped into memory. kvbus writes a number into it *before* it uses the numbers below,
+a few thousand at a time. That is a store of eight bytes, which the kernel keeps even if the process is killed. After
+a kill the numbering goes on at the number in the file. After a graceful shutdown it goes on exactly where it stopped.
+A process locks the files it uses: two processes would overwrite each other's reservations.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from kvbus.daemon.lock import lock, open_file, sign
 
@@ -27,96 +27,96 @@ AHEAD: Final = 4096
 _MAGIC: Final = b"kvbus-seq-mark-1"
 _U64: Final = struct.Struct("=Q")
 _SIZE: Final = len(_MAGIC) + _U64.size
-"""Bytes of a mark; who has the file stands behind it."""
+"""Bytes of a reservation. The name of the process that has the file follows."""
+
+StreamKey = tuple[int, int]
+"""A stream: its output's number in the configuration, and its slot (0 on a merged output)."""
 
 
 def default_directory() -> Path | None:
-    """Memory-backed and out of the way: the user's runtime directory, else /dev/shm; None if there is neither."""
-    for candidate in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm"):  # noqa: S108 - opened safely, see SeqMarks
+    """Return a directory in memory: the user's runtime directory, else /dev/shm; None if there is neither."""
+    for candidate in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm"):  # noqa: S108 - opened safely, see _open
         if candidate and os.access(candidate, os.W_OK | os.X_OK):
             return Path(candidate)
     return None
 
 
-class SeqMarks:
-    """Marks of a list of streams.
+class SeqReservations:
+    """The reservations of all outgoing streams, by output and slot.
 
     Args:
-        directory: where the files are kept, made if it is not there; None: marks are forgotten with the process.
-        names: of the streams; the same name finds the same mark again, whatever other streams there are.
-
-    Raises:
-        InUseError: another process numbers one of these streams.
+        directory: where the files are, made if it is not there; None: the reservations end with the process.
     """
 
-    def __init__(self, directory: Path | None, names: Sequence[str]) -> None:
-        self._limits: list[int] = []
-        self._maps: list[mmap.mmap] = []
+    def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        for name in names:
-            self.add(name)
+        self._reserved: dict[StreamKey, int] = {}
+        """This process may use each stream's numbers below this one."""
+        self._maps: dict[StreamKey, mmap.mmap] = {}
+        """The mapped files; empty where nothing is kept."""
 
-    def add(self, name: str) -> int:
-        """One more stream; its place.
+    def add(self, output: int, slot: int, name: str) -> None:
+        """Add a stream, unless it is there. The same name finds the same file, whatever other streams there are.
 
         Raises:
-            InUseError: another process numbers it; nothing has changed.
+            InUseError: another process numbers this stream; nothing has changed.
         """
+        key = output, slot
+        if key in self._reserved:
+            return
         directory = self._directory
         if directory is not None:
             try:
                 directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._maps.append(_open(directory / f"kvbus-{_digest(name)}.seq", name))
+                self._maps[key] = _open(directory / f"kvbus-{_digest(name)}.seq", name)
             except OSError as error:
-                log.warning("seq marks cannot be kept in %s: %s; a restart begins at 0", directory, error.strerror)
+                reason = error.strerror
+                log.warning("seq reservations cannot be kept in %s: %s; a restart begins at 0", directory, reason)
                 self._directory = None
-                self._release()
-        self._limits.append(0)
-        return len(self._limits) - 1
+                self.release()
+        self._reserved[key] = 0
 
-    @property
-    def kept(self) -> bool:
-        """Whether a restart will find the marks."""
-        return bool(self._maps)
+    def first(self, output: int, slot: int) -> int:
+        """Return the number a stream begins with: 0, or past all numbers that an earlier process can have used."""
+        mapped = self._maps.get((output, slot))
+        return int(_U64.unpack_from(mapped, len(_MAGIC))[0]) if mapped is not None else 0
 
-    def first(self, stream: int) -> int:
-        """The number a stream begins with: 0, or past everything a former process can have used."""
-        return int(_U64.unpack_from(self._maps[stream], len(_MAGIC))[0]) if self._maps else 0
+    def lowest(self, output: int, slot: int) -> int:
+        """Return the lowest number a stream may go on with. A state with a lower one is older than what was sent."""
+        return max(0, self.first(output, slot) - AHEAD)
 
-    def least(self, stream: int) -> int:
-        """The lowest number a stream may go on with: a state that says less is older than what was sent."""
-        return max(0, self.first(stream) - AHEAD)
+    def use(self, output: int, slot: int, seq: int) -> None:
+        """Reserve ``seq`` and numbers after it, if it is not reserved. Called before ``seq`` is sent."""
+        key = output, slot
+        if seq >= self._reserved[key]:
+            self._set(key, seq + AHEAD)
 
-    def use(self, stream: int, seq: int) -> None:
-        """Called before ``seq`` is sent."""
-        if seq >= self._limits[stream]:
-            self._set(stream, seq + AHEAD)
+    def close(self, next_seqs: Mapping[StreamKey, int]) -> None:
+        """Close the files. The next process begins each stream with the number given here.
 
-    def close(self, following: Sequence[int]) -> None:
-        """An orderly end: ``following[stream]`` is the number the next process shall begin with."""
-        for stream, seq in enumerate(following):
-            self._set(stream, seq)
-        self._release()
+        Args:
+            next_seqs: numbers by stream. A stream that is not in it keeps its reservation, and one that was never
+                added here is left alone.
+        """
+        for key in next_seqs.keys() & self._reserved.keys():
+            self._set(key, next_seqs[key])
+        self.release()
 
-    def _set(self, stream: int, value: int) -> None:
-        self._limits[stream] = value
-        if self._maps:
-            _U64.pack_into(self._maps[stream], len(_MAGIC), value)
-
-    def _release(self) -> None:
-        for mapped in self._maps:
+    def release(self) -> None:
+        """Close the files as they are: the reservations stay, and other processes may use them."""
+        for mapped in self._maps.values():
             mapped.close()
         self._maps.clear()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._release()
+    def _set(self, key: StreamKey, value: int) -> None:
+        self._reserved[key] = value
+        mapped = self._maps.get(key)
+        if mapped is not None:
+            _U64.pack_into(mapped, len(_MAGIC), value)
 
 
 def reached(directory: Path) -> int:
-    """How far the numbering has got that is kept in a directory: its highest mark, 0 where there is none."""
+    """Return the highest reservation in a directory, 0 where there is none."""
     highest = 0
     for path in directory.glob("kvbus-*.seq"):
         try:
@@ -133,9 +133,9 @@ def _digest(name: str) -> str:
 
 
 def _open(path: Path, name: str) -> mmap.mmap:
-    """The mapped file, made anew where there is none or where it is not one of ours.
+    """Map the file. Make a new one where there is none, or where the one there holds no reservation.
 
-    The directory may be everybody's: links are not followed, and somebody else's file is not trusted.
+    Everybody may be able to write to the directory: this follows no link, and refuses another user's file.
     """
     fd = open_file(path)
     try:
@@ -145,7 +145,7 @@ def _open(path: Path, name: str) -> mmap.mmap:
         found = os.pread(fd, _SIZE, 0)
         if len(found) < _SIZE or not found.startswith(_MAGIC):
             if found:
-                log.warning("%s is no file of seq marks; made anew", path.name)
+                log.warning("%s is no file of seq reservations; made anew", path.name)
             os.ftruncate(fd, 0)
             os.pwrite(fd, _MAGIC + bytes(_U64.size), 0)
         sign(fd, _SIZE)

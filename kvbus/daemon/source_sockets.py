@@ -58,7 +58,7 @@ class SourceSockets:
         self._latency = latency
         self._live: dict[int, LiveStream] = {}
         self._streams: dict[int, SourceStream] = {}
-        self._guards: dict[int, PeerPolicy] = {}
+        self._policies: dict[int, PeerPolicy] = {}
         self._requests: dict[tuple[int, int], RequestConnection] = {}
 
     def open(self, stream: SourceStream, policy: PeerPolicy) -> None:
@@ -68,7 +68,7 @@ class SourceSockets:
             BindError: its endpoint cannot be bound.
         """
         slot = stream.index
-        self._streams[slot], self._guards[slot] = stream, policy
+        self._streams[slot], self._policies[slot] = stream, policy
         self._live[slot] = LiveStream(
             self._context,
             stream.endpoint,
@@ -126,7 +126,7 @@ class SourceSockets:
             log.debug("source %s: replay asked from %d", stream.label, command.start)
         else:
             endpoint, request, event = stream.snapshot_endpoint, [SNAPSHOT_REQUEST], SnapshotReceived
-        if endpoint is None:  # pragma: no cover - the relay sends such a request only where there is an endpoint
+        if endpoint is None:  # pragma: no cover - the relay asks only where there is an endpoint
             return
         self._requests[slot, command.request] = RequestConnection(
             self._context,
@@ -134,7 +134,7 @@ class SourceSockets:
             request,
             lambda frames: self._feed(event(slot, command.request, frames)),
             on_abort=lambda: self._feed(ReplayAborted(slot, command.request)),
-            policy=self._guards[slot],
+            policy=self._policies[slot],
         )
 
     def is_open(self, slot: int) -> bool:
@@ -143,9 +143,9 @@ class SourceSockets:
 
     def cancel(self, command: CancelReplay) -> None:
         """Abort a request."""
-        question = self._requests.pop((command.source, command.request), None)
-        if question is not None:
-            question.close()
+        connection = self._requests.pop((command.source, command.request), None)
+        if connection is not None:
+            connection.close()
 
     def close(self, slot: int) -> None:
         """Close one source's sockets."""

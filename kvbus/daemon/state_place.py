@@ -1,7 +1,7 @@
-"""Where the state is kept: in ``state_dir``, or with ``auto`` in the first place that is large enough.
+"""The directory of the state: ``state_dir``, or with ``auto`` the first place that is large enough.
 
-A place of ``auto`` is a directory named after what the bus listens on, so that the same bus finds it again and no two
-that run side by side have one name. A place that is there is used again, however little is free meanwhile.
+With ``auto`` the directory is named after what the bus listens on. So the same bus finds it again, and two buses that
+run side by side have different ones. kvbus uses an existing directory again, however little room is left.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from kvbus.errors import StateDirError
 log = logging.getLogger("kvbus.daemon.state_place")
 
 MIN_FREE: Final = 1024 * 1024 * 1024
-"""Bytes that must be free where a new place is made: what a million blocks take at the worst moment, when there are two
-dumps and two logs."""
+"""Bytes that must be free for a new directory. A million blocks take that much while there are two checkpoints and two
+logs."""
 
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - everybody's, see _check
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - open to everybody, see _check
 SYSTEM: Final = Path("/var/lib/kvbus")
-"""Used where somebody has made it."""
+"""A base only where it already exists."""
 
 LOST: Final = (
-    "no state is kept: after a restart of kvbus routers are told to clear, and what the engine's replay buffer no "
+    "kvbus keeps no state: after a restart routers get AllBlocksCleared, and what the engine's replay buffer no "
     "longer has is missing until the engine restarts or resets its cache"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A directory that places may be in.
+    """A directory in which ``auto`` makes the state's directory.
 
     Attributes:
-        path: of it.
-        shared: whether other machines may see it too, as a home directory.
+        path: the directory.
+        shared: whether other machines may see it too, as they may see a home directory.
     """
 
     path: Path
@@ -52,11 +52,11 @@ class Base:
 
 
 class Place:
-    """A directory that belongs to this process until :meth:`release`; None where there is none.
+    """The state's directory, which belongs to this process until :meth:`release`.
 
     Args:
-        directory: the directory.
-        lock: of it.
+        directory: the directory; None where no state is kept.
+        lock: the directory's lock.
     """
 
     def __init__(self, directory: Path | None = None, lock: DirectoryLock | None = None) -> None:
@@ -64,18 +64,18 @@ class Place:
         self._lock = lock
 
     @property
-    def marks(self) -> Path | None:
-        """Where the marks of the numbering are kept: they are, even where no state is."""
+    def seq_directory(self) -> Path | None:
+        """The directory of the seq reservations. They have one even where no state is kept."""
         return self.directory or default_directory()
 
     def release(self) -> None:
-        """Let another process have it."""
+        """Release the directory for another process."""
         if self._lock is not None:
             self._lock.release()
 
 
 def open_place(config: Config) -> Place:
-    """The place a configuration's state is kept in.
+    """Find or make the directory of a configuration's state, and lock it.
 
     Raises:
         InUseError: another process keeps its state there.
@@ -122,40 +122,40 @@ def _automatic(config: Config) -> Place:
         else:
             log.info("state_dir auto: the state is kept in %s", path)
             return place
-    log.warning("state_dir auto found no place (%s), so %s", "; ".join(problems) or "none is there", LOST)
+    log.warning("state_dir auto found no directory (%s), so %s", "; ".join(problems) or "there is none", LOST)
     return Place()
 
 
 def bases(env: Mapping[str, str]) -> Iterator[Base]:
-    """Where places may be, best first.
+    """Yield the bases, best first.
 
-    What a service manager or an image has made for state comes first: ``/dev/shm`` may end with the service. Then
-    memory, which is quick, and gone with a reboot as the engine's cache is; then disks.
+    A directory that a service manager or an image made for state comes first, because ``/dev/shm`` may be emptied with
+    the service. Memory is next: it is fast, and a reboot empties it together with the engine's cache. Disks are last.
     """
-    if told := _absolute(env.get("STATE_DIRECTORY", "").partition(":")[0]):
-        yield Base(told)
-    if told := _absolute(env.get("XDG_RUNTIME_DIR")):
-        yield Base(told)
+    if path := _absolute(env.get("STATE_DIRECTORY", "").partition(":")[0]):
+        yield Base(path)
+    if path := _absolute(env.get("XDG_RUNTIME_DIR")):
+        yield Base(path)
     yield Base(MEMORY)
     if SYSTEM.is_dir():
         yield Base(SYSTEM)
-    if told := _absolute(env.get("XDG_STATE_HOME")):
-        yield Base(told, shared=True)
+    if path := _absolute(env.get("XDG_STATE_HOME")):
+        yield Base(path, shared=True)
     elif (home := _absolute(env.get("HOME"))) and home.is_dir():
         yield Base(home / ".local" / "state", shared=True)
 
 
 def _absolute(text: str | None) -> Path | None:
-    """A path, if it says the same wherever kvbus is started."""
+    """Return an absolute path; None for a path that depends on where kvbus is started."""
     path = Path(text or "")
     return path if path.is_absolute() else None
 
 
 def name_of(config: Config, base: Base) -> str:
-    """The name of a configuration's place.
+    """Return the name of a configuration's directory.
 
-    It follows from the first address the bus binds, which no two that run at once can share, and which stays as it is
-    when sources come and go. A bus that only dials is known by all it dials.
+    It follows from the first address that the bus binds. Two buses cannot bind it at once, and it stays the same when
+    sources come and go. A bus that binds nothing is known by all addresses that it dials.
     """
     bound = [
         endpoint
@@ -180,7 +180,7 @@ def _check_room(directory: Path) -> None:
     """Refuse a base that a state could fill up.
 
     Raises:
-        OSError: it is not there, or too little is free.
+        OSError: the base does not exist, or has too little room.
     """
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
@@ -189,10 +189,10 @@ def _check_room(directory: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """Refuse what is not a directory of this user's alone: the base may be everybody's, and a link leads anywhere.
+    """Refuse a directory that others could use: everybody may write to the base, and a link leads anywhere.
 
     Raises:
-        OSError: it is somebody else's, open to others, or no directory.
+        OSError: it is another user's, open to others, or no directory.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -1,12 +1,14 @@
-"""``state_dir``: the relay's state on disk, so that a restart of kvbus is one that nobody notices.
+"""``state_dir``: the relay's state on disk, so that routers do not notice a restart of kvbus.
 
-A directory holds generations: ``state-N.dump`` is a whole state, ``state-N.log`` what happened from that moment on. A
-log record is written before anything that follows from it is sent, so a killed process has never said what its
-successor does not know. When a log has grown, the next generation begins: its log at once, its dump in slices beside
-the traffic; until that dump is whole (and only then named so), both logs count. A frame is what is written at a time:
-the mark of its file, its lengths, and a CRC-32 of its records, which carry the fingerprints of their payloads. The end
-of a log may be torn, anything else that is not whole is refused, moved aside and counted, and the relay begins empty.
-Nothing is synced to the platter: this outlives the process, not a power cut.
+A directory holds generations. ``state-N.dump`` is a checkpoint, ``state-N.log`` the write-ahead log from that moment
+on. kvbus writes a record before it sends anything that follows from it, so a killed process never sent anything that
+the next process does not know. When a log has grown, the next generation begins: its log at once, its checkpoint in
+slices beside the traffic. A checkpoint gets its name when it is complete; until then both logs count.
+
+kvbus writes in frames. A frame has the id of its file, its lengths, and a CRC-32 of its records, which carry the
+fingerprints of their payloads. The end of a log may be torn. If anything else is incomplete, kvbus refuses the state,
+moves it aside, counts it, and begins empty. Nothing is synced to disk: a state outlives the process, not a power
+failure.
 """
 
 from __future__ import annotations
@@ -32,25 +34,25 @@ T = TypeVar("T")
 
 MAGIC: Final = b"kvbus-state-009\n"
 _HEAD: Final = struct.Struct("=8sQII")
-"""The file's mark, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
+"""The file's id, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
 
-_MARK: Final = 8
-"""Bytes that name one file and no other: frames of what a log was written over are not taken for its own."""
+_FILE_ID_BYTES: Final = 8
+"""Each file has a random id. A log may be written over an older one, whose frames have another id."""
 
 _SMALL: Final = 1024
-"""Bytes up to which copying a payload costs less than handing it to the kernel as a piece of its own."""
+"""Up to this many bytes, copying a payload costs less than handing it to the kernel separately."""
 
 _CALL: Final = 96 * 1024
-"""Bytes written in one call, about. For more at a time the kernel takes larger areas of free memory, and in a virtual
-machine those are what the host has taken back: a page of them costs several times one of the small ones."""
+"""Bytes written in one call, about. Larger writes make the kernel use larger areas of free memory. In a virtual machine
+the host has often taken those back, and each of their pages costs several times as much."""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MIN_ROTATE: Final = 128 * 1024 * 1024
-"""A log is rotated when it is larger than this, and than four times the dump before it: a dump costs as much as a few
-microseconds for each store in it, and reading a log as much as handling it did."""
+"""kvbus rotates a log that is larger than this and than four times its checkpoint. A checkpoint costs a few
+microseconds for each store in it; reading a log costs as much as handling its batches did."""
 
 SPARE: Final = "log.spare"
-"""The last log that was rotated out. The next one is written over it: pages that are there are most of the cost."""
+"""The last log that was rotated out. The next log is written over it, because new pages are most of a log's cost."""
 
 
 class StateStore:
@@ -58,7 +60,7 @@ class StateStore:
 
     Args:
         directory: made if it is not there.
-        identity: names of sources and outputs; another configuration's state is not loaded.
+        identity: names of sources and outputs; the store loads only a state of the same ones.
     """
 
     def __init__(self, directory: Path, identity: Sequence[str]) -> None:
@@ -66,24 +68,24 @@ class StateStore:
         self._header = _header(identity)
         self._generation = 0
         self._log: int | None = None
-        self._log_mark = self._dump_mark = b""
+        self._log_id = self._checkpoint_id = b""
         self._log_bytes = 0
-        self._dump_bytes = 0
-        self._dumping: Iterator[bytes] | None = None
-        self._dump_file: int | None = None
+        self._checkpoint_bytes = 0
+        self._slices: Iterator[bytes] | None = None
+        self._checkpoint_file: int | None = None
         self._relay: Relay | None = None
         self._unusable: str | None = None
-        """What is wrong with the state that was found."""
+        """What is wrong with the state on disk."""
         self.refused = 0
         """Files that could not be used and were moved aside."""
         self.failed = False
-        """Writing failed (disk full, directory gone): kvbus goes on without, and says so."""
+        """Writing failed (disk full, directory gone), so kvbus goes on without state."""
 
     def load(self, relay: Relay, now: float) -> bool:
-        """Load the newest state into a fresh relay; False if there is none. Nothing is changed on disk.
+        """Load the newest state into a fresh relay; False if there is none. It changes nothing on disk.
 
         Raises:
-            StateError: what was loaded so far cannot be continued: begin with a new relay.
+            StateError: the state cannot be used, and the relay holds a part of it: begin with a new relay.
             OSError: the directory cannot be made.
         """
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,7 +101,7 @@ class StateStore:
         return True
 
     def begin(self, relay: Relay) -> None:
-        """Begin a new generation. What could not be loaded is moved aside.
+        """Begin a new generation, and move aside a state that could not be loaded.
 
         Raises:
             OSError: nothing can be written, and the disk is not full.
@@ -122,7 +124,7 @@ class StateStore:
         for blob in self._frames(self._path(generation, "dump"), _blob, torn_end=False):
             loader.feed(blob)
         if not loader.complete:
-            raise StateError("the dump has no end")
+            raise StateError("the checkpoint has no end")
         records = 0
         for later in sorted(n for n in self._generations("log") if n >= generation):
             for written in self._frames(self._path(later, "log"), decode_records, torn_end=True):
@@ -131,33 +133,33 @@ class StateStore:
                 records += len(written)
         relay.recovery_finished(now)
         blocks = sum(len(source.normalizer.index) for source in relay.sources)
-        log.info("state loaded: %d blocks, %d log records since the dump", blocks, records)
+        log.info("state loaded: %d blocks, %d records of the write-ahead log", blocks, records)
 
     def _frames(self, path: Path, read: Callable[[bytes, bytes], T | None], *, torn_end: bool) -> Iterator[T]:
-        """What ``read`` makes of body and payloads of every frame (None: they are not what they were).
+        """Yield what ``read`` makes of each frame's body and payloads (None: they are damaged).
 
-        A log may break off in a frame; what follows then is of an older log.
+        A log may break off within a frame; the bytes after that are of an older log.
         """
         with path.open("rb") as file:
-            header, mark = file.read(len(self._header)), file.read(_MARK)
-            if torn_end and len(mark) < _MARK and self._header.startswith(header):
+            header, file_id = file.read(len(self._header)), file.read(_FILE_ID_BYTES)
+            if torn_end and len(file_id) < _FILE_ID_BYTES and self._header.startswith(header):
                 return  # killed between making the file and writing its first bytes
-            if header != self._header or len(mark) < _MARK:
+            if header != self._header or len(file_id) < _FILE_ID_BYTES:
                 raise StateError(f"{path.name} is of another version or another configuration")
             size = path.stat().st_size
             while head := file.read(_HEAD.size):
                 begin = file.tell()
                 found, rest, body_size, crc = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0)
-                told: T | None = None
-                if found == mark and 0 < body_size <= size - begin - rest:
+                frame: T | None = None
+                if found == file_id and 0 < body_size <= size - begin - rest:
                     body = file.read(body_size)
                     if crc32(body) == crc:
-                        told = read(body, file.read(rest))
-                if told is not None:
-                    yield told
+                        frame = read(body, file.read(rest))
+                if frame is not None:
+                    yield frame
                     continue
                 file.seek(begin)
-                if not torn_end or mark in file.read():
+                if not torn_end or file_id in file.read():
                     raise StateError(f"{path.name} is damaged")
                 return
 
@@ -174,7 +176,7 @@ class StateStore:
 
     def _move_aside(self, why: str) -> None:
         stamp = time.strftime("%Y%m%dT%H%M%S")
-        log.error("the saved state cannot be used (%s): moved aside as *.refused-%s, beginning empty", why, stamp)
+        log.error("state refused (%s): moved aside as *.refused-%s, beginning empty", why, stamp)
         for path in self._directory.glob("state-*.refused-*"):
             path.unlink()  # one is enough to see what went wrong; more would fill the disk
         for path in self._directory.glob("state-*"):
@@ -186,7 +188,7 @@ class StateStore:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what the relay has recorded; called before anything of it is sent."""
+        """Write the relay's records. Called before anything that follows from them is sent."""
         records = None if self._relay is None else self._relay.records
         if records is None or not records.heads:
             return
@@ -194,29 +196,29 @@ class StateStore:
         if self._log is None:
             return
         try:
-            self._log_bytes += _write(self._log, self._log_mark, frame)
+            self._log_bytes += _write(self._log, self._log_id, frame)
         except OSError as error:
             self.fail(error)
 
     def work(self) -> None:
-        """A slice of housekeeping, some milliseconds at most: go on with a dump, or begin one if the log has grown.
+        """Do a slice of work, some milliseconds at most: go on with a checkpoint, or begin one if the log has grown.
 
-        None begins while batches wait to be handled: it would say that they were delivered.
+        None begins while batches wait to be handled: the checkpoint would count them as delivered.
         """
         if self.failed or self._relay is None:
             return
         try:
-            if self._dumping is not None:
+            if self._slices is not None:
                 self._go_on()
-            elif self._log_bytes > max(MIN_ROTATE, 4 * self._dump_bytes) and not self._relay.backlog:
+            elif self._log_bytes > max(MIN_ROTATE, 4 * self._checkpoint_bytes) and not self._relay.backlog:
                 self._begin_generation()
         except OSError as error:
             self.fail(error)
 
     @property
     def busy(self) -> bool:
-        """A dump is being written: :meth:`work` has more to do. Until it is over, large indexes are held still."""
-        return self._dumping is not None
+        """A checkpoint is being written, and :meth:`work` has more to do. Until its end large indexes stay frozen."""
+        return self._slices is not None
 
     def _begin_generation(self) -> None:
         if self._relay is None:
@@ -224,42 +226,42 @@ class StateStore:
         self.flush()
         self._generation += 1
         self._close_files()
-        self._log, self._log_mark = self._create(self._path(self._generation, "log"), self._directory / SPARE)
+        self._log, self._log_id = self._create(self._path(self._generation, "log"), self._directory / SPARE)
         self._log_bytes = 0
-        self._dump_bytes = 0
-        self._dump_file, self._dump_mark = self._create(self._path(self._generation, "part"))
-        self._dumping = dump(self._relay)
+        self._checkpoint_bytes = 0
+        self._checkpoint_file, self._checkpoint_id = self._create(self._path(self._generation, "part"))
+        self._slices = dump(self._relay)
         self._go_on()
 
     def _create(self, path: Path, over: Path | None = None) -> tuple[int, bytes]:
-        """A new file, written ``over`` an old one that is not needed any more; and its mark.
+        """Make a file, ``over`` an old one that is no longer needed if there is one; return it and its id.
 
-        It has its own header before it has its name: what it was before is never read under it.
+        The file gets its new header before its new name, so its old frames are never read under the new name.
         """
-        mark = os.urandom(_MARK)
+        file_id = os.urandom(_FILE_ID_BYTES)
         kind = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         if over is not None and over.exists():
             fd = os.open(over, kind, 0o600)
-            os.write(fd, self._header + mark)
+            os.write(fd, self._header + file_id)
             over.rename(path)
         else:
             fd = os.open(path, kind | os.O_TRUNC, 0o600)
-            os.write(fd, self._header + mark)
-        return fd, mark
+            os.write(fd, self._header + file_id)
+        return fd, file_id
 
     def _go_on(self) -> None:
-        if self._dumping is None or self._dump_file is None:
+        if self._slices is None or self._checkpoint_file is None:
             return
         until = time.perf_counter() + 0.003
         while time.perf_counter() < until:
-            body = next(self._dumping, None)
+            body = next(self._slices, None)
             if body is None:
-                os.close(self._dump_file)
-                self._dump_file = self._dumping = None
+                os.close(self._checkpoint_file)
+                self._checkpoint_file = self._slices = None
                 self._path(self._generation, "part").rename(self._path(self._generation, "dump"))
                 self._drop_older()
                 return
-            self._dump_bytes += _write(self._dump_file, self._dump_mark, Frame(body, []))
+            self._checkpoint_bytes += _write(self._checkpoint_file, self._checkpoint_id, Frame(body, []))
 
     def _drop_older(self) -> None:
         for kind in ("dump", "log", "part"):
@@ -272,34 +274,34 @@ class StateStore:
                         path.unlink(missing_ok=True)
 
     def fail(self, error: OSError) -> None:
-        """Go on without a state."""
+        """Go on without state."""
         self.failed = True
-        log.error("the state cannot be written any more (%s): going on without", error.strerror or error)
+        log.error("the state cannot be written (%s): going on without state", error.strerror or error)
         if self._relay is not None:
             self._relay.records = None
         self._close_files()
         self._drop()
 
     def _drop(self) -> None:
-        """Leave nothing that a successor would take for the newest state, or that keeps a full disk full."""
+        """Delete what the next process would take for the newest state, and what keeps a full disk full."""
         for path in (*self._directory.glob("state-*"), self._directory / SPARE):
             if path.suffix in (".dump", ".log", ".part", ".spare"):
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
-                    log.error("%s cannot be deleted (%s): delete it, it is out of date", path, error.strerror or error)  # noqa: TRY400
+                    log.error("%s is out of date, delete it: %s", path, error.strerror or error)  # noqa: TRY400
 
     def _close_files(self) -> None:
         """Write no more to this generation."""
-        for fd in (self._log, self._dump_file):
+        for fd in (self._log, self._checkpoint_file):
             if fd is not None:
                 os.close(fd)
-        self._log = self._dump_file = self._dumping = None
+        self._log = self._checkpoint_file = self._slices = None
 
     def rename(self, identity: Sequence[str]) -> None:
-        """The sources have changed: from now on it is the state of another configuration. No batches may wait.
+        """Begin a new generation for changed sources. No batches may wait.
 
-        A process that is killed before the new generation's dump is whole leaves a state that is refused.
+        If kvbus is killed before the new checkpoint is complete, the next process refuses the state.
         """
         self._header = _header(identity)
         if not self.failed:
@@ -309,7 +311,7 @@ class StateStore:
                 self.fail(error)
 
     def close(self) -> None:
-        """An orderly end: everything is on disk."""
+        """Write the last records and close the files."""
         self.flush()
         self._close_files()
         if self._relay is not None:
@@ -324,11 +326,11 @@ def _blob(body: bytes, _payloads: bytes) -> bytes:
     return body
 
 
-def _write(fd: int, mark: bytes, frame: Frame) -> int:
-    """Write a frame; how many bytes that were."""
+def _write(fd: int, file_id: bytes, frame: Frame) -> int:
+    """Write a frame; return its number of bytes."""
     body, payloads = frame
     size = sum(map(len, payloads))
-    head = _HEAD.pack(mark, size, len(body), crc32(body)) + body
+    head = _HEAD.pack(file_id, size, len(body), crc32(body)) + body
     if size <= _SMALL * len(payloads):
         _write_all(fd, [head + b"".join(payloads)])
     else:
@@ -340,7 +342,7 @@ def _write(fd: int, mark: bytes, frame: Frame) -> int:
 
 def _write_all(fd: int, pieces: Sequence[bytes]) -> None:
     written = os.writev(fd, pieces)
-    if written < sum(map(len, pieces)):  # a signal, or the last room on a disk: the rest in one piece
+    if written < sum(map(len, pieces)):  # a signal came, or the disk is nearly full
         view = memoryview(b"".join(pieces))[written:]
         while view:
             view = view[os.write(fd, view) :]

@@ -15,10 +15,10 @@ class Keyring:
 
     def __init__(self) -> None:
         self._directory: Final = tempfile.TemporaryDirectory(prefix="kvbus-demo-")
-        place = Path(self._directory.name)  # nobody else can read it
+        directory = Path(self._directory.name)  # nobody else can read it
         public, secret = generate()
         router_public, router_secret = generate()
-        secret_file, allowed = place / "kvbus.key_secret", place / "routers.keys"
+        secret_file, allowed = directory / "kvbus.key_secret", directory / "routers.keys"
         secret_file.touch(mode=0o600)
         secret_file.write_text(certificate(public, secret))
         allowed.write_text(f"{router_public.decode()} the demo's routers\n")

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from kvbus.client import BlockView, Curve, Received, Subscriber, Synced, Update
 
 
-class Place(NamedTuple):
+class Endpoints(NamedTuple):
     """The endpoints of one source's stream."""
 
     source: str
@@ -22,9 +22,9 @@ class Place(NamedTuple):
 class Feed:
     """One source as one router sees it: a subscription, and the set of blocks built from it."""
 
-    def __init__(self, place: Place) -> None:
-        self.source: Final = place.source
-        self._place = place
+    def __init__(self, endpoints: Endpoints) -> None:
+        self.source: Final = endpoints.source
+        self._endpoints = endpoints
         self.view = BlockView()
         self.next_seq = 0
         self.rebuilt = False
@@ -34,7 +34,9 @@ class Feed:
 
     async def follow(self) -> None:
         """Rebuild from the start, then follow the stream until cancelled."""
-        async with Subscriber(self._place.endpoint, self._place.replay_endpoint, curve=self._place.curve) as subscriber:
+        async with Subscriber(
+            self._endpoints.endpoint, self._endpoints.replay_endpoint, curve=self._endpoints.curve
+        ) as subscriber:
             async for update in subscriber:
                 self.take(update)
 
@@ -55,13 +57,13 @@ class Router:
     Args:
         name: name on the screen.
         output: name of the bus's output.
-        places: that output's streams.
+        streams: endpoints of that output's streams.
     """
 
-    def __init__(self, name: str, output: str, places: Sequence[Place]) -> None:
+    def __init__(self, name: str, output: str, streams: Sequence[Endpoints]) -> None:
         self.name: Final = name
         self.output: Final = output
-        self._places = places
+        self._streams = streams
         self._task: asyncio.Task[None] | None = None
         self.feeds: list[Feed] = []
 
@@ -87,7 +89,7 @@ class Router:
 
     def join(self, group: asyncio.TaskGroup) -> None:
         """Start with an empty view."""
-        self.feeds = [Feed(place) for place in self._places]
+        self.feeds = [Feed(endpoints) for endpoints in self._streams]
         self._task = group.create_task(self._run(), name=self.name)
 
     async def leave(self) -> None:

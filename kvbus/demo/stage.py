@@ -13,7 +13,7 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.demo.engines import CAST, Casting, Engine, Rank
 from kvbus.demo.keys import Keyring
 from kvbus.demo.ports import LOOPBACK, PortRun
-from kvbus.demo.routers import Feed, Place, Router
+from kvbus.demo.routers import Endpoints, Feed, Router
 from kvbus.demo.screen import Cell, Match, OutputRow, RouterRow, Screen, SourceRow
 from kvbus.demo.story import Story
 from kvbus.demo.verdict import Comparison, Verdict, compare, truth_keys, view_keys
@@ -132,12 +132,12 @@ class Stage:
         await daemon.start()
         self._daemon = daemon
         for name, output in zip("ab", config.outputs, strict=True):
-            places = []
+            streams = []
             for stream in config.streams():
                 at = output.stream_endpoints(stream.index)
                 keys = self._keys.of_a_router if self._keys is not None else None
-                places.append(Place(stream.label, at.endpoint, at.replay_endpoint or "", keys))
-            self.routers.append(Router(f"router-{name}", output.name, places))
+                streams.append(Endpoints(stream.label, at.endpoint, at.replay_endpoint or "", keys))
+            self.routers.append(Router(f"router-{name}", output.name, streams))
 
     async def close(self) -> None:
         """Close everything, in an order in which nothing waits for another part."""

@@ -69,7 +69,7 @@ async def reset(client: aiohttp.ClientSession, base: str, kind: Kind) -> None:
 
 def _says_no(text: str) -> bool:
     try:
-        told = json.loads(text)
+        answer = json.loads(text)
     except ValueError:
         return False
-    return isinstance(told, dict) and told.get("success") is False
+    return isinstance(answer, dict) and answer.get("success") is False

@@ -16,7 +16,7 @@ from kvbus.admin import http as http_module
 from kvbus.admin import views
 from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
-from kvbus.telemetry.metrics import DROP_REASONS
+from kvbus.telemetry.table import DROP_REASONS
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 from tests.doubles.payloads import cleared, removed, store, tokens_of
 from tests.doubles.payloads import payload as batch

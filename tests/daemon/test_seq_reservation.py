@@ -1,18 +1,47 @@
-"""The marks of the outputs' numbering: never behind what was used, whatever becomes of the process."""
+"""Seq reservations: never behind a number that was used, even if the process is killed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from kvbus.daemon.seq_reservation import AHEAD, SeqMarks, reached
+from kvbus.daemon.seq_reservation import AHEAD, SeqReservations, reached
 from kvbus.errors import InUseError
 
 NAMES = ["routers tcp://*:5657", "routers tcp://*:5658"]
+
+
+def reserved(directory: Path | None, names: Sequence[str] = NAMES) -> SeqReservations:
+    """One output's streams, by their names."""
+    made = SeqReservations(directory)
+    try:
+        for slot, name in enumerate(names):
+            made.add(0, slot, name)
+    except BaseException:
+        made.release()
+        raise
+    return made
+
+
+@contextlib.contextmanager
+def process(directory: Path, names: Sequence[str] = NAMES) -> Iterator[SeqReservations]:
+    """One that ends without closing them."""
+    made = reserved(directory, names)
+    try:
+        yield made
+    finally:
+        made.release()
+
+
+def ended(directory: Path, *next_seqs: int) -> None:
+    """A process that used them and shut down gracefully."""
+    reserved(directory).close({(0, slot): seq for slot, seq in enumerate(next_seqs)})
 
 
 def the_file(directory: Path) -> Path:
@@ -21,17 +50,17 @@ def the_file(directory: Path) -> Path:
 
 
 def test_a_first_process_begins_at_0(tmp_path: Path) -> None:
-    with SeqMarks(tmp_path, NAMES) as marks:
-        assert [marks.first(0), marks.first(1)] == [0, 0]
-        assert marks.kept
+    with process(tmp_path) as reservations:
+        assert [reservations.first(0, 0), reservations.first(0, 1)] == [0, 0]
+        assert len(list(tmp_path.iterdir())) == len(NAMES)
 
 
-def test_after_an_orderly_end_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    marks = SeqMarks(tmp_path, NAMES)
-    marks.use(0, 0)
-    marks.close([7, 0])
-    with SeqMarks(tmp_path, NAMES) as again:
-        assert [again.first(0), again.first(1)] == [7, 0]
+def test_after_a_graceful_shutdown_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    reservations = reserved(tmp_path)
+    reservations.use(0, 0, 0)
+    reservations.close({(0, 0): 7, (0, 1): 0})
+    with process(tmp_path) as again:
+        assert [again.first(0, 0), again.first(0, 1)] == [7, 0]
 
 
 @pytest.mark.parametrize("used", [0, 1, AHEAD - 1, AHEAD, AHEAD + 1, 10 * AHEAD + 3])
@@ -39,105 +68,128 @@ def test_after_a_kill_it_goes_on_past_everything_used(tmp_path: Path, used: int)
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from kvbus.daemon.seq_reservation import SeqMarks\n"
-        "marks = SeqMarks(Path(sys.argv[1]), sys.argv[3:])\n"
-        "for seq in range(int(sys.argv[2]) + 1): marks.use(1, seq)\n"
+        "from kvbus.daemon.seq_reservation import SeqReservations\n"
+        "reservations = SeqReservations(Path(sys.argv[1]))\n"
+        "for slot, name in enumerate(sys.argv[3:]): reservations.add(0, slot, name)\n"
+        "for seq in range(int(sys.argv[2]) + 1): reservations.use(0, 1, seq)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     killed = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(used), *NAMES], timeout=60, check=False)
     assert killed.returncode == -9
-    with SeqMarks(tmp_path, NAMES) as marks:
-        assert used < marks.first(1) <= used + AHEAD
-        assert marks.first(0) == 0
+    with process(tmp_path) as reservations:
+        assert used < reservations.first(0, 1) <= used + AHEAD
+        assert reservations.first(0, 0) == 0
 
 
-def test_a_mark_belongs_to_its_stream_whatever_others_there_are(tmp_path: Path) -> None:
-    SeqMarks(tmp_path, NAMES).close([5, 6])
-    with SeqMarks(tmp_path, ["routers tcp://*:7000", NAMES[1]]) as marks:
-        assert [marks.first(0), marks.first(1)] == [0, 6]
+def test_a_reservation_belongs_to_its_stream_whatever_others_there_are(tmp_path: Path) -> None:
+    ended(tmp_path, 5, 6)
+    with process(tmp_path, ["routers tcp://*:7000", NAMES[1]]) as reservations:
+        assert [reservations.first(0, 0), reservations.first(0, 1)] == [0, 6]
 
 
 def test_a_directory_is_made(tmp_path: Path) -> None:
-    SeqMarks(tmp_path / "a" / "b", NAMES).close([5, 6])
-    with SeqMarks(tmp_path / "a" / "b", NAMES) as marks:
-        assert marks.first(0) == 5
+    ended(tmp_path / "a" / "b", 5, 6)
+    with process(tmp_path / "a" / "b") as reservations:
+        assert reservations.first(0, 0) == 5
 
 
 @pytest.mark.parametrize("content", [b"x", b"x" * 32, b"kvbus-seq-mark-1" + b"\0" * 3, b"\0" * 4096])
-def test_a_file_that_is_no_file_of_marks_is_made_anew(
+def test_a_file_without_a_reservation_is_made_anew(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    SeqMarks(tmp_path, NAMES).close([5, 6])
+    ended(tmp_path, 5, 6)
     the_file(tmp_path).write_bytes(content)
-    with SeqMarks(tmp_path, NAMES) as marks:
-        assert min(marks.first(0), marks.first(1)) == 0
-        assert max(marks.first(0), marks.first(1)) in (5, 6)
+    with process(tmp_path) as reservations:
+        assert min(reservations.first(0, 0), reservations.first(0, 1)) == 0
+        assert max(reservations.first(0, 0), reservations.first(0, 1)) in (5, 6)
     assert "made anew" in caplog.text
 
 
 def test_a_link_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept, victim = tmp_path / "kept", tmp_path / "victim"
     kept.mkdir()
-    SeqMarks(kept, NAMES).close([5, 6])
+    ended(kept, 5, 6)
     victim.write_bytes(b"precious")
     path = the_file(kept)
     path.unlink()
     path.symlink_to(victim)
-    with SeqMarks(kept, NAMES) as marks:
-        assert not marks.kept
-        assert marks.first(0) == 0
+    with process(kept) as reservations:
+        reservations.use(0, 0, 0)
+        assert reservations.first(0, 0) == 0, "nothing is kept"
     assert victim.read_bytes() == b"precious"
     assert "a restart begins at 0" in caplog.text
 
 
 def test_without_a_directory_nothing_is_kept() -> None:
-    marks = SeqMarks(None, NAMES)
-    marks.use(0, 12)
-    marks.close([13, 0])
-    assert not marks.kept
+    reservations = reserved(None)
+    reservations.use(0, 0, 12)
+    reservations.close({(0, 0): 13, (0, 1): 0})
+    assert reserved(None).first(0, 0) == 0
 
 
 def test_the_file_is_the_users_own(tmp_path: Path) -> None:
-    SeqMarks(tmp_path, NAMES).close([5, 6])
+    ended(tmp_path, 5, 6)
     info = the_file(tmp_path).stat()
     assert info.st_mode & 0o777 == 0o600
     assert info.st_uid == os.getuid()
 
 
 def test_one_process_at_a_time_numbers_a_stream(tmp_path: Path) -> None:
-    first = SeqMarks(tmp_path, NAMES)
-    first.use(1, 0)
+    first = reserved(tmp_path)
+    first.use(0, 1, 0)
     with pytest.raises(InUseError, match=rf"the numbering of routers tcp://\*:5658 .*process {os.getpid()} on "):
-        SeqMarks(tmp_path, ["routers tcp://*:7000", NAMES[1]])
-    first.use(1, 2 * AHEAD)
-    first.close([5, 3 * AHEAD])
-    with SeqMarks(tmp_path, NAMES) as again:
-        assert [again.first(0), again.first(1)] == [5, 3 * AHEAD]
+        reserved(tmp_path, ["routers tcp://*:7000", NAMES[1]])
+    first.use(0, 1, 2 * AHEAD)
+    first.close({(0, 0): 5, (0, 1): 3 * AHEAD})
+    with process(tmp_path) as again:
+        assert [again.first(0, 0), again.first(0, 1)] == [5, 3 * AHEAD]
 
 
 def test_a_stream_that_another_process_numbers_is_not_added(tmp_path: Path) -> None:
-    other = SeqMarks(tmp_path, NAMES[1:])
-    with SeqMarks(tmp_path, NAMES[:1]) as marks:
+    other = reserved(tmp_path, NAMES[1:])
+    with process(tmp_path, NAMES[:1]) as reservations:
         with pytest.raises(InUseError):
-            marks.add(NAMES[1])
-        assert marks.add("routers tcp://*:7000") == 1
-        marks.use(1, 0)
-        assert [marks.first(0), marks.first(1)] == [0, AHEAD]
-    other.close([0])
+            reservations.add(0, 1, NAMES[1])
+        reservations.add(0, 1, "routers tcp://*:7000")
+        reservations.use(0, 1, 0)
+        assert [reservations.first(0, 0), reservations.first(0, 1)] == [0, AHEAD]
+    other.close({(0, 0): 0})
 
 
-def test_marks_that_nobody_has_signed_are_marks(tmp_path: Path) -> None:
-    SeqMarks(tmp_path, NAMES).close([5, 6])
+def test_a_reservation_that_nobody_has_signed_counts(tmp_path: Path) -> None:
+    ended(tmp_path, 5, 6)
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes()[:24])
-    with SeqMarks(tmp_path, NAMES) as again:
-        assert [again.first(0), again.first(1)] == [5, 6]
+    with process(tmp_path) as again:
+        assert [again.first(0, 0), again.first(0, 1)] == [5, 6]
 
 
 def test_how_far_a_directory_has_got_is_its_highest_number(tmp_path: Path) -> None:
     assert reached(tmp_path) == 0
-    SeqMarks(tmp_path, NAMES).close([7, 9000])
+    ended(tmp_path, 7, 9000)
     assert reached(tmp_path) == 9000
     (tmp_path / "kvbus-torn.seq").write_bytes(b"kv")
     (tmp_path / "kvbus-folder.seq").mkdir()
     assert reached(tmp_path) == 9000
+
+
+def test_a_stream_that_is_not_named_at_the_end_keeps_its_reservation(tmp_path: Path) -> None:
+    made = reserved(tmp_path)
+    made.use(0, 0, 10)
+    made.use(0, 1, 10)
+    made.close({(0, 0): 11, (7, 7): 5})
+    with process(tmp_path) as again:
+        assert [again.first(0, 0), again.first(0, 1)] == [11, 10 + AHEAD]
+
+
+def test_a_stream_that_comes_again_has_the_reservation_it_had(tmp_path: Path) -> None:
+    with process(tmp_path) as reservations:
+        reservations.use(0, 1, 10)
+        reservations.add(0, 1, NAMES[1])
+        assert reservations.first(0, 1) == 10 + AHEAD
+
+
+def test_a_state_may_be_older_than_the_reservation_by_what_is_reserved_at_once(tmp_path: Path) -> None:
+    ended(tmp_path, 3, 3 * AHEAD)
+    with process(tmp_path) as reservations:
+        assert [reservations.lowest(0, 0), reservations.lowest(0, 1)] == [0, 2 * AHEAD]

@@ -15,7 +15,7 @@ from kvbus.config import Config, load
 from kvbus.core.events import BatchReceived
 from kvbus.daemon import state_place
 from kvbus.daemon.daemon import Daemon
-from kvbus.daemon.seq_reservation import SeqMarks
+from kvbus.daemon.seq_reservation import SeqReservations
 from kvbus.daemon.state_place import MIN_FREE, Base, name_of, open_place
 from kvbus.errors import InUseError, StateDirError
 from tests.doubles.payloads import payload as batch
@@ -155,7 +155,10 @@ class TestAgain:
         for base in ("told", "memory", "home/.local/state"):
             machine.place(base).mkdir(mode=0o700, parents=True)
         for base in ("told", "memory"):
-            SeqMarks(machine.place(base), ["a", "b"]).close([3, 2000 if base == furthest else 1000])
+            reservations = SeqReservations(machine.place(base))
+            reservations.add(0, 0, "a")
+            reservations.add(0, 1, "b")
+            reservations.close({(0, 0): 3, (0, 1): 2000 if base == furthest else 1000})
             (machine.place(base) / "kvbus-0.seq").write_bytes(b"\xff" * 24)
             (machine.place(base) / "kvbus-1.seq").mkdir()
         assert machine.used() == furthest
@@ -265,12 +268,10 @@ class TestWhereThereIsNone:
     def test_null_is_said_with_what_it_costs(self, machine: Machine, caplog: pytest.LogCaptureFixture):
         place = open_place(config(state_dir=None))
         assert place.directory is None
-        assert place.marks == machine.directory / "runtime", "the numbering goes on all the same"
+        assert place.seq_directory == machine.directory / "runtime", "the numbering goes on all the same"
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
-        assert record.getMessage().startswith(
-            "state_dir is null, so no state is kept: after a restart of kvbus routers"
-        )
+        assert record.getMessage().startswith("state_dir is null, so kvbus keeps no state: after a restart routers")
 
     def test_nothing_can_be_used(self, machine: Machine, caplog: pytest.LogCaptureFixture):
         for base in BASES[:-1]:
@@ -279,15 +280,15 @@ class TestWhereThereIsNone:
         place = open_place(config())
         assert place.directory is None
         (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert "state_dir auto found no place" in record.getMessage()
+        assert "state_dir auto found no directory" in record.getMessage()
         assert f"{machine.place('told')}: No such file or directory" in record.getMessage()
-        assert "so no state is kept: after a restart of kvbus routers are told to clear" in record.getMessage()
+        assert "so kvbus keeps no state: after a restart routers get AllBlocksCleared" in record.getMessage()
 
 
 class TestTold:
     def test_it_is_made(self, tmp_path: Path):
         place = open_place(config(state_dir=str(tmp_path / "a" / "b")))
-        assert place.directory == place.marks == tmp_path / "a" / "b"
+        assert place.directory == place.seq_directory == tmp_path / "a" / "b"
         assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
         place.release()
 
@@ -338,7 +339,7 @@ async def test_a_memory_that_is_full_costs_the_state_and_not_the_start(
     monkeypatch.setattr(daemon.state, "_create", broken)
     await daemon.start()
     assert daemon.process.state_writing is False
-    assert "the state cannot be written any more (Input/output error): going on without" in caplog.text
+    assert "the state cannot be written (Input/output error): going on without state" in caplog.text
     daemon.feed(BatchReceived(0, [b"", bytes(8), batch(store([1]))]))
     assert daemon.relay.outputs[0].streams[0].next_seq == 1
     await daemon.close(drain=0)

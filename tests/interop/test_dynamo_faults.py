@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pytest
 
-from kvbus.daemon.seq_reservation import SeqMarks
+from kvbus.daemon.seq_reservation import SeqReservations
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 
 from .support import Capture, Kvbus, Sentinel, is_sentinel, wait_for, wait_for_subscribers
@@ -71,8 +71,10 @@ def kvbus(request: pytest.FixtureRequest, engine: EnginePublisher, tmp_path: Pat
     first_seq = settings.pop("first_seq", 0)
     made = Kvbus(engine, tmp_path, **settings)
     if first_seq:
-        with SeqMarks(tmp_path, [f"routers {made.endpoint}"]) as marks:
-            marks.use(0, first_seq)  # as a process before this one has left it
+        before = SeqReservations(tmp_path)  # as a process before this one has left it
+        before.add(0, 0, f"routers {made.endpoint}")
+        before.use(0, 0, first_seq)
+        before.release()
     with made as running:
         wait_for_subscribers(engine, 1)
         yield running

@@ -13,11 +13,10 @@ import pytest
 import zmq
 
 from kvbus.config import load
-from kvbus.daemon import reload
+from kvbus.daemon import daemon
 from kvbus.daemon.daemon import Daemon
-from kvbus.daemon.reload import Reloader, refuse
-from kvbus.daemon.seq_reservation import SeqMarks
-from kvbus.errors import ConfigError
+from kvbus.daemon.reload import Reloader
+from kvbus.daemon.seq_reservation import SeqReservations
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -230,7 +229,7 @@ async def test_state_is_kept_over_a_restart_after_a_reload(tmp_path: Path):
             engine.publish(batch(store([6])))
             await eventually(lambda: fleet.relayed(2, 6), "one more")
         again = Daemon(fleet.load())
-        assert again.resumed
+        assert again.restored
         assert again.process.state_refused == 0
         assert again.relay.sources[2].sequencer.next == 6
         assert again.relay.outputs[0].streams[2].next_seq == 6
@@ -241,16 +240,17 @@ async def test_state_is_kept_over_a_restart_after_a_reload(tmp_path: Path):
 async def test_a_stream_that_another_process_numbers_is_not_added(tmp_path: Path, caplog):
     """Nor is what was kept of it lost when something else refuses the reload."""
     fleet = Fleet("a", state_dir=str(tmp_path))
-    name = [f"routers {at(fleet.out + 1)}"]
+    name = f"routers {at(fleet.out + 1)}"
     before = fleet.sources
     async with running(fleet):
-        with SeqMarks(tmp_path, name) as other:
-            other.use(0, 41)
-            fleet.sources = [*before, fleet.source(1, "b")]
-            await fleet.reload("refused")
-            assert f"the numbering of {name[0]}" in caplog.text
-            assert len(fleet.daemon.relay.present) == 1
-            other.close([42])
+        other = SeqReservations(tmp_path)
+        other.add(0, 0, name)
+        other.use(0, 0, 41)
+        fleet.sources = [*before, fleet.source(1, "b")]
+        await fleet.reload("refused")
+        assert f"the numbering of {name}" in caplog.text
+        assert len(fleet.daemon.relay.present) == 1
+        other.close({(0, 0): 42})
         context = zmq.Context()
         holder = context.socket(zmq.REP)
         holder.bind(at(fleet.out + 1))
@@ -258,8 +258,10 @@ async def test_a_stream_that_another_process_numbers_is_not_added(tmp_path: Path
         holder.close(0)
         context.term()
         assert len(fleet.daemon.config.sources) == 1
-    with SeqMarks(tmp_path, name) as kept:
-        assert kept.first(0) == 42
+    kept = SeqReservations(tmp_path)
+    kept.add(0, 0, name)
+    assert kept.first(0, 0) == 42
+    kept.release()
     again = Daemon(fleet.load())
     assert again.relay.outputs[0].streams[1].next_seq == 42
     await again.start()
@@ -289,21 +291,6 @@ async def test_what_takes_a_restart_is_refused_by_name(change, named, caplog):
         assert len(fleet.daemon.relay.present) == 2
 
 
-def test_a_source_is_not_moved_in_silence():
-    running = load(
-        None, env={}, overrides={"sources": [one("a"), one("b"), one("c")], "outputs": [{"endpoint": "ipc:///run/out"}]}
-    )
-    without = {"sources": [one("a"), one("c")], "outputs": [{"endpoint": "ipc:///run/out"}]}
-    with pytest.raises(ConfigError) as caught:
-        refuse(running, load(None, env={}, overrides=without))
-    (problem,) = caught.value.problems
-    assert str(problem) == (
-        "sources[1].slot: c would move from slot 2 to 1, and its ports with it; for example slot: 2"
-    )
-    without["sources"][1]["slot"] = 2
-    refuse(running, load(None, env={}, overrides=without))
-
-
 def one(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "endpoint": f"ipc:///run/{name}", **more}
 
@@ -321,7 +308,7 @@ async def test_an_address_that_is_taken_keeps_everything_as_it_was(caplog):
 
 
 async def test_a_source_whose_address_is_taken_is_opened_by_a_later_reload(monkeypatch, caplog):
-    monkeypatch.setattr(reload, "ATTEMPTS", 3)
+    monkeypatch.setattr(daemon, "BIND_ATTEMPTS", 3)
     async with running(Fleet("a")) as fleet:
         source = fleet.source(1, "b", bind=True)
         fleet.sources = [fleet.source(0, "a"), source]

@@ -157,7 +157,7 @@ async def test_state_is_locked_then_everything_bound_and_only_then_the_state_wri
     await holder.start()
     before = contents(tmp_path / "a")
     second = Daemon(config)
-    assert second.resumed
+    assert second.restored
     with pytest.raises(BindError, match=str(live)):
         await second.start()
     assert contents(tmp_path / "a") == before

@@ -101,9 +101,9 @@ def test_where_nothing_can_be_written_it_says_what_is_lost_and_goes_on(tmp_path:
         with Elsewhere(tmp_path, read_only, *one_liner(place)) as bus:
             await place.ready(bus)
             assert "WARNING" in bus.said
-            assert "state_dir auto found no place (" in bus.said
+            assert "state_dir auto found no directory (" in bus.said
             assert "Read-only file system" in bus.said
-            assert "so no state is kept: after a restart of kvbus routers are told to clear" in bus.said
+            assert "so kvbus keeps no state: after a restart routers get AllBlocksCleared" in bus.said
             assert "kvbus_state_writing 0.0" in place.get("/metrics")[1]
             bus.process.terminate()
             assert await bus.ends() == 0, bus.said

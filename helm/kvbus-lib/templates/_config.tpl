@@ -1,5 +1,5 @@
 {{- /*
-What kvbus is told, from .Values.kvbus. Everything that shows the configuration somewhere else (ports, environment, ConfigMap)
+kvbus's configuration, from .Values.kvbus. Everything that shows the configuration somewhere else (ports, environment, ConfigMap)
 reads it from "kvbus.config", so they cannot disagree.
 */ -}}
 
@@ -91,7 +91,7 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- toJson $slots -}}
 {{- end -}}
 
-{{- /* The keys that are told by variable: all of them, or those that need the cluster to fill in $(NAME). As JSON. */ -}}
+{{- /* The keys that are set by variable: all of them, or those that need the cluster to fill in $(NAME). As JSON. */ -}}
 {{- define "kvbus.config.variables" -}}
 {{- $all := eq .Values.kvbus.configFrom "environment" -}}
 {{- $found := dict -}}
@@ -103,7 +103,7 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- toJson $found -}}
 {{- end -}}
 
-{{- /* kvbus.yaml, without the keys that are told by variable. */ -}}
+{{- /* kvbus.yaml, without the keys that are set by variable. */ -}}
 {{- define "kvbus.config.file" -}}
 {{- $config := include "kvbus.config" . | fromJson -}}
 {{- range $key, $_ := include "kvbus.config.variables" . | fromJson -}}

@@ -117,7 +117,7 @@ async def compare(truth_file: Path, output: dict[str, Any], ranks: int) -> int:
 
 
 def read(truth_file: Path) -> set[tuple[int, str, int | str]]:
-    """Rank, medium and hash of what the engine holds; nothing until it has told."""
+    """Rank, medium and hash of what the engine holds; nothing before the file is complete."""
     try:
         blocks = json.loads(truth_file.read_text())["blocks"]
     except (FileNotFoundError, json.JSONDecodeError):  # not written yet, or not to its end

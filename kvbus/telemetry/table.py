@@ -1,0 +1,317 @@
+"""The table of all metrics but the histograms: one row each, with its name, its help text, and what it reads.
+
+A name that ends in ``_total`` is a counter, every other one a gauge. A row reads one source, one output or the process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from kvbus.core.outputs.output import Output
+from kvbus.core.sequencing.settings import State
+from kvbus.core.source import Source
+from kvbus.core.stats import HttpRefusal, ProcessStats
+from kvbus.core.types import DEVICE_MEDIUM, CacheReset, Filtered, Reason, Refused
+
+T = TypeVar("T")
+
+Samples = Iterable[tuple[Sequence[str], float]]
+"""Values of a metric, each behind the values of its labels."""
+
+DROP_REASONS: Final = ("slow_router", "queue_full", "closed")
+"""Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
+REPLAY_OUTCOMES: Final = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed", "cut_off")
+HTTP_REASONS: Final = ("too_many", "slow")
+RELOAD_OUTCOMES: Final = ("applied", "refused")
+
+
+class Row(NamedTuple, Generic[T]):
+    """One metric. ``labels`` are its own; the collector puts the name of the source or output before them."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    read: Callable[[T], Samples]
+
+
+def _one(name: str, text: str, read: Callable[[T], float]) -> Row[T]:
+    """A metric with one value for each source, each output or the process."""
+    return Row(name, text, (), lambda of: [((), read(of))])
+
+
+def _by(label: str, name: str, text: str, read: Callable[[T], Iterable[tuple[str, float]]]) -> Row[T]:
+    """A metric with one value for each value of a label."""
+    return Row(name, text, (label,), lambda of: (((key,), value) for key, value in read(of)))
+
+
+def _counts(counter: Counter[str], keys: Iterable[str]) -> Iterable[tuple[str, int]]:
+    """Every key with its count: one that was never counted is there from the start, as 0."""
+    return ((key, counter[key]) for key in keys)
+
+
+def _drops(counter: Counter[str]) -> Iterable[tuple[str, int]]:
+    return _counts(counter, dict.fromkeys((*DROP_REASONS, *counter)))
+
+
+def queue_depth(source: Source) -> int:
+    """Return how many batches wait for their turn: in the reorder buffer, or in order and not handed on yet."""
+    return len(source.sequencer.held) + len(source.sequencer.actions)
+
+
+def _live_blocks(source: Source) -> Iterable[tuple[str, int]]:
+    media = {DEVICE_MEDIUM: 0, **source.normalizer.index.media()}
+    return ((medium, 0 if source.expired else count) for medium, count in media.items())
+
+
+SOURCES: Final[tuple[Row[Source], ...]] = (
+    _one("source_batches_total", "Live messages received, valid or not.", lambda s: s.stats.batches),
+    _one("source_bytes_total", "Payload bytes of live batches.", lambda s: s.stats.bytes),
+    _one("source_gaps_total", "Gaps found in the numbering.", lambda s: s.stats.gaps),
+    _one(
+        "source_missing_batches_total",
+        "Batches found missing: recovered + lost + pending, always.",
+        lambda s: s.stats.missing,
+    ),
+    _one(
+        "source_recovered_batches_total",
+        "Missing batches that arrived late or by replay.",
+        lambda s: s.stats.recovered,
+    ),
+    _one("source_lost_batches_total", "Missing batches that no replay brought.", lambda s: s.stats.lost),
+    _one("source_duplicate_batches_total", "Batches that came again and were dropped.", lambda s: s.stats.duplicates),
+    _one(
+        "source_restarts_total",
+        "New epochs of the engine's publisher that were proven by what it sent.",
+        lambda s: s.stats.restarts,
+    ),
+    _one("source_replays_total", "Replay requests sent to the engine.", lambda s: s.stats.replays),
+    _one(
+        "source_replay_timeouts_total",
+        "Replay requests that failed for lack of progress.",
+        lambda s: s.stats.replay_timeouts,
+    ),
+    _one(
+        "source_stale_replies_total",
+        "Replay messages that answer no open request.",
+        lambda s: s.stats.stale_replies,
+    ),
+    _one(
+        "source_held_overflow_total",
+        "Batches dropped because the reorder buffer was full.",
+        lambda s: s.stats.held_overflow,
+    ),
+    _one(
+        "source_rebuilds_total",
+        "Times the live set was announced again in another block size.",
+        lambda s: s.stats.rebuilds,
+    ),
+    _one(
+        "source_timeouts_total",
+        "Times the engine was gone for source_timeout, and its blocks were cleared downstream.",
+        lambda s: s.stats.timeouts,
+    ),
+    _by(
+        "state",
+        "source_state",
+        "1 for the state the source is in.",
+        lambda s: ((state, float(s.state is state)) for state in State),
+    ),
+    _one(
+        "source_partial",
+        "1 while the engine may hold blocks that kvbus cannot know of (trimmed history, lost batches, full index).",
+        lambda s: float(s.partial),
+    ),
+    _one("source_epoch", "Epoch of the publisher, counted from 0.", lambda s: s.sequencer.epoch),
+    _one(
+        "source_last_sequence",
+        "Seq of the newest batch delivered, -1 for none.",
+        lambda s: s.sequencer.next - 1,
+    ),
+    _one(
+        "source_last_batch_timestamp_seconds",
+        "The engine's own time of the newest batch; 0 before the first.",
+        lambda s: s.stats.last_batch,
+    ),
+    _one(
+        "source_pending_batches",
+        "Missing batches that are neither recovered nor lost yet.",
+        lambda s: s.stats.pending,
+    ),
+    _one(
+        "source_queue_depth",
+        "Batches that wait for their turn: in the reorder buffer, or in order and not handed on yet.",
+        queue_depth,
+    ),
+    _one(
+        "source_queue_limit",
+        "Limit of batches in the reorder buffer.",
+        lambda s: s.spec.settings.reorder_batches,
+    ),
+    _one("source_queue_bytes", "Payload bytes in the reorder buffer.", lambda s: s.sequencer.held.bytes),
+    _one(
+        "source_queue_bytes_limit",
+        "Limit of payload bytes in the reorder buffer.",
+        lambda s: s.spec.settings.reorder_bytes,
+    ),
+    _one(
+        "source_index_entries",
+        "Blocks remembered: the live ones, and coarse ones and tails that are left out.",
+        lambda s: s.normalizer.entries,
+    ),
+    _one("source_index_limit", "Limit of blocks in the index.", lambda s: s.spec.rules.max_blocks),
+    _by(
+        "type",
+        "source_events_total",
+        "Events received, by type.",
+        lambda s: (
+            ("BlockStored", s.stats.stored),
+            ("BlockRemoved", s.stats.removed),
+            ("AllBlocksCleared", s.stats.cleared),
+        ),
+    ),
+    _by(
+        "reason",
+        "events_rejected_total",
+        "Batches and events refused, by reason.",
+        lambda s: _counts(s.stats.rejected, Reason),
+    ),
+    _by(
+        "reason",
+        "events_filtered_total",
+        "Valid events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do leave.",
+        lambda s: _counts(s.stats.filtered, Filtered),
+    ),
+    _by(
+        "reason",
+        "source_handshakes_failed_total",
+        "Connections with engines that failed, by reason.",
+        lambda s: _counts(s.stats.refused, Refused),
+    ),
+    _by(
+        "outcome",
+        "source_cache_resets_total",
+        "Times the engine was asked to reset its cache (on_partial: reset), by outcome.",
+        lambda s: _counts(s.stats.cache_resets, CacheReset),
+    ),
+    _by("medium", "blocks", "Live blocks, as announced to routers.", _live_blocks),
+)
+
+OUTPUTS: Final[tuple[Row[Output], ...]] = (
+    _one("output_batches_total", "Batches sent, heartbeats among them.", lambda o: o.stats.batches),
+    _one("output_events_total", "Events sent.", lambda o: o.stats.events),
+    _one("output_bytes_total", "Payload bytes sent.", lambda o: o.stats.bytes),
+    _one("output_heartbeats_total", "Empty batches sent on an idle stream.", lambda o: o.stats.heartbeats),
+    _one(
+        "replay_batches_total",
+        "Messages of replay answers sent, END among them.",
+        lambda o: o.stats.replay_batches,
+    ),
+    _one("output_queue_depth", "Batches waiting for the transport.", lambda o: o.stats.queue_depth),
+    _one(
+        "output_queue_limit",
+        "Most batches waiting for the transport, all streams together.",
+        lambda o: o.stats.queue_limit,
+    ),
+    _one("output_subscribers", "Subscriptions of routers.", lambda o: o.stats.subscribers),
+    _one("replay_sessions", "Replay answers being sent.", lambda o: o.stats.replay_sessions),
+    _one("replay_sessions_limit", "Most replay answers being sent.", lambda o: o.stats.replay_sessions_limit),
+    _one("replay_waiting", "Replay requests that wait for their turn.", lambda o: o.stats.replay_waiting),
+    _one(
+        "replay_waiting_limit",
+        "Most replay requests that wait; more are refused.",
+        lambda o: o.stats.replay_waiting_limit,
+    ),
+    _by(
+        "stream",
+        "output_sequence",
+        "Newest seq of each stream, -1 for none.",
+        lambda o: ((str(slot), stream.next_seq - 1) for slot, stream in o.open_streams.items()),
+    ),
+    _one(
+        "output_journal_batches",
+        "Batches kept for replay.",
+        lambda o: sum(len(stream.journal) for stream in o.streams),
+    ),
+    _one(
+        "output_journal_bytes",
+        "Payload bytes kept for replay.",
+        lambda o: sum(stream.journal.bytes for stream in o.streams),
+    ),
+    _one(
+        "output_journal_batches_limit",
+        "Most batches kept for replay, all streams together.",
+        lambda o: o.spec.journal_batches * len(o.open_streams),
+    ),
+    _one(
+        "output_journal_bytes_limit",
+        "Most payload bytes kept for replay, all streams together.",
+        lambda o: o.spec.journal_bytes * len(o.open_streams),
+    ),
+    _by(
+        "reason",
+        "output_dropped_batches_total",
+        "Batches not every router got live, by reason; of a stretch that a slow router misses, only the first.",
+        lambda o: _drops(o.stats.dropped_batches),
+    ),
+    _by(
+        "reason",
+        "output_dropped_events_total",
+        "Events in those batches.",
+        lambda o: _drops(o.stats.dropped_events),
+    ),
+    _by(
+        "reason",
+        "output_handshakes_failed_total",
+        "Connections of routers that were refused or failed, by reason.",
+        lambda o: _counts(o.stats.refused, Refused),
+    ),
+    _by(
+        "outcome",
+        "replay_requests_total",
+        "Replay requests of routers, by outcome.",
+        lambda o: _counts(o.stats.replay_requests, REPLAY_OUTCOMES),
+    ),
+)
+
+PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
+    _by("version", "build_info", "Version of this kvbus.", lambda _: [(version("kvbus"), 1.0)]),
+    _one(
+        "state_writing",
+        "1 while kvbus writes its state to state_dir; 0 without one, and after writing failed.",
+        lambda p: float(p.state_writing),
+    ),
+    _one(
+        "state_refused_total",
+        "Files of a saved state that could not be used and were moved aside.",
+        lambda p: p.state_refused,
+    ),
+    _one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
+    _one("http_dumps", "Answers of /blocks under way.", lambda p: p.http_dumps),
+    _by(
+        "reason",
+        "http_connections_closed_total",
+        "HTTP connections that kvbus closed, by reason.",
+        lambda p: _counts(p.http_closed, HTTP_REASONS),
+    ),
+    _by(
+        "reason",
+        "http_refused_total",
+        "HTTP requests for token ids that were refused, by reason.",
+        lambda p: ((reason, p.http_refused[reason]) for reason in HttpRefusal),
+    ),
+    _by(
+        "outcome",
+        "config_reloads_total",
+        "Configurations read again at SIGHUP, by outcome.",
+        lambda p: _counts(p.config_reloads, RELOAD_OUTCOMES),
+    ),
+    _by(
+        "outcome",
+        "key_reloads_total",
+        "CURVE key files found changed, without a SIGHUP, by outcome.",
+        lambda p: _counts(p.key_reloads, RELOAD_OUTCOMES),
+    ),
+)

@@ -1,0 +1,120 @@
+"""From the configuration to the relay: sources and streams by slot, topics, reservations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.config import Config, load
+from kvbus.core.source import NOBODY
+from kvbus.daemon.build import make_relay, new_stream, next_seqs, reserve_seqs, source_spec
+from kvbus.daemon.seq_reservation import AHEAD, SeqReservations
+from kvbus.errors import InUseError
+
+SOURCES = [
+    {"name": "a", "endpoint": "ipc:///run/a", "data_parallel_size": 2},
+    {"name": "b", "endpoint": "ipc:///run/b", "replay_endpoint": "ipc:///run/b-replay", "slot": 3},
+]
+
+
+def config(*outputs: dict[str, Any], **settings: Any) -> Config:
+    outgoing = [{"name": "routers", "endpoint": "ipc:///run/out"} | output for output in outputs or ({},)]
+    return load(None, env={}, overrides={"sources": SOURCES, "outputs": outgoing, **settings})
+
+
+def slots(made: Config) -> dict[int, Any]:
+    return {stream.index: stream for stream in made.streams()}
+
+
+def relay_of(made: Config, reservations: SeqReservations | None = None) -> Any:
+    return make_relay(made, slots(made), reservations or reserve_seqs(made, slots(made), None))
+
+
+def test_each_slot_has_its_source_and_a_free_slot_nobody() -> None:
+    relay = relay_of(config())
+    assert [source.spec.label for source in relay.sources] == ["a/0", "a/1", "", "b"]
+    assert relay.sources[2].spec is NOBODY
+    assert [source.rank for source in relay.present] == [0, 1, 0]
+
+
+def test_an_output_has_a_stream_for_each_slot_or_one_for_all() -> None:
+    relay = relay_of(config({}, {"name": "one", "endpoint": "ipc:///run/one", "layout": "merged"}))
+    assert [len(output.streams) for output in relay.outputs] == [4, 1]
+
+
+def test_what_the_configuration_says_of_a_source_reaches_the_relay() -> None:
+    made = config(
+        on_lost="keep",
+        block_size=32,
+        source_timeout=7,
+        reorder_batches=9,
+        limits={"max_held_bytes": 11, "max_blocks": 13},
+    )
+    one, _, other = (source_spec(made, stream) for stream in made.streams())
+    assert (one.settings.replay, other.settings.replay) == (False, True)
+    assert (one.settings.reorder_batches, one.settings.reorder_bytes, one.settings.trust_unverified) == (9, 11, True)
+    assert (one.rules.block_size, one.rules.max_blocks, one.timeout, one.on_lost) == (32, 13, 7, "keep")
+
+
+def test_block_size_auto_is_none() -> None:
+    made = config()
+    assert source_spec(made, made.streams()[0]).rules.block_size is None
+
+
+def test_a_topic_is_the_sources_own_or_rendered() -> None:
+    made = config({"topic": "kv@{source}@{rank}"})
+    assert new_stream(made, made.outputs[0], made.streams()[1], 5).topic == b"kv@a@1"
+    assert new_stream(config(), config().outputs[0], made.streams()[1], 5).topic is None
+
+
+def test_the_snapshot_protocol_needs_an_id_and_a_heartbeat_each_second() -> None:
+    made = config(
+        {"snapshot_endpoint": "ipc:///run/snapshots", "heartbeat": 30}, {"name": "b", "endpoint": "ipc:///run/2"}
+    )
+    with_snapshots, without = relay_of(made).outputs
+    ids = [stream.publisher_id for stream in with_snapshots.open_streams.values()]
+    assert len(set(ids)) == len(ids)
+    assert {len(each) for each in ids} == {16}
+    assert with_snapshots.spec.heartbeat == 1.0
+    assert without.streams[0].publisher_id == b""
+
+
+def test_the_numbering_goes_on_where_an_earlier_process_was_killed(tmp_path: Path) -> None:
+    made = config()
+    reservations = reserve_seqs(made, slots(made), tmp_path)
+    reservations.use(0, 3, 41)
+    reservations.release()
+    again = reserve_seqs(made, slots(made), tmp_path)
+    relay = relay_of(made, again)
+    assert [stream.next_seq for stream in relay.outputs[0].streams] == [0, 0, 0, 41 + AHEAD]
+    again.release()
+
+
+def test_a_merged_output_has_one_reservation(tmp_path: Path) -> None:
+    made = config({"layout": "merged"})
+    reserve_seqs(made, slots(made), tmp_path).release()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_two_processes_do_not_number_the_same_streams(tmp_path: Path) -> None:
+    """And the second one releases what it has taken before it finds out."""
+    made = config({}, {"name": "b", "endpoint": "ipc:///run/2"})
+    first = config({"name": "b", "endpoint": "ipc:///run/2"})
+    held = reserve_seqs(first, slots(first), tmp_path)
+    with pytest.raises(InUseError):
+        reserve_seqs(made, slots(made), tmp_path)
+    reserve_seqs(config(), slots(made), tmp_path).release()
+    held.release()
+
+
+def test_a_stream_that_was_never_open_has_no_next_seq() -> None:
+    relay = relay_of(config())
+    open_stream, gone = relay.outputs[0].streams[0], relay.outputs[0].streams[1]
+    open_stream.next_seq = 7
+    gone.next_seq, gone.closed = 5, True
+    relay.outputs[0].streams[3].closed = True
+    found = next_seqs(relay)
+    assert (found[0, 0], found[0, 1]) == (7, 5)
+    assert (0, 3) not in found

@@ -1,0 +1,112 @@
+"""What a new configuration changes, and what a reload refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbus.config import Config, load
+from kvbus.daemon.change import Change, change_to, must_reconnect
+from kvbus.errors import ConfigError
+from kvbus.transport.curve import Curve
+
+
+def one(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "endpoint": f"ipc:///run/{name}", **more}
+
+
+def config(*sources: dict[str, Any], **settings: Any) -> Config:
+    outputs = settings.pop("outputs", [{"endpoint": "ipc:///run/out"}])
+    return load(None, env={}, overrides={"sources": list(sources), "outputs": outputs, **settings})
+
+
+def change(running: Config, wanted: Config, *closed: int) -> Change:
+    """The change, while the sources in the ``closed`` slots have no connection."""
+    return change_to(running, wanted, lambda slot: slot not in closed)
+
+
+def labels(found: Change) -> tuple[list[str], list[str], list[int]]:
+    return [s.label for s in found.added], [s.label for s in found.changed], list(found.removed)
+
+
+def test_the_same_sources_are_no_change() -> None:
+    assert labels(change(config(one("a"), one("b")), config(one("a"), one("b")))) == ([], [], [])
+
+
+def test_sources_come_and_go() -> None:
+    running = config(one("a"), one("b"), one("c"))
+    wanted = config(one("a"), one("c", slot=2), one("d", slot=3), one("e", slot=4))
+    found = change(running, wanted)
+    assert labels(found) == (["d", "e"], [], [1])
+    assert found.config is wanted
+
+
+def test_another_publisher_in_a_slot_is_a_change_of_it() -> None:
+    found = change(config(one("a"), one("b")), config(one("a"), one("b", endpoint="ipc:///run/other")))
+    assert labels(found) == ([], ["b"], [])
+    assert [s.endpoint for s in found.replaced] == ["ipc:///run/other"]
+
+
+def test_a_source_that_stands_elsewhere_in_the_list_is_the_same() -> None:
+    found = change(config(one("a"), one("b")), config(one("b", slot=1), one("a", slot=0)))
+    assert labels(found) == ([], [], [])
+
+
+def test_a_source_without_a_connection_is_opened_again() -> None:
+    running = config(one("a"), one("b"))
+    assert labels(change(running, running, 1)) == ([], ["b"], [])
+
+
+def test_each_rank_is_compared() -> None:
+    two = one("a", data_parallel_size=2)
+    assert labels(change(config(one("a")), config(two))) == (["a/1"], ["a/0"], [])
+
+
+def test_a_source_is_not_moved_in_silence() -> None:
+    running = config(one("a"), one("b"), one("c"))
+    with pytest.raises(ConfigError) as caught:
+        change(running, config(one("a"), one("c")))
+    (problem,) = caught.value.problems
+    assert str(problem) == (
+        "sources[1].slot: c would move from slot 2 to 1, and its ports with it; for example slot: 2"
+    )
+    change(running, config(one("a"), one("c", slot=2)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"block_size": 32}, ["block_size"]),
+        ({"limits": {"max_events": 7, "max_blocks": 9}}, ["limits.max_blocks", "limits.max_events"]),
+        ({"outputs": [{"endpoint": "ipc:///run/out", "heartbeat": 3}]}, ["outputs[0].heartbeat"]),
+        ({"outputs": [{"endpoint": "ipc:///run/out"}, {"name": "b", "endpoint": "ipc:///run/b"}]}, ["outputs"]),
+    ],
+)
+def test_what_takes_a_restart_is_refused_by_name(settings: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        change(config(one("a")), config(one("a"), **settings))
+    assert sorted(problem.key for problem in caught.value.problems) == named
+
+
+def test_what_a_reload_may_change_is_not_refused() -> None:
+    change(config(one("a")), config(one("a"), log_level="debug", shutdown_timeout=7, key_reload_interval=9))
+
+
+KEYS = Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"a"}))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "must"),
+    [
+        (None, None, False),
+        (None, KEYS, True),
+        (KEYS, None, True),
+        (KEYS, KEYS, False),
+        (KEYS, Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"a", b"b"})), False),
+        (KEYS, Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"b"})), True),
+        (KEYS, Curve(b"q" * 40, b"t" * 40, clients=frozenset({b"a"})), True),
+    ],
+)
+def test_who_must_show_a_key_again(before: Curve | None, now: Curve | None, must: bool) -> None:
+    assert must_reconnect(before, now) is must

@@ -1,0 +1,57 @@
+"""Log lines of the sources: one for each change, none in between."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kvbus.core.events import ReplayReceived, SourceUp, Tick
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.daemon.source_log import SourceLog
+from tests.doubles.payloads import payload, store
+
+
+@pytest.fixture
+def relay() -> Relay:
+    return Relay([SourceSpec("engine", 0, Settings(), Rules())], [])
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+def test_each_change_of_state_is_one_line(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log = SourceLog()
+    log.look(relay, [0])
+    assert lines(caplog) == []
+    relay.handle(SourceUp(0), 1.0)
+    log.look(relay, [0])
+    log.look(relay, [0])
+    assert lines(caplog) == ["source engine: connecting -> syncing, epoch 0, next seq 0, 0 blocks"]
+
+
+def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log = SourceLog()
+    relay.handle(SourceUp(0), 1.0)
+    # the engine has trimmed its buffer: the answer begins at 5
+    relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload([store([1])])]), 1.0)
+    relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
+    relay.handle(Tick(1000.0), 1.1)
+    log.look(relay, [0])
+    log.look(relay, [0])
+    (_, partial) = lines(caplog)
+    assert partial.startswith("source engine is partial: ")
+    assert "; until " in partial
+    relay.sources[0].sequencer.partial = False
+    relay.handle(Tick(1001.0), 1.2)
+    log.look(relay, [0])
+    assert lines(caplog) == ["source engine is no longer partial"]
