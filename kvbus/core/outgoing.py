@@ -23,6 +23,9 @@ from kvbus.core.wire.schema import AllBlocksCleared
 
 Asked = TypeVar("Asked")
 
+FEW_BLOCKS: Final = 64
+"""Blocks that fit a batch whatever their size, short of 5,900 tokens."""
+
 MAX_BATCH_EVENTS: Final = 1024
 """Events in one outgoing batch; more (a whole cache announced again) leave as several."""
 
@@ -97,8 +100,9 @@ class Outgoing:
 
     def publish_all(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
         """Publish in batches that every router takes: a whole cache announced again, or large blocks reblocked."""
-        most = most_blocks(source.normalizer.block_size or 0)
-        if 0 < len(events) <= MAX_BATCH_EVENTS and blocks_in(events) <= most:
+        blocks = blocks_in(events)
+        most = FEW_BLOCKS if blocks <= FEW_BLOCKS else most_blocks(source.normalizer.block_size or 0)
+        if 0 < len(events) <= MAX_BATCH_EVENTS and blocks <= most:
             self.publish(i, source, events, now)
             return
         batch: list[AnyEvent] = []

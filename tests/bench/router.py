@@ -14,6 +14,8 @@ from typing import Final
 import msgspec
 import zmq
 
+from kvbus.core.wire.frames import ASKS_REPLAY
+
 from .counters import Counters
 from .loads import END, NUMBERED, PROBE, is_empty, monotonic, stamped, tally
 
@@ -63,6 +65,7 @@ class Listener:
         self.socket: zmq.Socket[bytes] = context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self.socket.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)  # every relay sends the same
         self.socket.connect(endpoint)
         self.heard = Heard()
         self.over = False

@@ -143,7 +143,7 @@ class Bus:
             line
             for line in lines
             if ("Traceback" in line or '"level":"error"' in line.replace(" ", "").lower() or "critical" in line.lower())
-            and "cannot be written any more" not in line
+            and "the state cannot be written" not in line
             and "it is no longer being written" not in line
         ]
 

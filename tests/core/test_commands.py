@@ -3,13 +3,14 @@
 from typing import get_args
 
 from kvbus.core.commands import Command
-from kvbus.core.events import SnapshotAsked
+from kvbus.core.events import SnapshotAsked, Subscribed
 from tests.core.dsl import Happens, Script, asked, live, replay_end, up
 from tests.doubles.payloads import store
 
 
 def test_every_command_is_given_by_a_conversation():
     snapshot_asked = Happens("router asks for a snapshot", lambda _: SnapshotAsked(0, 0, [b"id", b"", b"snapshot"]))
-    given = Script(replay=True).after(up(), replay_end(), live(0, store([1])), asked(0), snapshot_asked)
+    subscribed = Happens("a router subscribes", lambda _: Subscribed(0, 0, (1,)))
+    given = Script(replay=True).after(up(), replay_end(), live(0, store([1])), asked(0), snapshot_asked, subscribed)
     given += Script(replay=True, settings={"snapshot": True}).after(up())
     assert {type(command) for command in given} == set(get_args(Command))

@@ -13,7 +13,7 @@ HOSTILE = [[], [b""], [b"\xff" * 8] * 2, [b"id", b"", b"\x00" * 8], [b"", b"\xff
 
 def made(kind, frames):
     """An event of this kind, of source or output 0."""
-    values = {int: 0, float: 0.0, list[bytes]: frames}
+    values = {int: 0, float: 0.0, bool: False, list[bytes]: frames, tuple[int, ...]: (1,)}
     return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})
 
 

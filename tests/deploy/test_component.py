@@ -102,7 +102,7 @@ def hashes(messages: list[list[bytes]]) -> list[int]:
         for frames in messages
         if frames[-2] != END
         for event in msgspec.msgpack.decode(frames[-1])[1]
-        for block in event["block_hashes"]
+        for block in event.get("block_hashes", ())
     ]
 
 

@@ -30,12 +30,10 @@ class Router:
 
     Args:
         peer: the connection.
-        opened_at: the time of day at which it was opened.
     """
 
-    def __init__(self, peer: Peer, opened_at: float) -> None:
+    def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.opened_at = opened_at
         self.state = RouterState.IDLE
 
         # What it gets next: the rest of a state, then batches of the ring from a position on.

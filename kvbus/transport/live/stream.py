@@ -212,7 +212,7 @@ class LivePublisher:
 
     def opened(self, peer: Peer) -> None:
         """Take in a new peer."""
-        self._routers[peer.id] = Router(peer, time.time())
+        self._routers[peer.id] = Router(peer)
         self._stats.routers += 1
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
@@ -331,7 +331,7 @@ class LivePublisher:
             self._fall_behind(router, self._ring.end)
             self._stats.states_sent[router.reason] += 1
             router.states_sent += 1
-            router.state_sent_at = time.time()
+            router.state_sent_at = self._loop.time()
             begun.append(router)
             self._enqueue(router)
         self._transfers.begin(begun)
@@ -390,13 +390,13 @@ class LivePublisher:
 
     def gives_state(self, host: str) -> bool:
         """Whether a router at this address has just got the state, or is about to."""
-        since = time.time() - RECENT
+        since = self._loop.time() - RECENT
         for router in self._routers.values():
             if router.peer.address.rpartition(":")[0] != host:
                 continue
             if router.state in {RouterState.WAITING, RouterState.RECEIVING, RouterState.STALLED}:
                 return True
-            if router.state is RouterState.LIVE and (router.state_sent_at or 0.0) > since:
+            if router.state is RouterState.LIVE and router.state_sent_at is not None and router.state_sent_at > since:
                 return True
         return False
 
@@ -422,15 +422,16 @@ class LivePublisher:
     def _view(self, router: Router) -> RouterView:
         peer = router.peer
         behind = peer.id in self._behind
+        wall = time.time() - self._loop.time()
         published = self._ring.published(router.position) if behind else None
         return RouterView(
             self._stream,
             peer.address,
-            router.opened_at,
+            wall + peer.since,
             [topic.decode("utf-8", "backslashreplace") for topic in peer.topics],
             router.state.value,
             router.states_sent,
-            router.state_sent_at,
+            None if router.state_sent_at is None else wall + router.state_sent_at,
             self._ring.end - router.position if behind else 0,
             peer.unread_bytes,
             0.0 if published is None else self._loop.time() - published,

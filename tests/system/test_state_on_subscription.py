@@ -1,0 +1,308 @@
+"""Routers that ask for nothing are exact: late, stalled, cut off, by the hundred, and whatever happens to kvbus.
+
+The routers here do what those of the field do: one applies whatever comes, another drops what it has seen by its number
+and asks for what it misses. The engine is simulated, the truth is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import pytest
+import zmq
+
+from kvbus.core.outputs.stream import OutputStream
+from kvbus.outputs.zmq.driver import ZmqOutput
+from kvbus.transport.engine.publisher import EnginePublisher
+from kvbus.transport.live.router import RouterView
+from tests.doubles.router import PlainSetRouter
+from tests.doubles.socket_router import END, Context, SocketRouter
+from tests.system.actors import Engine
+from tests.system.bus import PATIENCE, Bus, eventually, running_bus
+from tests.system.test_rebuild import JOURNAL, circuit, run
+
+CROWD: Final = 100
+
+
+class Deaf:
+    """Applies whatever the live stream brings, whatever its number, and never asks."""
+
+    def __init__(self, endpoint: str, *, buffer: int = 0, context: Context | None = None) -> None:
+        self._own = context is None
+        self.context = context or zmq.Context()
+        self.view = PlainSetRouter()
+        self.batches = 0
+        self._live = self.context.socket(zmq.SUB)
+        self._live.setsockopt(zmq.LINGER, 0)
+        self._live.setsockopt(zmq.RCVHWM, 1 if buffer else 0)
+        self._live.setsockopt(zmq.RECONNECT_IVL, 5)
+        if buffer:
+            self._live.setsockopt(zmq.RCVBUF, buffer)
+        self._live.setsockopt(zmq.SUBSCRIBE, b"")
+        self._monitor = self._live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._live.connect(endpoint)
+
+    def read(self) -> set[Any]:
+        while self._live.poll(0):
+            _, seq, payload = self._live.recv_multipart()
+            self.view.take(int.from_bytes(seq, "big"), payload)
+            self.batches += 1
+        return set(self.view.blocks)
+
+    @property
+    def disconnected(self) -> bool:
+        return bool(self._monitor.poll(0))
+
+    def close(self) -> None:
+        self._live.disable_monitor()
+        self._monitor.close(0)
+        self._live.close(0)
+        if self._own:
+            self.context.term()
+
+
+class Checking(SocketRouter):
+    """Drops what it has seen by its number; where numbers are missing it asks once, and then takes what comes."""
+
+    def __init__(self, endpoint: str, replay_endpoint: str) -> None:
+        super().__init__(endpoint, replay_endpoint)
+        self.answered = 0
+        self._live = self.context.socket(zmq.SUB)
+        self._live.setsockopt(zmq.RCVHWM, 0)
+        self._live.setsockopt(zmq.SUBSCRIBE, b"")
+        self._monitor = self._live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._live.connect(endpoint)
+
+    async def read(self) -> set[Any]:
+        for seq, payload in self.arrived():
+            if seq > self.next:
+                await self._ask()
+            self._take(seq, payload)
+        return set(self.view.blocks)
+
+    async def _ask(self) -> None:
+        dealer = self.request(self.next)
+        try:
+            while True:
+                await eventually(lambda: dealer.poll(0), "an answer")
+                frames = dealer.recv_multipart()
+                if frames[-2] == END:
+                    return
+                self.answered += 1
+                self._take(int.from_bytes(frames[-2], "big"), frames[-1])
+        finally:
+            dealer.close(0)
+
+    def _take(self, seq: int, payload: bytes) -> None:
+        if seq >= self.next:
+            self.view.take(seq, payload)
+            self.next = seq + 1
+
+
+@contextlib.asynccontextmanager
+async def deaf(bus: Bus, count: int = 1, **options: Any) -> AsyncIterator[list[Deaf]]:
+    made = [Deaf(bus.out, **options) for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for router in made:
+            router.close()
+
+
+async def exact(engine: Engine, *routers: Deaf) -> None:
+    truth = engine.settle()
+    for router in routers:
+        await eventually(lambda router=router: router.read() == truth, "the engine's blocks")
+        assert router.view.violations == []
+
+
+def stats_of(bus: Bus) -> Any:
+    return bus.daemon.relay.outputs[0].stats
+
+
+def stream_of(bus: Bus) -> OutputStream:
+    return bus.daemon.relay.outputs[0].streams[0]
+
+
+def test_late_again_and_beside_others() -> None:
+    async def test() -> None:
+        async with circuit(batches=5 * JOURNAL) as (bus, engine), deaf(bus) as (first,):
+            await exact(engine, first)
+            before = first.view.clears
+            for _ in range(3):
+                async with deaf(bus) as (second,):
+                    await engine.publish(20)
+                    await exact(engine, first, second)
+                await engine.publish(20)
+            assert first.view.clears == before, "a state is for the router that needs it"
+            assert stats_of(bus).states_sent == {"subscribed": 4}
+
+    run(test())
+
+
+def test_one_that_checks_numbers_and_asks_is_exact_and_its_answer_is_short() -> None:
+    async def test() -> None:
+        async with circuit(batches=20 * JOURNAL) as (bus, engine):
+            router = Checking(bus.out, bus.out_replay)
+            try:
+                await engine.publish(5)
+                truth = engine.settle()
+                await eventually(lambda: stats_of(bus).states_sent == {"subscribed": 1}, "the state")
+                for _ in range(1000):
+                    if await router.read() == truth:
+                        break
+                    await asyncio.sleep(0.01)
+                assert await router.read() == truth
+                assert router.answered == 0, "END alone"
+                assert stats_of(bus).replay_requests["subscription"] == 1
+            finally:
+                router.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("number", [10_000, 1_000_000, 100_000_000])
+def test_an_answer_costs_the_same_however_long_the_stream_is(number: int) -> None:
+    """Counted in messages: what a router is sent until it is exact does not depend on the uptime."""
+
+    async def test() -> None:
+        async with circuit(batches=10) as (bus, engine):
+            stream_of(bus).next_seq = number  # as if that many had been sent
+            await engine.publish(JOURNAL + 50)
+            await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
+            async with deaf(bus) as (router,):
+                await eventually(lambda: stats_of(bus).states_sent == {"subscribed": 1}, "the state")
+                asked = SocketRouter(bus.out, bus.out_replay)
+                dealer = asked.request(0)
+                await eventually(lambda: dealer.poll(0), "an answer")
+                assert dealer.recv_multipart()[-2] == END
+                dealer.close(0)
+                asked.close()
+                await exact(engine, router)
+                assert router.batches < 10
+
+    run(test())
+
+
+def test_a_router_that_stalls_is_made_right_without_asking_and_without_a_disconnection() -> None:
+    async def test() -> None:
+        async with (
+            circuit(batches=200, send_hwm=50) as (bus, engine),
+            deaf(bus, buffer=4096) as (slow,),
+            deaf(bus) as (healthy,),
+        ):
+            await exact(engine, slow, healthy)
+            dropped = stats_of(bus).dropped_batches
+            while dropped["slow_router"] < 500:
+                await engine.publish(100)
+                healthy.read()
+            assert stats_of(bus).states_sent == {"subscribed": 2}
+            (view,) = [view for view in live(bus) if view.dropped_batches]
+            assert view.state == "stalled"
+            assert view.dropped_batches == dropped["slow_router"]
+            loop = asyncio.get_running_loop()
+            since = loop.time()
+            await exact(engine, slow, healthy)
+            assert loop.time() - since < 5
+            assert stats_of(bus).states_sent == {"subscribed": 2, "lost": 1}
+            assert not slow.disconnected
+            assert not stats_of(bus).router_disconnects
+
+    run(test())
+
+
+def test_a_connection_that_breaks_in_the_middle_of_the_state() -> None:
+    """A raw peer takes part of a state and goes; the real router behind the same engine is not disturbed."""
+
+    async def test() -> None:
+        async with circuit(batches=300, blocks=5000) as (bus, engine), deaf(bus) as (there,):
+            await engine.publish(2000)
+            await exact(engine, there)
+            port = int(bus.out.rpartition(":")[2])
+            for taken in (1, 500, 5000):
+                with socket.create_connection(("127.0.0.1", port)) as peer:
+                    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
+                    peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+                    peer.sendall(bytes([4, len(ready)]) + ready + b"\x00\x01\x01")
+                    await asyncio.to_thread(peer.recv, taken)
+            await engine.publish(50)
+            async with deaf(bus) as (late,):
+                await exact(engine, there, late)
+
+    run(test())
+
+
+def test_reconnections_by_the_hundred_share_states() -> None:
+    async def test() -> None:
+        async with circuit(batches=300) as (bus, engine):
+            context: Context = zmq.Context()
+            context.set(zmq.MAX_SOCKETS, 4 * CROWD)
+            stop = asyncio.Event()
+
+            async def traffic() -> None:
+                while not stop.is_set():
+                    await engine.publish(2)
+                    await asyncio.sleep(0.01)
+
+            flow = asyncio.create_task(traffic())
+            try:
+                for _ in range(2):
+                    before = stream_of(bus).next_seq
+                    async with deaf(bus, CROWD, context=context) as crowd:
+                        expected = stats_of(bus).states_sent["subscribed"] + CROWD
+                        await eventually(lambda: stats_of(bus).routers == CROWD, "all of them connected")
+                        await eventually(lambda expected=expected: states(bus) >= expected, "a state for each")
+                        async with asyncio.timeout(60):
+                            while any(view.state != "live" for view in live(bus)):
+                                for router in crowd:
+                                    router.read()
+                                await asyncio.sleep(0.01)
+                        stop.set()
+                        await flow
+                        await exact(engine, *crowd)
+                        incomplete = stream_of(bus).incomplete
+                        assert len(incomplete) <= 60
+                        assert stream_of(bus).next_seq > before
+                    await eventually(lambda: stats_of(bus).routers == 0, "all of them gone")
+                    stop.clear()
+                    flow = asyncio.create_task(traffic())
+            finally:
+                stop.set()
+                await flow
+                context.term()
+
+    run(test())
+
+
+def live(bus: Bus) -> list[RouterView]:
+    driver = bus.daemon.outputs.drivers[0]
+    assert isinstance(driver, ZmqOutput)
+    return [view for view in driver.routers if view.left is None]
+
+
+def states(bus: Bus) -> int:
+    return int(stats_of(bus).states_sent["subscribed"])
+
+
+def test_ranks_of_a_merged_stream() -> None:
+    async def test() -> None:
+        output = {"layout": "merged", "journal_batches": JOURNAL}
+        async with (
+            running_bus(output=output) as bus,
+            EnginePublisher(bus.engine, bus.engine_replay, buffer_steps=50, bind=True) as publisher,
+        ):
+            engine = Engine(publisher)
+            await engine.publish(500)
+            async with deaf(bus) as (router,):
+                await exact(engine, router)
+                engine.restart()
+                await publisher.wait_for_subscriber(PATIENCE)
+                await engine.publish(100)
+                async with deaf(bus) as (late,):
+                    await exact(engine, router, late)
+
+    run(test())
