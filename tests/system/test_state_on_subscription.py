@@ -303,7 +303,8 @@ def test_ranks_of_a_merged_stream() -> None:
             EnginePublisher(bus.engine, bus.engine_replay, buffer_steps=50, bind=True) as publisher,
         ):
             engine = Engine(publisher)
-            await engine.publish(500)
+            await eventually(lambda: bus.source.state == "live", "the bus in sync with an engine that is new")
+            await publish(bus, engine, 500)
             async with deaf(bus) as (router,):
                 await exact(engine, router)
                 engine.restart()
