@@ -212,11 +212,12 @@ async def test_peers_are_bounded(dial):
     async with listening(settings=Settings(max_peers=2)) as (listener, seen):
         first = [dial(zmq.SUB, listener.endpoint) for _ in range(2)]
         await eventually(lambda: len(seen.peers) == 2, "two peers")
-        dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"late", RECONNECT_IVL=10)
+        third = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"late", RECONNECT_IVL=10)
         await eventually(lambda: seen.refused.count(Reason.TOO_MANY_PEERS) > 1, "the third one refused")
         assert len(seen.peers) == 2
         first[0].close()
-        await eventually(lambda: seen.topics == [("+", b"late")], "room for the third one")
+        # libzmq subscribes again, after a reconnection, when its application calls it
+        await eventually(lambda: not third.poll(0) and seen.topics == [("+", b"late")], "room for the third one")
 
 
 @both_loops
