@@ -49,7 +49,7 @@ async def bare(endpoint, data=b""):
 
 
 async def received(sub, count):
-    got = []
+    got: list[list[bytes]] = []
 
     def all_there():
         got.extend(read_all(sub))
@@ -114,7 +114,7 @@ async def test_requesters_of_libzmq_are_heard_and_answered(dial, kind):
 
 @both_loops
 async def test_many_requests_on_one_connection_come_in_order(dial):
-    async with listening(Role.ROUTER, echo=True) as (listener, seen):
+    async with listening(Role.ROUTER, echo=True) as (listener, _):
         asking = dial(zmq.DEALER, listener.endpoint, SNDHWM=0, RCVHWM=0)
         sent = [[b"", n.to_bytes(8, "big")] for n in range(20_000)]
         for frames in sent:
@@ -183,19 +183,19 @@ async def test_a_socket_of_libzmq_that_does_not_fit_is_refused(dial):
 
 @both_loops
 async def test_silent_connections_end_in_time_and_keep_nobody_out(dial):
-    async with listening(settings=Settings(handshake_timeout=0.2, max_half_open=4)) as (listener, seen):
-        async with contextlib.AsyncExitStack() as stack:
-            for n in range(12):
-                await stack.enter_async_context(bare(listener.endpoint, hello(b"SUB")[: 7 * n]))
-                assert listener.half_open <= 4
-            sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"")
-            await eventually(lambda: seen.topics, "the one that speaks")
-            await eventually(lambda: len(seen.refused) == 12, "the others' end")
-            assert set(seen.refused) == {Reason.HALF_OPEN, Reason.HANDSHAKE_TIMEOUT}
-            assert seen.refused.count(Reason.HANDSHAKE_TIMEOUT) <= 4
-            assert listener.half_open == 0
-            seen.send(b"you")
-            assert await received(sub, 1) == [[b"you"]]
+    settings = Settings(handshake_timeout=0.2, max_half_open=4)
+    async with listening(settings=settings) as (listener, seen), contextlib.AsyncExitStack() as stack:
+        for n in range(12):
+            await stack.enter_async_context(bare(listener.endpoint, hello(b"SUB")[: 7 * n]))
+            assert listener.half_open <= 4
+        sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"")
+        await eventually(lambda: seen.topics, "the one that speaks")
+        await eventually(lambda: len(seen.refused) == 12, "the others' end")
+        assert set(seen.refused) == {Reason.HALF_OPEN, Reason.HANDSHAKE_TIMEOUT}
+        assert seen.refused.count(Reason.HANDSHAKE_TIMEOUT) <= 4
+        assert listener.half_open == 0
+        seen.send(b"you")
+        assert await received(sub, 1) == [[b"you"]]
 
 
 @both_loops
