@@ -86,7 +86,7 @@ async def test_pings_whose_answers_nobody_reads(dial):
         await eventually(lambda: seen.topics, "the peer that behaves")
         pings = commands.command(b"PING", b"\0\0" + b"c" * 16) * 2_000
         with Memory() as memory:
-            async with bare(listener.endpoint, SUB) as (_, writer):
+            async with bare(listener.endpoint, SUB, buffer=4_096) as (_, writer):
                 await eventually(lambda: len(seen.peers) == 2, "its handshake")
                 pinging = asyncio.ensure_future(send_all(writer, pings, 2_000))
                 await eventually(lambda: seen.ends == [Reason.UNREAD_PONGS], "its end")

@@ -36,14 +36,18 @@ async def listening(role=Role.PUB, endpoint=ANY, *, settings=None, **options):
 
 
 @contextlib.asynccontextmanager
-async def bare(endpoint, data=b""):
-    """A bare connection: reader and writer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(endpoint.rpartition(":")[2]))
+async def bare(endpoint, data=b"", *, buffer=None):
+    """A bare connection: reader and writer; ``buffer`` is the size of what its kernel takes in."""
+    raw = socket.socket()
+    if buffer is not None:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    raw.connect(("127.0.0.1", int(endpoint.rpartition(":")[2])))
+    reader, writer = await asyncio.open_connection(sock=raw)
     writer.write(data)
     try:
         yield reader, writer
     finally:
-        writer.close()
+        writer.transport.abort()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 

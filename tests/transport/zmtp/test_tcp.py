@@ -83,8 +83,8 @@ async def main():
     async with listening(settings=Settings(gone_after=2.0)) as (listener, seen):
         async with bare(listener.endpoint, hello(b"SUB")):
             await eventually(lambda: seen.peers, "the peer")
-            seen.peers[0].write(b"\\0\\0" * 100)
             link("down")
+            seen.peers[0].write(b"\\0\\0" * 100)
             await eventually(lambda: seen.ends, "its end")
             print(seen.ends[0])
             link("up")
