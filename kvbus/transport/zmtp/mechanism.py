@@ -50,10 +50,7 @@ class Null:
         self.peer: dict[bytes, bytes] | None = None
 
     def _ready(self) -> bytes:
-        properties = {b"Socket-Type": self._role.socket_type}
-        if self._role is Role.ROUTER:
-            properties[b"Identity"] = b""
-        return commands.command(commands.READY, commands.encode_metadata(properties))
+        return commands.command(commands.READY, commands.encode_metadata({b"Socket-Type": self._role.socket_type}))
 
     def start(self) -> bytes:
         """Return the READY of the dialling side."""

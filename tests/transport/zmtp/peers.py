@@ -1,0 +1,82 @@
+"""A role that writes down what happens to its peers, and the bytes that a peer of each ZMTP sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvbus.transport.zmtp.commands import READY, command, encode_metadata
+from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.peer import Peer
+
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+
+
+def greeting(major: int = 3, minor: int = 1, mechanism: bytes = b"NULL") -> bytes:
+    """Of a peer of ZMTP 3."""
+    return SIGNATURE + bytes([major, minor]) + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def ready(socket_type: bytes, **more: bytes) -> bytes:
+    """The READY of a peer of ZMTP 3."""
+    properties = {b"Socket-Type": socket_type, **{name.encode(): value for name, value in more.items()}}
+    return command(READY, encode_metadata(properties))
+
+
+def hello(socket_type: bytes, minor: int = 1, **more: bytes) -> bytes:
+    """All that a peer of ZMTP 3 sends before its first message."""
+    return greeting(minor=minor) + ready(socket_type, **more)
+
+
+def hello_2(socket_type: int, identity: bytes = b"") -> bytes:
+    """The same of a peer of ZMTP 2.0; SUB is 2, REQ 3, DEALER 5, XSUB 10."""
+    return SIGNATURE + bytes([1, socket_type]) + encode_message([identity])
+
+
+class Recorder:
+    """A role that only writes down; ``echo`` sends every message back."""
+
+    def __init__(self, *, echo: bool = False) -> None:
+        self.echo = echo
+        self.peers: list[Peer] = []
+        self.topics: list[tuple[str, bytes]] = []
+        self.messages: list[list[bytes]] = []
+        self.drains = 0
+        self.ends: list[str] = []
+        self.refused: list[str] = []
+        self.broken: Any = None
+        """An exception to raise at the next message."""
+
+    def opened(self, peer: Peer) -> None:
+        self.peers.append(peer)
+
+    def subscribed(self, peer: Peer, topic: bytes) -> None:
+        self.topics.append(("+", topic))
+
+    def cancelled(self, peer: Peer, topic: bytes) -> None:
+        self.topics.append(("-", topic))
+
+    def received(self, peer: Peer, frames: list[bytes]) -> None:
+        if self.broken is not None:
+            raise self.broken
+        self.messages.append(frames)
+        if self.echo:
+            peer.write(encode_message(frames))
+
+    def drained(self, peer: Peer) -> None:
+        assert peer.writable
+        self.drains += 1
+
+    def closed(self, peer: Peer, reason: str) -> None:
+        assert peer.closed
+        self.peers.remove(peer)
+        self.ends.append(reason)
+
+    def refuse(self, reason: str, address: str) -> None:
+        self.refused.append(reason)
+
+    def send(self, *frames: bytes) -> None:
+        """To every peer that wants it."""
+        data = encode_message(frames)
+        for peer in self.peers:
+            if peer.topics.match(frames[0]):
+                peer.write(data)

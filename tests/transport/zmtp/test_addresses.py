@@ -1,0 +1,146 @@
+"""Endpoints as libzmq understands them: which address is bound, what is taken, and the file of a local socket."""
+
+import os
+import socket
+
+import pytest
+
+from kvbus.errors import BindError
+from kvbus.transport.zmtp.addresses import bind, ipc_address, peer_address, split_tcp
+from tests.ports import free_port
+
+
+@pytest.fixture
+def bound():
+    """Bind endpoints that the test's end closes."""
+    made = []
+
+    def one(endpoint):
+        made.append(bind(endpoint))
+        return made[-1]
+
+    yield one
+    for each in made:
+        each.close()
+
+
+def reaches(host, port, family=socket.AF_INET):
+    with socket.socket(family) as client:
+        return client.connect_ex((host, port)) == 0
+
+
+def test_every_interface_means_both_families(bound):
+    port = free_port()
+    assert bound(f"tcp://*:{port}").endpoint == f"tcp://*:{port}"
+    assert reaches("127.0.0.1", port)
+    assert reaches("::1", port, socket.AF_INET6)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "lo"])
+def test_an_address_or_an_interface(bound, host):
+    port = free_port()
+    bound(f"tcp://{host}:{port}")
+    assert reaches("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["[::1]", "[::]"])
+def test_ipv6(bound, host):
+    port = free_port()
+    bound(f"tcp://{host}:{port}")
+    assert reaches("::1", port, socket.AF_INET6)
+
+
+def test_the_systems_port_is_shown(bound):
+    endpoint = bound("tcp://127.0.0.1:0").endpoint
+    assert reaches("127.0.0.1", int(endpoint.removeprefix("tcp://127.0.0.1:")))
+
+
+def test_what_is_taken_is_an_error_at_once(bound):
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    bound(endpoint)
+    with pytest.raises(BindError, match=f"cannot listen on {endpoint}: Address already in use"):
+        bind(endpoint)
+
+
+def test_an_endpoint_is_free_again_at_once():
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    for _ in range(2):
+        made = bind(endpoint)
+        with socket.create_connection(("127.0.0.1", split_tcp(endpoint)[1])):
+            accepted, _ = made.socket.accept()
+            accepted.close()  # first: it is in TIME_WAIT then
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "why"),
+    [
+        ("tcp://192.0.2.1:5000", "Cannot assign requested address"),
+        ("tcp://nosuchif0:5000", "No such device"),
+        ("tcp://router.example:5000", "No such device"),
+        ("tcp://an-interface-with-a-long-name:5000", "No such device"),
+        ("tcp://127.0.0.1", "must be tcp"),
+        ("tcp://127.0.0.1:70000", "must be tcp"),
+        ("udp://127.0.0.1:5000", "must be tcp"),
+        ("ipc:///nowhere/at/all", "No such file or directory"),
+        ("ipc://" + "x" * 200, "path too long"),
+    ],
+)
+def test_what_cannot_be_bound(endpoint, why):
+    with pytest.raises(BindError, match=why):
+        bind(endpoint)
+
+
+def test_a_local_sockets_file_comes_and_goes(tmp_path, bound):
+    path = tmp_path / "kv"
+    for _ in range(2):
+        made = bound(f"ipc://{path}")
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            assert peer_address(client) == "unix"
+        made.close()
+        assert not path.exists()
+
+
+def test_a_file_that_a_killed_process_has_left_is_in_nobodys_way(tmp_path, bound):
+    path = tmp_path / "kv"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    assert path.exists()
+    bound(f"ipc://{path}")
+
+
+def test_a_file_of_another_kind_stays(tmp_path):
+    path = tmp_path / "kv"
+    path.write_text("mine")
+    with pytest.raises(BindError, match="Address already in use"):
+        bind(f"ipc://{path}")
+    assert path.read_text() == "mine"
+
+
+def test_the_file_of_whoever_bound_it_next_stays(tmp_path, bound):
+    """As in a restart: the next process has bound the path when the one before closes."""
+    path = tmp_path / "kv"
+    first = bound(f"ipc://{path}")
+    bound(f"ipc://{path}")
+    first.close()
+    assert path.exists()
+
+
+def test_the_abstract_namespace_has_no_file(bound):
+    name = f"@kvbus-test-{os.getpid()}"
+    bound(f"ipc://{name}")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(ipc_address(f"ipc://{name}")))
+
+
+def test_a_peers_address_is_for_people(bound):
+    port = free_port()
+    made = bound(f"tcp://*:{port}")
+    for family, host, shown in ((socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "[::1]")):
+        with socket.socket(family) as client:
+            client.connect((host, port))
+            with made.socket.accept()[0] as accepted:
+                assert peer_address(accepted) == f"{shown}:{client.getsockname()[1]}"
+        with socket.socket(family) as alone:
+            assert peer_address(alone) == "gone"

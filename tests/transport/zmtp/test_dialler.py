@@ -1,0 +1,186 @@
+"""The dialler: a router that binds its SUB is found, found again, and never waited for."""
+
+import asyncio
+import contextlib
+import itertools
+import socket
+
+import pytest
+import zmq
+
+from kvbus.errors import BindError
+from kvbus.transport.zmtp import dialler as dialler_module
+from kvbus.transport.zmtp.dialler import Dialler
+from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.settings import Settings
+from tests.ports import free_port
+from tests.transport.loops import both_loops, eventually, turns
+from tests.transport.zmtp.peers import Recorder, hello_2
+from tests.transport.zmtp.test_listener import received
+
+
+@contextlib.asynccontextmanager
+async def dialling(endpoint, **settings):
+    seen = Recorder()
+    dialler = Dialler(endpoint, Role.PUB, seen, settings=Settings(**settings), refused=seen.refuse)
+    try:
+        yield dialler, seen
+    finally:
+        dialler.close()
+        await turns(5)
+        assert not dialler.peers
+
+
+@pytest.fixture
+def bind(context):
+    """Bind sockets that the test's end closes."""
+    made = []
+
+    def one(kind, endpoint):
+        socket = context.socket(kind)
+        made.append(socket)
+        socket.linger = 0
+        socket.ipv6 = True
+        if kind == zmq.SUB:
+            socket.subscribe(b"")
+        socket.bind(endpoint)
+        return socket
+
+    yield one
+    for each in made:
+        each.close()
+
+
+def subscribes(sub, seen, count=1):
+    """A SUB that binds says what it wants when its application calls it."""
+    sub.poll(0)
+    return len(seen.topics) == count
+
+
+async def bound_again(bind, endpoint):
+    """libzmq frees an endpoint a moment after it was asked to."""
+    made = []
+
+    def free():
+        with contextlib.suppress(zmq.ZMQError):
+            made.append(bind(zmq.SUB, endpoint))
+        return made
+
+    await eventually(free, "the endpoint free")
+    return made[0]
+
+
+@both_loops
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", None])
+async def test_a_router_that_binds(bind, tmp_path, host):
+    endpoint = f"ipc://{tmp_path}/kv" if host is None else f"tcp://{host}:{free_port()}"
+    sub = bind(zmq.SUB, endpoint.replace("localhost", "127.0.0.1"))
+    async with dialling(endpoint) as (_, seen):
+        await eventually(lambda: subscribes(sub, seen), "its subscription")
+        sent = [[b"kv", n.to_bytes(8, "big"), b"p" * (n % 2_000)] for n in range(2_000)]
+        for frames in sent:
+            seen.send(*frames)
+        assert await received(sub, len(sent)) == sent
+
+
+@both_loops
+async def test_it_dials_until_somebody_is_there_and_again_when_nobody_is(bind):
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    async with dialling(endpoint) as (_, seen):
+        await asyncio.sleep(0.3)  # some attempts in vain
+        for n in range(3):
+            sub = await bound_again(bind, endpoint)
+            await eventually(lambda n=n, sub=sub: subscribes(sub, seen, n + 1), "the router found")
+            seen.send(b"here")
+            assert await received(sub, 1) == [[b"here"]]
+            sub.close()
+            await eventually(lambda n=n: len(seen.ends) == n + 1, "its end")
+        assert set(seen.ends) == {Reason.LEFT}
+        assert seen.refused == []
+
+
+@both_loops
+async def test_waits_grow_and_are_bounded(monkeypatch):
+    monkeypatch.setattr(dialler_module, "FIRST", 0.01)
+    monkeypatch.setattr(dialler_module, "LONGEST", 0.08)
+    at, loop = [], asyncio.get_running_loop()
+
+    async def refuse(self):
+        at.append(loop.time())
+
+    monkeypatch.setattr(Dialler, "_dial", refuse)
+    async with dialling("tcp://127.0.0.1:1"):
+        await eventually(lambda: len(at) == 12, "a dozen attempts")
+    waits = [b - a for a, b in itertools.pairwise(at)]
+    assert all(wait >= longest / 2 for wait, longest in zip(waits, [0.01, 0.02, 0.04, 0.08, 0.08], strict=False))
+    assert sum(waits) < 5
+
+
+async def test_a_name_is_looked_up_each_time(monkeypatch, bind):
+    """On asyncio's loop alone: the methods of uvloop's cannot be replaced."""
+    endpoint = f"tcp://router.example:{free_port()}"
+    asked = []
+    answers = [socket.gaierror(-2, "Name or service not known")] * 2
+
+    async def look_up(self, host, port, **_):
+        asked.append(host)
+        if answers:
+            raise answers.pop()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
+    sub = bind(zmq.SUB, endpoint.replace("router.example", "127.0.0.1"))
+    async with dialling(endpoint) as (_, seen):
+        await eventually(lambda: subscribes(sub, seen), "the router found")
+        assert asked == ["router.example"] * 3
+
+
+@both_loops
+async def test_somebody_else_at_the_address_is_refused_and_dialled_again(bind):
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    other = bind(zmq.PULL, endpoint)
+    async with dialling(endpoint) as (_, seen):
+        await eventually(lambda: len(seen.refused) > 1, "two refusals: ours, or its own")
+        other.close()
+        sub = await bound_again(bind, endpoint)
+        await eventually(lambda: subscribes(sub, seen), "the router in its place")
+
+
+@both_loops
+async def test_a_silent_address_is_left_in_time():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        async with dialling(endpoint, handshake_timeout=0.05) as (_, seen):
+            await eventually(lambda: len(seen.refused) > 1, "two attempts")
+            assert set(seen.refused) == {Reason.HANDSHAKE_TIMEOUT}
+
+
+@both_loops
+async def test_an_old_router(tmp_path):
+    """ZMTP 2.0, as of libzmq 3.2."""
+    got = []
+
+    async def old(reader, writer):
+        got.append(await reader.readexactly(11))
+        writer.write(hello_2(2)[:12])
+        got.append(await reader.readexactly(3))
+        writer.write(hello_2(2)[12:] + encode_message([b"\1kv"]))
+        got.append(await reader.readexactly(5))
+        writer.close()
+
+    server = await asyncio.start_server(old, "127.0.0.1", 0)
+    async with server, dialling(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}") as (_, seen):
+        await eventually(lambda: seen.topics == [("+", b"kv")], "its subscription")
+        seen.send(b"kv", b"")
+        await eventually(lambda: len(got) == 3, "the message")
+        assert got[1:] == [b"\1\0\0", b"\1\2kv\0"]
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://nowhere", "udp://127.0.0.1:1", "tcp://:1"])
+async def test_what_cannot_be_dialled(endpoint):
+    with pytest.raises(BindError, match=f"cannot connect to {endpoint}"):
+        Dialler(endpoint, Role.PUB, Recorder())

@@ -1,0 +1,279 @@
+"""One connection without I/O: every version's handshake, every message cut everywhere, and limits before memory."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbus.transport.zmtp import commands
+from kvbus.transport.zmtp.events import Cancelled, Message, Opened, Progress, Subscribed
+from kvbus.transport.zmtp.frames import encode_command, encode_message
+from kvbus.transport.zmtp.limits import Limits
+from kvbus.transport.zmtp.protocol import Protocol, State
+from kvbus.transport.zmtp.reasons import ProtocolError, Reason
+from kvbus.transport.zmtp.roles import Role
+from tests.transport.zmtp.peers import SIGNATURE, greeting, hello, hello_2, ready
+
+OURS = SIGNATURE + b"\3"
+LIMITS = Limits(
+    frame_bytes=100, message_frames=4, message_bytes=150, subscriptions=3, subscription_bytes=50, handshake_bytes=200
+)
+
+
+def feed(protocol, data):
+    """The events of some bytes, but for Progress."""
+    protocol.receive_data(data)
+    events = []
+    while (event := protocol.next_event()) is not None:
+        if not isinstance(event, Progress):
+            events.append(event)
+    return events
+
+
+def opened(role=Role.PUB, first=None, limits=LIMITS):
+    """A protocol whose handshake is over."""
+    protocol = Protocol(role, accepting=True, limits=limits)
+    feed(protocol, hello(b"SUB" if role is Role.PUB else b"DEALER") if first is None else first)
+    assert protocol.state is State.OPEN
+    protocol.data_to_send()
+    return protocol
+
+
+def failure(protocol, data):
+    """The reason that some bytes fail for; the connection is over then."""
+    with pytest.raises(ProtocolError) as failed:
+        feed(protocol, data)
+    assert protocol.state is State.FAILED
+    assert feed(protocol, b"more") == []
+    assert protocol.held_bytes == protocol.topics.bytes
+    return failed.value.reason
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (hello(b"SUB"), Opened(b"SUB", b"", (3, 1))),
+        (hello(b"XSUB", minor=0), Opened(b"XSUB", b"", (3, 0))),
+        (hello(b"SUB", minor=7, Identity=b"me"), Opened(b"SUB", b"me", (3, 1))),
+        (greeting(4, 0) + ready(b"SUB"), Opened(b"SUB", b"", (3, 1))),
+        (hello_2(2, b"me"), Opened(b"SUB", b"me", (2, 0))),
+        (hello_2(10), Opened(b"XSUB", b"", (2, 0))),
+    ],
+)
+def test_the_handshakes_of_a_pub(data, expected):
+    for chunk in (1, 7, len(data)):
+        protocol = Protocol(Role.PUB, accepting=True)
+        events = [event for at in range(0, len(data), chunk) for event in feed(protocol, data[at : at + chunk])]
+        assert events == [expected]
+        sent = protocol.data_to_send()
+        assert protocol.data_to_send() == b""
+        if expected.version == (2, 0):
+            assert sent == OURS + b"\1" + b"\0\0"  # PUB, and no identity
+        else:
+            assert sent == greeting() + ready(b"PUB")
+
+
+@pytest.mark.parametrize("data", [hello(b"DEALER"), hello(b"REQ", Identity=b"x" * 255), hello_2(5), hello_2(3)])
+def test_the_handshakes_of_a_router(data):
+    protocol = Protocol(Role.ROUTER, accepting=True)
+    assert [type(event) for event in feed(protocol, data)] == [Opened]
+
+
+def test_nothing_but_the_version_is_sent_before_the_peers_is_known():
+    """A peer of ZMTP 2.0 takes the next byte for a socket type."""
+    protocol = Protocol(Role.PUB, accepting=True)
+    assert protocol.data_to_send() == OURS
+    feed(protocol, SIGNATURE)
+    assert protocol.data_to_send() == b""
+    feed(protocol, b"\3")
+    assert protocol.data_to_send() == greeting()[11:]
+
+
+@pytest.mark.parametrize("role", Role)
+def test_the_dialling_side_says_ready_first(role):
+    protocol = Protocol(role, accepting=False)
+    protocol.receive_data(greeting())
+    assert protocol.next_event() is None
+    assert protocol.data_to_send() == greeting() + ready(role.socket_type)
+    peer = min(role.peers)
+    assert feed(protocol, ready(peer)) == [Opened(peer, b"", (3, 1))]
+    assert protocol.data_to_send() == b""
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x01", Reason.GREETING),  # ZMTP 1.0, no identity
+        (b"G", Reason.GREETING),
+        (b"\x00", Reason.GREETING),
+        (b"\xff" + bytes(7) + b"\x01\x00", Reason.GREETING),  # ZMTP 1.0, a long frame
+        (SIGNATURE + b"\x00", Reason.VERSION),
+        (SIGNATURE + b"\x02", Reason.VERSION),
+        (greeting(mechanism=b"CURVE"), Reason.MECHANISM),
+        (greeting(mechanism=b""), Reason.MECHANISM),
+        (hello(b"PULL"), Reason.SOCKET_TYPE),
+        (hello(b"PUB"), Reason.SOCKET_TYPE),
+        (hello(b""), Reason.SOCKET_TYPE),
+        (greeting() + commands.command(b"READY"), Reason.SOCKET_TYPE),
+        (SIGNATURE + b"\x01\x07", Reason.SOCKET_TYPE),
+        (SIGNATURE + b"\x01\x63", Reason.SOCKET_TYPE),
+        (SIGNATURE + b"\x01\x02" + b"\x01\x00", Reason.FRAME),
+        (SIGNATURE + b"\x01\x02" + b"\x04", Reason.FRAME),
+        (hello(b"SUB", Identity=b"x" * 256), Reason.COMMAND),
+        (greeting() + encode_message([b"\1"]), Reason.COMMAND),
+        (greeting() + commands.command(b"PING", b"\0\0"), Reason.COMMAND),
+        (greeting() + commands.command(b"READY", b"\x0bSocket-Type\0\0\0\4SUB"), Reason.COMMAND),
+        (greeting() + encode_command(b""), Reason.COMMAND),
+        (greeting() + commands.error("go away"), Reason.REFUSED),
+        (greeting() + b"\x06" + (5000).to_bytes(8, "big"), Reason.HANDSHAKE_BYTES),
+    ],
+)
+def test_a_handshake_fails_at_the_first_byte_that_shows_it(data, reason):
+    protocol = Protocol(Role.PUB, accepting=True)
+    assert feed(protocol, data[:-1]) == []
+    assert failure(protocol, data[-1:]) is reason
+
+
+def test_another_socket_type_is_refused_by_an_error():
+    protocol = Protocol(Role.ROUTER, accepting=True)
+    protocol.receive_data(greeting())
+    protocol.next_event()
+    protocol.data_to_send()
+    assert failure(protocol, ready(b"SUB")) is Reason.SOCKET_TYPE
+    assert protocol.data_to_send() == commands.error("socket type SUB cannot talk to ROUTER")
+
+
+def test_no_error_is_answered_by_an_error():
+    protocol = Protocol(Role.PUB, accepting=True)
+    feed(protocol, greeting())
+    protocol.data_to_send()
+    assert failure(protocol, commands.error("no")) is Reason.REFUSED
+    assert protocol.data_to_send() == b""
+
+
+@pytest.mark.parametrize("first", [hello(b"SUB"), hello(b"SUB", minor=0), hello_2(2)])
+def test_subscriptions_as_messages(first):
+    protocol = opened(first=first)
+    assert feed(protocol, encode_message([b"\1a"]) * 2) == [Subscribed(b"a")]
+    assert list(protocol.topics) == [b"a"]
+    assert feed(protocol, encode_message([b"\0a"]) * 2) == [Cancelled(b"a")]
+    assert feed(protocol, encode_message([b"\0never"])) == []
+    assert list(protocol.topics) == []
+
+
+def test_subscriptions_as_commands():
+    protocol = opened()
+    assert feed(protocol, commands.command(b"SUBSCRIBE", b"a") * 2) == [Subscribed(b"a")]
+    assert feed(protocol, commands.command(b"SUBSCRIBE")) == [Subscribed(b"")]
+    assert feed(protocol, commands.command(b"CANCEL", b"a")) == [Cancelled(b"a")]
+    assert list(protocol.topics) == [b""]
+
+
+def test_other_messages_to_a_pub_change_nothing():
+    protocol = opened()
+    for frames in ([b""], [b"\2a"], [b"\1a", b"b"], [b"a", b"\1b"], [b"", b""]):
+        assert feed(protocol, encode_message(frames)) == []
+    assert protocol.held_bytes == 0
+
+
+@pytest.mark.parametrize("role", Role)
+def test_commands_that_nobody_knows_are_ignored(role):
+    protocol = opened(role)
+    data = commands.command(b"HELLO", b"x") + commands.command(b"PONG") + commands.command(b"READY")
+    assert feed(protocol, data) == []
+    if role is Role.ROUTER:
+        assert feed(protocol, commands.command(b"SUBSCRIBE", b"a") + commands.command(b"CANCEL", b"a")) == []
+    assert protocol.data_to_send() == b""
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_ping_is_answered(role):
+    protocol = opened(role)
+    assert feed(protocol, commands.command(b"PING", b"\0\x0acontext")) == []
+    assert protocol.data_to_send() == commands.command(b"PONG", b"context")
+    assert failure(protocol, commands.command(b"PING", b"\0")) is Reason.COMMAND
+
+
+def test_an_error_ends_the_connection():
+    assert failure(opened(), commands.error("enough")) is Reason.REFUSED
+
+
+messages = st.lists(st.lists(st.binary(max_size=300), min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+@given(messages, st.integers(1, 40))
+def test_messages_of_a_dealer_come_whole_however_they_are_cut(sent, chunk):
+    protocol = opened(Role.ROUTER, limits=Limits())
+    data = b"".join(map(encode_message, sent))
+    events = [event for at in range(0, len(data), chunk) for event in feed(protocol, data[at : at + chunk])]
+    assert events == [Message(frames) for frames in sent]
+    assert protocol.held_bytes == 0
+
+
+def test_a_message_cut_at_every_byte():
+    sent = [[b"", b"x" * 3], [b"y" * 256, b"", b"z"], [b"a"]]
+    data = hello(b"REQ") + b"".join(map(encode_message, sent))
+    for at in range(len(data) + 1):
+        protocol = Protocol(Role.ROUTER, accepting=True)
+        events = feed(protocol, data[:at]) + feed(protocol, data[at:])
+        assert events == [Opened(b"REQ", b"", (3, 1)), *map(Message, sent)]
+
+
+@pytest.mark.parametrize(
+    ("role", "data", "reason"),
+    [
+        (Role.ROUTER, b"\0\x65", Reason.FRAME_BYTES),
+        (Role.PUB, b"\2" + b"\x7f" * 8, Reason.FRAME_BYTES),
+        (Role.ROUTER, b"\1\0" * 5, Reason.MESSAGE_FRAMES),
+        (Role.PUB, b"\1\0" * 5, Reason.MESSAGE_FRAMES),
+        (Role.ROUTER, (b"\1\x40" + bytes(64)) * 3, Reason.MESSAGE_BYTES),
+        (Role.PUB, b"".join(encode_message([b"\1" + bytes([n])]) for n in range(4)), Reason.SUBSCRIPTIONS),
+        (
+            Role.PUB,
+            b"".join(commands.command(b"SUBSCRIBE", bytes([n]) * 26) for n in range(2)),
+            Reason.SUBSCRIPTION_BYTES,
+        ),
+        (Role.PUB, b"\x04\0", Reason.COMMAND),
+        (Role.PUB, b"\x10", Reason.FRAME),
+    ],
+)
+def test_a_breach_has_a_name(role, data, reason):
+    assert failure(opened(role), data) is reason
+
+
+def test_what_is_at_the_limit_is_let_through():
+    protocol = opened(Role.ROUTER)
+    for frames in ([b"x" * 100], [b"x" * 50] * 3, [b""] * 4):
+        assert feed(protocol, encode_message(frames)) == [Message(frames)]
+
+
+CEILING = 9 + max(LIMITS.frame_bytes, LIMITS.handshake_bytes) + LIMITS.message_bytes + LIMITS.subscription_bytes + 16
+
+
+@settings(max_examples=400)
+@given(
+    role=st.sampled_from(Role),
+    first=st.sampled_from([b"", SIGNATURE, greeting(), hello(b"SUB"), hello(b"DEALER"), hello_2(2), hello_2(5)]),
+    parts=st.lists(
+        st.one_of(
+            st.binary(max_size=60),
+            st.lists(st.binary(max_size=90), min_size=1, max_size=4).map(encode_message),
+            st.binary(min_size=1, max_size=90).map(encode_command),
+            st.sampled_from([b"\1\0", b"\0\2\1a", commands.command(b"PING", b"\0\0abc"), b"\2" + b"\0" * 7 + b"\x60"]),
+        ),
+        max_size=30,
+    ),
+    chunk=st.integers(1, 16),
+    accepting=st.booleans(),
+)
+def test_no_bytes_do_anything_but_fail_by_name_within_the_limits(role, first, parts, chunk, accepting):
+    protocol = Protocol(role, accepting=accepting, limits=LIMITS)
+    data = first + b"".join(parts)
+    try:
+        for at in range(0, len(data), chunk):
+            feed(protocol, data[at : at + chunk])
+            assert protocol.held_bytes <= CEILING
+            assert len(protocol.data_to_send()) < 2_000
+            assert len(protocol.topics) <= LIMITS.subscriptions
+    except ProtocolError:
+        assert protocol.state is State.FAILED
+        assert protocol.held_bytes <= LIMITS.subscription_bytes
