@@ -1,0 +1,218 @@
+"""The routers of the table: which they are, how each is started, and what kvbus is told about it."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.chaos.processes import Child
+from tests.doubles.clears_by_pod import ClearsByPod
+from tests.doubles.llmd_replay import LlmdWithReplay
+from tests.doubles.never_asks import NeverAsks
+from tests.doubles.ping_as_message import PingAsMessage
+
+from .cache import BLOCK_SIZE, Known
+from .dynamo import PYTHON_ENV, DynamoIndexer
+from .go_peers import HOME_ENV, GoSubscriber
+from .routers import Kind, Program, Router, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ROUTERS_ENV: Final = "TEST_ROUTERS_HOME"
+
+
+class Indexer(Router):
+    """Dynamo's standalone indexer; each stream is a rank of one worker."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._indexer = DynamoIndexer(directory / f"{name}.log")
+
+    async def start(self, streams: Sequence[Stream]) -> None:
+        self._indexer.__enter__()
+        for rank, stream in enumerate(streams):
+            self._indexer.register("m", stream.live, stream.replay, BLOCK_SIZE, rank)
+
+    async def held(self, known: Known) -> set[int]:
+        return {block.hash for block in self._indexer.blocks("m")} & known.keys()
+
+    async def stop(self) -> None:
+        self._indexer.__exit__(None, None, None)
+
+
+class GoZeromq(Router):
+    """A subscriber on llm-d's ZeroMQ, without llm-d: one process for each stream."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self._name = name
+        self._programs: list[tuple[Child, GoSubscriber, asyncio.Task[None]]] = []
+
+    async def start(self, streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            command = [str(Path(os.environ[HOME_ENV]) / "subscriber"), stream.live, stream.replay]
+            child = Child(self._name, command, self._directory, piped=True)
+            await child.start()
+            router = GoSubscriber(child)
+            self._programs.append((child, router, asyncio.ensure_future(router.read())))
+
+    async def held(self, known: Known) -> set[int]:
+        return {
+            block for block in known for _, router, _ in self._programs if (None, "GPU", block) in router.live.blocks
+        }
+
+    async def stop(self) -> None:
+        for child, _, reading in self._programs:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await child.close()
+
+
+class Double(Router, abc.ABC):
+    """A double in this process, which is read from all the time: a SUB that nobody reads does not subscribe again."""
+
+    def __init__(self, _directory: Path, _name: str) -> None:
+        self._found: set[int] = set()
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self, streams: Sequence[Stream]) -> None:
+        self._open(streams)
+        self._reading = asyncio.ensure_future(self._follow())
+
+    async def held(self, known: Known) -> set[int]:
+        assert self._reading is not None
+        if self._reading.done():
+            self._reading.result()
+        return self._found
+
+    async def stop(self) -> None:
+        assert self._reading is not None
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        await self._close()
+
+    async def _follow(self) -> None:
+        while True:
+            self._found = await self._read()
+            await asyncio.sleep(0.02)
+
+    @abc.abstractmethod
+    def _open(self, streams: Sequence[Stream]) -> None: ...
+
+    @abc.abstractmethod
+    async def _read(self) -> set[int]: ...
+
+    @abc.abstractmethod
+    async def _close(self) -> None: ...
+
+
+class Silent(Double):
+    """Reads live and never asks."""
+
+    double: type[NeverAsks] = NeverAsks
+
+    def _open(self, streams: Sequence[Stream]) -> None:
+        self._reader = self.double([stream.live for stream in streams])
+
+    async def _read(self) -> set[int]:
+        return self._reader.read()
+
+    async def _close(self) -> None:
+        self._reader.close()
+
+
+class ByPod(Silent):
+    """Reads live, and clears all ranks at once."""
+
+    double = ClearsByPod
+
+
+class Llmd(Double):
+    """llm-d's router with replay on, one for each stream."""
+
+    def _open(self, streams: Sequence[Stream]) -> None:
+        self._readers = [LlmdWithReplay(stream.live, stream.replay) for stream in streams]
+
+    async def _read(self) -> set[int]:
+        return {block for reader in self._readers for block in await reader.read_on()}
+
+    async def _close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+
+class Ping(Double):
+    """Knows no commands, one for each stream."""
+
+    def _open(self, streams: Sequence[Stream]) -> None:
+        self._readers = [PingAsMessage(stream.live) for stream in streams]
+
+    async def _read(self) -> set[int]:
+        return {block for reader in self._readers for block in reader.hashes()}
+
+    async def _close(self) -> None:
+        for reader in self._readers:
+            await reader.close()
+
+
+def _home() -> Path | None:
+    found = os.environ.get(ROUTERS_ENV)
+    return Path(found) if found else None
+
+
+def _installed(name: str) -> Callable[[], str | None]:
+    """What says whether a router that `.ci/routers.sh` installs is there."""
+
+    def lacking() -> str | None:
+        home = _home()
+        if home is None:
+            return f"{ROUTERS_ENV} names no directory of routers: .ci/routers.sh DIR installs them; .ci/run does both"
+        return None if (home / name).exists() else f"{home / name} is not there: .ci/routers.sh could not install it"
+
+    return lacking
+
+
+def _named(variable: str, how: str) -> Callable[[], str | None]:
+    return lambda: None if os.environ.get(variable) else f"{variable} is not set: {how}"
+
+
+def _program(binary: str, first: Callable[[Sequence[Stream]], dict[str, Any]]) -> Callable[[Path, str], Router]:
+    def make(directory: Path, name: str) -> Router:
+        home = _home()
+        assert home is not None
+        return Program([str(home / binary)], directory, name, first)
+
+    return make
+
+
+def _llmd(streams: Sequence[Stream]) -> dict[str, Any]:
+    named = [{"name": f"w{at}", "live": stream.live} for at, stream in enumerate(streams)]
+    return {"streams": named, "block_size": BLOCK_SIZE}
+
+
+LLMD_TOPIC: Final = "kv@w@m"
+LLMD_OUTPUT: Final = {"profile": "llm-d", "topic": "kv@{worker}@{model}"}
+
+KINDS: Final = (
+    Kind(
+        "llm-d-kv-cache 0.9.0",
+        _program("llmd", _llmd),
+        _installed("llmd"),
+        LLMD_OUTPUT,
+        LLMD_TOPIC,
+    ),
+    Kind(
+        "Dynamo 1.6.1, indexer",
+        Indexer,
+        _named(PYTHON_ENV, "it names a Python with ai-dynamo-runtime, as .ci/run does"),
+    ),
+    Kind("go-zeromq 0.17.0", GoZeromq, _named(HOME_ENV, ".ci/gozmq.sh DIR builds it, as .ci/run does"), LLMD_OUTPUT),
+    Kind("llm-d with replay (double)", Llmd, output=LLMD_OUTPUT, topic=LLMD_TOPIC),
+    Kind("never asks (double)", Silent, output={"profile": "vllm"}),
+    Kind("clears by pod (double)", ByPod, output=LLMD_OUTPUT, topic=LLMD_TOPIC, short=False),
+    Kind("PING as a message (double)", Ping, output=LLMD_OUTPUT, topic=LLMD_TOPIC, short=False),
+)
+"""The routers, in the order of the table."""
