@@ -43,8 +43,9 @@ aibrix() {
     lib=$(dirname "$(find "$home/libzmq" -name libzmq.so)")
     printf 'Name: libzmq\nDescription: libzmq\nVersion: 4.3\nLibs: -L%s -lzmq\nCflags: -I%s\n' \
         "$lib" "$home/libzmq/usr/include" >"$home/libzmq/libzmq.pc"
-    PKG_CONFIG_LIBDIR="$home/libzmq" CGO_LDFLAGS_ALLOW='-Wl,.*' CGO_LDFLAGS="-Wl,-rpath,$lib -Wl,-rpath-link,$lib" \
-        go_program aibrix -tags zmq
+    # the old kind of rpath: it finds what libzmq itself needs too
+    PKG_CONFIG_LIBDIR="$home/libzmq" CGO_LDFLAGS_ALLOW='-Wl,.*' \
+        CGO_LDFLAGS="-Wl,--disable-new-dtags -Wl,-rpath,$lib -Wl,-rpath-link,$lib" go_program aibrix -tags zmq
 }
 
 python_router() { # $1: name; pinned with hashes

@@ -13,16 +13,19 @@ from tests.doubles.clears_by_pod import ClearsByPod
 from tests.doubles.llmd_replay import LlmdWithReplay
 from tests.doubles.never_asks import NeverAsks
 from tests.doubles.ping_as_message import PingAsMessage
+from tests.ports import free_port
 
 from .cache import BLOCK_SIZE, Known
 from .dynamo import PYTHON_ENV, DynamoIndexer
 from .go_peers import HOME_ENV, GoSubscriber
 from .routers import Kind, Program, Router, Stream
+from .vllm_router import VllmRouter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 ROUTERS_ENV: Final = "TEST_ROUTERS_HOME"
+PROGRAMS: Final = Path(__file__).with_name("programs")
 
 
 class Indexer(Router):
@@ -179,19 +182,49 @@ def _named(variable: str, how: str) -> Callable[[], str | None]:
     return lambda: None if os.environ.get(variable) else f"{variable} is not set: {how}"
 
 
-def _program(binary: str, first: Callable[[Sequence[Stream]], dict[str, Any]]) -> Callable[[Path, str], Router]:
+def _program(
+    binary: str,
+    first: Callable[[Sequence[Stream]], dict[str, Any]],
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+) -> Callable[[Path, str], Router]:
     def make(directory: Path, name: str) -> Router:
         home = _home()
         assert home is not None
-        return Program([str(home / binary)], directory, name, first)
+        return Program([str(home / binary), *arguments], directory, name, first, env)
 
     return make
 
 
-def _llmd(streams: Sequence[Stream]) -> dict[str, Any]:
-    named = [{"name": f"w{at}", "live": stream.live} for at, stream in enumerate(streams)]
+def _vllm_router(*, replays: bool) -> Callable[[Path, str], Router]:
+    def make(directory: Path, name: str) -> Router:
+        home = _home()
+        assert home is not None
+        return VllmRouter(home / "vllm-router/bin/vllm-router", directory, name, replays=replays)
+
+    return make
+
+
+def _named_streams(streams: Sequence[Stream]) -> dict[str, Any]:
+    named = [{"name": f"w{at}", "live": each.live, "replay": each.replay} for at, each in enumerate(streams)]
     return {"streams": named, "block_size": BLOCK_SIZE}
 
+
+def _pods(streams: Sequence[Stream]) -> dict[str, Any]:
+    return {"pods": [{"name": f"w{at}", "ip": stream.host} for at, stream in enumerate(streams)]}
+
+
+def _pod_address() -> tuple[str, int, int]:
+    """A loopback address that nobody else has, with the ports that are always the same."""
+    unique = free_port()
+    return f"127.77.{unique >> 8}.{unique & 0xFF}", 5557, 5558
+
+
+AIBRIX_ENV: Final = {
+    "AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED": "true",
+    "AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER": "true",
+    "AIBRIX_PREFIX_CACHE_BLOCK_SIZE": str(4 * BLOCK_SIZE),  # in bytes
+}
 
 LLMD_TOPIC: Final = "kv@w@m"
 LLMD_OUTPUT: Final = {"profile": "llm-d", "topic": "kv@{worker}@{model}"}
@@ -199,7 +232,7 @@ LLMD_OUTPUT: Final = {"profile": "llm-d", "topic": "kv@{worker}@{model}"}
 KINDS: Final = (
     Kind(
         "llm-d-kv-cache 0.9.0",
-        _program("llmd", _llmd),
+        _program("llmd", _named_streams),
         _installed("llmd"),
         LLMD_OUTPUT,
         LLMD_TOPIC,
@@ -208,6 +241,21 @@ KINDS: Final = (
         "Dynamo 1.6.1, indexer",
         Indexer,
         _named(PYTHON_ENV, "it names a Python with ai-dynamo-runtime, as .ci/run does"),
+    ),
+    Kind("vLLM router 0.1.17", _vllm_router(replays=True), _installed("vllm-router/bin/vllm-router")),
+    Kind("vLLM router, no replay", _vllm_router(replays=False), _installed("vllm-router/bin/vllm-router")),
+    Kind(
+        "SMG relay 0.14.1",
+        _program("smg/bin/python", _named_streams, str(PROGRAMS / "smg.py")),
+        _installed("smg/bin/python"),
+    ),
+    Kind(
+        "AIBrix 0.7.0",
+        _program("aibrix", _pods, env=AIBRIX_ENV),
+        _installed("aibrix"),
+        {"profile": "aibrix"},
+        listens=_pod_address,
+        by_position=True,
     ),
     Kind("go-zeromq 0.17.0", GoZeromq, _named(HOME_ENV, ".ci/gozmq.sh DIR builds it, as .ci/run does"), LLMD_OUTPUT),
     Kind("llm-d with replay (double)", Llmd, output=LLMD_OUTPUT, topic=LLMD_TOPIC),

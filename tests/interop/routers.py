@@ -74,6 +74,7 @@ class Kind:
         output: of kvbus, for it.
         topic: that an engine has to publish under for it.
         listens: host and ports, live and replay, that one of it can be pointed at.
+        by_position: it reads no other events than arrays.
         short: it runs in the ordinary suite.
     """
 
@@ -83,6 +84,7 @@ class Kind:
     output: Mapping[str, Any] = field(default_factory=dict)
     topic: str = ""
     listens: Callable[[], tuple[str, int, int]] = anywhere
+    by_position: bool = False
     short: bool = True
 
 

@@ -44,10 +44,10 @@ Layout = Literal["per_source", "merged"]
 class Rank:
     """One rank of the engine: its cache and its sockets."""
 
-    def __init__(self, number: int, port: int, topic: bytes) -> None:
-        self.cache = Cache(seed=number, rank=number)
+    def __init__(self, number: int, port: int, kind: Kind) -> None:
+        self.cache = Cache(seed=number, rank=number, by_position=kind.by_position)
         live, replay = (f"tcp://127.0.0.1:{first + number}" for first in (port, port + REPLAY))
-        self.publisher = EnginePublisher(live, replay, topic=topic, bind=True)
+        self.publisher = EnginePublisher(live, replay, topic=kind.topic.encode(), bind=True)
         self.subscriptions = 0
         """That there must have been in this epoch."""
         self._number = number
@@ -255,7 +255,7 @@ async def running(
     """Everything but the routers, which join when the case says so."""
     async with contextlib.AsyncExitStack() as stack:
         own, ports = ports_in_a_row(8), ports_in_a_row(8)
-        engine = [Rank(number, own, kind.topic.encode()) for number in range(ranks)]
+        engine = [Rank(number, own, kind) for number in range(ranks)]
         for rank in engine:
             await stack.enter_async_context(rank.publisher)
         output = {
