@@ -3,7 +3,8 @@
 #
 #   .ci/routers.sh DIR [NAME...]       into DIR; TEST_ROUTERS_HOME=DIR names them to the tests
 #
-# NAME is llmd (Go), aibrix (Go, gcc, Debian's libzmq, unpacked), vllm-router or smg (Python); all of them by default.
+# NAME is llmd (Go), aibrix (Go, gcc, Debian's libzmq, unpacked), vllm-router, smg or dynamo (Python); by default all of
+# them but dynamo, which .ci/run has a step for.
 # Exit code 1: what it takes is there, and a program does not build; 69: one cannot be had here, and is said to be missing.
 set -Eeuo pipefail
 unavailable=69
@@ -58,18 +59,21 @@ python_router() { # $1: name; pinned with hashes
 }
 
 result=0
-for name in "${@:-llmd aibrix vllm-router smg}"; do
-    for each in $name; do
-        status=0
-        case $each in
-        llmd | aibrix) $each || status=$? ;;
-        *) python_router "$each" || status=$? ;;
-        esac
-        case $status in
-        0) echo "$each: ok" ;;
-        1) echo "$each: DOES NOT BUILD" && result=1 ;;
-        *) echo "$each: CANNOT BE HAD HERE" && ((result == 1)) || result=$unavailable ;;
-        esac
-    done
+if (($# == 0)); then set -- llmd aibrix vllm-router smg; fi
+for name; do
+    status=0
+    case $name in
+    llmd | aibrix) $name || status=$? ;;
+    *) python_router "$name" || status=$? ;;
+    esac
+    if ((status == 0)); then
+        echo "$name: ok"
+    elif ((status == 1)); then
+        echo "$name: DOES NOT BUILD"
+        result=1
+    else
+        echo "$name: CANNOT BE HAD HERE"
+        if ((result == 0)); then result=$unavailable; fi
+    fi
 done
 exit $result

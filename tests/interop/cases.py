@@ -31,6 +31,7 @@ class Case:
         title: in the document.
         run: what happens.
         short: part of the ordinary suite.
+        seconds: it takes, about: the longest begin first.
         settings: of `running`.
         state_dir: kvbus keeps its state.
     """
@@ -39,6 +40,7 @@ class Case:
     title: str
     run: Callable[[Scene], Awaitable[None]]
     short: bool = False
+    seconds: float = 5.0
     settings: dict[str, Any] = field(default_factory=dict)
     state_dir: bool = False
 
@@ -147,7 +149,7 @@ CASES: Final = (
     Case("lost_connection", "loses its connection, misses nothing", lost_connection),
     Case("missed_five", "loses its connection, misses five batches", missed_five, short=True),
     Case("cut", "joins late, cut in the middle of the state", cut),
-    Case("idle", "120 s in which nothing happens", idle),
+    Case("idle", "120 s in which nothing happens", idle, seconds=IDLE),
     Case("engine_restarts", "the engine restarts", engine_restarts),
     Case("lost_tail", "the last 20 batches are lost", lost_tail),
     Case("loss", "5 % of all batches are lost", loss),
@@ -157,7 +159,7 @@ CASES: Final = (
     Case("one_more", "a second router joins", one_more),
     Case("rank_restarts", "three ranks, one restarts", rank_restarts, settings={"ranks": 3}),
     Case("rank_merged", "the same in one stream", rank_restarts, settings={"ranks": 3, "layout": "merged"}),
-    Case("long", "joins after 21,000 batches", long_stream),
+    Case("long", "joins after 21,000 batches", long_stream, seconds=30.0),
     Case("flow", "joins while 200 batches a second flow", flow),
 )
 """The rows, in the order of the table."""

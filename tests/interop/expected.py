@@ -45,6 +45,7 @@ EXACT: Final = but()
 DIRECT: Final[Mapping[str, Beliefs]] = {
     "llm-d-kv-cache 0.9.0": but("missed_five engine_restarts", nothing="late"),
     "Dynamo 1.6.1, indexer": but("missed_five engine_restarts", nothing="late"),
+    "Dynamo 1.6.1, KvRouter": but("missed_five engine_restarts", nothing="late"),
     "vLLM router 0.1.17": but("missed_five", nothing="late"),
     "vLLM router, no replay": but("missed_five", nothing="late"),
     "SMG relay 0.14.1": but("missed_five engine_restarts", nothing="late"),
@@ -59,6 +60,7 @@ DIRECT: Final[Mapping[str, Beliefs]] = {
 THROUGH_KVBUS: Final[Mapping[str, Beliefs]] = {
     "llm-d-kv-cache 0.9.0": but("missed_five", nothing="late"),
     "Dynamo 1.6.1, indexer": EXACT,
+    "Dynamo 1.6.1, KvRouter": but("missed_five", nothing="late"),
     "vLLM router 0.1.17": EXACT,
     "vLLM router, no replay": but(nothing="late missed_five"),
     "SMG relay 0.14.1": but(nothing="late"),

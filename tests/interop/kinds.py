@@ -161,25 +161,22 @@ class Ping(Double):
             await reader.close()
 
 
-def _home() -> Path | None:
-    found = os.environ.get(ROUTERS_ENV)
-    return Path(found) if found else None
-
-
 def _installed(name: str) -> Callable[[], str | None]:
     """What says whether a router that `.ci/routers.sh` installs is there."""
+    return _there(ROUTERS_ENV, name, "routers, as .ci/routers.sh DIR installs them")
+
+
+def _there(variable: str, name: str, what: str) -> Callable[[], str | None]:
+    """What says whether something is where a variable says."""
 
     def lacking() -> str | None:
-        home = _home()
-        if home is None:
-            return f"{ROUTERS_ENV} names no directory of routers: .ci/routers.sh DIR installs them; .ci/run does both"
-        return None if (home / name).exists() else f"{home / name} is not there: .ci/routers.sh could not install it"
+        found = os.environ.get(variable)
+        if not found:
+            return f"{variable} names no {what}; .ci/run does both"
+        path = Path(found) / name
+        return None if path.exists() else f"there is no {path}: it could not be installed"
 
     return lacking
-
-
-def _named(variable: str, how: str) -> Callable[[], str | None]:
-    return lambda: None if os.environ.get(variable) else f"{variable} is not set: {how}"
 
 
 def _program(
@@ -189,18 +186,15 @@ def _program(
     env: Mapping[str, str] | None = None,
 ) -> Callable[[Path, str], Router]:
     def make(directory: Path, name: str) -> Router:
-        home = _home()
-        assert home is not None
-        return Program([str(home / binary), *arguments], directory, name, first, env)
+        return Program([str(Path(os.environ[ROUTERS_ENV]) / binary), *arguments], directory, name, first, env)
 
     return make
 
 
 def _vllm_router(*, replays: bool) -> Callable[[Path, str], Router]:
     def make(directory: Path, name: str) -> Router:
-        home = _home()
-        assert home is not None
-        return VllmRouter(home / "vllm-router/bin/vllm-router", directory, name, replays=replays)
+        program = Path(os.environ[ROUTERS_ENV]) / "vllm-router/bin/vllm-router"
+        return VllmRouter(program, directory, name, replays=replays)
 
     return make
 
@@ -208,6 +202,11 @@ def _vllm_router(*, replays: bool) -> Callable[[Path, str], Router]:
 def _named_streams(streams: Sequence[Stream]) -> dict[str, Any]:
     named = [{"name": f"w{at}", "live": each.live, "replay": each.replay} for at, each in enumerate(streams)]
     return {"streams": named, "block_size": BLOCK_SIZE}
+
+
+def _kv_router(directory: Path, name: str) -> Router:
+    command = [os.environ[PYTHON_ENV], str(PROGRAMS / "kvrouter.py")]
+    return Program(command, directory, name, _named_streams)
 
 
 def _pods(streams: Sequence[Stream]) -> dict[str, Any]:
@@ -226,6 +225,9 @@ AIBRIX_ENV: Final = {
     "AIBRIX_PREFIX_CACHE_BLOCK_SIZE": str(4 * BLOCK_SIZE),  # in bytes
 }
 
+DYNAMO: Final = _there(PYTHON_ENV, "", "Python with ai-dynamo-runtime")
+GO_ZEROMQ: Final = _there(HOME_ENV, "subscriber", "peers on go-zeromq, as .ci/gozmq.sh DIR builds them")
+
 LLMD_TOPIC: Final = "kv@w@m"
 LLMD_OUTPUT: Final = {"profile": "llm-d", "topic": "kv@{worker}@{model}"}
 
@@ -237,11 +239,8 @@ KINDS: Final = (
         LLMD_OUTPUT,
         LLMD_TOPIC,
     ),
-    Kind(
-        "Dynamo 1.6.1, indexer",
-        Indexer,
-        _named(PYTHON_ENV, "it names a Python with ai-dynamo-runtime, as .ci/run does"),
-    ),
+    Kind("Dynamo 1.6.1, indexer", Indexer, DYNAMO),
+    Kind("Dynamo 1.6.1, KvRouter", _kv_router, DYNAMO),
     Kind("vLLM router 0.1.17", _vllm_router(replays=True), _installed("vllm-router/bin/vllm-router")),
     Kind("vLLM router, no replay", _vllm_router(replays=False), _installed("vllm-router/bin/vllm-router")),
     Kind(
@@ -257,7 +256,7 @@ KINDS: Final = (
         listens=_pod_address,
         by_position=True,
     ),
-    Kind("go-zeromq 0.17.0", GoZeromq, _named(HOME_ENV, ".ci/gozmq.sh DIR builds it, as .ci/run does"), LLMD_OUTPUT),
+    Kind("go-zeromq 0.17.0", GoZeromq, GO_ZEROMQ, LLMD_OUTPUT),
     Kind("llm-d with replay (double)", Llmd, output=LLMD_OUTPUT, topic=LLMD_TOPIC),
     Kind("never asks (double)", Silent, output={"profile": "vllm"}),
     Kind("clears by pod (double)", ByPod, output=LLMD_OUTPUT, topic=LLMD_TOPIC, short=False),

@@ -49,7 +49,7 @@ class Gateway:
                     for event in batch.events:
                         self._apply(self.blocks.setdefault(batch.dp_rank, set()), event)
             except StreamBrokenError as error:
-                logging.warning("%s", error)
+                logging.getLogger(__name__).warning("%s", error)
             self.blocks.clear()
             await asyncio.sleep(RESUBSCRIBE)
 
