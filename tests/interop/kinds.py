@@ -1,4 +1,4 @@
-"""The routers of the table: which they are, how each is started, and what kvbus is told about it."""
+"""The routers of the table: which they are, how each is started, and the output of kvbus it gets."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ func main() {
 	must(lines.Err())
 }
 
-// held tells which of the blocks end a prefix that is found whole.
+// held says which of the blocks end a prefix that is found whole.
 func held(prefixes *table.SyncPrefixHashTable, ready map[string]struct{}, known []block) []int64 {
 	paths := map[int64][]byte{}
 	found := []int64{}

@@ -47,7 +47,7 @@ func must(err error) {
 	}
 }
 
-// held tells which of the blocks a request for their tokens would be found to have, on whichever pod.
+// held says which of the blocks a request for their tokens would be found to have, on whichever pod.
 func held(ctx context.Context, index kvblock.Index, processor kvblock.TokenProcessor, known []block) []uint64 {
 	keys := map[uint64]kvblock.BlockHash{}
 	found := []uint64{}

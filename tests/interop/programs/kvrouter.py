@@ -65,7 +65,7 @@ async def main(model: Path) -> None:
         ignore_weights=True,
         skip_model_assets=True,
     )
-    # whoever reads the events has to be there first: nothing is told twice
+    # whoever reads the events has to be there first: nothing is sent twice
     router = KvRouter(endpoint, first["block_size"], KvRouterConfig())
     publishers = [
         KvEventPublisher(

@@ -18,7 +18,7 @@ RESUBSCRIBE = 0.5
 
 
 class StreamBrokenError(Exception):
-    """The relay has ended the call: what was told is void."""
+    """The relay has ended the call: what it sent is void."""
 
 
 class Call:
