@@ -56,11 +56,13 @@ class Link:
         port: to listen on.
         target: port behind it.
         talks: which side's messages `wire` looks at; None: neither.
+        host: to listen on.
     """
 
-    def __init__(self, name: str, port: int, target: int, talks: Side | None = None) -> None:
+    def __init__(self, name: str, port: int, target: int, talks: Side | None = None, host: str = "127.0.0.1") -> None:
         self.name = name
         self.port = port
+        self.host = host
         self._target = target
         self._talks = talks
         self._server: asyncio.Server | None = None
@@ -70,13 +72,14 @@ class Link:
         self._open = asyncio.Event()
         self._open.set()
         self._delay = 0.0
+        self._allowance: int | None = None
         self.wire = WireFaults()
         self.accepted = 0
         self.delayed = 0
         """Chunks that were held up."""
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=_CHUNK)
+        self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=_CHUNK)
 
     async def close(self) -> None:
         await self.refuse()
@@ -96,6 +99,15 @@ class Link:
         for connection in cut:
             connection.close(reset=reset)
         return len(cut)
+
+    def cut_after(self, size: int | None) -> None:
+        """Cut the connection when the watched side has sent so many bytes more, once; None: do not."""
+        self._allowance = size
+
+    @property
+    def to_be_cut(self) -> bool:
+        """The cut is still to come."""
+        return self._allowance is not None
 
     def stall(self) -> int:
         """Take nothing more from either side; how many connections that holds up."""
@@ -190,6 +202,12 @@ class Link:
             if splitter is None:
                 writer.write(chunk)
             else:
+                if self._allowance is not None:
+                    self._allowance -= len(chunk)
+                    if self._allowance < 0:
+                        self._allowance = None
+                        connection.close(reset=False)
+                        return
                 for frames, piece in splitter.feed(chunk):
                     held = self._watch(writer, frames, piece, held)
             await writer.drain()

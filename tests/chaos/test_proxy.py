@@ -116,3 +116,16 @@ def test_a_stream_is_cut_into_messages_wherever_it_is_broken() -> None:
         assert b"".join(piece for _, piece in found) == stream
         assert [frames for frames, _ in found if frames is not None] == [[b"t", (7).to_bytes(8, "big"), b"p" * 300]] * 2
         assert splitter.waiting == 0
+
+
+async def test_a_connection_is_cut_after_so_many_bytes_once() -> None:
+    async with linked() as (engine, link, router):
+        link.cut_after(5_000)
+        engine.publish(bytes(1_000))
+        assert await seqs(router, 1) == [0]
+        assert link.to_be_cut
+        engine.publish(bytes(10_000))
+        await engine.wait_for_subscriber(60, count=2)  # it comes back, and nothing cuts it again
+        assert not link.to_be_cut
+        engine.publish(bytes(10_000))
+        assert await seqs(router, 1) == [2]

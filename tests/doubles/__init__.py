@@ -2,7 +2,9 @@
 
 Routers: the set logic is in :class:`~tests.doubles.router.PlainSetRouter` alone. It is told by hand, by rank
 (``RankedRouter``), or over sockets (:class:`~tests.doubles.socket_router.SocketRouter`); who wraps it adds when it asks
-and what it puts up with (``RouterOnASet`` trusts, ``StrictRouter`` gives up, the world's ``Router`` fails at once).
+and what it puts up with (``RouterOnASet`` trusts, ``StrictRouter`` gives up, the world's ``Router`` fails at once). Doubles of one
+family of routers each are in ``never_asks``, ``clears_by_pod``, ``llmd_replay`` and ``ping_as_message``: what a router of
+that family believes, right or wrong, is what they are there to show (``tests.interop``).
 
 Engines with a truth: there are two, because they answer different questions.
 

@@ -75,14 +75,14 @@ class DynamoIndexer:
         """Its counters, as Prometheus reads them."""
         return self._call("GET", "/metrics")[1]
 
-    def register(self, model: str, endpoint: str, replay_endpoint: str | None, block_size: int) -> None:
-        """Subscribe the index of `model` to one stream, as rank 0 of a worker of its own."""
+    def register(self, model: str, endpoint: str, replay_endpoint: str | None, block_size: int, rank: int = 0) -> None:
+        """Subscribe the index of `model` to one stream, as a rank of a worker of its own."""
         body: dict[str, Any] = {
             "instance_id": self._workers.setdefault(model, len(self._workers) + 1),
             "endpoint": endpoint,
             "model_name": model,
             "block_size": block_size,
-            "dp_rank": 0,
+            "dp_rank": rank,
         }
         if replay_endpoint is not None:
             body["replay_endpoint"] = replay_endpoint

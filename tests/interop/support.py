@@ -225,15 +225,23 @@ class Kvbus:
 
     def kill_and_start_again(self) -> None:
         """SIGKILL, then the same command line."""
+        self.kill()
+        self.start_again()
+
+    def kill(self) -> None:
+        """SIGKILL."""
         self._process.kill()
         self._process.wait(60)
+
+    def start_again(self) -> None:
+        """The same command line."""
         self._start()
 
-    def last_seq(self) -> int | None:
+    def last_seq(self, source: int = 0) -> int | None:
         """The last sequence number taken in from the engine."""
         status, answer = self._get("/sources")
         assert status == 200, answer
-        return json.loads(answer)[0]["last_seq"]
+        return json.loads(answer)[source]["last_seq"]
 
     def metric(self, sample: str) -> float:
         """One sample of ``/metrics``, by its name and labels (in the order of the alphabet)."""

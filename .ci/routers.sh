@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Install the routers of other projects that tests/interop runs, each by its own package client.
+#
+#   .ci/routers.sh DIR [NAME...]       into DIR; TEST_ROUTERS_HOME=DIR names them to the tests
+#
+# NAME is llmd (Go), aibrix (Go, gcc, Debian's libzmq, unpacked), vllm-router, smg or dynamo (Python); by default all of
+# them but dynamo, which .ci/run has a step for.
+# Exit code 1: what it takes is there, and a program does not build; 69: one cannot be had here, and is said to be missing.
+set -Eeuo pipefail
+unavailable=69
+mkdir -p "$1"
+home=$(cd "$1" && pwd)
+shift
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+PATH=$PATH:/usr/local/go/bin # where Go's own installer puts it
+
+go_program() { # $1: name, rest: arguments of go build; go.sum holds what the modules must be
+    local name=$1
+    shift
+    (
+        cd "tests/interop/$name"
+        go version && go mod download || exit $unavailable
+        go build -mod=readonly -trimpath "$@" -o "$home/$name" . || exit 1
+    )
+}
+
+llmd() { CGO_ENABLED=0 go_program llmd; }
+
+# its ZMQ client is libzmq by cgo: headers and library are unpacked, not installed
+aibrix() {
+    local lib
+    command -v gcc pkg-config >/dev/null || return $unavailable
+    mkdir -p "$home/libzmq"
+    (
+        cd "$home/libzmq"
+        if [[ ! -e usr/include/zmq.h ]]; then
+            sandbox=()
+            # what downloads packages in apt's sandbox has to be able to write here
+            if [[ $(id -u) == 0 ]]; then apt-get update -qq && sandbox=(-o APT::Sandbox::User=root); fi
+            apt-get "${sandbox[@]}" download -qq libzmq3-dev libzmq5 libpgm-5.3-0 libnorm1 libsodium23 || exit $unavailable
+            for package in *.deb; do dpkg-deb -x "$package" .; done
+        fi
+    ) || return $unavailable
+    lib=$(dirname "$(find "$home/libzmq" -name libzmq.so)")
+    printf 'Name: libzmq\nDescription: libzmq\nVersion: 4.3\nLibs: -L%s -lzmq\nCflags: -I%s\n' \
+        "$lib" "$home/libzmq/usr/include" >"$home/libzmq/libzmq.pc"
+    # the old kind of rpath: it finds what libzmq itself needs too
+    PKG_CONFIG_LIBDIR="$home/libzmq" CGO_LDFLAGS_ALLOW='-Wl,.*' \
+        CGO_LDFLAGS="-Wl,--disable-new-dtags -Wl,-rpath,$lib -Wl,-rpath-link,$lib" go_program aibrix -tags zmq
+}
+
+python_router() { # $1: name; pinned with hashes
+    local venv=$home/$1 lock=.ci/$1.lock
+    if [[ ! -f $venv/.installed || $lock -nt $venv/.installed ]]; then
+        "${PYTHON:-python3}" -m venv "$venv" &&
+            "$venv/bin/python" -m pip install --quiet --require-hashes --only-binary :all: -r "$lock" &&
+            touch "$venv/.installed" || return $unavailable
+    fi
+}
+
+result=0
+if (($# == 0)); then set -- llmd aibrix vllm-router smg; fi
+for name; do
+    status=0
+    case $name in
+    llmd | aibrix) $name || status=$? ;;
+    *) python_router "$name" || status=$? ;;
+    esac
+    if ((status == 0)); then
+        echo "$name: ok"
+    elif ((status == 1)); then
+        echo "$name: DOES NOT BUILD"
+        result=1
+    else
+        echo "$name: CANNOT BE HAD HERE"
+        if ((result == 0)); then result=$unavailable; fi
+    fi
+done
+exit $result

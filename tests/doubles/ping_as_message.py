@@ -1,0 +1,68 @@
+"""A subscriber whose ZeroMQ knows no commands, as go-zeromq's: a PING is a message of one frame, and is never answered.
+
+It dials again 5 s after a connection broke, as llm-d does, and never asks for what it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+from urllib.parse import urlsplit
+
+from tests.doubles.router import PlainSetRouter
+from tests.transport.bare import BarePeer
+
+REDIAL: Final = 5.0
+
+
+class PingAsMessage:
+    """One connection to a live stream, made again as often as it breaks."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.view = PlainSetRouter()
+        self.odd = 0
+        """Messages that are no batch."""
+        self.lost = 0
+        """Connections that broke."""
+        self._at = urlsplit(endpoint)
+        self._running = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                peer = BarePeer(*await asyncio.open_connection(self._at.hostname, self._at.port), kind=b"SUB")
+                try:
+                    await self._follow(peer)
+                finally:
+                    await peer.close()
+                self.lost += 1
+            await asyncio.sleep(REDIAL)
+
+    async def _follow(self, peer: BarePeer) -> None:
+        read = 0
+        subscribed = False
+        while not peer.gone or read < len(peer.messages):
+            if peer.commands and not subscribed:
+                subscribed = True
+                peer.send(b"\x01")
+            for frames in peer.messages[read:]:
+                self._take(frames)
+                read += 1
+            self.odd += peer.commands.count(b"PING")
+            peer.commands[:] = [name for name in peer.commands if name != b"PING"]
+            await asyncio.sleep(0.005)
+
+    def _take(self, frames: list[bytes]) -> None:
+        if len(frames) == 3 and len(frames[1]) == 8:
+            self.view.take(int.from_bytes(frames[1], "big"), frames[2])
+        else:
+            self.odd += 1
+
+    def hashes(self) -> set[int]:
+        """Of all blocks."""
+        return {block for _, _, block in self.view.blocks if isinstance(block, int)}
+
+    async def close(self) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)

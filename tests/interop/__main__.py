@@ -1,0 +1,111 @@
+"""Every router in every case, each in a process of its own; what was found goes into docs/INTEROP.md.
+
+    python -m tests.interop [--router NAME] [--case NAME] [--jobs 3]
+
+With a selection the document stays as it is. Exit code 1: something differs from what `expected.py` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from .cache import Score
+from .cases import CASES, Case, play
+from .expected import DIRECT, THROUGH_KVBUS, Belief
+from .kinds import KINDS
+from .report import DOCUMENT, Cell, replaced, written
+
+if TYPE_CHECKING:
+    from .routers import Kind
+
+LIMIT: Final = 400.0
+"""Seconds that one case may take."""
+
+
+async def cell(kind: Kind, case: Case, slot: int, slots: int) -> Cell | None:
+    """One case, in another process: None if it failed."""
+    command = [sys.executable, "-m", "tests.interop", "--router", kind.name, "--case", case.name, "--here"]
+    env = os.environ | {"PYTEST_XDIST_WORKER": f"gw{slot}", "PYTEST_XDIST_WORKER_COUNT": str(slots)}
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=env)
+    try:
+        async with asyncio.timeout(LIMIT):
+            out, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return None
+    if process.returncode:
+        return None
+    live, direct, behind = json.loads(out)
+    return Cell(live, Score(*direct), Score(*behind))
+
+
+def here(kind: Kind, case: Case) -> None:
+    """One case, in this process."""
+    with tempfile.TemporaryDirectory() as directory:
+        print(json.dumps(asyncio.run(play(case, kind, Path(directory)))))  # noqa: T201 - for the process above
+
+
+def unexpected(kind: Kind, case: Case, found: Cell | None) -> bool:
+    """Whether it is not what is written down."""
+    if found is None:
+        return True
+    sides = ((DIRECT, found.direct), (THROUGH_KVBUS, found.behind))
+    return not all(side[kind.name].get(case.name, Belief.EXACT).agrees(each, found.live) for side, each in sides)
+
+
+async def campaign(kinds: list[Kind], cases: list[Case], jobs: int) -> tuple[dict[tuple[str, str], Cell], list[str]]:
+    """All of them; what was found, and what was not expected."""
+    cells: dict[tuple[str, str], Cell] = {}
+    wrong: list[str] = []
+    waiting = [(kind, case) for case in sorted(cases, key=lambda case: -case.seconds) for kind in kinds]
+
+    async def worker(slot: int) -> None:
+        while waiting:
+            kind, case = waiting.pop(0)
+            found = await cell(kind, case, slot, jobs)
+            text = f"{kind.name:28} {case.name:18} failed"
+            if found is not None:
+                cells[kind.name, case.name] = found
+                numbers = (*found.direct, *found.behind)
+                text = "{:28} {:18} directly {} / {}, through kvbus {} / {}".format(kind.name, case.name, *numbers)
+            if unexpected(kind, case, found):
+                wrong.append(text)
+            print(text, flush=True)  # noqa: T201
+
+    await asyncio.gather(*(worker(slot) for slot in range(jobs)))
+    return cells, wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.interop")
+    parser.add_argument("--router", help="one router, by its name or a part of it")
+    parser.add_argument("--case", help="one case, by its name")
+    parser.add_argument("--jobs", type=int, default=3, help="cases at once")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    kinds = [kind for kind in KINDS if chosen.router is None or chosen.router in kind.name]
+    cases = [case for case in CASES if chosen.case in (None, case.name)]
+    if chosen.here:
+        here(kinds[0], cases[0])
+        return 0
+    lacking = {kind.name: why for kind in kinds if (why := kind.lacking())}
+    for name, why in lacking.items():
+        print(f"NOT HERE: {name}: {why}")  # noqa: T201
+    cells, wrong = asyncio.run(campaign([kind for kind in kinds if kind.name not in lacking], cases, chosen.jobs))
+    if chosen.router is None and chosen.case is None:
+        DOCUMENT.write_text(replaced(DOCUMENT.read_text(), written(cells, lacking)))
+    for line in wrong:
+        print(f"UNEXPECTED: {line}")  # noqa: T201
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

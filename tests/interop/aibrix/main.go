@@ -1,0 +1,145 @@
+// Command aibrix is AIBrix's KV-event synchronisation as a program: its own ZMQ client, manager and prefix table,
+// without Kubernetes. Built with `-tags zmq`, as its gateway is.
+//
+//	aibrix < LINES
+//
+// The first line of its input names the pods, {"pods": [{"name": …, "ip": …}]}: ports are always 5557 and 5558. Each line
+// after it asks what the table holds, {"known": [[hash, parent, [token, …]], …]}, parents first. The answer is
+// {"held": [hash, …]}.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"log"
+	"os"
+
+	"github.com/vllm-project/aibrix/pkg/constants"
+	"github.com/vllm-project/aibrix/pkg/kvevent"
+	"github.com/vllm-project/aibrix/pkg/utils"
+	table "github.com/vllm-project/aibrix/pkg/utils/syncprefixcacheindexer"
+)
+
+const (
+	model  = "m"
+	noLora = -1
+)
+
+// pods is what its cache of Kubernetes' objects would say.
+type pods map[string]*kvevent.PodInfo
+
+func (p pods) GetPod(_ context.Context, key string) (*kvevent.PodInfo, bool) {
+	pod, found := p[key]
+	return pod, found
+}
+
+func (p pods) RangePods(_ context.Context, do func(string, *kvevent.PodInfo) bool) error {
+	for key, pod := range p {
+		if !do(key, pod) {
+			break
+		}
+	}
+	return nil
+}
+
+// indexer hands its events to its table, as its cache does.
+type indexer struct{ *table.SyncPrefixHashTable }
+
+func (i indexer) GetSyncIndexer(context.Context) (kvevent.SyncIndexer, error) { return i, nil }
+
+func (i indexer) ProcessBlockStored(_ context.Context, event kvevent.BlockStoredEvent) error {
+	return i.SyncPrefixHashTable.ProcessBlockStored(table.BlockStored{
+		BlockHashes: event.BlockHashes, ModelName: event.ModelName, LoraID: event.LoraID,
+		SourcePod: event.SourcePod, ParentBlockHash: event.ParentBlockHash, Tokens: event.Tokens,
+	})
+}
+
+func (i indexer) ProcessBlockRemoved(_ context.Context, event kvevent.BlockRemovedEvent) error {
+	return i.SyncPrefixHashTable.ProcessBlockRemoved(table.BlockRemoved{
+		BlockHashes: event.BlockHashes, ModelName: event.ModelName, LoraID: event.LoraID, SourcePod: event.SourcePod,
+	})
+}
+
+func (i indexer) RemovePrefix(_ context.Context, model string, lora int64, pod string) error {
+	return i.SyncPrefixHashTable.RemovePrefix(model, lora, pod)
+}
+
+// block is one that some engine has or had, as [hash, parent or null, tokens].
+type block struct {
+	hash   int64
+	parent *int64
+	tokens []uint32
+}
+
+func (b *block) UnmarshalJSON(data []byte) error {
+	return json.Unmarshal(data, &[]any{&b.hash, &b.parent, &b.tokens})
+}
+
+func must(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+func main() {
+	lines := bufio.NewScanner(os.Stdin)
+	lines.Buffer(nil, 256<<20)
+	var options struct {
+		Pods []struct {
+			Name string `json:"name"`
+			IP   string `json:"ip"`
+		} `json:"pods"`
+	}
+	if !lines.Scan() {
+		log.Fatal("no first line")
+	}
+	must(json.Unmarshal(lines.Bytes(), &options))
+	known := pods{}
+	ready := map[string]struct{}{}
+	for _, pod := range options.Pods {
+		key := utils.GeneratePodKey("default", pod.Name)
+		ready[key] = struct{}{}
+		known[key] = &kvevent.PodInfo{
+			Name: pod.Name, Namespace: "default", PodIP: pod.IP, ModelName: model,
+			Labels: map[string]string{constants.KVEventsEnabledLabel: "true"},
+		}
+	}
+	prefixes := table.NewSyncPrefixHashTable()
+	must(kvevent.NewManager(known, indexer{prefixes}).Start())
+
+	answers := json.NewEncoder(os.Stdout)
+	for lines.Scan() {
+		var asked struct {
+			Known []block `json:"known"`
+		}
+		must(json.Unmarshal(lines.Bytes(), &asked))
+		must(answers.Encode(map[string]any{"held": held(prefixes, ready, asked.Known)}))
+	}
+	must(lines.Err())
+}
+
+// held says which of the blocks end a prefix that is found whole.
+func held(prefixes *table.SyncPrefixHashTable, ready map[string]struct{}, known []block) []int64 {
+	paths := map[int64][]byte{}
+	found := []int64{}
+	for _, b := range known {
+		var path []byte
+		if b.parent != nil {
+			path = append(path, paths[*b.parent]...)
+		}
+		for _, token := range b.tokens {
+			path = binary.BigEndian.AppendUint32(path, token)
+		}
+		paths[b.hash] = path
+		matches, _ := prefixes.MatchPrefix(model, noLora, path, ready)
+		for _, percent := range matches {
+			if percent == 100 {
+				found = append(found, b.hash)
+				break
+			}
+		}
+	}
+	return found
+}

@@ -1,0 +1,176 @@
+"""What happens to the routers: one function for each row of the table."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from .scene import running
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from .cache import Score
+    from .routers import Kind
+    from .scene import Scene
+
+FULL: Final = 150
+"""Batches that fill the cache, and some that evict."""
+
+IDLE: Final = 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row.
+
+    Attributes:
+        name: in the table of expectations.
+        title: in the document.
+        run: what happens.
+        short: part of the ordinary suite.
+        seconds: it takes, about: the longest begin first.
+        settings: of `running`.
+        state_dir: kvbus keeps its state.
+    """
+
+    name: str
+    title: str
+    run: Callable[[Scene], Awaitable[None]]
+    short: bool = False
+    seconds: float = 5.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    state_dir: bool = False
+
+
+async def nothing() -> None:
+    """Nothing happens in between."""
+
+
+async def from_start(scene: Scene) -> None:
+    await scene.join()
+    await scene.publish(FULL)
+
+
+async def late(scene: Scene) -> None:
+    await scene.publish(FULL)
+    await scene.bus_has_all()
+    await scene.join()
+
+
+async def lost_connection(scene: Scene) -> None:
+    await from_start(scene)
+    await scene.scores()
+    await scene.flap(nothing)
+
+
+async def missed_five(scene: Scene) -> None:
+    await from_start(scene)
+    await scene.scores()
+    await scene.flap(lambda: scene.publish(5))
+
+
+async def cut(scene: Scene) -> None:
+    await scene.publish(FULL)
+    await scene.bus_has_all()
+    await scene.join_and_be_cut()
+
+
+async def idle(scene: Scene) -> None:
+    await from_start(scene)
+    await asyncio.sleep(IDLE)
+    await scene.publish(5)
+
+
+async def engine_restarts(scene: Scene) -> None:
+    await from_start(scene)
+    await scene.scores()
+    await scene.restart_engine()
+    await scene.publish(60)
+
+
+async def lost_tail(scene: Scene) -> None:
+    await from_start(scene)
+    await scene.publish(20, lost=1)
+    await scene.bus_has_all()
+
+
+async def loss(scene: Scene) -> None:
+    await scene.join()
+    await scene.publish(2 * FULL, lost=0.05)
+    await scene.publish(1)
+
+
+async def bus_killed(scene: Scene) -> None:
+    await from_start(scene)
+    await scene.bus_has_all()
+    await scene.kill_bus(lambda: scene.publish(20))
+    await scene.publish(20)
+
+
+async def router_restarts(scene: Scene) -> None:
+    await from_start(scene)
+    await scene.bus_has_all()
+    await scene.restart_routers(lambda: scene.publish(5))
+
+
+async def one_more(scene: Scene) -> None:
+    await from_start(scene)
+    await scene.bus_has_all()
+    await scene.join()
+    await scene.publish(20)
+
+
+async def rank_restarts(scene: Scene) -> None:
+    await from_start(scene)
+    await scene.scores()
+    await scene.restart_engine(1)
+    await scene.publish(20)
+
+
+async def long_stream(scene: Scene) -> None:
+    await scene.publish(21_000)
+    await scene.bus_has_all()
+    await scene.join()
+
+
+async def flow(scene: Scene) -> None:
+    await scene.publish(FULL)
+    flowing = asyncio.ensure_future(scene.publish(1000, rate=200))
+    await scene.join()
+    await flowing
+
+
+CASES: Final = (
+    Case("from_start", "there from the start", from_start),
+    Case("late", "joins late, the engine is quiet", late, short=True),
+    Case("lost_connection", "loses its connection, misses nothing", lost_connection),
+    Case("missed_five", "loses its connection, misses five batches", missed_five, short=True),
+    Case("cut", "joins late, cut in the middle of the state", cut),
+    Case("idle", "120 s in which nothing happens", idle, seconds=IDLE),
+    Case("engine_restarts", "the engine restarts", engine_restarts),
+    Case("lost_tail", "the last 20 batches are lost", lost_tail),
+    Case("loss", "5 % of all batches are lost", loss),
+    Case("bus_killed", "kvbus is killed, 20 batches later it is back, without `state_dir`", bus_killed),
+    Case("bus_killed_state", "the same with `state_dir`", bus_killed, state_dir=True),
+    Case("router_restarts", "the router restarts, five batches in between", router_restarts),
+    Case("one_more", "a second router joins", one_more),
+    Case("rank_restarts", "three ranks, one restarts", rank_restarts, settings={"ranks": 3}),
+    Case("rank_merged", "the same in one stream", rank_restarts, settings={"ranks": 3, "layout": "merged"}),
+    Case("long", "joins after 21,000 batches", long_stream, seconds=30.0),
+    Case("flow", "joins while 200 batches a second flow", flow),
+)
+"""The rows, in the order of the table."""
+
+
+async def play(case: Case, kind: Kind, directory: Path) -> tuple[int, Score, Score]:
+    """Blocks of the engine, and the scores of the router: directly, and through kvbus."""
+    settings = dict(case.settings)
+    if case.state_dir:
+        settings["state_dir"] = str(directory / "state")
+    async with running(kind, directory, **settings) as scene:
+        await case.run(scene)
+        direct, behind = await scene.scores()
+        return len(scene.live), direct, behind

@@ -1,0 +1,265 @@
+"""The routers of the table: which they are, how each is started, and the output of kvbus it gets."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.chaos.processes import Child
+from tests.doubles.clears_by_pod import ClearsByPod
+from tests.doubles.llmd_replay import LlmdWithReplay
+from tests.doubles.never_asks import NeverAsks
+from tests.doubles.ping_as_message import PingAsMessage
+from tests.ports import free_port
+
+from .cache import BLOCK_SIZE, Known
+from .dynamo import PYTHON_ENV, DynamoIndexer
+from .go_peers import HOME_ENV, GoSubscriber
+from .routers import Kind, Program, Router, Stream
+from .vllm_router import VllmRouter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+ROUTERS_ENV: Final = "TEST_ROUTERS_HOME"
+PROGRAMS: Final = Path(__file__).with_name("programs")
+
+
+class Indexer(Router):
+    """Dynamo's standalone indexer; each stream is a rank of one worker."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._indexer = DynamoIndexer(directory / f"{name}.log")
+
+    async def start(self, streams: Sequence[Stream]) -> None:
+        self._indexer.__enter__()
+        for rank, stream in enumerate(streams):
+            self._indexer.register("m", stream.live, stream.replay, BLOCK_SIZE, rank)
+
+    async def held(self, known: Known) -> set[int]:
+        return {block.hash for block in self._indexer.blocks("m")} & known.keys()
+
+    async def stop(self) -> None:
+        self._indexer.__exit__(None, None, None)
+
+
+class GoZeromq(Router):
+    """A subscriber on llm-d's ZeroMQ, without llm-d: one process for each stream."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self._name = name
+        self._programs: list[tuple[Child, GoSubscriber, asyncio.Task[None]]] = []
+
+    async def start(self, streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            command = [str(Path(os.environ[HOME_ENV]) / "subscriber"), stream.live, stream.replay]
+            child = Child(self._name, command, self._directory, piped=True)
+            await child.start()
+            router = GoSubscriber(child)
+            self._programs.append((child, router, asyncio.ensure_future(router.read())))
+
+    async def held(self, known: Known) -> set[int]:
+        return {
+            block for block in known for _, router, _ in self._programs if (None, "GPU", block) in router.live.blocks
+        }
+
+    async def stop(self) -> None:
+        for child, _, reading in self._programs:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await child.close()
+
+
+class Double(Router, abc.ABC):
+    """A double in this process, which is read from all the time: a SUB that nobody reads does not subscribe again."""
+
+    def __init__(self, _directory: Path, _name: str) -> None:
+        self._found: set[int] = set()
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self, streams: Sequence[Stream]) -> None:
+        self._open(streams)
+        self._reading = asyncio.ensure_future(self._follow())
+
+    async def held(self, known: Known) -> set[int]:
+        assert self._reading is not None
+        if self._reading.done():
+            self._reading.result()
+        return self._found
+
+    async def stop(self) -> None:
+        assert self._reading is not None
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        await self._close()
+
+    async def _follow(self) -> None:
+        while True:
+            self._found = await self._read()
+            await asyncio.sleep(0.02)
+
+    @abc.abstractmethod
+    def _open(self, streams: Sequence[Stream]) -> None: ...
+
+    @abc.abstractmethod
+    async def _read(self) -> set[int]: ...
+
+    @abc.abstractmethod
+    async def _close(self) -> None: ...
+
+
+class Silent(Double):
+    """Reads live and never asks."""
+
+    double: type[NeverAsks] = NeverAsks
+
+    def _open(self, streams: Sequence[Stream]) -> None:
+        self._reader = self.double([stream.live for stream in streams])
+
+    async def _read(self) -> set[int]:
+        return self._reader.read()
+
+    async def _close(self) -> None:
+        self._reader.close()
+
+
+class ByPod(Silent):
+    """Reads live, and clears all ranks at once."""
+
+    double = ClearsByPod
+
+
+class Llmd(Double):
+    """llm-d's router with replay on, one for each stream."""
+
+    def _open(self, streams: Sequence[Stream]) -> None:
+        self._readers = [LlmdWithReplay(stream.live, stream.replay) for stream in streams]
+
+    async def _read(self) -> set[int]:
+        return {block for reader in self._readers for block in await reader.read_on()}
+
+    async def _close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+
+class Ping(Double):
+    """Knows no commands, one for each stream."""
+
+    def _open(self, streams: Sequence[Stream]) -> None:
+        self._readers = [PingAsMessage(stream.live) for stream in streams]
+
+    async def _read(self) -> set[int]:
+        return {block for reader in self._readers for block in reader.hashes()}
+
+    async def _close(self) -> None:
+        for reader in self._readers:
+            await reader.close()
+
+
+def _installed(name: str) -> Callable[[], str | None]:
+    """What says whether a router that `.ci/routers.sh` installs is there."""
+    return _there(ROUTERS_ENV, name, "routers, as .ci/routers.sh DIR installs them")
+
+
+def _there(variable: str, name: str, what: str) -> Callable[[], str | None]:
+    """What says whether something is where a variable says."""
+
+    def lacking() -> str | None:
+        found = os.environ.get(variable)
+        if not found:
+            return f"{variable} names no {what}; .ci/run does both"
+        path = Path(found) / name
+        return None if path.exists() else f"there is no {path}: it could not be installed"
+
+    return lacking
+
+
+def _program(
+    binary: str,
+    first: Callable[[Sequence[Stream]], dict[str, Any]],
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+) -> Callable[[Path, str], Router]:
+    def make(directory: Path, name: str) -> Router:
+        return Program([str(Path(os.environ[ROUTERS_ENV]) / binary), *arguments], directory, name, first, env)
+
+    return make
+
+
+def _vllm_router(*, replays: bool) -> Callable[[Path, str], Router]:
+    def make(directory: Path, name: str) -> Router:
+        program = Path(os.environ[ROUTERS_ENV]) / "vllm-router/bin/vllm-router"
+        return VllmRouter(program, directory, name, replays=replays)
+
+    return make
+
+
+def _named_streams(streams: Sequence[Stream]) -> dict[str, Any]:
+    named = [{"name": f"w{at}", "live": each.live, "replay": each.replay} for at, each in enumerate(streams)]
+    return {"streams": named, "block_size": BLOCK_SIZE}
+
+
+def _kv_router(directory: Path, name: str) -> Router:
+    command = [os.environ[PYTHON_ENV], str(PROGRAMS / "kvrouter.py")]
+    return Program(command, directory, name, _named_streams)
+
+
+def _pods(streams: Sequence[Stream]) -> dict[str, Any]:
+    return {"pods": [{"name": f"w{at}", "ip": stream.host} for at, stream in enumerate(streams)]}
+
+
+def _pod_address() -> tuple[str, int, int]:
+    """A loopback address that nobody else has, with the ports that are always the same."""
+    unique = free_port()
+    return f"127.77.{unique >> 8}.{unique & 0xFF}", 5557, 5558
+
+
+AIBRIX_ENV: Final = {
+    "AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED": "true",
+    "AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER": "true",
+    "AIBRIX_PREFIX_CACHE_BLOCK_SIZE": str(4 * BLOCK_SIZE),  # in bytes
+}
+
+DYNAMO: Final = _there(PYTHON_ENV, "", "Python with ai-dynamo-runtime")
+GO_ZEROMQ: Final = _there(HOME_ENV, "subscriber", "peers on go-zeromq, as .ci/gozmq.sh DIR builds them")
+
+LLMD_TOPIC: Final = "kv@w@m"
+LLMD_OUTPUT: Final = {"profile": "llm-d", "topic": "kv@{worker}@{model}"}
+
+KINDS: Final = (
+    Kind(
+        "llm-d-kv-cache 0.9.0",
+        _program("llmd", _named_streams),
+        _installed("llmd"),
+        LLMD_OUTPUT,
+        LLMD_TOPIC,
+    ),
+    Kind("Dynamo 1.6.1, indexer", Indexer, DYNAMO),
+    Kind("Dynamo 1.6.1, KvRouter", _kv_router, DYNAMO),
+    Kind("vLLM router 0.1.17", _vllm_router(replays=True), _installed("vllm-router/bin/vllm-router")),
+    Kind("vLLM router, no replay", _vllm_router(replays=False), _installed("vllm-router/bin/vllm-router")),
+    Kind(
+        "SMG relay 0.14.1",
+        _program("smg/bin/python", _named_streams, str(PROGRAMS / "smg.py")),
+        _installed("smg/bin/python"),
+    ),
+    Kind(
+        "AIBrix 0.7.0",
+        _program("aibrix", _pods, env=AIBRIX_ENV),
+        _installed("aibrix"),
+        {"profile": "aibrix"},
+        listens=_pod_address,
+        by_position=True,
+    ),
+    Kind("go-zeromq 0.17.0", GoZeromq, GO_ZEROMQ, LLMD_OUTPUT),
+    Kind("llm-d with replay (double)", Llmd, output=LLMD_OUTPUT, topic=LLMD_TOPIC),
+    Kind("never asks (double)", Silent, output={"profile": "vllm"}),
+    Kind("clears by pod (double)", ByPod, output=LLMD_OUTPUT, topic=LLMD_TOPIC, short=False),
+    Kind("PING as a message (double)", Ping, output=LLMD_OUTPUT, topic=LLMD_TOPIC, short=False),
+)
+"""The routers, in the order of the table."""

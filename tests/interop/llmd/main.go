@@ -1,0 +1,108 @@
+// Command llmd is llm-d's KV-cache index as a program: its own subscribers, pool and index, without Kubernetes.
+//
+//	llmd < LINES
+//
+// The first line of its input names the streams, {"streams": [{"name": …, "live": …}]}. Each line after it asks what the
+// index holds, {"known": [[hash, parent, [token, …]], …]}, parents first. The answer is {"held": [hash, …]}.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"log"
+	"os"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/llm-d/llm-d-kv-cache/pkg/kvcache/kvblock"
+	"github.com/llm-d/llm-d-kv-cache/pkg/kvevents"
+	"github.com/llm-d/llm-d-kv-cache/pkg/kvevents/engineadapter"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+)
+
+const model = "m"
+
+type start struct {
+	Streams []struct {
+		Name string `json:"name"`
+		Live string `json:"live"`
+	} `json:"streams"`
+	BlockSize int `json:"block_size"`
+}
+
+// block is one that some engine has or had, as [hash, parent or null, tokens].
+type block struct {
+	hash   uint64
+	parent *uint64
+	tokens []uint32
+}
+
+func (b *block) UnmarshalJSON(data []byte) error {
+	return json.Unmarshal(data, &[]any{&b.hash, &b.parent, &b.tokens})
+}
+
+func must(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// held says which of the blocks a request for their tokens would be found to have, on whichever pod.
+func held(ctx context.Context, index kvblock.Index, processor kvblock.TokenProcessor, known []block) []uint64 {
+	keys := map[uint64]kvblock.BlockHash{}
+	found := []uint64{}
+	for _, b := range known {
+		parent := kvblock.EmptyBlockHash
+		if b.parent != nil {
+			parent = keys[*b.parent]
+		}
+		requestKeys, err := processor.TokensToKVBlockKeys(parent, b.tokens, model, nil)
+		must(err)
+		keys[b.hash] = requestKeys[len(requestKeys)-1]
+		pods, err := index.Lookup(ctx, requestKeys, nil)
+		must(err)
+		if len(pods) > 0 {
+			found = append(found, b.hash)
+		}
+	}
+	return found
+}
+
+func main() {
+	lines := bufio.NewScanner(os.Stdin)
+	lines.Buffer(nil, 256<<20)
+	logger := funcr.New(func(prefix, args string) { log.Println(prefix, args) }, funcr.Options{})
+	ctrllog.SetLogger(logger)
+	ctx := ctrllog.IntoContext(context.Background(), logger)
+
+	var options start
+	if !lines.Scan() {
+		log.Fatal("no first line")
+	}
+	must(json.Unmarshal(lines.Bytes(), &options))
+
+	config := kvblock.DefaultInMemoryIndexConfig()
+	config.Size = 1 << 20
+	index, err := kvblock.NewInMemoryIndex(config)
+	must(err)
+	processor, err := kvblock.NewChunkedTokenDatabase(&kvblock.TokenProcessorConfig{BlockSizeTokens: options.BlockSize})
+	must(err)
+	adapter, err := engineadapter.NewAdapter(engineadapter.EngineTypeVLLM)
+	must(err)
+	pool := kvevents.NewPool(kvevents.DefaultConfig(), index, processor, adapter)
+	pool.Start(ctx)
+	subscribers := kvevents.NewSubscriberManager(pool)
+	for _, stream := range options.Streams {
+		must(subscribers.EnsureSubscriber(ctx, stream.Name, stream.Live, kvevents.DefaultConfig().TopicFilter, true))
+	}
+
+	answers := json.NewEncoder(os.Stdout)
+	for lines.Scan() {
+		var asked struct {
+			Known []block `json:"known"`
+		}
+		must(json.Unmarshal(lines.Bytes(), &asked))
+		must(answers.Encode(map[string]any{"held": held(ctx, index, processor, asked.Known)}))
+	}
+	must(lines.Err())
+}

@@ -1,0 +1,98 @@
+"""The doubles of routers keep the rules that they were made for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.clears_by_pod import ClearsByPod
+from tests.doubles.llmd_replay import LlmdWithReplay
+from tests.doubles.never_asks import NeverAsks
+from tests.doubles.payloads import cleared, payload, store
+from tests.doubles.ping_as_message import PingAsMessage
+from tests.system.bus import eventually
+from tests.transport.bare import listening
+
+from .cache import Cache
+from .routers import anywhere
+
+ANY = "tcp://127.0.0.1:*"
+
+
+async def until(read: Callable[[], Awaitable[set[int]]], wanted: set[int]) -> None:
+    found: set[int] | None = None
+    try:
+        async with asyncio.timeout(30):
+            while (found := await read()) != wanted:  # noqa: ASYNC110 - it reads meanwhile
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"{found} is not {wanted}") from None
+
+
+async def test_llmd_takes_a_whole_answer_and_an_empty_one_but_not_one_that_begins_late() -> None:
+    for steps, exact in ((100, True), (0, True), (3, False)):
+        cache = Cache(seed=1)
+        async with EnginePublisher(ANY, ANY, bind=True, buffer_steps=steps) as engine:
+            for _ in range(10):
+                engine.publish(cache.batch())
+            before = set(cache.live)
+            router = LlmdWithReplay(engine.endpoint, str(engine.replay_endpoint))
+            await until(router.read_on, before if steps == 100 else set())
+            await engine.wait_for_subscriber(30)
+            engine.publish(cache.batch())
+            if exact:
+                await until(router.read_on, set(cache.live) if steps else cache.live.keys() - before)
+                assert router.refused == 0
+            else:
+                await until(router.read_on, set())
+                assert router.refused
+            router.close()
+
+
+async def test_llmd_forgets_everything_where_a_hole_is_not_filled() -> None:
+    cache = Cache(seed=1)
+    async with EnginePublisher(ANY, ANY, bind=True, buffer_steps=0) as engine:
+        router = LlmdWithReplay(engine.endpoint, str(engine.replay_endpoint))
+        await until(router.read_on, set())
+        await engine.wait_for_subscriber(30)
+        engine.publish(cache.batch())
+        await until(router.read_on, set(cache.live))
+        for live in (False, True):
+            engine.publish(cache.batch(), live=live)
+        await until(router.read_on, set())
+        assert router.refused == 1
+        router.close()
+
+
+async def test_one_rank_clears_its_own_blocks_or_those_of_the_pod() -> None:
+    async def settled(read: Callable[[], set[int]], wanted: set[int]) -> None:
+        async def found() -> set[int]:
+            return read()
+
+        await until(found, wanted)
+
+    for double, left in ((NeverAsks, {2}), (ClearsByPod, set())):
+        async with EnginePublisher(ANY, None, bind=True) as one, EnginePublisher(ANY, None, bind=True) as other:
+            router = double([one.endpoint, other.endpoint])
+            for number, engine in enumerate((one, other)):
+                await engine.wait_for_subscriber(30)
+                engine.publish(payload(store([number + 1]), rank=number))
+            await settled(router.read, {1, 2})
+            one.publish(payload(cleared()))
+            await settled(router.read, left)
+            router.close()
+
+
+async def test_a_ping_is_a_message_and_gets_no_answer() -> None:
+    _, port, _ = anywhere()
+    async with listening(port, b"PUB") as peers:
+        router = PingAsMessage(f"tcp://127.0.0.1:{port}")
+        await eventually(lambda: peers and peers[0].messages, "a subscription")
+        peers[0].command(b"PING", bytes(2))
+        await eventually(lambda: router.odd, "a message that is none")
+        assert peers[0].messages == [[b"\x01"]]
+        assert peers[0].commands == [b"READY"]
+        await peers[0].close()
+        await eventually(lambda: router.lost, "the end of the connection")
+        await router.close()
