@@ -58,16 +58,16 @@ DIRECT: Final[Mapping[str, Beliefs]] = {
 }
 
 THROUGH_KVBUS: Final[Mapping[str, Beliefs]] = {
-    "llm-d-kv-cache 0.9.0": but("missed_five", nothing="late"),
+    "llm-d-kv-cache 0.9.0": EXACT,
     "Dynamo 1.6.1, indexer": EXACT,
-    "Dynamo 1.6.1, KvRouter": but("missed_five", nothing="late"),
+    "Dynamo 1.6.1, KvRouter": EXACT,
     "vLLM router 0.1.17": EXACT,
-    "vLLM router, no replay": but(nothing="late missed_five"),
-    "SMG relay 0.14.1": but(nothing="late"),
-    "AIBrix 0.7.0": but("missed_five engine_restarts", nothing="late"),
-    "go-zeromq 0.17.0": but("missed_five", nothing="late"),
+    "vLLM router, no replay": EXACT,
+    "SMG relay 0.14.1": EXACT,
+    "AIBrix 0.7.0": but("missed_five"),  # it ignores AllBlocksCleared
+    "go-zeromq 0.17.0": EXACT,
     "llm-d with replay (double)": EXACT,
-    "never asks (double)": but("missed_five", nothing="late"),
-    "clears by pod (double)": but("missed_five", nothing="late"),
-    "PING as a message (double)": but("missed_five", nothing="late"),
+    "never asks (double)": EXACT,
+    "clears by pod (double)": EXACT,
+    "PING as a message (double)": EXACT,
 }
