@@ -272,7 +272,8 @@ def seqs_of(reply: Any) -> list[int | str]:
     """The numbers of a whole answer, ``END`` for the marker."""
     found: list[int | str] = []
     while (message := reply.next_message()) is not None:
-        found.append("END" if message[-2] == END_SEQ else int.from_bytes(message[-2], "big"))
+        if message:
+            found.append("END" if message[-2] == END_SEQ else int.from_bytes(message[-2], "big"))
     return found
 
 

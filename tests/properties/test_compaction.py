@@ -147,7 +147,8 @@ class Reader:
 
     def pull(self, messages=1):
         for _ in range(messages):
-            message = self.answer.next_message()
+            while (message := self.answer.next_message()) == []:
+                pass
             if message is None or message[-2] == END_SEQ:
                 self.over = True
                 return

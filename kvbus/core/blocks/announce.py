@@ -16,6 +16,10 @@ MOST_BLOCKS: Final = 4096
 """Most blocks of a batch that kvbus puts together: there are routers that refuse more."""
 
 
+PAUSE: Final = 512
+"""Blocks after which a list in the making pauses."""
+
+
 def announce(index: Index) -> Iterator[AnyEvent]:
     """The shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
     for events in slices(index, MOST_BLOCKS):
@@ -25,10 +29,12 @@ def announce(index: Index) -> Iterator[AnyEvent]:
 def slices(index: Index, size: int) -> Iterator[list[AnyEvent]]:
     """The same stores in lists of exactly ``size`` blocks each, as routers count them; the last list may hold fewer.
 
-    An event that does not fit into what is left of a list goes on in the next one.
+    An event that does not fit into what is left of a list goes on in the next one. An empty list is a pause: a large
+    list takes tens of milliseconds, and the caller has other work.
     """
     events: list[AnyEvent] = []
     room = size
+    pause = size - PAUSE
     for chunk, first, end in _runs(index):
         tokens: list[Any] | None = None
         start = first
@@ -43,7 +49,10 @@ def slices(index: Index, size: int) -> Iterator[list[AnyEvent]]:
             start = stop
             if not room:
                 yield events
-                events, room = [], size
+                events, room, pause = [], size, size - PAUSE
+            elif room <= pause:
+                yield []
+                pause = room - PAUSE
     if events:
         yield events
 

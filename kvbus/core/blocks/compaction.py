@@ -91,6 +91,9 @@ class StateSnapshot:
             # a router may hold blocks from before: this is the whole truth, not an addition to what it has
             first: list[AnyEvent] = [AllBlocksCleared()]
             for events in slices(part.index, per_batch):
+                if not events:
+                    yield b""
+                    continue
                 yield encode(self._wire, first + events, part.ts, part.rank)
                 first = []
             if first:
@@ -124,7 +127,7 @@ class SnapshotChunks:
         return ChunkReader(self)
 
     def get(self, i: int) -> bytes | None:
-        """Return the ``i``-th batch, None past the last. Readers ask in order.
+        """Return the ``i``-th batch; ``b""`` while it is being made, None past the last. Readers ask in order.
 
         Raises:
             LookupError: it is not kept any more.
@@ -135,8 +138,8 @@ class SnapshotChunks:
         kept = self._kept
         while len(kept) <= at:
             payload = next(self._source, None)
-            if payload is None:
-                return None
+            if not payload:
+                return payload
             kept.append(payload)
             self._kept_bytes += len(payload)
         payload = kept[at]
@@ -163,10 +166,10 @@ class ChunkReader:
             except LookupError:
                 self._own, self._skip = self._chunks.make(), self._next
             else:
-                self._next += 1
+                self._next += bool(payload)
                 return payload
-        if self._skip:
+        payload = next(self._own, None)
+        if self._skip and payload:
             self._skip -= 1
-            next(self._own)
             return b""
-        return next(self._own, None)
+        return payload

@@ -268,6 +268,10 @@ class Index:
             yield from _table_runs(key, self.tables[key])
 
 
+_MAX_RUNS: Final = 4096
+"""Chunks whose runs are remembered: many blocks may have their parent in one of the last ones."""
+
+
 def _table_order(key: TableKey) -> tuple[bool, str, int]:
     return (key[1] != DEVICE_MEDIUM, key[1], -1 if key[0] is None else key[0])
 
@@ -279,15 +283,14 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
         if chunk.derived is not None:
             derived, per_block = chunk.reblocked()
             sub_blocks.update((name, (chunk, at // per_block)) for at, name in enumerate(derived))
-    # the garbage collector tracks nothing of this: a pass over it would stop the stream
     runs: dict[int, tuple[tuple[int, int], ...]] = {}
-    whole: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = {}
 
     def runs_of(chunk: Chunk) -> tuple[tuple[int, int], ...]:
         found = runs.get(id(chunk))
         if found is None:
-            found = tuple(live_runs(table, chunk))
-            found = runs[id(chunk)] = whole.setdefault(found, found) if len(found) == 1 else found
+            if len(runs) == _MAX_RUNS:  # a million of them would be a hundred megabytes
+                runs.clear()
+            found = runs[id(chunk)] = tuple(live_runs(table, chunk))
         return found
 
     def run_before(chunk: Chunk, first: int) -> tuple[Chunk, int, int] | None:
@@ -302,14 +305,19 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
             return None
         return next(((holder, a, b) for a, b in runs_of(holder) if a <= at < b), None)
 
-    done: set[int] = set()
-    for chunk in set_of_chunks(table):
+    done: set[Hash] = set()
+    """The first block of each run that was taken: names that are there anyway, so the set costs its slots alone."""
+    last: Chunk | None = None
+    for chunk in table.blocks.values():
+        if chunk is last:
+            continue
+        last = chunk
         for a, b in runs_of(chunk):
             path: list[tuple[Chunk, int, int]] = []
             walk: tuple[Chunk, int, int] | None = (chunk, a, b)
             # up to the first ancestor that was taken already; noted on the way, so that a cycle of parents ends too
-            while walk is not None and (run_id := id(walk[0]) << 32 | walk[1]) not in done:
-                done.add(run_id)
+            while walk is not None and (name := walk[0].hashes[walk[1]]) not in done:
+                done.add(name)
                 path.append(walk)
                 walk = run_before(walk[0], walk[1])
             yield from ((key, *run) for run in reversed(path))

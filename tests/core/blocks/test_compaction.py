@@ -21,7 +21,8 @@ def told(cut, room=10**6):
     reader = cut.chunks(room).reader()
     found: list[Any] = []
     while (body := reader.next_payload()) is not None:
-        found.append(body)
+        if body:
+            found.append(body)
     return found
 
 

@@ -50,7 +50,8 @@ def cutter(of, *hashes):
 def messages_of(answer):
     found = []
     while (message := answer.next_message()) is not None:
-        found.append(message)
+        if message:
+            found.append(message)
     return found
 
 
