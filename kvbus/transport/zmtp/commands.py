@@ -72,6 +72,11 @@ def error(text: str) -> bytes:
     return command(ERROR, bytes([len(reason)]) + reason)
 
 
+def refusal(data: bytes) -> ProtocolError:
+    """What the peer's ERROR means for this connection."""
+    return ProtocolError(Reason.REFUSED, f"the peer says: {data[1:].decode('ascii', 'replace')}")
+
+
 def pong(ping: bytes) -> bytes:
     """Encode the answer to a PING with this data: its context comes back.
 

@@ -44,7 +44,13 @@ class Connection(asyncio.BufferedProtocol):
 
         self._connections = connections
         self._socket = connected
-        self._zmtp = Protocol(connections.role, accepting=accepting, limits=connections.settings.limits)
+        role, mechanism = connections.role, connections.mechanism
+        self._zmtp = Protocol(
+            role,
+            accepting=accepting,
+            limits=connections.settings.limits,
+            mechanism=None if mechanism is None else mechanism(role),
+        )
         self._transport: asyncio.Transport | None = None
 
         # Reading: bytes in this turn; whether the connection waits for another turn; whether the role wants no more.
@@ -202,7 +208,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or not self._connections.admit(self):
             return
         self._answer()  # the handshake's last bytes go before whatever the role writes
-        self.peer = Peer(self, self._transport, self._socket, self.address, opened, self._zmtp.topics)
+        zmtp = self._zmtp
+        self.peer = Peer(self, self._transport, self._socket, self.address, opened, zmtp.topics, zmtp.sealing)
         self._connections.opened(self, self.peer)
 
     def _answer(self) -> None:

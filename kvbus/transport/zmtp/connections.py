@@ -9,6 +9,7 @@ from typing import Final
 
 from kvbus.transport.zmtp.addresses import peer_address
 from kvbus.transport.zmtp.connection import Connection
+from kvbus.transport.zmtp.mechanism import MechanismFactory
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.roles import Role
@@ -33,13 +34,22 @@ class Connections:
         handler: what the role does with peers.
         settings: bounds and times.
         refused: called for each connection that does not become a peer.
+        mechanism: makes each connection's security mechanism; None for NULL.
     """
 
-    def __init__(self, role: Role, handler: PeerHandler, settings: Settings, refused: Refused | None) -> None:
+    def __init__(
+        self,
+        role: Role,
+        handler: PeerHandler,
+        settings: Settings,
+        refused: Refused | None,
+        mechanism: MechanismFactory | None,
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.role = role
         self.handler = handler
         self.settings = settings
+        self.mechanism = mechanism
         self.turns = Turns()
         self.scratch = memoryview(bytearray(_SCRATCH))
         self.peers: dict[int, Peer] = {}

@@ -12,6 +12,7 @@ from typing import Final
 from kvbus.errors import BindError
 from kvbus.transport.zmtp import addresses
 from kvbus.transport.zmtp.connections import Connections, Refused
+from kvbus.transport.zmtp.mechanism import MechanismFactory
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS, Settings
@@ -35,6 +36,7 @@ class Dialler:
         handler: what to do with the peer.
         settings: bounds and times.
         refused: called with reason and address for each connection that does not become a peer.
+        mechanism: makes each connection's security mechanism; None for NULL.
 
     Raises:
         BindError: the endpoint is malformed.
@@ -48,6 +50,7 @@ class Dialler:
         *,
         settings: Settings = DEFAULT_SETTINGS,
         refused: Refused | None = None,
+        mechanism: MechanismFactory | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._loop = asyncio.get_running_loop()
@@ -58,7 +61,7 @@ class Dialler:
                 self._host, self._port = addresses.split_tcp(endpoint)
             except ValueError as error:
                 raise BindError(endpoint, str(error), verb="connect to") from error
-        self._connections = Connections(role, handler, settings, refused)
+        self._connections = Connections(role, handler, settings, refused, mechanism)
         self._task = self._loop.create_task(self._run())
 
     @property

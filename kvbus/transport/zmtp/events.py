@@ -11,6 +11,8 @@ class Opened(NamedTuple):
     socket_type: bytes
     identity: bytes
     version: tuple[int, int]
+    key: bytes = b""
+    """The public key that the peer has proven to own (CURVE)."""
 
 
 class Subscribed(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Final
 
 from kvbus.transport.zmtp import addresses
 from kvbus.transport.zmtp.connections import Connections, Refused
+from kvbus.transport.zmtp.mechanism import MechanismFactory
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.roles import Role
@@ -33,6 +34,7 @@ class Listener:
         handler: what to do with peers.
         settings: bounds and times.
         refused: called with reason and address for each connection that does not become a peer.
+        mechanism: makes each connection's security mechanism; None for NULL.
 
     Raises:
         BindError: the endpoint is taken, malformed, or no address of this machine.
@@ -46,10 +48,11 @@ class Listener:
         *,
         settings: Settings = DEFAULT_SETTINGS,
         refused: Refused | None = None,
+        mechanism: MechanismFactory | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._bound = addresses.bind(endpoint)
-        self._connections = Connections(role, handler, settings, refused)
+        self._connections = Connections(role, handler, settings, refused, mechanism)
         self._again: asyncio.TimerHandle | None = None
         self._closed = False
         self._listen()

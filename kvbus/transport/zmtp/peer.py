@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from kvbus.transport.zmtp import tcp
 from kvbus.transport.zmtp.events import Opened
+from kvbus.transport.zmtp.mechanism import Sealing
 from kvbus.transport.zmtp.subscriptions import Subscriptions
 
 _IDS: Final = itertools.count(1)
@@ -67,9 +68,10 @@ class Peer:
         socket_type: of the peer, such as ``b"SUB"``.
         identity: that the peer gave itself; often empty, and not unique.
         version: of ZMTP, spoken on this connection.
+        key: the public key that the peer has proven to own; empty without CURVE.
         topics: what the peer has subscribed to (PUB).
         writable: False from the high-water mark of :attr:`waiting_bytes` down to the low one.
-        written_bytes: given to :meth:`write` so far.
+        written_bytes: given to :meth:`write` so far, sealed.
         closed: True from :meth:`close` or the end of the connection on; writes do nothing then.
     """
 
@@ -81,6 +83,7 @@ class Peer:
         address: str,
         opened: Opened,
         topics: Subscriptions,
+        sealing: Sealing | None = None,
     ) -> None:
         self.id = next(_IDS)
         self.address = address
@@ -88,6 +91,7 @@ class Peer:
         self.socket_type = opened.socket_type
         self.identity = opened.identity
         self.version = opened.version
+        self.key = opened.key
         self.topics = topics
         self.writable = True
         self.written_bytes = 0
@@ -95,6 +99,7 @@ class Peer:
 
         self._steering = steering
         self._transport = transport
+        self._sealing = sealing
         self._socket = connection
         self._local = connection.family == socket.AF_UNIX
         self._acknowledged = 0
@@ -132,6 +137,8 @@ class Peer:
     def write(self, data: bytes) -> None:
         """Send encoded messages, whole ones. Join what is to be sent in one turn: every call costs the same."""
         if not self.closed:
+            if self._sealing is not None:
+                data = self._sealing.seal(data)
             self.written_bytes += len(data)
             self._transport.write(data)
 

@@ -2,8 +2,9 @@
 
 The caller feeds received bytes with :meth:`Protocol.receive_data`, takes events one at a time with
 :meth:`Protocol.next_event` (so it decides how much work it does at once), and sends :meth:`Protocol.data_to_send`.
-Messages are not sent through this object: their bytes are the same for every peer, see
-:func:`~kvbus.transport.zmtp.frames.encode_message`.
+Messages are not sent through this object: without encryption their bytes are the same for every peer, see
+:func:`~kvbus.transport.zmtp.frames.encode_message`. Once the handshake is over, all that is sent goes through
+:attr:`Protocol.sealing` if the mechanism has one, the answers of :meth:`Protocol.data_to_send` too.
 
 Peers of ZMTP 3.0 and 2.0 are understood too. kvbus sends no PING: go-zeromq gives it to the application as a message.
 """
@@ -17,10 +18,14 @@ from kvbus.transport.zmtp import commands, greeting
 from kvbus.transport.zmtp.events import Cancelled, Event, Message, Opened, Progress, Subscribed
 from kvbus.transport.zmtp.frames import Frame, FrameReader, encode_message
 from kvbus.transport.zmtp.limits import DEFAULT, Limits
-from kvbus.transport.zmtp.mechanism import Mechanism, Null, check_type
+from kvbus.transport.zmtp.mechanism import Mechanism, Null, Sealing, check_type
 from kvbus.transport.zmtp.reasons import ProtocolError, Reason
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.subscriptions import Subscriptions
+
+_NO_ANSWER: Final = frozenset({Reason.REFUSED, Reason.CURVE, Reason.KEY, Reason.NONCE})
+"""Why a handshake ends without an ERROR. libzmq takes every ERROR as final and never dials again: a router whose key is
+added to the list later would stay away."""
 
 _SUBSCRIBE: Final = 1
 _CANCEL: Final = 0
@@ -54,6 +59,8 @@ class Protocol:
     ) -> None:
         self.state = State.GREETING
         self.topics = Subscriptions(limits)
+        self.sealing: Sealing | None = None
+        """Seals and unseals frames once the handshake is over; None if they travel as they are."""
 
         self._role = role
         self._limits = limits
@@ -64,6 +71,7 @@ class Protocol:
         self._out = bytearray(greeting.OPENING)
 
         # The handshake.
+        self._frame_bytes = limits.frame_bytes
         self._major: int | None = None
         self._version = (0, 0)
         self._socket_type = b""
@@ -104,7 +112,7 @@ class Protocol:
                 return None
             return self._shake_hands() if self.state is State.HANDSHAKE else None
         except ProtocolError as problem:
-            if self.state is State.HANDSHAKE and self._version >= (3, 0) and problem.reason is not Reason.REFUSED:
+            if self.state is State.HANDSHAKE and self._version >= (3, 0) and problem.reason not in _NO_ANSWER:
                 self._out += commands.error(str(problem))
             self.state = State.FAILED
             self._buffer.clear()
@@ -124,6 +132,8 @@ class Protocol:
         self._version = peer.version
         self.state = State.HANDSHAKE
         if peer.version < (3, 0):
+            if self._mechanism.name != Null.name:
+                raise ProtocolError(Reason.MECHANISM, f"ZMTP 2.0 has no {self._mechanism.name.decode()}")
             check_type(self._role, peer.socket_type)
             self._socket_type = peer.socket_type
             self._reader = FrameReader(self._buffer, commands=False)
@@ -149,21 +159,26 @@ class Protocol:
         peer = self._mechanism.peer
         if peer is None:
             return Progress()
-        return self._open(peer[b"socket-type"], peer.get(b"identity", b""))
+        self.sealing = self._mechanism.sealing
+        if self.sealing is not None:
+            self._frame_bytes += self.sealing.overhead
+        return self._open(peer[b"socket-type"], peer.get(b"identity", b""), self._mechanism.peer_key)
 
     def _identity(self, frame: Frame) -> Event:
         if frame.more or len(frame.body) > commands.MAX_IDENTITY:
             raise ProtocolError(Reason.FRAME, "no identity where ZMTP 2.0 has one")
         return self._open(self._socket_type, frame.body)
 
-    def _open(self, socket_type: bytes, identity: bytes) -> Opened:
+    def _open(self, socket_type: bytes, identity: bytes, key: bytes = b"") -> Opened:
         self.state = State.OPEN
-        return Opened(socket_type, identity, self._version)
+        return Opened(socket_type, identity, self._version, key)
 
     def _next(self) -> Event | None:
-        frame = self._reader.next_frame(self._limits.frame_bytes)
+        frame = self._reader.next_frame(self._frame_bytes)
         if frame is None:
             return None
+        if self.sealing is not None:
+            frame = self.sealing.unseal(frame)
         return self._command(frame.body) if frame.command else self._message(frame)
 
     def _message(self, frame: Frame) -> Event:
@@ -197,7 +212,7 @@ class Protocol:
         if name == commands.PING:
             self._out += commands.pong(data)
         elif name == commands.ERROR:
-            raise ProtocolError(Reason.REFUSED, f"the peer says: {data[1:].decode('ascii', 'replace')}")
+            raise commands.refusal(data)
         elif self._role is Role.PUB and name in {commands.SUBSCRIBE, commands.CANCEL}:
             return self._subscription(subscribe=name == commands.SUBSCRIBE, topic=data)
         return Progress()

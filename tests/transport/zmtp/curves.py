@@ -1,0 +1,118 @@
+"""Keys, and the other end of a CURVE connection, without I/O: the peers that a PUB or a ROUTER of kvbus has."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import zmq
+from nacl.bindings import crypto_box_keypair, crypto_scalarmult_base
+from zmq.utils import z85
+
+from kvbus.transport.zmtp.curve import Client, ClientKeys, Server, ServerKeys
+from kvbus.transport.zmtp.events import Progress
+from kvbus.transport.zmtp.frames import Frame, FrameReader
+from kvbus.transport.zmtp.limits import DEFAULT
+from kvbus.transport.zmtp.protocol import Protocol
+from kvbus.transport.zmtp.roles import Role
+from tests.transport.zmtp.peers import greeting
+
+# What kvbus itself never is. The mechanisms read these two attributes of a role.
+SUB: Any = SimpleNamespace(socket_type=b"SUB", peers=frozenset({b"PUB"}))
+DEALER: Any = SimpleNamespace(socket_type=b"DEALER", peers=frozenset({b"ROUTER"}))
+
+HELLO = greeting(mechanism=b"CURVE")
+
+
+class Pair:
+    """A key pair; ``z85`` is the same for libzmq."""
+
+    def __init__(self) -> None:
+        self.public, self.secret = crypto_box_keypair()
+        assert crypto_scalarmult_base(self.secret) == self.public
+
+    @property
+    def z85(self) -> tuple[bytes, bytes]:
+        return z85.encode(self.public), z85.encode(self.secret)
+
+    def accepts(self, *clients: Pair) -> ServerKeys:
+        return ServerKeys(self.public, self.secret, frozenset(client.public for client in clients))
+
+    def dials(self, server: Pair) -> ClientKeys:
+        return ClientKeys(self.public, self.secret, server.public)
+
+    def as_client(self, server: Pair) -> dict[str, bytes]:
+        """Options of a libzmq socket."""
+        public, secret = self.z85
+        return {"CURVE_SERVERKEY": server.z85[0], "CURVE_PUBLICKEY": public, "CURVE_SECRETKEY": secret}
+
+    def as_server(self, socket: zmq.Socket[bytes]) -> None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self.z85[1])
+
+
+def accepting(keys: ServerKeys, role: Role = Role.PUB, limits: Any = DEFAULT, **options: Any) -> Protocol:
+    """kvbus's end of a connection that it has accepted, behind the greetings."""
+    protocol = Protocol(role, accepting=True, limits=limits, mechanism=Server(keys, role, **options))
+    feed(protocol, HELLO)
+    assert protocol.data_to_send() == HELLO
+    return protocol
+
+
+def dialling(keys: ClientKeys) -> Protocol:
+    """kvbus's end of a connection that it has made, behind the greetings; its HELLO is to be sent."""
+    protocol = Protocol(Role.PUB, accepting=False, mechanism=Client(keys, Role.PUB))
+    assert protocol.data_to_send() == HELLO[:11]
+    protocol.receive_data(HELLO[:11])
+    assert protocol.next_event() is None
+    assert protocol.data_to_send() == HELLO[11:]
+    feed(protocol, HELLO[11:])
+    return protocol
+
+
+def feed(protocol: Protocol, data: bytes) -> list[Any]:
+    """The events of some bytes, but for Progress."""
+    protocol.receive_data(data)
+    events = []
+    while (event := protocol.next_event()) is not None:
+        if not isinstance(event, Progress):
+            events.append(event)
+    return events
+
+
+def frames_of(data: bytes) -> list[Frame]:
+    """Every frame of some bytes."""
+    reader = FrameReader(bytearray(data), commands=True)
+    frames = []
+    while (frame := reader.next_frame(2**30)) is not None:
+        frames.append(frame)
+    return frames
+
+
+def take(mechanism: Client | Server, data: bytes) -> bytes:
+    """Let the other end take a command frame; what it answers."""
+    (frame,) = frames_of(data)
+    name = 1 + frame.body[0]
+    return mechanism.receive(frame.body[1:name], frame.body[name:])
+
+
+def opened(server: Pair, client: Pair, role: Role = Role.PUB, limits: Any = DEFAULT) -> tuple[Protocol, Client]:
+    """kvbus's end and a client's whose handshake is over."""
+    protocol = accepting(server.accepts(client), role, limits)
+    peer = Client(client.dials(server), SUB if role is Role.PUB else DEALER)
+    feed(protocol, peer.start())
+    feed(protocol, take(peer, protocol.data_to_send()))
+    assert take(peer, protocol.data_to_send()) == b""
+    assert protocol.sealing is not None
+    assert peer.sealing is not None
+    return protocol, peer
+
+
+def sealed(peer: Client | Server, data: bytes) -> bytes:
+    assert peer.sealing is not None
+    return peer.sealing.seal(data)
+
+
+def unsealed(peer: Client | Server, data: bytes) -> list[Frame]:
+    assert peer.sealing is not None
+    return [peer.sealing.unseal(frame) for frame in frames_of(data)]

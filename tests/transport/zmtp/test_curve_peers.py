@@ -1,0 +1,315 @@
+"""CURVE with real peers: libzmq's sockets as clients and as servers, on both loops."""
+
+import asyncio
+import contextlib
+
+import pytest
+import zmq
+
+from kvbus.transport.zmtp.curve import Client
+from kvbus.transport.zmtp.dialler import Dialler
+from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.limits import Limits
+from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.settings import Settings
+from tests.ports import free_port
+from tests.transport.loops import both_loops, eventually, read_all, turns
+from tests.transport.zmtp.curves import HELLO, SUB, Pair, sealed, take
+from tests.transport.zmtp.peers import Recorder, hello
+
+ANY = "tcp://127.0.0.1:0"
+ROOMY = Settings(limits=Limits(frame_bytes=2**24, message_bytes=2**24))
+US, THEM, OTHER = Pair(), Pair(), Pair()
+
+
+@contextlib.asynccontextmanager
+async def listening(keys, role=Role.PUB, *, settings=None, **options):
+    """A listener with CURVE, or None for one without it, and what its role has seen."""
+    seen = Recorder(**options)
+    mechanism = None if keys is None else keys.mechanism
+    listener = Listener(ANY, role, seen, settings=settings or Settings(), refused=seen.refuse, mechanism=mechanism)
+    try:
+        yield listener, seen
+    finally:
+        listener.close()
+        await turns()
+        assert not listener.peers
+
+
+@contextlib.asynccontextmanager
+async def dialling(keys, endpoint):
+    """The same for a dialler."""
+    seen = Recorder()
+    mechanism = None if keys is None else keys.mechanism
+    dialler = Dialler(endpoint, Role.PUB, seen, refused=seen.refuse, mechanism=mechanism)
+    try:
+        yield seen
+    finally:
+        dialler.close()
+        await turns()
+
+
+@pytest.fixture
+def bound(context):
+    """Bind a SUB that is a CURVE server, or a plain one."""
+    made = []
+
+    def one(keys, endpoint="tcp://127.0.0.1:*"):
+        socket = context.socket(zmq.SUB)
+        made.append(socket)
+        socket.linger = 0
+        socket.subscribe(b"")
+        if keys is not None:
+            keys.as_server(socket)
+        socket.bind(endpoint)
+        return socket, socket.last_endpoint.decode()
+
+    yield one
+    for socket in made:
+        socket.close()
+
+
+async def received(sub, count):
+    got: list[list[bytes]] = []
+
+    def all_there():
+        got.extend(read_all(sub))
+        return len(got) >= count
+
+    await eventually(all_there, f"{count} messages")
+    return got
+
+
+@both_loops
+async def test_subscribers_of_libzmq_get_what_they_want(dial):
+    async with listening(US.accepts(THEM, OTHER), settings=ROOMY) as (listener, seen):
+        sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"a", RCVHWM=0, **THEM.as_client(US))
+        xsub = dial(zmq.XSUB, listener.endpoint, RCVHWM=0, **OTHER.as_client(US))
+        xsub.send(b"\x01")
+        await eventually(lambda: len(seen.topics) == 2, "both subscriptions")
+        assert {peer.key for peer in seen.peers} == {THEM.public, OTHER.public}
+        sizes = [0, 1, 222, 223, 255, 256, 70_000, 2_000_000]
+        sent = [[b"a" + bytes([n % 8]), n.to_bytes(8, "big"), b"p" * sizes[n % 7]] for n in range(500)]
+        sent.append([b"a", b"", b"x" * sizes[-1], b"", b"end"])
+        for frames in sent:
+            seen.send(*frames)
+        seen.send(b"b", b"for one alone")
+        assert await received(sub, len(sent)) == sent
+        assert await received(xsub, len(sent) + 1) == [*sent, [b"b", b"for one alone"]]
+        sub.unsubscribe(b"a")
+        await eventually(lambda: seen.topics[-1] == ("-", b"a"), "the cancelled subscription")
+        sub.close()
+        await eventually(lambda: seen.ends == [Reason.LEFT], "the peer's end")
+        assert seen.refused == []
+
+
+@both_loops
+async def test_several_messages_leave_in_one_write_and_are_counted_sealed(dial):
+    async with listening(US.accepts(THEM)) as (listener, seen):
+        sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **THEM.as_client(US))
+        await eventually(lambda: seen.topics, "the subscription")
+        (peer,) = seen.peers
+        messages = [[b"kv", bytes(n)] for n in range(300)]
+        data = b"".join(map(encode_message, messages))
+        peer.write(data)
+        assert await received(sub, 300) == messages
+        assert peer.written_bytes > len(data) + 33 * 600 - 1
+        await eventually(lambda: peer.acknowledged_bytes == peer.written_bytes, "the acknowledgement")
+
+
+@both_loops
+@pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ])
+async def test_requesters_of_libzmq_are_heard_and_answered(dial, kind):
+    async with listening(US.accepts(THEM), Role.ROUTER, settings=ROOMY, echo=True) as (listener, seen):
+        asking = dial(kind, listener.endpoint, IDENTITY=b"me", **THEM.as_client(US))
+        for frames in ([b"short"], [b"x" * 300, b"", b"y" * 3_000_000]):
+            asking.send_multipart(frames)
+            await eventually(lambda: asking.poll(0), "the answer")
+            assert asking.recv_multipart() == frames
+        assert [peer.identity for peer in seen.peers] == [b"me"]
+
+
+@both_loops
+async def test_heartbeats_of_libzmq_are_answered(dial):
+    """A libzmq peer that gets no PONG ends the connection after its time-out."""
+    async with listening(US.accepts(THEM)) as (listener, seen):
+        beats = {"HEARTBEAT_IVL": 20, "HEARTBEAT_TIMEOUT": 100, "HEARTBEAT_TTL": 1000}
+        sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **beats, **THEM.as_client(US))
+        await eventually(lambda: seen.topics, "the subscription")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 1
+        await eventually(lambda: loop.time() > until, "ten times its time-out")
+        assert seen.ends == []
+        assert seen.peers[0].written_bytes > 0
+        seen.send(b"still there")
+        assert await received(sub, 1) == [[b"still there"]]
+
+
+@both_loops
+async def test_a_client_with_the_wrong_key_of_ours_keeps_trying(dial):
+    async with listening(US.accepts(THEM)) as (listener, seen):
+        dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", RECONNECT_IVL=10, **THEM.as_client(OTHER))
+        await eventually(lambda: len(seen.refused) > 2, "its attempts")
+        assert set(seen.refused) == {Reason.CURVE}
+        assert seen.peers == []
+
+
+@both_loops
+async def test_a_key_that_is_added_later_is_let_in(dial):
+    """libzmq dials again only because it was not sent an ERROR."""
+    keys = US.accepts(OTHER)
+    async with listening(keys) as (listener, seen):
+        sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", RECONNECT_IVL=10, **THEM.as_client(US))
+        await eventually(lambda: len(seen.refused) > 2, "its attempts")
+        assert set(seen.refused) == {Reason.KEY}
+        keys.allow(frozenset({THEM.public, OTHER.public}), listener.peers.values())
+        # libzmq subscribes again, after a reconnection, when its application calls it
+        await eventually(lambda: not sub.poll(0) and seen.topics, "the subscription")
+        seen.send(b"you")
+        assert await received(sub, 1) == [[b"you"]]
+
+
+@both_loops
+async def test_a_key_that_is_removed_ends_its_own_connections_alone(dial):
+    keys = US.accepts(THEM, OTHER)
+    async with listening(keys) as (listener, seen):
+        stays = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **OTHER.as_client(US))
+        goes = [
+            dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", RECONNECT_IVL=10, **THEM.as_client(US)) for _ in range(2)
+        ]
+        await eventually(lambda: len(seen.topics) == 3, "the subscriptions")
+        seen.send(b"before")
+        for sub in (stays, *goes):
+            assert await received(sub, 1) == [[b"before"]]
+        keys.allow(frozenset({OTHER.public}), listener.peers.values())
+        seen.send(b"after")
+        assert await received(stays, 1) == [[b"after"]]
+        await eventually(lambda: seen.ends == [Reason.REVOKED] * 2, "the ends")
+        await eventually(lambda: len(seen.refused) > 3, "their attempts")
+        assert set(seen.refused) == {Reason.KEY}
+        assert [peer.key for peer in seen.peers] == [OTHER.public]
+        assert not any(sub.poll(0) for sub in goes)
+
+
+@both_loops
+@pytest.mark.parametrize("curve", [True, False])
+async def test_one_side_without_curve_gets_nothing(dial, curve):
+    async with listening(US.accepts(THEM) if curve else None) as (listener, seen):
+        dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **({} if curve else THEM.as_client(US)))
+        await eventually(lambda: seen.refused, "the refusal")
+        assert set(seen.refused) <= {Reason.MECHANISM, Reason.LEFT, Reason.BROKEN}  # the peer may be faster
+        assert seen.peers == []
+
+
+@both_loops
+async def test_a_router_that_binds_is_dialled(bound):
+    sub, endpoint = bound(US)
+    async with dialling(THEM.dials(US), endpoint) as seen:
+        await eventually(lambda: not sub.poll(0) and seen.topics == [("+", b"")], "its subscription")
+        messages = [[b"kv", bytes(size)] for size in (0, 222, 223, 5_000)]
+        for frames in messages:
+            seen.send(*frames)
+        assert await received(sub, len(messages)) == messages
+        assert seen.peers[0].key == US.public
+
+
+@both_loops
+async def test_a_router_that_restarts_is_dialled_again(bound):
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    sub, _ = bound(US, endpoint)
+    async with dialling(THEM.dials(US), endpoint) as seen:
+        await eventually(lambda: not sub.poll(0) and len(seen.topics) == 1, "its subscription")
+        sub.close()
+        await eventually(lambda: not seen.peers, "its end")
+        again, _ = bound(US, endpoint)
+        await eventually(lambda: not again.poll(0) and len(seen.topics) == 2, "its subscription")
+        seen.send(b"kv")
+        assert await received(again, 1) == [[b"kv"]]
+
+
+@both_loops
+@pytest.mark.parametrize("server", [OTHER, None])
+async def test_a_router_that_is_not_the_right_one_gets_nothing(bound, server):
+    sub, endpoint = bound(server)
+    async with dialling(THEM.dials(US), endpoint) as seen:
+        await eventually(lambda: len(seen.refused) > 1, "two attempts")
+        assert seen.peers == []
+    assert not sub.poll(0)
+
+
+@contextlib.asynccontextmanager
+async def bare(endpoint, data=b""):
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(endpoint.rpartition(":")[2]))
+    writer.write(data)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def shake(reader, writer):
+    """A client's handshake on a bare connection; its mechanism, and all it has sent."""
+    peer = Client(THEM.dials(US), SUB)
+    said = HELLO + peer.start()
+    writer.write(said)
+    await reader.readexactly(len(HELLO))
+    initiate = take(peer, await reader.readexactly(170))
+    writer.write(initiate)
+    head = await reader.readexactly(2)
+    assert take(peer, head + await reader.readexactly(head[1])) == b""
+    return peer, said + initiate
+
+
+@both_loops
+async def test_a_replayed_message_ends_its_connection():
+    async with listening(US.accepts(THEM)) as (listener, seen), bare(listener.endpoint) as (reader, writer):
+        peer, _ = await shake(reader, writer)
+        subscribes = sealed(peer, encode_message([b"\1kv"]))
+        writer.write(subscribes)
+        await eventually(lambda: seen.topics == [("+", b"kv")], "the subscription")
+        writer.write(subscribes)
+        await eventually(lambda: seen.ends == [Reason.NONCE], "the end")
+        assert await reader.read() == b""
+
+
+@both_loops
+async def test_a_replayed_connection_opens_nothing():
+    async with listening(US.accepts(THEM)) as (listener, seen):
+        async with bare(listener.endpoint) as (reader, writer):
+            peer, said = await shake(reader, writer)
+            said += sealed(peer, encode_message([b"\1kv"]))
+        await eventually(lambda: len(seen.ends) == 1, "the first one's end")
+        async with bare(listener.endpoint, said):
+            await eventually(lambda: seen.refused == [Reason.CURVE], "the refusal")
+        assert len(seen.ends) == 1
+
+
+@both_loops
+async def test_floods_keep_nobody_out(dial):
+    """Half handshakes, forged ones, plain ones: whoever has a key is served meanwhile."""
+    settings = Settings(handshake_timeout=0.5, max_half_open=8)
+    greeted = HELLO + Client(THEM.dials(US), SUB).start()
+    forged = HELLO + Client(THEM.dials(OTHER), SUB).start()
+    async with listening(US.accepts(THEM), settings=settings) as (listener, seen):
+        sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **THEM.as_client(US))
+        await eventually(lambda: seen.topics, "the subscription")
+        async with contextlib.AsyncExitStack() as stack:
+            for n in range(60):
+                data = (greeted, forged, hello(b"SUB"), HELLO, greeted + greeted[64:])[n % 5]
+                await stack.enter_async_context(bare(listener.endpoint, data))
+                seen.send(n.to_bytes(8, "big"))
+                assert listener.half_open <= 8
+            assert await received(sub, 60) == [[n.to_bytes(8, "big")] for n in range(60)]
+            await eventually(lambda: len(seen.refused) == 60, "their ends")
+        expected = {Reason.CURVE, Reason.MECHANISM, Reason.COMMAND, Reason.HANDSHAKE_TIMEOUT, Reason.HALF_OPEN}
+        assert set(seen.refused) <= expected
+        assert {Reason.CURVE, Reason.MECHANISM, Reason.COMMAND} <= set(seen.refused)
+        assert seen.ends == []
+        late = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **THEM.as_client(US))
+        await eventually(lambda: len(seen.topics) == 2, "one more")
+        seen.send(b"you")
+        assert await received(late, 1) == [[b"you"]]
