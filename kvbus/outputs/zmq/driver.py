@@ -10,10 +10,14 @@ from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish
 from kvbus.core.events import ReplayAsked, SnapshotAsked
 from kvbus.outputs.contract import Services
 from kvbus.transport.egress import LiveOutput
-from kvbus.transport.replay import Budget, ReplayServer
+from kvbus.transport.libzmq_replay import LibzmqReplayServer
+from kvbus.transport.replay import ReplayServer
+from kvbus.transport.replay_budget import Budget
 from kvbus.transport.sockets import PeerPolicy
 
 log = logging.getLogger("kvbus.daemon")
+
+AnswerServer = ReplayServer | LibzmqReplayServer
 
 
 class ZmqOutput:
@@ -32,8 +36,8 @@ class ZmqOutput:
         self._budget = Budget(services.max_replay_sessions, services.stats)
         self._live: dict[int, LiveOutput] = {}
         self._waiting: list[LiveOutput] = []
-        self._replays: dict[int, ReplayServer] = {}
-        self._snapshots: dict[int, ReplayServer] = {}
+        self._replays: dict[int, AnswerServer] = {}
+        self._snapshots: dict[int, AnswerServer] = {}
 
     def open(self, stream: int, policy: PeerPolicy) -> None:
         """Bind one stream's endpoints, or connect its live endpoint.
@@ -72,12 +76,26 @@ class ZmqOutput:
 
     def _server(
         self, endpoint: str, event: Callable[[list[bytes]], ReplayAsked | SnapshotAsked], policy: PeerPolicy
-    ) -> ReplayServer:
+    ) -> AnswerServer:
         services = self._services
-        return ReplayServer(
+
+        def on_request(frames: list[bytes]) -> None:
+            services.feed(event(frames))
+
+        if policy.curve is None:
+            return ReplayServer(
+                endpoint,
+                on_request=on_request,
+                stats=services.stats,
+                budget=self._budget,
+                before_send=services.before_send,
+                policy=policy,
+                clock=services.clock,
+            )
+        return LibzmqReplayServer(  # kvbus's own ZMTP does not know CURVE
             services.context,
             endpoint,
-            on_request=lambda frames: services.feed(event(frames)),
+            on_request=on_request,
             stats=services.stats,
             budget=self._budget,
             before_send=services.before_send,
@@ -115,7 +133,7 @@ class ZmqOutput:
         return list(self._live)
 
     @property
-    def _servers(self) -> list[ReplayServer]:
+    def _servers(self) -> list[AnswerServer]:
         return [*self._replays.values(), *self._snapshots.values()]
 
     @property
