@@ -16,6 +16,7 @@ from typing import Final
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.stats import OutputStats
+from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError
 from kvbus.transport.refusals import counted_as
 from kvbus.transport.replay_budget import Budget
@@ -154,9 +155,11 @@ class ReplayServer:
         """Nobody subscribes to a ROUTER."""
 
     def host_of(self, identity: bytes) -> str:
-        """Return the address of a requester without its port; empty if it is gone."""
+        """Return the address of a requester without its port; empty if it is gone, or says that it rebuilds by replays."""
         requester = self._requesters.get(identity)
-        return "" if requester is None else requester.peer.address.rpartition(":")[0]
+        if requester is None or requester.peer.identity.startswith(REBUILDS):
+            return ""
+        return requester.peer.address.rpartition(":")[0]
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
         """Hand on a request."""

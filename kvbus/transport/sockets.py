@@ -12,6 +12,7 @@ from typing import Final
 
 import zmq
 
+from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError, UnsupportedError
 from kvbus.transport.curve import Curve
 
@@ -74,7 +75,12 @@ class PeerPolicy:
     curve: Curve | None = None
     domain: str = ""
 
-    def put_on(self, socket: Socket, *, bind: bool) -> None:
+    def rebuilding_id() -> bytes:
+    """Return a routing id for a DEALER that asks for a replay and has no state by a subscription."""
+    return REBUILDS + os.urandom(8)
+
+
+def put_on(self, socket: Socket, *, bind: bool) -> None:
         """Set the socket's options. Call it before any bind or connect."""
         socket.setsockopt(zmq.MAXMSGSIZE, self.max_frame_bytes)
         if self.curve is not None:
