@@ -155,7 +155,7 @@ class ReplayServer:
         """Nobody subscribes to a ROUTER."""
 
     def host_of(self, identity: bytes) -> str:
-        """Return the address of a requester without its port; empty if it is gone, or says that it rebuilds by replays."""
+        """Return the address of a requester without its port; empty if it is gone, or rebuilds by replays alone."""
         requester = self._requesters.get(identity)
         if requester is None or requester.peer.identity.startswith(REBUILDS):
             return ""

@@ -75,12 +75,7 @@ class PeerPolicy:
     curve: Curve | None = None
     domain: str = ""
 
-    def rebuilding_id() -> bytes:
-    """Return a routing id for a DEALER that asks for a replay and has no state by a subscription."""
-    return REBUILDS + os.urandom(8)
-
-
-def put_on(self, socket: Socket, *, bind: bool) -> None:
+    def put_on(self, socket: Socket, *, bind: bool) -> None:
         """Set the socket's options. Call it before any bind or connect."""
         socket.setsockopt(zmq.MAXMSGSIZE, self.max_frame_bytes)
         if self.curve is not None:
@@ -91,6 +86,11 @@ def put_on(self, socket: Socket, *, bind: bool) -> None:
 
 
 PLAIN: Final = PeerPolicy()
+
+
+def rebuilding_id() -> bytes:
+    """Return a routing id for a DEALER that asks for a replay and has no state by a subscription."""
+    return REBUILDS + os.urandom(8)
 
 
 def check_library() -> None:
