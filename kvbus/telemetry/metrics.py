@@ -243,10 +243,14 @@ class RelayCollector(Collector):
             ("output_queue_depth", "queue_depth", "Batches waiting for the transport."),
             ("output_queue_limit", "queue_limit", "Most batches waiting for the transport, all streams together."),
             ("output_subscribers", "subscribers", "Subscriptions of routers."),
-            ("replay_sessions", "replay_sessions", "Replay answers being sent."),
-            ("replay_sessions_limit", "replay_sessions_limit", "Most replay answers being sent."),
-            ("replay_waiting", "replay_waiting", "Replay requests that wait for their turn."),
-            ("replay_waiting_limit", "replay_waiting_limit", "Most replay requests that wait; more are refused."),
+            ("replay_sessions", "replay_sessions", "Replay answers that take turns being sent."),
+            ("replay_sessions_limit", "replay_sessions_limit", "Most replay answers that take turns."),
+            ("replay_waiting", "replay_waiting", "Replay answers that wait for their turn or for a reader."),
+            (
+                "replay_waiting_limit",
+                "replay_waiting_limit",
+                "Most replay answers that wait; more are refused.",
+            ),
         ):
             yield _gauge(name, text, ["output"], (([o.spec.name], getattr(o.stats, field)) for o in outputs))
         yield _gauge(
