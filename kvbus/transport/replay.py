@@ -259,11 +259,12 @@ class ReplayServer:
         """Send one requester its share, and put it where it belongs then."""
         peer = requester.peer
         try:
-            data = self._take(requester, until)
-            if data:
+            messages = self._take(requester, until)
+            if messages:
                 if self._before_send is not None:
                     self._before_send()  # making an answer may change the state
-                peer.write(data)
+                peer.write(messages[0] if len(messages) == 1 else b"".join(messages))
+                self._stats.replay_batches += len(messages)
         except BaseException:
             # the others go on; this one can ask again on another connection
             self._requesters.pop(requester.identity, None)
@@ -278,27 +279,26 @@ class ReplayServer:
             self._finishing[requester] = None
             if self._look is None:
                 self._look = self._loop.call_soon(self._look_at_finishing)
-        elif data and requester.credit > 0:
+        elif messages and requester.credit > 0:
             self._sending.appendleft(requester)  # the time was over before its share was
         else:
             self._sending.append(requester)
 
-    def _take(self, requester: Requester, until: float) -> bytes:
-        """Make the messages of one share."""
+    def _take(self, requester: Requester, until: float) -> list[bytes]:
+        """Make the messages of one share, or of as much of it as there is time for."""
         if requester.credit <= 0:
             requester.credit += QUANTUM
-        parts: list[bytes] = []
+        messages: list[bytes] = []
         while requester.credit > 0:
             message = requester.next_message()
             if message is None:
                 break
             if message:
-                parts.append(message)
+                messages.append(message)
                 requester.credit -= len(message)
             if self._loop.time() >= until:
                 break
-        self._stats.replay_batches += len(parts)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return messages
 
     def _look_at_finishing(self) -> None:
         """Find the answers that have left altogether."""

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import resource
 import socket
-import statistics
 import threading
 import tracemalloc
 
@@ -91,11 +90,11 @@ async def timed(one):
 @pytest.mark.slow
 async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descriptors):
     async with served(context, 5_000, payload=b"p" * 4_000) as one:
-        alone = statistics.median([await timed(one) for _ in range(5)])
+        alone = min([await timed(one) for _ in range(5)])  # what a machine that others load takes from it varies
         with never_reading(one, 1_000):
             await eventually(lambda: one.asked == 1_005, "their requests")
             first = await timed(one)
-            beside = statistics.median([await timed(one) for _ in range(5)])
+            beside = min([await timed(one) for _ in range(5)])
             assert one.server.busy == 1_000
             assert one.stats.replay_sessions == 0
             assert beside <= 2 * alone
