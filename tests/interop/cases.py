@@ -148,7 +148,9 @@ CASES: Final = (
     Case("late", "joins late, the engine is quiet", late, short=True),
     Case("lost_connection", "loses its connection, misses nothing", lost_connection),
     Case("missed_five", "loses its connection, misses five batches", missed_five, short=True),
-    Case("cut", "joins late, cut in the middle of the state", cut),
+    Case(
+        "cut", "joins late, cut in the middle of the state (9,000 blocks)", cut, settings={"blocks": 9000}, seconds=30.0
+    ),
     Case("idle", "120 s in which nothing happens", idle, seconds=IDLE),
     Case("engine_restarts", "the engine restarts", engine_restarts),
     Case("lost_tail", "the last 20 batches are lost", lost_tail),

@@ -44,8 +44,8 @@ Layout = Literal["per_source", "merged"]
 class Rank:
     """One rank of the engine: its cache and its sockets."""
 
-    def __init__(self, number: int, port: int, kind: Kind) -> None:
-        self.cache = Cache(seed=number, rank=number, by_position=kind.by_position)
+    def __init__(self, number: int, port: int, kind: Kind, blocks: int) -> None:
+        self.cache = Cache(seed=number, capacity=blocks, rank=number, by_position=kind.by_position)
         live, replay = (f"tcp://127.0.0.1:{first + number}" for first in (port, port + REPLAY))
         self.publisher = EnginePublisher(live, replay, topic=kind.topic.encode(), bind=True)
         self.subscriptions = 0
@@ -250,12 +250,12 @@ async def _wait_for_subscriptions(rank: Rank) -> None:
 
 @contextlib.asynccontextmanager
 async def running(
-    kind: Kind, directory: Path, *, ranks: int = 1, layout: Layout = "per_source", **config: Any
+    kind: Kind, directory: Path, *, ranks: int = 1, blocks: int = 300, layout: Layout = "per_source", **config: Any
 ) -> AsyncIterator[Scene]:
     """Everything but the routers, which join when the case says so."""
     async with contextlib.AsyncExitStack() as stack:
         own, ports = ports_in_a_row(8), ports_in_a_row(8)
-        engine = [Rank(number, own, kind) for number in range(ranks)]
+        engine = [Rank(number, own, kind, blocks) for number in range(ranks)]
         for rank in engine:
             await stack.enter_async_context(rank.publisher)
         output = {
