@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE: Final = 16
 DEPTH: Final = 8
-SHARE: Final = 100
-"""Of the cache is this part what a batch stores, and evicts once the cache is full."""
-
 NEWEST: Final = 100
 """Blocks stored last that a new one may continue."""
 
@@ -69,15 +66,19 @@ class Cache:
     Args:
         seed: of what it stores; equal blocks have equal hashes in all caches.
         capacity: blocks.
+        batches: that fill it; once it is full, each evicts as much as it stores.
         rank: said in each batch.
         by_position: events are arrays.
     """
 
-    def __init__(self, seed: int, *, capacity: int = 300, rank: int = 0, by_position: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, capacity: int = 300, batches: int = 100, rank: int = 0, by_position: bool = False
+    ) -> None:
         self.live: Known = {}
         self._ever: Known = {}
         self._rng = random.Random(seed)
         self._capacity = capacity
+        self._per_batch = capacity // batches
         self._rank = rank
         self._by_position = by_position
         self._depth: dict[int, int] = {}
@@ -104,9 +105,8 @@ class Cache:
 
     def batch(self) -> bytes:
         """Evict and store some blocks; what an engine publishes of it."""
-        count = self._capacity // SHARE
-        events = [removed(self._evict()) for _ in range(len(self.live) + count - self._capacity)]
-        for _ in range(count):
+        events = [removed(self._evict()) for _ in range(len(self.live) + self._per_batch - self._capacity)]
+        for _ in range(self._per_batch):
             block = self._store()
             events.append(stored(block, self.live[block]))
         said = [list(event.values()) for event in events] if self._by_position else events
