@@ -172,7 +172,7 @@ def _there(variable: str, name: str, what: str) -> Callable[[], str | None]:
     def lacking() -> str | None:
         found = os.environ.get(variable)
         if not found:
-            return f"{variable} names no {what}; .ci/run does both"
+            return f"{variable} names no {what}; .ci/run does that"
         path = Path(found) / name
         return None if path.exists() else f"there is no {path}: it could not be installed"
 
