@@ -173,14 +173,24 @@ class Outgoing:
         )
 
     def _others(self, output: Output, i: int) -> list[Index]:
-        """The blocks of all other ranks, as a pod's routers know them; empty where each rank is by itself."""
+        """The blocks of the other ranks of the same pod, as routers know them; empty where each rank is by itself."""
         if output.spec.profile.clears == "rank":
             return []
         return [
             other.normalizer.index
             for slot, other in enumerate(self._sources)
-            if slot != i and not other.expired and len(other.normalizer.index)
+            if slot != i
+            and not other.expired
+            and len(other.normalizer.index)
+            and self._pod(output, slot) == self._pod(output, i)
         ]
+
+    def _pod(self, output: Output, i: int) -> bytes:
+        """What names the pod of a source to routers: its topic, or the address, which all sources share."""
+        if output.spec.profile.topics != "pod and model":
+            return b""
+        stream = output.streams[0 if output.merged else i]
+        return self._sources[i].topic if stream.keeps_topic else stream.topic
 
     def _clears_others(self, output: Output, i: int) -> bool:
         """Whether AllBlocksCleared on the stream of slot ``i`` would cost routers the blocks of other ranks."""
