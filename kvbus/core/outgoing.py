@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.blocks.announce import blocks_in, withdraw
+from kvbus.core.blocks.announce import blocks_in, removals_of
 from kvbus.core.blocks.compaction import ClearsWhere, Part, StateSnapshot, most_blocks
 from kvbus.core.blocks.index import Index
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, SendState
@@ -104,7 +104,7 @@ class Outgoing:
     def clear(self, i: int, source: Source, now: float) -> None:
         """Clear a source's blocks downstream; they are still in its index."""
         index = source.normalizer.index
-        self.publish_all(i, source, [AllBlocksCleared()], now, [lambda: withdraw(index)])
+        self.publish_all(i, source, [AllBlocksCleared()], now, [lambda: removals_of(index)])
 
     def publish_all(
         self, i: int, source: Source, events: list[AnyEvent], now: float, cleared: Cleared | None = None

@@ -49,7 +49,7 @@ def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[lis
         yield events
 
 
-def withdraw(index: Index) -> list[AnyEvent]:
+def removals_of(index: Index) -> list[AnyEvent]:
     """The removals that empty a router of these blocks, leaves first."""
     events: list[AnyEvent] = []
     for chunk, first, end in reversed(list(_runs(index))):

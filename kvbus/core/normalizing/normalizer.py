@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, structs
 
-from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, stores_of, withdraw
+from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, removals_of, stores_of
 from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Rest, Table, TableKey, carried_bytes
 from kvbus.core.normalizing.admission import Admission, Step, complete
 from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
@@ -283,7 +283,7 @@ class Normalizer:
         """Block sizes turned out different from what was assumed: announce everything again in the right ones."""
         self.stats.rebuilds += 1
         if self.names_cleared:
-            known = withdraw(self.index)  # now: the blocks are about to get other names
+            known = removals_of(self.index)  # now: the blocks are about to get other names
             self.cleared.append(lambda: known)
         for key, table in self.index.tables.items():
             table.refs.clear()
@@ -549,7 +549,7 @@ class Normalizer:
             self._out.append(AllBlocksCleared())
             if self.names_cleared:
                 last = self.index.given_up()
-                self.cleared.append(lambda: withdraw(last))
+                self.cleared.append(lambda: removals_of(last))
         self.index.clear()
 
 
