@@ -5,6 +5,7 @@ import contextlib
 import resource
 import socket
 import threading
+import time
 import tracemalloc
 
 import pytest
@@ -377,12 +378,11 @@ async def test_an_answer_that_takes_long_to_make_leaves_the_loop_its_time(contex
 
     async with served(context, 1, kind=Slow) as one:
         client = requester(context, one)
-        loop = asyncio.get_running_loop()
         longest = 0.0
         while not client.read():
-            at = loop.time()
+            at = time.thread_time()
             await asyncio.sleep(0)
-            longest = max(longest, loop.time() - at)
+            longest = max(longest, time.thread_time() - at)
         assert longest < 0.1
         await eventually(lambda: one.outcomes == {"compacted": 1}, "its outcome")
         client.close()
