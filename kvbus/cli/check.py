@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kvbus.cli.options import config_options, load_config
+from kvbus.config.notes import notes
 
 
 @click.command("check")
@@ -37,6 +38,8 @@ def command(*, as_json: bool, without_keys: bool, **flags: Any) -> None:
     factories(config)
     if not without_keys:
         read_keys(config)
+    for note in notes(config):
+        click.echo(f"note: {note}", err=True)
     if as_json:
         click.echo(json.dumps(config.to_dict(), indent=2))
     else:

@@ -9,6 +9,7 @@ from kvbus.config import topics
 from kvbus.config.endpoints import MAX_PORT, Address, parse_endpoint
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
+from kvbus.core.wire.profiles import PROFILES
 from kvbus.errors import Problem
 
 if TYPE_CHECKING:
@@ -266,8 +267,14 @@ class _Checks:
             key: Path = ("outputs", i, "topic")
             if not self.sound(key):
                 continue
-            llm_d = output.profile == "llm-d" and self.sound((*key[:-1], "profile"))
-            if output.topic is None:
+            takes = PROFILES[output.profile].topics if self.sound((*key[:-1], "profile")) else "any"
+            llm_d = takes == "pod and model"
+            if takes == "empty" and output.topic:
+                wrong = f"profile {output.profile} takes batches without a topic alone"
+                self.problems.append(
+                    Problem(show(key), wrong, shown(output.topic), "topic: null", self.origins.get(key))
+                )
+            elif output.topic is None:
                 if llm_d:
                     self.llm_d_own(key)
             elif "model" in topics.fields(output.topic) and not self.config.model:
@@ -290,7 +297,8 @@ class _Checks:
                 return
 
     def llm_d(self, key: Path, found: str) -> None:
-        wrong = f"profile llm-d needs exactly three parts, kv@POD@MODEL; {found}"
+        profile = self.value((*key[:-1], "profile"))
+        wrong = f"profile {profile} needs exactly three parts, kv@POD@MODEL; {found}"
         value = shown(self.value(key))
         self.problems.append(Problem(show(key), wrong, value, 'topic: "kv@{worker}@{model}"', self.origins.get(key)))
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.blocks.announce import blocks_in
-from kvbus.core.blocks.compaction import Part, StateSnapshot, most_blocks
+from kvbus.core.blocks.announce import blocks_in, removals_of
+from kvbus.core.blocks.compaction import ClearsWhere, Part, StateSnapshot, most_blocks
 from kvbus.core.blocks.index import Index
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, SendState
 from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
+from kvbus.core.outputs.fitting import Cleared, fit, halves
 from kvbus.core.outputs.output import NewStream, Output
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer, parse_snapshot_request
@@ -42,6 +43,11 @@ class Outgoing:
     def __init__(self, sources: list[Source], outputs: list[Output], record: Callable[..., None]) -> None:
         self._sources = sources
         self._outputs = outputs
+        self._plain = [(number, each) for number, each in enumerate(outputs) if each.spec.profile.as_it_comes]
+        self.fitted = [(number, each) for number, each in enumerate(outputs) if not each.spec.profile.as_it_comes]
+        """Outputs whose routers do not take batches as they come: see :mod:`kvbus.core.outputs.fitting`."""
+        self.names_cleared = any(output.spec.profile.clears != "rank" for output in outputs)
+        """Whether a clear has to be said by removals on some output."""
         self._record = record
         self.wall = 0.0
         """The time of day, for the ``ts`` of batches no engine sent; nothing is decided by it."""
@@ -80,7 +86,7 @@ class Outgoing:
             stream.publisher_id = stream.publisher_id or new.publisher_id
             if not stream.next_seq:  # nobody has been here in this process
                 stream.next_seq = stream.first_seq = new.first_seq
-            if stream.next_seq:
+            if stream.next_seq and not self._clears_others(output, i):
                 self._publish_clear(number, i, rank, now)
 
     def close(self, i: int, *, closed: bool) -> None:
@@ -98,31 +104,34 @@ class Outgoing:
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def publish_all(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
-        """Publish in batches that every router takes: a whole cache announced again, or large blocks reblocked."""
-        blocks = blocks_in(events)
-        most = FEW_BLOCKS if blocks <= FEW_BLOCKS else most_blocks(source.normalizer.block_size or 0)
-        if 0 < len(events) <= MAX_BATCH_EVENTS and blocks <= most:
-            self.publish(i, source, events, now)
-            return
-        batch: list[AnyEvent] = []
-        blocks = 0
-        for event in events:
-            count = blocks_in([event])
-            if batch and (len(batch) == MAX_BATCH_EVENTS or blocks + count > most):
-                self.publish(i, source, batch, now)
-                batch, blocks = [], 0
-            batch.append(event)
-            blocks += count
-        if batch:
+    def clear(self, i: int, source: Source, now: float) -> None:
+        """Clear a source's blocks downstream; they are still in its index."""
+        index = source.normalizer.index
+        self.publish_all(i, source, [AllBlocksCleared()], now, [lambda: removals_of(index)])
+
+    def publish_all(
+        self, i: int, source: Source, events: list[AnyEvent], now: float, cleared: Cleared | None = None
+    ) -> None:
+        """Publish in batches that every router takes: a whole cache announced again, or large blocks reblocked.
+
+        ``cleared`` has the removals for each clear among the events, by default those of the source's last batch.
+        """
+        for batch in _batches(source, events):
             self.publish(i, source, batch, now)
+        if self.fitted:
+            self.publish_fitted(
+                i, source, events, now, cleared=source.normalizer.cleared if cleared is None else cleared
+            )
 
     def publish(
         self, i: int, source: Source, events: Sequence[AnyEvent], now: float, whole: bytes | None = None
     ) -> None:
-        """Number and keep one batch on every output. ``whole`` says it already, in the canonical encoding."""
+        """Number and keep one batch on every output but the :attr:`fitted` ones.
+
+        ``whole`` says it already, in the canonical encoding.
+        """
         payloads: dict[tuple[Wire, int], bytes] | None = None
-        for number, output in enumerate(self._outputs):
+        for number, output in self._plain:
             at, rank = (0, i) if output.merged else (i, source.rank)
             stream = output.streams[at]
             wire = stream.profile.wire
@@ -136,6 +145,86 @@ class Outgoing:
             if stream.keeps_topic:
                 stream.topic = source.topic
             self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
+
+    def publish_fitted(
+        self,
+        i: int,
+        source: Source,
+        events: Sequence[AnyEvent],
+        now: float,
+        whole: bytes | None = None,
+        *,
+        cleared: Cleared = (),
+    ) -> None:
+        """Publish events on the :attr:`fitted` outputs."""
+        for number, output in self.fitted:
+            fitted = self._fit(output, i, source, events, cleared)
+            for batch in _batches(source, fitted):
+                self._publish_on(number, output, i, source, batch, now, whole if batch is events else None)
+
+    def _fit(
+        self, output: Output, i: int, source: Source, events: Sequence[AnyEvent], cleared: Cleared
+    ) -> Sequence[AnyEvent]:
+        return fit(
+            output.spec.profile,
+            events,
+            cleared,
+            self._others(output, i),
+            merged=output.merged,
+            group=source.normalizer.first_group,
+            stats=output.stats,
+        )
+
+    def _others(self, output: Output, i: int) -> list[Index]:
+        """The blocks of the other ranks of the same pod, as routers know them; empty where each rank is by itself."""
+        if output.spec.profile.clears == "rank":
+            return []
+        return [
+            other.normalizer.index
+            for slot, other in enumerate(self._sources)
+            if slot != i
+            and not other.expired
+            and len(other.normalizer.index)
+            and self._pod(output, slot) == self._pod(output, i)
+        ]
+
+    def _pod(self, output: Output, i: int) -> bytes:
+        """What names the pod of a source to routers: its topic, or the address, which all sources share."""
+        if output.spec.profile.topics != "pod and model":
+            return b""
+        stream = output.streams[0 if output.merged else i]
+        return self._sources[i].topic if stream.keeps_topic else stream.topic
+
+    def _clears_others(self, output: Output, i: int) -> bool:
+        """Whether AllBlocksCleared on the stream of slot ``i`` would cost routers the blocks of other ranks."""
+        return not output.merged and len(self._others(output, i)) > 0
+
+    def _publish_on(
+        self,
+        number: int,
+        output: Output,
+        i: int,
+        source: Source,
+        events: Sequence[AnyEvent],
+        now: float,
+        whole: bytes | None,
+    ) -> None:
+        """Number and keep one batch on one output, in several where its routers refuse one so large."""
+        at, rank = (0, i) if output.merged else (i, source.rank)
+        stream = output.streams[at]
+        profile = stream.profile
+        if whole is None or rank != source.rank or not source.says(profile.wire):
+            whole = encode(profile.wire, events, source.ts, rank)
+        if 0 < profile.max_events < len(events) or 0 < profile.max_bytes < len(whole):
+            pieces = halves(events)
+            if len(pieces) > 1:
+                for piece in pieces:
+                    self._publish_on(number, output, i, source, piece, now, None)
+                return
+        seq = stream.append(whole, now)
+        if stream.keeps_topic:
+            stream.topic = source.topic
+        self.commands.append(Publish(number, at, stream.topic, seq, whole, len(events), stream.publisher_id))
 
     def heartbeats(self, now: float) -> None:
         """An empty batch on every stream that has been silent for long enough."""
@@ -227,10 +316,9 @@ class Outgoing:
         """The live state of a stream as of its newest batch."""
         output = self._outputs[number]
         stream = output.streams[at]
-        snapshot = output.snapshots.get(at)
+        snapshot = self._known_snapshot(output, at)
         if snapshot is None or snapshot.seq < stream.changed_seq:
-            parts = self._parts(output, at)
-            snapshot = output.snapshots[at] = StateSnapshot(stream.next_seq - 1, parts, stream.profile.wire)
+            snapshot = output.snapshots[at] = self._snapshot_of(output, at)
         return snapshot
 
     def _snapshot_from(self, number: int, at: int, start: int) -> StateSnapshot:
@@ -240,15 +328,13 @@ class Outgoing:
         """
         output = self._outputs[number]
         stream = output.streams[at]
-        snapshot = output.snapshots.get(at)
+        snapshot = self._known_snapshot(output, at)
         if snapshot is not None and snapshot.seq < stream.next_seq - 1:
             first = stream.journal.first_seq
             if first is None or snapshot.seq + 1 < first:
                 snapshot = None
         if snapshot is None or snapshot.seq + 1 - start < snapshot.fewest:
-            snapshot = output.snapshots[at] = StateSnapshot(
-                stream.next_seq - 1, self._parts(output, at), stream.profile.wire
-            )
+            snapshot = output.snapshots[at] = self._snapshot_of(output, at)
             while stream.next_seq - start < snapshot.fewest:
                 self._publish_empty(number, at, stream.idle_since or 0.0)
             snapshot.seq = stream.next_seq - 1
@@ -261,17 +347,52 @@ class Outgoing:
             self._record(wal.INCOMPLETE, number, at, first, end)
             self._outputs[number].streams[at].incomplete.add(first, end)
 
-    def _parts(self, output: Output, at: int) -> list[Part]:
-        return [
-            Part(
-                Index() if source.expired else source.normalizer.index.copy(),
-                output.rank_of(i, source),
-                source.ts,
-                source.normalizer.block_size or 0,
-            )
-            for i, source in self._sources_of(output, at)
-        ]
+    def _known_snapshot(self, output: Output, at: int) -> StateSnapshot | None:
+        snapshot = output.snapshots.get(at)
+        if snapshot is not None and snapshot.clears == "first" and self._clears_others(output, at):
+            return None
+        return snapshot
+
+    def _snapshot_of(self, output: Output, at: int) -> StateSnapshot:
+        profile = output.spec.profile
+        clears: ClearsWhere = "each"
+        if profile.clears != "rank":
+            clears = "none" if self._clears_others(output, at) else "first"
+        return StateSnapshot(
+            output.streams[at].next_seq - 1,
+            [self._part(output, i, source) for i, source in self._sources_of(output, at)],
+            profile.wire,
+            clears=clears,
+            one_copy=profile.one_copy,
+        )
+
+    def _part(self, output: Output, i: int, source: Source) -> Part:
+        index = Index() if source.expired else source.normalizer.index.copy()
+        if output.spec.profile.one_group:
+            index.keep_group(source.normalizer.first_group)
+        return Part(index, output.rank_of(i, source), source.ts, source.normalizer.block_size or 0)
 
     def _sources_of(self, output: Output, at: int) -> list[tuple[int, Source]]:
         """The sources whose blocks a stream announces, with their slots."""
         return list(enumerate(self._sources)) if output.spec.merged else [(at, self._sources[at])]
+
+
+def _batches(source: Source, events: Sequence[AnyEvent]) -> list[Sequence[AnyEvent]]:
+    """The events in batches that every router takes."""
+    if not events:
+        return []
+    blocks = blocks_in(events)
+    most = FEW_BLOCKS if blocks <= FEW_BLOCKS else most_blocks(source.normalizer.block_size or 0)
+    if len(events) <= MAX_BATCH_EVENTS and blocks <= most:
+        return [events]
+    found: list[Sequence[AnyEvent]] = []
+    batch: list[AnyEvent] = []
+    blocks = 0
+    for event in events:
+        count = blocks_in([event])
+        if batch and (len(batch) == MAX_BATCH_EVENTS or blocks + count > most):
+            found.append(batch)
+            batch, blocks = [], 0
+        batch.append(event)
+        blocks += count
+    return [*found, batch]

@@ -43,7 +43,6 @@ from kvbus.core.source import NOBODY, Source, SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire import codec
 from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
-from kvbus.core.wire.schema import AllBlocksCleared
 from kvbus.core.write_ahead_log import Records
 
 SLICE: Final = 256
@@ -57,11 +56,12 @@ class Relay:
         self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec], limits: FrameLimits | None = None
     ) -> None:
         self.limits = limits or FrameLimits()
-        self.sources = [Source(spec) for spec in sources]
+        self.sources: list[Source] = []
         """By slot; a slot that is free has a source that is ``gone``."""
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
         self._out = Outgoing(self.sources, self.outputs, self._record)
+        self.sources.extend(map(self._source, sources))
         for slot, source in enumerate(self.sources):
             self._out.close(slot, closed=source.gone)
 
@@ -107,8 +107,8 @@ class Relay:
         if slot < len(self.sources):
             self._remove(slot, now)
         while len(self.sources) <= slot:
-            self.sources.append(Source(NOBODY))
-        self.sources[slot] = Source(spec)
+            self.sources.append(self._source(NOBODY))
+        self.sources[slot] = self._source(spec)
         self._out.welcome(slot, spec.rank, streams, now)
         return self._out.take_commands()
 
@@ -117,11 +117,16 @@ class Relay:
         self._remove(slot, now)
         return self._out.take_commands()
 
+    def _source(self, spec: SourceSpec) -> Source:
+        source = Source(spec)
+        source.normalizer.names_cleared = self._out.names_cleared
+        return source
+
     def _remove(self, slot: int, now: float) -> None:
         source = self.sources[slot]
         if not source.gone:
             self._clear(slot, source, now)
-        self.sources[slot] = Source(NOBODY)
+        self.sources[slot] = self._source(NOBODY)
         self._out.close(slot, closed=True)
 
     def begin(self, now: float, wall: float = 0.0) -> list[Command]:
@@ -357,7 +362,10 @@ class Relay:
                 source.dialect.see(payload)
             if plain.events and not source.expired:
                 source.announced = True
-                self._out.publish(slot, source, plain.events, now, payload if unchanged else None)
+                whole = payload if unchanged else None
+                self._out.publish(slot, source, plain.events, now, whole)
+                if self._out.fitted:
+                    self._out.publish_fitted(slot, source, plain.events, now, whole)
             return
         batch = codec.decode_batch(payload, self.limits.max_events)
         if isinstance(batch, Reason):
@@ -401,4 +409,4 @@ class Relay:
         """Clear this source's blocks downstream, if any were announced."""
         if source.announced:
             source.announced = False
-            self._out.publish(slot, source, [AllBlocksCleared()], now)
+            self._out.clear(slot, source, now)

@@ -73,7 +73,10 @@ class Source:
 
     def says(self, wire: Wire) -> bool:
         """Whether a payload of this source that needs no change is what this wire would encode."""
-        return wire.accepts_as_is(bytes_hashes=self.normalizer.bytes_hashes, media=self.normalizer.index.media_names)
+        index = self.normalizer.index
+        return wire.accepts_as_is(
+            bytes_hashes=self.normalizer.bytes_hashes, media=index.media_names, grouped=index.grouped
+        )
 
     def see_rank(self, rank: int) -> None:
         """A batch says this rank. Routers file blocks by it, so the first one of an epoch holds; others are counted."""

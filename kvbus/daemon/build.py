@@ -52,6 +52,8 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
 def new_stream(config: Config, output: OutputConfig, stream: SourceStream, first_seq: int) -> NewStream:
     """Return the specification of one output's stream of one source."""
     topic = None if output.topic is None else render_topic(output.topic, stream, config)
+    if PROFILES[output.profile].topics == "empty":
+        topic = b""
     publisher_id = secrets.token_bytes(PUBLISHER_ID_BYTES) if output.snapshot_endpoint else b""
     return NewStream(topic, first_seq, publisher_id)
 

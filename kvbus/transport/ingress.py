@@ -12,7 +12,7 @@ import zmq
 from kvbus.core.types import Refused
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import Handler, Pump
-from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, attach_again, make_socket
+from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, attach_again, make_socket, rebuilding_id
 
 LOOK_AGAIN: Final = 0.05
 """Seconds between two looks at an aborted request, while parts of its answer still wait to be read."""
@@ -120,6 +120,7 @@ class RequestConnection:
         policy: PeerPolicy = PLAIN,
     ) -> None:
         socket = make_socket(context, zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, rebuilding_id())
         self._on_abort = on_abort
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None

@@ -1,98 +1,73 @@
-"""The replay server of one output stream: a ROUTER that answers each requester at its own pace.
+"""The replay server of one output stream: it answers each requester at its own pace, and all of them fairly.
 
-A ROUTER at its high-water mark drops silently, and a lost END hangs a Dynamo listener for ever. With MANDATORY the
-ROUTER refuses the message instead. The server then sends it again later and goes on with other requesters. It drops
-the answer of a requester that is gone, or that has read nothing for ``stall_timeout``.
+Answers take turns by bytes (deficit round robin). Only requesters that can be written to take part. One that does not
+read is parked: it holds no place, delays nobody, and takes part again when it has read. How far it has come is measured
+in bytes that its kernel has acknowledged: a slow link is never given up, and one that acknowledges nothing for
+``stall_timeout`` is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
 from typing import Final
-
-import msgspec
-import zmq
 
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.stats import OutputStats
-from kvbus.core.types import Refused
+from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError
-from kvbus.transport.monitor import ConnectionMonitor
-from kvbus.transport.pump import Handler, Pump
-from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, make_socket
+from kvbus.transport.refusals import counted_as
+from kvbus.transport.replay_budget import Budget
+from kvbus.transport.requester import Place, Requester
+from kvbus.transport.sockets import PLAIN, PeerPolicy
+from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.limits import DEFAULT, Limits
+from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.peer import Peer
+from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.settings import Settings
 
-BURST: Final = 64
-"""Messages one requester gets before the next one gets its turn."""
+QUANTUM: Final = 64 * 1024
+"""Bytes one requester gets before the next one gets its turn."""
 
 SLICE: Final = 0.001
 """Seconds one turn may take. A state snapshot of a million blocks takes long, and the live stream must go on."""
 
-RETRY: Final = 0.005
-"""Seconds before another attempt, when the queues of all requesters are full."""
+LOOK: Final = 0.01
+"""Seconds between two looks at answers that the kernel has not taken yet."""
 
-REOPEN: Final = 0.01
-"""Seconds between two attempts to bind an address that is not free yet."""
+CHECK: Final = 1.0
+"""Seconds between two looks for requesters that acknowledge nothing, at most."""
+
+REOPEN: Final = 0.1
+"""Seconds between two attempts to bind an address that another process has taken."""
 
 MAX_WAITING: Final = 10_000
 """Requests that may wait for their turn. The server refuses and counts further ones."""
 
+MAX_PEERS: Final = 2_048
+"""Connections of one endpoint."""
 
-class Budget:
-    """The number of answers that all servers of an output may send at once."""
+STALLED: Final = "stalled"
 
-    def __init__(self, limit: int, stats: OutputStats) -> None:
-        self.limit = limit
-        self.stats = stats
-        self._waiting: deque[Callable[[], None]] = deque()
-        stats.replay_sessions_limit = limit
-
-    def take(self, when_free: Callable[[], None]) -> bool:
-        """Begin one more answer; at the limit return False, and call ``when_free`` once there is room again."""
-        if self.stats.replay_sessions < self.limit:
-            self.stats.replay_sessions += 1
-            return True
-        if when_free not in self._waiting:
-            self._waiting.append(when_free)
-        return False
-
-    def release(self, count: int) -> None:
-        """Release the places of ``count`` finished answers."""
-        self.stats.replay_sessions -= count
-        for _ in range(min(count, len(self._waiting))):
-            self._waiting.popleft()()
-
-    def leave(self, when_free: Callable[[], None]) -> None:
-        """Cancel a waiting call of ``when_free``."""
-        with contextlib.suppress(ValueError):
-            self._waiting.remove(when_free)
-
-
-class Session(msgspec.Struct):
-    """One answer being sent. ``message`` is the refused message, which the server sends again."""
-
-    answer: ReplayAnswer | SnapshotAnswer
-    progress: float
-    message: list[bytes] | None = None
+Handler = Callable[[list[bytes]], None]
 
 
 class ReplayServer:
     """Receive replay requests on one endpoint, and send the relay's answers.
 
     Args:
-        context: the process's ZeroMQ context.
         endpoint: the endpoint to bind.
-        on_request: called with each request's frames, identity first. Pass the answer to :meth:`send`.
+        on_request: called with each request's frames, an identity of the connection first. Pass the answer to
+            :meth:`send`.
         stats: counters of the output.
-        budget: limit of answers at once, shared by the servers of an output; further requests wait.
-        stall_timeout: seconds without progress before the server drops an answer.
+        budget: limit of answers that take part in the turns, shared by the servers of an output; others wait.
+        stall_timeout: seconds without an acknowledgement before the server ends a connection.
         before_send: called before any of an answer leaves, because the log record it follows from is written first.
-        policy: who may ask, and the largest frame to accept.
+        policy: the largest frame to accept. It must not have CURVE keys.
         clock: measures progress: seconds, monotonic; None for the loop's clock.
 
     Raises:
@@ -101,7 +76,6 @@ class ReplayServer:
 
     def __init__(
         self,
-        context: Context,
         endpoint: str,
         *,
         on_request: Handler,
@@ -112,216 +86,294 @@ class ReplayServer:
         policy: PeerPolicy = PLAIN,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        # The socket and its callbacks.
-        self._context = context
         self._endpoint = endpoint
         self._on_request = on_request
         self._stats = stats
-        self._again: asyncio.TimerHandle | None = None
-        self._open(policy)
         self._stall_timeout = stall_timeout
         self._before_send = before_send
-
-        # Answers: those under way, those that wait for the budget, those behind an earlier one of their requester.
-        self._budget = budget or Budget(64, stats)
-        self._waiting_limit = MAX_WAITING
-        stats.replay_waiting_limit += MAX_WAITING
-        self._counted = 0
-        self._active: deque[Session] = deque()
-        self._waiting: deque[Session] = deque()
-        self._behind: dict[bytes, deque[Session]] = {}
-        """Further requests, in order, by the identity of a requester whose answer is under way or waits."""
-        self._queued = 0
-
-        # The next turn.
-        self._handle: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
+        self._listener = self._listen(policy)
 
-    def _open(self, policy: PeerPolicy) -> None:
-        socket = make_socket(self._context, zmq.ROUTER)
-        monitor = ConnectionMonitor(socket, lambda _: None, refused=self._refused)
-        try:
-            policy.put_on(socket, bind=True)
-            attach(socket, self._endpoint, bind=True)
-        except BaseException:
-            monitor.close()
-            socket.close()
-            raise
-        self._socket, self._monitor = socket, monitor
-        self._pump = Pump(socket, self._on_request)
+        # Requesters, by their identity, and those of them that have something to be done.
+        self._requesters: dict[bytes, Requester] = {}
+        self._sending: deque[Requester] = deque()
+        self._waiting: deque[Requester] = deque()
+        self._finishing: dict[Requester, None] = {}
 
-    def _refused(self, reason: Refused) -> None:
-        self._stats.refused[reason] += 1
+        # Places in the turns: the output's, and how many of them this server holds. Unfinished answers without one.
+        self._budget = budget or Budget(64, stats)
+        self._places = 0
+        self._queued = 0
+        self._waiting_limit = MAX_WAITING
+        stats.replay_waiting_limit += MAX_WAITING
+
+        # Scheduled calls: the next turn, the next look at finishing answers, the next check for stalled requesters.
+        self._handle: asyncio.Handle | None = None
+        self._look: asyncio.Handle | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._check = self._loop.call_later(self._between_checks, self._look_for_stalled)
+
+    @property
+    def _between_checks(self) -> float:
+        return min(CHECK, self._stall_timeout / 4)
+
+    def _listen(self, policy: PeerPolicy) -> Listener:
+        limit = policy.max_frame_bytes if policy.max_frame_bytes > 0 else DEFAULT.frame_bytes
+        settings = Settings(
+            limits=Limits(frame_bytes=limit, message_bytes=limit),
+            max_peers=MAX_PEERS,
+            high_water=QUANTUM,
+            low_water=0,  # the kernel still has enough to send; and an answer is over when all of it has left
+            unsent_bytes=QUANTUM // 2,  # else one that does not read is sent megabytes before it is found out
+        )
+        return Listener(self._endpoint, Role.ROUTER, self, settings=settings, refused=self._refused)
+
+    def _refused(self, reason: str, _address: str) -> None:
+        self._stats.refused[counted_as(reason)] += 1
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Disconnect every requester, drop their answers, and bind again with other keys."""
+        """Disconnect every requester, drop their answers, and bind again."""
         self._drop_all("gone")
-        self._shut()
+        self._listener.close()
         try:
-            self._open(policy)
-        except BindError:  # libzmq releases an address a moment after its socket was closed
+            self._listener = self._listen(policy)
+        except BindError:  # another process has taken the endpoint in this moment
             self._again = self._loop.call_later(REOPEN, self.reopen, policy)
+
+    # What happens to peers.
+
+    def opened(self, peer: Peer) -> None:
+        """Take in a connection."""
+        requester = Requester(peer, self._clock())
+        self._requesters[requester.identity] = requester
+
+    def subscribed(self, peer: Peer, topic: bytes) -> None:
+        """Nobody subscribes to a ROUTER."""
+
+    def cancelled(self, peer: Peer, topic: bytes) -> None:
+        """Nobody subscribes to a ROUTER."""
+
+    def host_of(self, identity: bytes) -> str:
+        """Return the address of a requester without its port; empty if it is gone, or rebuilds by replays alone."""
+        requester = self._requesters.get(identity)
+        if requester is None or requester.peer.identity.startswith(REBUILDS):
+            return ""
+        return requester.peer.address.rpartition(":")[0]
+
+    def received(self, peer: Peer, frames: list[bytes]) -> None:
+        """Hand on a request."""
+        self._on_request([peer.id.to_bytes(8, "big"), *frames])
+
+    def drained(self, peer: Peer) -> None:
+        """A parked requester has read everything: it takes part again."""
+        requester = self._requesters.get(peer.id.to_bytes(8, "big"))
+        if requester is None or requester.place is not Place.PARKED:
+            return
+        if requester.answer is not None and requester.answer.done:
+            self._over(requester)
+        else:
+            self._wait(requester)
+
+    def closed(self, peer: Peer, reason: str) -> None:
+        """Forget a requester, and count what it did not get."""
+        requester = self._requesters.pop(peer.id.to_bytes(8, "big"), None)
+        if requester is not None:
+            self._forget(requester, STALLED if reason == STALLED else "gone")
+
+    # Answers: they wait for a place, take their turns, and are over when the kernel has taken all of it.
 
     @property
     def busy(self) -> int:
         """Unfinished answers, waiting requests included."""
-        return len(self._active) + self._queued
+        return self._places + self._queued
+
+    def send(self, answer: ReplayAnswer | SnapshotAnswer) -> None:
+        """Begin an answer, or let it wait for its turn: that of others, or of an earlier request of the same peer."""
+        requester = self._requesters.get(answer.identity)
+        if requester is None:
+            self._stats.replay_requests["gone"] += 1
+            return
+        refused = self._queued >= self._waiting_limit
+        requester.ask(answer, refused=refused)
+        self._count_queued(1)
+        if requester.place is Place.IDLE:
+            self._wait(requester, first=refused)
+
+    def _count_queued(self, count: int) -> None:
+        self._queued += count
+        self._stats.replay_waiting += count
+
+    def _wait(self, requester: Requester, *, first: bool = False) -> None:
+        """Let a requester wait for a place in the turns; a refusal is short and goes first."""
+        requester.place = Place.WAITING
+        if first:
+            self._waiting.appendleft(requester)
+        else:
+            self._waiting.append(requester)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Give a place to as many waiting requesters as the budget has places for."""
+        while self._waiting and self._budget.take(self._free):
+            requester = self._waiting.popleft()
+            requester.place = Place.SENDING
+            self._places += 1
+            self._count_queued(-1)
+            self._sending.append(requester)
+        if not self._waiting:
+            self._budget.leave(self._free)
+        if self._sending:
+            self._schedule()
+
+    def _free(self) -> None:
+        """Admit waiting requesters, after another server of this output has released a place."""
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._handle is None:
+            self._handle = self._loop.call_soon(self._turn)
+
+    def _release(self, place: Place, requester: Requester) -> None:
+        """Take a requester out of the turns; its answer is unfinished all the same."""
+        requester.place = place
+        self._places -= 1
+        self._count_queued(1)
+        self._budget.release(1)
+
+    def _turn(self) -> None:
+        self._handle = None
+        until = self._loop.time() + SLICE
+        try:
+            for _ in range(len(self._sending)):
+                requester = self._sending.popleft()
+                if requester.place is not Place.SENDING:
+                    continue  # it is gone
+                self._serve(requester, until)
+                if self._loop.time() >= until:
+                    break
+        finally:
+            self._admit()
+
+    def _serve(self, requester: Requester, until: float) -> None:
+        """Send one requester its share, and put it where it belongs then."""
+        peer = requester.peer
+        try:
+            messages = self._take(requester, until)
+            if messages:
+                if self._before_send is not None:
+                    self._before_send()  # making an answer may change the state
+                peer.write(messages[0] if len(messages) == 1 else b"".join(messages))
+                self._stats.replay_batches += len(messages)
+        except BaseException:
+            # the others go on; this one can ask again on another connection
+            self._requesters.pop(requester.identity, None)
+            self._forget(requester, "refused")
+            peer.close(Reason.INTERNAL)
+            raise
+        answer = requester.answer
+        if not peer.writable:
+            self._release(Place.PARKED, requester)
+        elif answer is not None and answer.done:
+            self._release(Place.FINISHING, requester)
+            self._finishing[requester] = None
+            if self._look is None:
+                self._look = self._loop.call_soon(self._look_at_finishing)
+        elif messages and requester.credit > 0:
+            self._sending.appendleft(requester)  # the time was over before its share was
+        else:
+            self._sending.append(requester)
+
+    def _take(self, requester: Requester, until: float) -> list[bytes]:
+        """Make the messages of one share, or of as much of it as there is time for."""
+        if requester.credit <= 0:
+            requester.credit += QUANTUM
+        messages: list[bytes] = []
+        while requester.credit > 0:
+            message = requester.next_message()
+            if message is None:
+                break
+            if message:
+                messages.append(message)
+                requester.credit -= len(message)
+            if self._loop.time() >= until:
+                break
+        return messages
+
+    def _look_at_finishing(self) -> None:
+        """Find the answers that have left altogether."""
+        self._look = None
+        for requester in [each for each in self._finishing if not each.peer.waiting_bytes]:
+            del self._finishing[requester]
+            self._over(requester)
+        if self._finishing and self._look is None:
+            self._look = self._loop.call_later(LOOK, self._look_at_finishing)
+
+    def _over(self, requester: Requester) -> None:
+        """Count the outcome of an answer; the requester's next one waits behind those of others."""
+        answer = requester.answer
+        if answer is not None:
+            self._stats.replay_requests["refused" if requester.refused else answer.outcome] += 1
+            self._count_queued(-1)
+        if requester.next_answer():
+            self._wait(requester)
+        else:
+            requester.place = Place.IDLE
+
+    def _look_for_stalled(self) -> None:
+        """End the connections of requesters that have acknowledged nothing for too long."""
+        now = self._clock()
+        for requester in list(self._requesters.values()):
+            if requester.stalled(now, self._stall_timeout):
+                requester.peer.close(STALLED)
+        self._check = self._loop.call_later(self._between_checks, self._look_for_stalled)
+
+    def _forget(self, requester: Requester, outcome: str) -> None:
+        """Count the unfinished answers of a requester, and take it out of everything."""
+        self._stats.replay_requests[outcome] += requester.unfinished
+        if requester.place is Place.SENDING:
+            self._release(Place.IDLE, requester)
+        elif requester.place is Place.WAITING:
+            self._waiting.remove(requester)
+        self._finishing.pop(requester, None)
+        self._count_queued(-requester.unfinished)
+        requester.clear()
+        self._admit()
 
     def end(self) -> int:
         """Send END for every answer that is not sent whole, and count them; how many they were."""
         count = self.busy
-        if count and not self._pump.closed:
-            for session in chain(self._active, self._waiting, *self._behind.values()):
-                with contextlib.suppress(zmq.ZMQError):  # full or gone: there is nobody to tell
-                    self._socket.send_multipart(session.answer.refusal(), zmq.NOBLOCK)
+        for requester in self._requesters.values():
+            answers = [] if requester.answer is None else [requester.answer]
+            answers += [answer for answer, _ in requester.behind]
+            requester.peer.write(
+                b"".join(encode_message(answer.refusal()[1:]) for answer in answers if not answer.done)
+            )
         self._drop_all("cut_off")
         return count
 
     def _drop_all(self, outcome: str) -> None:
         """Drop all answers and waiting requests, and count them."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        for handle in (self._handle, self._look):
+            if handle is not None:
+                handle.cancel()
+        self._handle = self._look = None
         self._stats.replay_requests[outcome] += self.busy
         self._budget.leave(self._free)
-        self._budget.release(self._counted)
-        self._counted = 0
-        self._wait(-self._queued)
-        for queue in (self._active, self._waiting, self._behind):
+        self._budget.release(self._places)
+        self._count_queued(-self._queued)
+        self._places = 0
+        for queue in (self._sending, self._waiting, self._finishing):
             queue.clear()
-
-    def _shut(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
-        if not self._pump.closed:
-            self._monitor.close()
-            self._pump.close()
-
-    def send(self, answer: ReplayAnswer | SnapshotAnswer) -> None:
-        """Begin an answer, or let it wait for its turn: that of others, or of an earlier request of the same peer."""
-        if self._queued >= self._waiting_limit:
-            self._stats.replay_requests["refused"] += 1
-            with contextlib.suppress(zmq.ZMQError):  # the requester is full or gone
-                self._socket.send_multipart(answer.refusal(), zmq.NOBLOCK)
-            self._pump.kick()
-            return
-        session = Session(answer, self._clock())
-        behind = self._behind.get(answer.identity)
-        if behind is not None:
-            behind.append(session)
-            self._wait(1)
-            return
-        self._behind[answer.identity] = deque()
-        self._waiting.append(session)
-        self._wait(1)
-        self._admit()
-        if self._handle is None:
-            self._handle = self._loop.call_soon(self._turn)
-
-    def _wait(self, count: int) -> None:
-        self._queued += count
-        self._stats.replay_waiting += count
-
-    def _admit(self) -> None:
-        """Release the budget of finished answers, and begin as many as it has room for."""
-        self._budget.release(self._counted - len(self._active))
-        self._counted = len(self._active)
-        while self._waiting and self._budget.take(self._free):
-            self._counted += 1
-            session = self._waiting.popleft()
-            session.progress = self._clock()
-            self._active.append(session)
-            self._wait(-1)
-
-    def _free(self) -> None:
-        """Begin waiting answers, after another server of this output has finished one."""
-        if self._handle is None:
-            self._handle = self._loop.call_soon(self._turn)
-
-    def _over(self, session: Session, outcome: str) -> None:
-        """Count the outcome of an answer; the requester's next request waits behind those of others."""
-        outcomes = self._stats.replay_requests
-        outcomes[outcome] += 1
-        identity = session.answer.identity
-        behind = self._behind[identity]
-        if behind and outcome == session.answer.outcome:
-            self._waiting.append(behind.popleft())
-            return
-        del self._behind[identity]
-        outcomes[outcome] += len(behind)  # a requester that is gone or stalled gets none of these either
-        self._wait(-len(behind))
-
-    def _turn(self) -> None:
-        self._handle = None
-        moved = False
-        until = self._loop.time() + SLICE
-        try:
-            for _ in range(len(self._active)):
-                session = self._active.popleft()
-                try:
-                    sent = self._advance(session, until)
-                except BaseException:
-                    self._over(session, "refused")  # the other answers go on
-                    raise
-                if sent is None:
-                    moved = True
-                    continue
-                moved |= sent > 0
-                self._active.append(session)
-                if self._loop.time() >= until:
-                    break
-        finally:
-            self._admit()
-            if self._active:
-                if self._handle is not None:
-                    self._handle.cancel()
-                self._handle = self._loop.call_soon(self._turn) if moved else self._loop.call_later(RETRY, self._turn)
-            self._pump.kick()
-            os.sched_yield()  # libzmq's I/O thread may share the core: it sends and receives now
-
-    def _advance(self, session: Session, until: float) -> int | None:
-        """Send a burst; return the number of messages sent, None if the answer is over."""
-        for sent in range(BURST):
-            message = session.message or session.answer.next_message()
-            if not message:  # the relay is still making it
-                if self._loop.time() >= until:
-                    break
-                continue
-            if self._before_send is not None:
-                self._before_send()  # making an answer may change the state
-            try:
-                self._socket.send_multipart(message, zmq.NOBLOCK)
-            except zmq.Again:
-                session.message = message
-                now = self._clock()
-                if sent:
-                    session.progress = now
-                elif now - session.progress > self._stall_timeout:
-                    self._over(session, "stalled")
-                    return None
-                return sent
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
-                self._over(session, "gone")
-                return None
-            session.message = None
-            self._stats.replay_batches += 1
-            if session.answer.done:
-                self._over(session, session.answer.outcome)
-                return None
-            if self._loop.time() >= until:
-                break
-        session.progress = self._clock()
-        return sent + 1
+        for requester in self._requesters.values():
+            requester.clear()
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the socket and drop unfinished answers. libzmq goes on sending for up to ``linger`` seconds."""
+        """Close the endpoint and drop unfinished answers; what was handed over has ``linger`` seconds to leave."""
         self._drop_all("cut_off")
-        if not self._pump.closed:
-            self._socket.setsockopt(zmq.LINGER, int(linger * 1000))
-        self._shut()
+        self._check.cancel()
+        if self._again is not None:
+            self._again.cancel()
+        self._listener.close(linger)
         self._stats.replay_waiting_limit -= self._waiting_limit
         self._waiting_limit = 0

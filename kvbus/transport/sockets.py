@@ -12,6 +12,7 @@ from typing import Final
 
 import zmq
 
+from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError, UnsupportedError
 from kvbus.transport.curve import Curve
 
@@ -85,6 +86,11 @@ class PeerPolicy:
 
 
 PLAIN: Final = PeerPolicy()
+
+
+def rebuilding_id() -> bytes:
+    """Return a routing id for a DEALER that asks for a replay and has no state by a subscription."""
+    return REBUILDS + os.urandom(8)
 
 
 def check_library() -> None:

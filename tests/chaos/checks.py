@@ -204,7 +204,7 @@ class Checks:
         self._check("accounting, at rest", not wrong and not total(metrics, "kvbus_source_pending_batches"), f"{wrong}")
         rejected = {key: value for key, value in metrics["kvbus_events_rejected_total"].items() if value}
         self._check("no event refused", not rejected, f"{rejected}")
-        sessions = total(metrics, "kvbus_replay_sessions")
+        sessions = total(metrics, "kvbus_replay_sessions") + total(metrics, "kvbus_replay_waiting")
         # one of a requester that vanished without a word is kept for as long as its connection seems to stand
         self._check("replay sessions end", sessions <= 8, f"{sessions:g} sessions")
         queued = total(metrics, "kvbus_output_queue_depth")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvbus.config import Config, render_topic
+from kvbus.config.notes import notes
 from tests.chart.charts import OF_THE_POD, Values, render
 from tests.chart.test_render import told
 
@@ -22,7 +23,9 @@ def rendered(router: str, tmp_path: Path, **kvbus: Any) -> Config:
     [
         ("generic", "vllm", "tcp://*:5657", "tcp://*:5658"),
         ("dynamo", "dynamo", "tcp://*:5657", "tcp://*:5658"),
-        ("mooncake", "vllm", "tcp://*:5657", "tcp://*:5658"),
+        ("mooncake", "mooncake", "tcp://*:5657", "tcp://*:5658"),
+        ("smg", "smg", "tcp://*:5657", "tcp://*:5658"),
+        ("vllm-router", "vllm-router", "tcp://*:5657", "tcp://*:5658"),
         ("sglang", "sglang", "tcp://*:5657", "tcp://*:5658"),
         ("llm-d", "llm-d", "tcp://*:5557", "tcp://*:5558"),
         ("aibrix", "aibrix", "tcp://*:5557", "tcp://*:5558"),
@@ -42,6 +45,13 @@ def test_llm_d_reads_pod_and_model_off_the_topic(tmp_path: Path) -> None:
     topic = render_topic(str(config.outputs[0].topic), config.streams()[0], config)
     assert topic.decode() == f"kv@{OF_THE_POD['POD_IP']}:8001@Qwen/Qwen3-32B"
     assert render({"kvbus": {"router": "llm-d"}}).pod["metadata"]["labels"]["llm-d.ai/inference-serving"] == "true"
+
+
+@pytest.mark.parametrize("router", ["llm-d", "aibrix"])
+def test_ranks_of_a_pod_share_a_stream_where_a_clear_is_the_pods(router: str, tmp_path: Path) -> None:
+    config = rendered(router, tmp_path, model="m", dataParallelSize=4)
+    assert config.outputs[0].layout == "merged"
+    assert notes(config) == []
 
 
 def test_aibrix_finds_the_pod_by_labels_and_all_ranks_on_its_one_port(tmp_path: Path) -> None:

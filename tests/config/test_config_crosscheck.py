@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvbus.config import ConfigError
+from kvbus.core.wire.profiles import PROFILES
 
 ENGINE = "{endpoint: 'tcp://10.0.0.1:5557'}"
 
@@ -192,8 +193,14 @@ def test_llm_d_may_have_the_sources_topics_where_they_are_told_in_full(read):
 
 
 def test_only_llm_d_asks_for_a_topic(read):
-    for profile in ("vllm", "dynamo", "aibrix", "sglang"):
+    for profile in set(PROFILES) - {"llm-d", "llm-d-sglang"}:
         assert read(_text("[{}]", f"[{{profile: {profile}}}]")).outputs[0].topic is None
+
+
+def test_the_vllm_router_takes_nothing_under_a_topic(problems, read):
+    found = problems(_text("[{}]", "[{profile: vllm-router, topic: 'kv@{worker}@m'}]"))["outputs[0].topic"]
+    assert "profile vllm-router takes batches without a topic alone; for example topic: null" in found
+    assert read(_text("[{}]", "[{profile: vllm-router, topic: ''}]")).outputs[0].topic == ""
 
 
 def test_what_is_wrong_with_a_source_is_said_once(problems):

@@ -139,7 +139,11 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         ("outputs[0].endpoint", "tcp://*:0", "the port must be between 1 and 65535"),
         ("outputs[0].endpoint", "tcp://*:*", "must be tcp://host:port or ipc://path"),
         ("outputs[0].snapshot_endpoint", "tcp://*", "must be tcp://host:port or ipc://path"),
-        ("outputs[0].profile", "trt", "must be one of vllm, dynamo, llm-d, aibrix, sglang"),
+        (
+            "outputs[0].profile",
+            "trt",
+            "must be one of vllm, dynamo, llm-d, llm-d-sglang, aibrix, sglang, vllm-router, smg, mooncake",
+        ),
         ("outputs[0].topic", "'{pod}'", "{pod} is not a placeholder"),
         ("outputs[0].heartbeat", "-1", "must be at least 0"),
         ("outputs[0].replay_framing", "5", "must be one of auto, 3, 4"),

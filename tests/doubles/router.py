@@ -35,6 +35,12 @@ def events_of(payload: bytes) -> list[dict[str, Any]]:
     return [_named(event) for event in msgspec.msgpack.decode(payload)[1]]
 
 
+def unpack_rank(payload: bytes) -> int:
+    """The rank of a batch."""
+    rank: int = msgspec.msgpack.decode(payload)[2]
+    return rank
+
+
 def _named(event: list[Any] | dict[str, Any]) -> dict[str, Any]:
     if isinstance(event, dict):
         return event

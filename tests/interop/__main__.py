@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -33,24 +34,40 @@ async def cell(kind: Kind, case: Case, slot: int, slots: int) -> Cell | None:
     """One case, in another process: None if it failed."""
     command = [sys.executable, "-m", "tests.interop", "--router", kind.name, "--case", case.name, "--here"]
     env = os.environ | {"PYTEST_XDIST_WORKER": f"gw{slot}", "PYTEST_XDIST_WORKER_COUNT": str(slots)}
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=env)
-    try:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=env)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    out = b""
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LIMIT):
-            out, _ = await process.communicate()
+            out = await process.stdout.readline()
+    process.stdin.close()  # it ends, and everything that it started
+    try:
+        async with asyncio.timeout(60):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()
-        return None
-    if process.returncode:
+    if not out:
         return None
     live, direct, behind = json.loads(out)
     return Cell(live, Score(*direct), Score(*behind))
 
 
-def here(kind: Kind, case: Case) -> None:
-    """One case, in this process."""
+async def here(kind: Kind, case: Case) -> None:
+    """One case, in this process; it ends early when nobody waits for it any more."""
+    asked = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(asked), sys.stdin)
     with tempfile.TemporaryDirectory() as directory:
-        print(json.dumps(asyncio.run(play(case, kind, Path(directory)))))  # noqa: T201 - for the process above
+        playing = asyncio.ensure_future(play(case, kind, Path(directory)))
+        nobody = asyncio.ensure_future(asked.read())
+        await asyncio.wait((playing, nobody), return_when=asyncio.FIRST_COMPLETED)
+        nobody.cancel()
+        if not playing.done():
+            playing.cancel()
+        print(json.dumps(await playing), flush=True)  # noqa: T201 - for the process above
 
 
 def unexpected(kind: Kind, case: Case, found: Cell | None) -> bool:
@@ -94,7 +111,7 @@ def main() -> int:
     kinds = [kind for kind in KINDS if chosen.router is None or chosen.router in kind.name]
     cases = [case for case in CASES if chosen.case in (None, case.name)]
     if chosen.here:
-        here(kinds[0], cases[0])
+        asyncio.run(here(kinds[0], cases[0]))
         return 0
     lacking = {kind.name: why for kind in kinds if (why := kind.lacking())}
     for name, why in lacking.items():

@@ -7,8 +7,10 @@ did. What routers make of dialects, copies and tiers is another question, and `t
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import struct
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE: Final = 16
 DEPTH: Final = 8
-PER_BATCH: Final = 3
-"""Blocks that a batch stores, and evicts once the cache is full."""
+NEWEST: Final = 100
+"""Blocks stored last that a new one may continue."""
+
+OLDEST: Final = 20
+"""Leaves among which one is evicted."""
 
 RECENT: Final = 1000
 """Blocks stored last that are asked for, live or not."""
@@ -61,18 +66,23 @@ class Cache:
     Args:
         seed: of what it stores; equal blocks have equal hashes in all caches.
         capacity: blocks.
+        batches: that fill it; once it is full, each evicts as much as it stores.
         rank: said in each batch.
         by_position: events are arrays.
     """
 
-    def __init__(self, seed: int, *, capacity: int = 300, rank: int = 0, by_position: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, capacity: int = 300, batches: int = 100, rank: int = 0, by_position: bool = False
+    ) -> None:
         self.live: Known = {}
         self._ever: Known = {}
         self._rng = random.Random(seed)
         self._capacity = capacity
+        self._per_batch = capacity // batches
         self._rank = rank
         self._by_position = by_position
         self._depth: dict[int, int] = {}
+        self._newest: deque[int] = deque(maxlen=NEWEST)
         self._children: dict[int, int] = {}
 
     @property
@@ -91,32 +101,34 @@ class Cache:
         self._rng = random.Random(seed)
         self.live = {}
         self._children.clear()
+        self._newest.clear()
 
     def batch(self) -> bytes:
         """Evict and store some blocks; what an engine publishes of it."""
-        events = [removed(self._evict()) for _ in range(len(self.live) + PER_BATCH - self._capacity)]
-        for _ in range(PER_BATCH):
+        events = [removed(self._evict()) for _ in range(len(self.live) + self._per_batch - self._capacity)]
+        for _ in range(self._per_batch):
             block = self._store()
             events.append(stored(block, self.live[block]))
         said = [list(event.values()) for event in events] if self._by_position else events
         return msgspec.msgpack.encode([0.0, said, self._rank])
 
     def _evict(self) -> int:
-        leaves = [block for block in self.live if not self._children.get(block)]
-        block = leaves[self._rng.randrange(min(len(leaves), 20))]  # one of the oldest
+        leaves = (block for block in self.live if not self._children.get(block))
+        block = self._rng.choice(list(itertools.islice(leaves, OLDEST)))
         parent = self.live.pop(block).parent
         if parent is not None:
             self._children[parent] -= 1
         return block
 
     def _store(self) -> int:
-        parents = [block for block in self.live if self._depth[block] < DEPTH]
+        parents = [block for block in self._newest if block in self.live and self._depth[block] < DEPTH]
         parent = self._rng.choice(parents) if parents and self._rng.random() < 0.9 else None
         tokens = tuple(self._rng.randrange(1, 100_000) for _ in range(BLOCK_SIZE))
         above = b"" if parent is None else parent.to_bytes(8, "big")
         digest = hashlib.sha256(above + struct.pack(f"<{BLOCK_SIZE}I", *tokens)).digest()
         block = int.from_bytes(digest[:8], "big") >> 1  # some routers read hashes as signed
         self.live[block] = self._ever[block] = Block(parent, tokens)
+        self._newest.append(block)
         self._depth[block] = 0 if parent is None else self._depth[parent] + 1
         if parent is not None:
             self._children[parent] = self._children.get(parent, 0) + 1

@@ -42,19 +42,30 @@ def but(wrong: str = "", *, nothing: str = "", chance: str = "") -> Beliefs:
 
 EXACT: Final = but()
 
+NEVER: Final = but(
+    "missed_five engine_restarts lost_tail loss one_more rank_restarts rank_merged flow",
+    nothing="late cut router_restarts long",
+)
+"""Takes what comes, asks for nothing, and looks at no number."""
+
 DIRECT: Final[Mapping[str, Beliefs]] = {
-    "llm-d-kv-cache 0.9.0": but("missed_five engine_restarts", nothing="late"),
-    "Dynamo 1.6.1, indexer": but("missed_five engine_restarts", nothing="late"),
-    "Dynamo 1.6.1, KvRouter": but("missed_five engine_restarts", nothing="late"),
-    "vLLM router 0.1.17": but("missed_five", nothing="late"),
-    "vLLM router, no replay": but("missed_five", nothing="late"),
-    "SMG relay 0.14.1": but("missed_five engine_restarts", nothing="late"),
-    "AIBrix 0.7.0": but("missed_five engine_restarts", nothing="late"),
-    "go-zeromq 0.17.0": but("missed_five engine_restarts", nothing="late"),
-    "llm-d with replay (double)": EXACT,
-    "never asks (double)": but("missed_five engine_restarts", nothing="late"),
-    "clears by pod (double)": but("missed_five engine_restarts", nothing="late"),
-    "PING as a message (double)": but("missed_five engine_restarts", nothing="late"),
+    "llm-d-kv-cache 0.9.0": NEVER,
+    "Dynamo 1.6.1, indexer": but(
+        "missed_five engine_restarts lost_tail rank_restarts rank_merged", nothing="late cut router_restarts long"
+    ),
+    "Dynamo 1.6.1, KvRouter": NEVER,
+    "vLLM router 0.1.17": but("missed_five lost_tail", nothing="late cut router_restarts long"),
+    "vLLM router, no replay": but("missed_five lost_tail loss one_more flow", nothing="late cut router_restarts long"),
+    "SMG relay 0.14.1": but(
+        "missed_five lost_tail one_more flow",
+        nothing="late cut engine_restarts router_restarts rank_restarts rank_merged long",
+    ),
+    "AIBrix 0.7.0": NEVER,
+    "go-zeromq 0.17.0": NEVER,
+    "llm-d with replay (double)": but("lost_tail", nothing="long"),
+    "never asks (double)": NEVER,
+    "clears by pod (double)": NEVER,
+    "PING as a message (double)": NEVER,
 }
 
 THROUGH_KVBUS: Final[Mapping[str, Beliefs]] = {

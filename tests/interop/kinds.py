@@ -172,7 +172,7 @@ def _there(variable: str, name: str, what: str) -> Callable[[], str | None]:
     def lacking() -> str | None:
         found = os.environ.get(variable)
         if not found:
-            return f"{variable} names no {what}; .ci/run does both"
+            return f"{variable} names no {what}; .ci/run does that"
         path = Path(found) / name
         return None if path.exists() else f"there is no {path}: it could not be installed"
 
@@ -225,6 +225,7 @@ AIBRIX_ENV: Final = {
     "AIBRIX_PREFIX_CACHE_BLOCK_SIZE": str(4 * BLOCK_SIZE),  # in bytes
 }
 
+VLLM_ROUTER: Final = _installed("vllm-router/bin/vllm-router")
 DYNAMO: Final = _there(PYTHON_ENV, "", "Python with ai-dynamo-runtime")
 GO_ZEROMQ: Final = _there(HOME_ENV, "subscriber", "peers on go-zeromq, as .ci/gozmq.sh DIR builds them")
 
@@ -241,12 +242,13 @@ KINDS: Final = (
     ),
     Kind("Dynamo 1.6.1, indexer", Indexer, DYNAMO),
     Kind("Dynamo 1.6.1, KvRouter", _kv_router, DYNAMO),
-    Kind("vLLM router 0.1.17", _vllm_router(replays=True), _installed("vllm-router/bin/vllm-router")),
-    Kind("vLLM router, no replay", _vllm_router(replays=False), _installed("vllm-router/bin/vllm-router")),
+    Kind("vLLM router 0.1.17", _vllm_router(replays=True), VLLM_ROUTER, {"profile": "vllm"}),
+    Kind("vLLM router, no replay", _vllm_router(replays=False), VLLM_ROUTER, {"profile": "vllm"}),
     Kind(
         "SMG relay 0.14.1",
         _program("smg/bin/python", _named_streams, str(PROGRAMS / "smg.py")),
         _installed("smg/bin/python"),
+        {"profile": "vllm"},
     ),
     Kind(
         "AIBrix 0.7.0",

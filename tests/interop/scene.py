@@ -21,7 +21,7 @@ from .routers import Stream
 from .support import Kvbus
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     from .routers import Kind, Router
@@ -31,6 +31,9 @@ BYTES: Final = 120
 
 QUIET: Final = 2.0
 """Seconds in which a view that is wrong does not change any more before it is called wrong."""
+
+PATIENT: Final = 15.0
+"""The same, where nothing wrong is expected: whoever waits that long has a machine that is busy, or has found something."""
 
 RECONNECTED: Final = 20.0
 """Seconds after which a router that has not come back is left where it is."""
@@ -44,8 +47,8 @@ Layout = Literal["per_source", "merged"]
 class Rank:
     """One rank of the engine: its cache and its sockets."""
 
-    def __init__(self, number: int, port: int, kind: Kind) -> None:
-        self.cache = Cache(seed=number, rank=number, by_position=kind.by_position)
+    def __init__(self, number: int, port: int, kind: Kind, **cache: int) -> None:
+        self.cache = Cache(seed=number, rank=number, by_position=kind.by_position, **cache)
         live, replay = (f"tcp://127.0.0.1:{first + number}" for first in (port, port + REPLAY))
         self.publisher = EnginePublisher(live, replay, topic=kind.topic.encode(), bind=True)
         self.subscriptions = 0
@@ -199,9 +202,14 @@ class Scene:
         """Wait until every router is subscribed, on both sides."""
         await asyncio.gather(*(_wait_for_subscriptions(rank) for rank in self.ranks), self._behind_is_subscribed())
 
-    async def scores(self) -> tuple[Score, Score]:
-        """Directly and through kvbus, once nothing changes any more."""
-        direct, behind = await asyncio.gather(*(self._settled(side) for side in self.sides))
+    async def settle(self) -> None:
+        """Wait until everybody is right, or is not going to be."""
+        await self.scores(PATIENT, PATIENT)
+
+    async def scores(self, *quiet: float) -> tuple[Score, Score]:
+        """Directly and through kvbus, once nothing has changed for so long on that side."""
+        sides = zip(self.sides, quiet, strict=True)
+        direct, behind = await asyncio.gather(*(self._settled(side, seconds) for side, seconds in sides))
         return direct, behind
 
     def _again(self) -> None:
@@ -220,7 +228,7 @@ class Scene:
     def _subscribers(self) -> float:
         return self.bus.metric('kvbus_output_subscribers{output="routers"}')
 
-    async def _settled(self, side: Side) -> Score:
+    async def _settled(self, side: Side, quiet: float) -> Score:
         loop = asyncio.get_running_loop()
         last: Score | None = None
         since = loop.time()
@@ -229,7 +237,7 @@ class Scene:
             now = Score(sum(each.missing for each in found), sum(each.dead for each in found))
             if now != last:
                 last, since = now, loop.time()
-            elif loop.time() > since + (0.3 if now == Score(0, 0) else QUIET):
+            elif loop.time() > since + (0.3 if now == Score(0, 0) else quiet):
                 return now
             await asyncio.sleep(0.1)
 
@@ -250,12 +258,18 @@ async def _wait_for_subscriptions(rank: Rank) -> None:
 
 @contextlib.asynccontextmanager
 async def running(
-    kind: Kind, directory: Path, *, ranks: int = 1, layout: Layout = "per_source", **config: Any
+    kind: Kind,
+    directory: Path,
+    *,
+    ranks: int = 1,
+    cache: Mapping[str, int] | None = None,
+    layout: Layout = "per_source",
+    **config: Any,
 ) -> AsyncIterator[Scene]:
     """Everything but the routers, which join when the case says so."""
     async with contextlib.AsyncExitStack() as stack:
         own, ports = ports_in_a_row(8), ports_in_a_row(8)
-        engine = [Rank(number, own, kind) for number in range(ranks)]
+        engine = [Rank(number, own, kind, **(cache or {})) for number in range(ranks)]
         for rank in engine:
             await stack.enter_async_context(rank.publisher)
         output = {

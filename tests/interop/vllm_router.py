@@ -68,6 +68,8 @@ class VllmRouter(Router):
         await self._runner.setup()
         await web.TCPSite(self._runner, _HOST, self._worker).start()
         self._session = aiohttp.ClientSession()
+        if len(streams) > 1:  # each rank is a place of its own that requests can be sent to
+            self._child.command += ["--intra-node-data-parallel-size", str(len(streams))]
         await self._child.start()
         self._reading = asyncio.ensure_future(self._read())
         async with asyncio.timeout(PATIENCE):

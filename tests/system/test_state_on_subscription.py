@@ -15,6 +15,7 @@ from typing import Any, Final
 import pytest
 import zmq
 
+from kvbus.client import BlockView, Subscriber, Synced
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.outputs.zmq.driver import ZmqOutput
 from kvbus.transport.engine.publisher import EnginePublisher
@@ -168,6 +169,22 @@ def test_one_that_checks_numbers_and_asks_is_exact_and_its_answer_is_short() -> 
                 assert stats_of(bus).replay_requests["subscription"] == 1
             finally:
                 router.close()
+
+    run(test())
+
+
+def test_a_subscriber_of_the_library_beside_it_rebuilds_by_its_own_replay() -> None:
+    async def test() -> None:
+        async with circuit(batches=5 * JOURNAL) as (bus, engine), deaf(bus) as (router,):
+            await exact(engine, router)
+            view = BlockView()
+            async with Subscriber(bus.out, bus.out_replay) as subscriber:
+                async for update in subscriber:
+                    view.update(update)
+                    if isinstance(update, Synced):
+                        break
+            assert len(view) == len(router.read())
+            assert stats_of(bus).replay_requests["subscription"] == 0
 
     run(test())
 

@@ -6,10 +6,13 @@ reads it from "kvbus.config", so they cannot disagree.
 {{- define "kvbus.presets" -}}
 generic:  {profile: vllm, events: 5657, layout: per_source}
 dynamo:   {profile: dynamo, events: 5657, layout: per_source}
-mooncake: {profile: vllm, events: 5657, layout: per_source}
+mooncake: {profile: mooncake, events: 5657, layout: per_source}
 sglang:   {profile: sglang, events: 5657, layout: per_source}
-# reads pod and model off the topic: exactly three parts
-llm-d:    {profile: llm-d, events: 5557, layout: per_source, topic: "kv@{worker}@{model}"}
+smg:      {profile: smg, events: 5657, layout: per_source}
+# takes nothing under a topic: the profile sends none
+vllm-router: {profile: vllm-router, events: 5657, layout: per_source}
+# reads pod and model off the topic: exactly three parts; a clear is the whole pod's, so all ranks share a stream
+llm-d:    {profile: llm-d, events: 5557, layout: merged, topic: "kv@{worker}@{model}"}
 # knows one pair of ports, so all ranks share it
 aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- end -}}

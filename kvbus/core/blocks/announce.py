@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from msgspec import Raw, UnsetType
 
-from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, TableKey, raw_or_unset, slice_array
+from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, TableKey, live_runs, raw_or_unset, set_of_chunks, slice_array
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, encode_value, with_extras
-from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 MOST_BLOCKS: Final = 4096
 """Most blocks of a batch that kvbus puts together: there are routers that refuse more."""
@@ -26,16 +26,17 @@ def announce(index: Index) -> Iterator[AnyEvent]:
         yield from events
 
 
-def slices(index: Index, size: int) -> Iterator[list[AnyEvent]]:
+def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
     """The same stores in lists of exactly ``size`` blocks each, as routers count them; the last list may hold fewer.
 
-    An event that does not fit into what is left of a list goes on in the next one. An empty list is a pause: a large
-    list takes tens of milliseconds, and the caller has other work.
+    An event that does not fit into what is left of a list goes on in the next one. Blocks that are in one of the
+    indexes ``known`` are left out. An empty list is a pause: a large list takes tens of milliseconds, and the caller
+    has other work.
     """
     events: list[AnyEvent] = []
     room = size
     pause = size - PAUSE
-    for chunk, first, end in _runs(index):
+    for chunk, first, end in _runs(index, known):
         tokens: list[Any] | None = None
         start = first
         while start < end:
@@ -57,18 +58,54 @@ def slices(index: Index, size: int) -> Iterator[list[AnyEvent]]:
         yield events
 
 
-def _runs(index: Index) -> Iterator[tuple[Chunk, int, int]]:
+def removals_of(index: Index) -> list[AnyEvent]:
+    """The removals that empty a router of these blocks, leaves first."""
+    events: list[AnyEvent] = []
+    for chunk, first, end in reversed(list(_runs(index))):
+        names = chunk.hashes if chunk.derived is None else chunk.derived
+        for stop in range(end, first, -MAX_RUN):
+            gone = list(reversed(names[max(first, stop - MAX_RUN) : stop]))
+            last = events[-1] if events else None
+            meta = chunk.meta
+            if (
+                isinstance(last, BlockRemoved)
+                and (last.medium, last.group_idx) == (meta.medium, meta.group_idx)
+                and len(last.block_hashes) + len(gone) <= MAX_RUN
+            ):
+                last.block_hashes += gone
+            else:
+                events.append(BlockRemoved(gone, meta.medium, meta.group_idx))
+    return events
+
+
+def _runs(index: Index, known: Sequence[Index] = ()) -> Iterator[tuple[Chunk, int, int]]:
     """Runs ``[first, end)`` of the live blocks of each chunk, or of the live sub-blocks of one that is reblocked."""
-    announced: set[tuple[TableKey, Hash]] = set()
+    announced = {(key, name) for other in known for key, name in _derived_names(other)}
     for key, chunk, a, b in index.snapshot():
         if chunk.derived is None:
-            yield chunk, a, b
+            if known:
+                fresh = [
+                    at for at in range(a, b) if not any(other.announces(*key, chunk.hashes[at]) for other in known)
+                ]
+                yield from ((chunk, *run) for run in _consecutive(fresh))
+            else:
+                yield chunk, a, b
             continue
         derived, per_block = chunk.reblocked()
         # two nodes may cover one page: it has one name, and is announced once
         fresh = [at for at in range(a * per_block, b * per_block) if (key, derived[at]) not in announced]
         announced.update((key, derived[at]) for at in fresh)
         yield from ((chunk, *run) for run in _consecutive(fresh))
+
+
+def _derived_names(index: Index) -> Iterator[tuple[TableKey, Hash]]:
+    """The sub-blocks that routers know, each at least once."""
+    for key, table in index.tables.items():
+        if table.refs or table.sub_blocks:
+            for chunk in set_of_chunks(table):
+                derived, per_block = chunk.reblocked()
+                for a, b in live_runs(table, chunk):
+                    yield from ((key, name) for name in derived[a * per_block : b * per_block])
 
 
 def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
@@ -114,8 +151,11 @@ def blocks_in(events: Sequence[AnyEvent]) -> int:
     """How many blocks the events name."""
     count = 0
     for event in events:
-        if type(event) is not AllBlocksCleared:
-            count += len(event["block_hashes"] if type(event) is dict else event.block_hashes)  # type: ignore[union-attr]
+        kind = type(event)
+        if kind is BlockStored or kind is BlockRemoved:
+            count += len(event.block_hashes)  # type: ignore[union-attr]
+        elif kind is not AllBlocksCleared:
+            count += len(event["block_hashes"] if kind is dict else event.block_hashes)  # type: ignore[union-attr,index]
     return count
 
 

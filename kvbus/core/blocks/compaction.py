@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -35,15 +35,23 @@ BYTES_PER_TOKEN: Final = 11
 BYTES_PER_BLOCK: Final = 300
 """What a block that is an event of its own adds to its tokens: its hash, its parent's, the names of the fields."""
 
+SMALL_BLOCK: Final = (MOST_BYTES // MOST_BLOCKS - BYTES_PER_BLOCK) // BYTES_PER_TOKEN
+"""Tokens of the largest block of which a batch holds as many as routers take."""
+
 KEPT_BYTES: Final = 4 * 1024 * 1024
 """Encoded batches of a snapshot that are kept for other readers."""
 
 
 def most_blocks(block_size: int) -> int:
     """The blocks of ``block_size`` tokens (0: unknown) that one batch may hold."""
-    if not block_size:
+    if block_size <= SMALL_BLOCK:
         return MOST_BLOCKS
     return max(1, min(MOST_BLOCKS, MOST_BYTES // (block_size * BYTES_PER_TOKEN + BYTES_PER_BLOCK)))
+
+
+ClearsWhere = Literal["each", "first", "none"]
+"""AllBlocksCleared before each source's blocks; that of every source before the first block, for routers to which it
+speaks of all of them; or nowhere."""
 
 
 class Part(msgspec.Struct):
@@ -59,16 +67,28 @@ class Part(msgspec.Struct):
 
 
 class StateSnapshot:
-    """The state of a stream as of batch ``seq``, shared by every answer that can use it."""
+    """The state of a stream as of batch ``seq``, shared by every answer that can use it.
 
-    def __init__(self, seq: int, parts: list[Part], wire: Wire) -> None:
+    Args:
+        seq: the newest batch it includes.
+        parts: each source's share.
+        wire: how batches are written.
+        clears: where AllBlocksCleared stands.
+        one_copy: a block that several parts have is announced by the first of them alone.
+    """
+
+    def __init__(
+        self, seq: int, parts: list[Part], wire: Wire, *, clears: ClearsWhere = "each", one_copy: bool = False
+    ) -> None:
         self.seq = seq
         self._parts = parts
         self._sizes = [part.index.announced for part in parts]
         self._wire = wire
+        self.clears = clears
+        self._one_copy = one_copy
         self._chunks_by_size: dict[int, SnapshotChunks] = {}
         self._most = min((most_blocks(part.block_size) for part in parts), default=MOST_BLOCKS)
-        self.fewest = batches(self._sizes, self._most)
+        self.fewest = self._batches(self._most)
         """The seqs that an answer needs, at as many blocks a batch as routers take."""
 
     def chunks(self, room: int) -> SnapshotChunks:
@@ -78,31 +98,45 @@ class StateSnapshot:
         """
         most = self._most
         per_batch = min(BLOCKS_PER_BATCH, most)
-        while batches(self._sizes, per_batch) > room and per_batch < max(self._sizes):
+        while self._batches(per_batch) > room and per_batch < max(self._sizes):
             per_batch = most if per_batch < most < 2 * per_batch else 2 * per_batch
         chunks = self._chunks_by_size.get(per_batch)
         if chunks is None:
-            count = batches(self._sizes, per_batch)
+            count = self._batches(per_batch)
             chunks = self._chunks_by_size[per_batch] = SnapshotChunks(lambda: self._payloads(per_batch), count)
         return chunks
 
     def _payloads(self, per_batch: int) -> Iterator[bytes]:
-        for part in self._parts:
-            # a router may hold blocks from before: this is the whole truth, not an addition to what it has
-            first: list[AnyEvent] = [AllBlocksCleared()]
-            for events in slices(part.index, per_batch):
+        # a router may hold blocks from before: this is the whole truth, not an addition to what it has
+        if self.clears == "first":
+            for part in self._parts[1:]:
+                yield encode(self._wire, [AllBlocksCleared()], part.ts, part.rank)
+        for at, part in enumerate(self._parts):
+            first: list[AnyEvent] = []
+            if self.clears == "each" or (self.clears == "first" and not at):
+                first.append(AllBlocksCleared())
+            left = self._batches_of(at, per_batch)
+            known = [other.index for other in self._parts[:at]] if self._one_copy else []
+            for events in slices(part.index, per_batch, known):
                 if not events:
                     yield b""
                     continue
                 yield encode(self._wire, first + events, part.ts, part.rank)
                 first = []
-            if first:
+                left -= 1
+            for _ in range(left):
                 yield encode(self._wire, first, part.ts, part.rank)
+                first = []
 
+    def _batches(self, per_batch: int) -> int:
+        """How many batches of ``per_batch`` blocks hold the snapshot."""
+        clears = len(self._parts[1:]) if self.clears == "first" else 0
+        return clears + sum(self._batches_of(at, per_batch) for at in range(len(self._parts)))
 
-def batches(sizes: list[int], per_batch: int) -> int:
-    """How many batches of ``per_batch`` blocks hold sources of these sizes: each source has one at least."""
-    return sum(max(1, -(-size // per_batch)) for size in sizes)
+    def _batches_of(self, at: int, per_batch: int) -> int:
+        """How many of them are one source's. One that is cleared here has one at least."""
+        needed = -(-self._sizes[at] // per_batch)
+        return max(1, needed) if self.clears == "each" or not at else needed
 
 
 class SnapshotChunks:

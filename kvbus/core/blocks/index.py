@@ -195,6 +195,19 @@ class Index:
             self.media_names.add(medium)
         return table
 
+    @property
+    def grouped(self) -> bool:
+        """Whether any table is of a numbered group."""
+        return any(group is not None for group, _ in self.tables)
+
+    def announces(self, group: int | None, medium: str, name: Hash) -> bool:
+        """Whether routers know a live block by this name (not for a frozen copy with reblocked blocks)."""
+        table = self.tables.get((group, medium))
+        if table is None:
+            return False
+        chunk = table.blocks.get(name)
+        return (chunk is not None and chunk.derived is None) or name in table.refs
+
     def media(self) -> dict[str, int]:
         """Live blocks per medium."""
         counts: dict[str, int] = {}
@@ -217,6 +230,10 @@ class Index:
         """Forget the blocks on any other medium."""
         self.tables = {key: table for key, table in self.tables.items() if key[1] in media}
         self.media_names &= media
+
+    def keep_group(self, group: int | None) -> None:
+        """Forget the blocks of any other group."""
+        self.tables = {key: table for key, table in self.tables.items() if key[0] == group}
 
     def clear(self) -> None:
         """Forget all blocks."""
@@ -261,6 +278,12 @@ class Index:
             kept.blocks, table.blocks = table.freeze(kept)
             kept.sub_blocks = len(table.refs)
         return frozen
+
+    def given_up(self) -> Index:
+        """The tables as they are, for the last time: this index is about to be cleared."""
+        last = Index()
+        last.tables = self.tables
+        return last
 
     def snapshot(self) -> Iterator[tuple[TableKey, Chunk, int, int]]:
         """Every live run ``(table, chunk, first, last + 1)``: device first, one medium at a time, parents first."""
@@ -348,7 +371,7 @@ def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
 
 def carried_bytes(raw: Raw | UnsetType) -> bytes | None:
     """A carried field's own bytes, None where the event has no such field."""
-    return None if isinstance(raw, UnsetType) else bytes(raw)
+    return None if raw is UNSET else bytes(raw)
 
 
 def raw_or_unset(value: bytes | None) -> Raw:

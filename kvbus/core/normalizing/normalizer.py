@@ -7,14 +7,14 @@ before their parents. Media have names that routers know. What is left out, or c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, structs
 
-from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, stores_of
+from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, removals_of, stores_of
 from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Rest, Table, TableKey, carried_bytes
 from kvbus.core.normalizing.admission import Admission, Step, complete
 from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
@@ -52,6 +52,8 @@ class Normalizer:
         self.rules = rules
         self.stats = stats
         self.index = Index() if index is None else index
+        self.names_cleared = False
+        """Some output needs removals in place of a clear."""
         self._refused: set[str] = set()
         """Media of stores that were refused because the index is at its limit."""
         self._begin()
@@ -80,6 +82,8 @@ class Normalizer:
         # The batch under way.
         self._out: list[AnyEvent] = []
         """The events that leave."""
+        self.cleared: list[Callable[[], Sequence[AnyEvent]]] = []
+        """Where :attr:`names_cleared`: for each clear in the last batch, what makes the removals that say the same."""
         self._gone: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
         """Blocks whose removal has not left yet, with parent and chunk."""
         self._reblocked_gone: dict[tuple[TableKey, Hash], tuple[Hash | None, Chunk]] = {}
@@ -151,6 +155,11 @@ class Normalizer:
         """The engine's AllBlocksCleared speaks of every tier. Its stream alone may not show that."""
         self._clears_all_tiers = True
 
+    @property
+    def first_group(self) -> int | None:
+        """The first prefix-carrying group of the epoch; None where groups have no number."""
+        return next(iter(self._block_sizes), None)
+
     def fast_path(self, payload: bytes) -> Taken | None:
         """Take in a batch that needs no change; None, with nothing changed, if it is for :meth:`apply`."""
         return None if self._left_out.coarse else self._fast_path.take(payload)
@@ -167,6 +176,7 @@ class Normalizer:
             self._clears_all_tiers = True
         self._fast_path.forget()
         self.emptied = False
+        self.cleared = []
         # by type: isinstance would be a call for each event
         spoken = {event.medium for event in batch.events if type(event) is not AllBlocksCleared}  # type: ignore[union-attr]
         if not spoken <= self._spoken:
@@ -272,6 +282,9 @@ class Normalizer:
     def _rebuild(self) -> None:
         """Block sizes turned out different from what was assumed: announce everything again in the right ones."""
         self.stats.rebuilds += 1
+        if self.names_cleared:
+            known = removals_of(self.index)  # now: the blocks are about to get other names
+            self.cleared.append(lambda: known)
         for key, table in self.index.tables.items():
             table.refs.clear()
             for chunk in table.blocks.values():
@@ -527,11 +540,17 @@ class Normalizer:
                     for block in list(table.blocks):
                         self._remove_one(group, medium, block)
             return
+        if self.names_cleared:
+            self._flush_reblocked()
+            self._flush_removals()
         self._gone.clear()  # the clear says that, too
         self._reblocked_gone.clear()
-        self.index.clear()
         if not (self._out and isinstance(self._out[-1], AllBlocksCleared)):
             self._out.append(AllBlocksCleared())
+            if self.names_cleared:
+                last = self.index.given_up()
+                self.cleared.append(lambda: removals_of(last))
+        self.index.clear()
 
 
 def _spelling(chunk: Chunk) -> tuple[str | None, Any]:

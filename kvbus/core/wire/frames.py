@@ -101,6 +101,11 @@ ASKS_REPLAY: Final = b"kvbus:asks-replay"
 begins so, hence it matches nothing, at a kvbus as at an engine. kvbus's own subscribers send it, if they can replay."""
 
 
+REBUILDS: Final = b"kvbus:rebuilds:"
+"""How the routing id of a DEALER begins that rebuilds its state by the replay alone: END alone does not help it, even
+where a router at the same address has just got the state. Eight random bytes follow."""
+
+
 class ReplayRequest(msgspec.Struct):
     """A router's request as a ROUTER received it. ``envelope`` is what every reply starts with.
 

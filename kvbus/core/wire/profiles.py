@@ -6,14 +6,22 @@ from collections.abc import Container, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import structs
+from msgspec import UNSET
 
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import Framing
+from kvbus.core.wire.parts import block_by_block, changed, field, first_of_pairs, is_store, value
 from kvbus.core.wire.schema import AllBlocksCleared
 
 Encoding = Literal["map", "array"]
+
+Clears = Literal["rank", "pod", "pod or nothing"]
+"""What a router of this family forgets at AllBlocksCleared: the blocks of the batch's rank, those of all ranks of the
+pod, or, because some versions ignore it, either those or nothing."""
+
+Topics = Literal["any", "pod and model", "empty"]
+"""The topics that a router of this family takes: any, ``kv@POD@MODEL``, or the empty one alone."""
 
 
 class Wire(msgspec.Struct, frozen=True):
@@ -24,44 +32,85 @@ class Wire(msgspec.Struct, frozen=True):
     """Byte hashes leave as unsigned 64-bit integers, their last eight bytes (vLLM's own rule for integer hashes)."""
     media: tuple[tuple[str, str], ...] = ()
     """Names of media that this family does not know, and the ones it has for their tier."""
+    one_block: bool = False
+    """A store holds one block, for a family that hashes every block of a store under the store's own parent."""
+    fill_kinds: bool = False
+    """A store with a group and no kind leaves as ``full_attention`` (vLLM 0.20 and 0.21 name none), for a family that
+    drops it otherwise. Groups of a kind that carries no prefixes have been left out before."""
+    fold_pairs: bool = False
+    """EAGLE's pairs leave as their first tokens, for a family that reads plain tokens alone."""
+    drop_group: bool = False
+    """Groups leave without their number. See :attr:`Profile.one_group`."""
 
-    def accepts_as_is(self, *, bytes_hashes: bool, media: Container[str]) -> bool:
-        """Whether canonical map events with such hashes and media need no translation on this wire."""
-        if self.encoding != "map" or (bytes_hashes and self.fold_hashes):
+    @property
+    def by_event(self) -> bool:
+        """Whether events have to be looked at one by one."""
+        return bool(
+            self.fold_hashes or self.media or self.one_block or self.fill_kinds or self.fold_pairs or self.drop_group
+        )
+
+    def accepts_as_is(self, *, bytes_hashes: bool, media: Container[str], grouped: bool) -> bool:
+        """Whether canonical map events with such hashes, media and groups need no translation on this wire.
+
+        No canonical event has pairs of tokens.
+        """
+        if self.encoding != "map" or self.one_block or (bytes_hashes and self.fold_hashes):
+            return False
+        if grouped and (self.fill_kinds or self.drop_group):
             return False
         return not self.media or all(known not in media for known, _ in self.media)
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A wire, and what a replay looks like."""
+    """A wire, what a replay looks like, and what a router makes of the events."""
 
     wire: Wire = Wire()
     framing: Framing = "4"
     filled_replay: bool = True
     """Whether an answer that reaches behind the journal is contiguous from the seq asked for. Where it need not be, END
     alone sends the router back to the state that its subscription brought."""
+    clears: Clears = "rank"
+    one_copy: bool = False
+    """A block that several ranks hold is one to the router, and the first removal ends it. On a merged stream such a
+    block is stored by the first rank that has it, and removed by the last."""
+    one_group: bool = False
+    """The router takes one group. The first one that carries prefixes leaves, without a number, and no other."""
+    topics: Topics = "any"
+    max_events: int = 0
+    """Events of the largest batch it takes; 0: any number."""
+    max_bytes: int = 0
+    """Bytes of the largest batch it takes; 0: any number."""
+
+    @property
+    def as_it_comes(self) -> bool:
+        """Whether a router of this family takes the batches of a source as they come, once they are encoded."""
+        return self.clears == "rank" and not (self.one_copy or self.one_group or self.max_events or self.max_bytes)
 
 
 CANONICAL: Final = Wire()
 """Maps, with hashes and media as the engine named them."""
 
 _DYNAMO: Final = Wire("map", fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
+_MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
     "vllm": Profile(CANONICAL, "4"),
     "dynamo": Profile(_DYNAMO, "4", filled_replay=False),
-    "llm-d": Profile(CANONICAL, "4"),
-    "aibrix": Profile(Wire("array"), "4", filled_replay=False),
+    "llm-d": Profile(Wire(fill_kinds=True, fold_pairs=True), "4", clears="pod", topics="pod and model"),
+    "llm-d-sglang": Profile(Wire("array", fold_pairs=True), "4", clears="pod", topics="pod and model"),
+    "aibrix": Profile(Wire("array", one_block=True), "4", filled_replay=False, clears="pod or nothing", one_copy=True),
     "sglang": Profile(CANONICAL, "3"),
+    "vllm-router": Profile(CANONICAL, "4", filled_replay=False, topics="empty", max_events=4096, max_bytes=16 * _MIB),
+    "smg": Profile(CANONICAL, "4", filled_replay=False, max_bytes=4 * _MIB),
+    "mooncake": Profile(Wire(drop_group=True), "4", one_group=True),
 }
-"""By the name of ``outputs[].profile``. Sources: Dynamo 1.6.1 (measured, docs/INTEROP.md) takes both framings, decodes
-no byte hash and drops ``FS`` and ``OBJ``; llm-d reads framing 4; AIBrix arrays only; sgl-router's client framing 3."""
+"""By the name of ``outputs[].profile``. Where each rule comes from is in docs/decisions/profiles-of-routers.md."""
 
 
 def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> bytes:
     """One batch: always an array of exactly three, ``[ts, events, rank]``."""
-    if wire.fold_hashes or wire.media:
-        events = [_translated(wire, event) for event in events]
+    if wire.by_event:
+        events = [each for event in events for each in _translated(wire, event)]
     return encode_batch(events, ts, rank) if wire.encoding == "map" else encode_positional_batch(events, ts, rank)
 
 
@@ -70,24 +119,26 @@ def fold(block: Hash) -> int:
     return int.from_bytes(block[-8:], "big") if isinstance(block, bytes) else block
 
 
-def _translated(wire: Wire, event: AnyEvent) -> AnyEvent:
-    """The event with the hashes and media of this wire; the same object where nothing changes."""
+def _translated(wire: Wire, event: AnyEvent) -> list[AnyEvent]:
+    """The event as this wire has it; the same object where nothing changes."""
     if isinstance(event, AllBlocksCleared):
-        return event
-    hashes, medium = (
-        (event["block_hashes"], event["medium"]) if isinstance(event, dict) else (event.block_hashes, event.medium)
-    )
+        return [event]
     changes: dict[str, Any] = {}
+    hashes = field(event, "block_hashes")
     if wire.fold_hashes and isinstance(hashes[0], bytes):
         changes["block_hashes"] = [fold(block) for block in hashes]
-        parent = (
-            event.get("parent_block_hash") if isinstance(event, dict) else getattr(event, "parent_block_hash", None)
-        )
+        parent = value(event, "parent_block_hash")
         if parent is not None:
             changes["parent_block_hash"] = fold(parent)
     for known, wanted in wire.media:
-        if medium == known:
+        if value(event, "medium") == known:
             changes["medium"] = wanted
-    if not changes:
-        return event
-    return {**event, **changes} if isinstance(event, dict) else structs.replace(event, **changes)
+    grouped = value(event, "group_idx") is not None
+    if grouped and wire.drop_group:
+        changes["group_idx"] = UNSET
+    if grouped and wire.fill_kinds and is_store(event) and value(event, "kv_cache_spec_kind") is None:
+        changes["kv_cache_spec_kind"] = "full_attention"
+    event = changed(event, changes)
+    if wire.fold_pairs:
+        event = first_of_pairs(event)
+    return block_by_block(event) if wire.one_block else [event]

@@ -14,9 +14,12 @@ from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.outputs.contract import Services
 from kvbus.transport.libzmq_live import LiveOutput
+from kvbus.transport.libzmq_replay import LibzmqReplayServer
 from kvbus.transport.live.router import RouterView
 from kvbus.transport.live.stream import Endpoint, LivePublisher
-from kvbus.transport.replay import Budget, ReplayServer
+from kvbus.transport.refusals import counted_as
+from kvbus.transport.replay import ReplayServer
+from kvbus.transport.replay_budget import Budget
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.dialler import Dialler
 from kvbus.transport.zmtp.limits import DEFAULT, Limits
@@ -26,6 +29,8 @@ from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
 
 log = logging.getLogger("kvbus.daemon")
+
+AnswerServer = ReplayServer | LibzmqReplayServer
 
 
 class ZmqOutput:
@@ -45,8 +50,8 @@ class ZmqOutput:
         self._live: dict[int, LivePublisher | LiveOutput] = {}
         self._waiting: list[Callable[[], None]] = []
         self._topics: dict[int, bytes] = {}
-        self._replays: dict[int, ReplayServer] = {}
-        self._snapshots: dict[int, ReplayServer] = {}
+        self._replays: dict[int, AnswerServer] = {}
+        self._snapshots: dict[int, AnswerServer] = {}
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
         """Bind one stream's endpoints, or connect its live endpoint.
@@ -62,7 +67,7 @@ class ZmqOutput:
             log.info("output %s: %s %s", config.name, "bound" if config.bind else "connecting to", endpoints.endpoint)
             if endpoints.replay_endpoint is not None:
                 self._replays[stream] = self._server(
-                    endpoints.replay_endpoint, lambda frames: ReplayAsked(self._output, stream, frames), policy
+                    endpoints.replay_endpoint, lambda frames: self._asked(stream, frames), policy
                 )
                 log.info("output %s: replay at %s", config.name, endpoints.replay_endpoint)
             if endpoints.snapshot_endpoint is not None:
@@ -94,7 +99,7 @@ class ZmqOutput:
         settings = Settings(limits)
 
         def refused(reason: str, address: str) -> None:
-            services.stats.refused[reason] += 1
+            services.stats.refused[counted_as(reason)] += 1
             log.info("output %s: refused %s: %s", config.name, address or "a connection", reason)
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
@@ -120,18 +125,42 @@ class ZmqOutput:
 
     def _server(
         self, endpoint: str, event: Callable[[list[bytes]], ReplayAsked | SnapshotAsked], policy: PeerPolicy
-    ) -> ReplayServer:
+    ) -> AnswerServer:
         services = self._services
-        return ReplayServer(
+
+        def on_request(frames: list[bytes]) -> None:
+            services.feed(event(frames))
+
+        if policy.curve is None:
+            return ReplayServer(
+                endpoint,
+                on_request=on_request,
+                stats=services.stats,
+                budget=self._budget,
+                before_send=services.before_send,
+                policy=policy,
+                clock=services.clock,
+            )
+        return LibzmqReplayServer(  # kvbus's own ZMTP does not know CURVE
             services.context,
             endpoint,
-            on_request=lambda frames: services.feed(event(frames)),
+            on_request=on_request,
             stats=services.stats,
             budget=self._budget,
             before_send=services.before_send,
             policy=policy,
             clock=services.clock,
         )
+
+    def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked:
+        """A replay request, and whether its router gets the state anyway."""
+        live, server = self._live[stream], self._replays[stream]
+        has_state = (
+            isinstance(live, LivePublisher)
+            and isinstance(server, ReplayServer)
+            and live.gives_state(server.host_of(frames[0]))
+        )
+        return ReplayAsked(self._output, stream, frames, has_state)
 
     def publish(self, command: Publish) -> None:
         """Queue one batch."""
@@ -184,7 +213,7 @@ class ZmqOutput:
         return list(self._live)
 
     @property
-    def _servers(self) -> list[ReplayServer]:
+    def _servers(self) -> list[AnswerServer]:
         return [*self._replays.values(), *self._snapshots.values()]
 
     @property

@@ -19,7 +19,7 @@ import zmq
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, LONG_SEQ_BYTES, SEQ_BYTES, replay_request
 from kvbus.transport.client.rawsub import refused
-from kvbus.transport.sockets import KEEPALIVE, end, set_options
+from kvbus.transport.sockets import KEEPALIVE, end, rebuilding_id, set_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -267,6 +267,7 @@ class StreamSockets:
 
     def _dial(self, endpoint: str) -> zmq.Socket[bytes]:
         dealer = self._socket(zmq.DEALER)
+        dealer.setsockopt(zmq.ROUTING_ID, rebuilding_id())
         try:
             _attach(dealer, endpoint, bind=False)
         except BaseException:

@@ -390,6 +390,8 @@ class LivePublisher:
 
     def gives_state(self, host: str) -> bool:
         """Whether a router at this address has just got the state, or is about to."""
+        if not host:
+            return False
         since = self._loop.time() - RECENT
         for router in self._routers.values():
             if router.peer.address.rpartition(":")[0] != host:

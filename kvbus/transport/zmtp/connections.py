@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Final
 
+from kvbus.transport.zmtp import tcp
 from kvbus.transport.zmtp.addresses import peer_address
 from kvbus.transport.zmtp.connection import Connection
 from kvbus.transport.zmtp.mechanism import MechanismFactory
@@ -71,6 +73,9 @@ class Connections:
             oldest = next(iter(self.half_open))
             self.half_open.pop(oldest).cancel()
             oldest.end(Reason.HALF_OPEN)
+        if self.settings.unsent_bytes and connected.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):  # it is gone already
+                tcp.limit_unsent(connected, self.settings.unsent_bytes)
         connection = Connection(self, connected, address, accepting=accepting)
         timeout = self.settings.handshake_timeout
         self.half_open[connection] = self.loop.call_later(timeout, connection.end, Reason.HANDSHAKE_TIMEOUT)

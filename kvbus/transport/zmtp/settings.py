@@ -20,15 +20,17 @@ class Settings:
         handshake_timeout: seconds for a handshake.
         high_water: bytes waiting for a peer's kernel at which the peer is not ``writable`` any more.
         low_water: bytes waiting at which it is again.
+        unsent_bytes: bytes that the kernel keeps for a peer and cannot send yet; 0 for as many as it likes.
         gone_after: seconds in which a peer's kernel acknowledges nothing that is due, until the peer is gone.
     """
 
     limits: Limits = DEFAULT
     max_peers: int = 4_096
-    max_half_open: int = 256
+    max_half_open: int = 1_024
     handshake_timeout: float = 3.0
     high_water: int = 256 * 1024
     low_water: int = 64 * 1024
+    unsent_bytes: int = 0
     gone_after: float = GONE_AFTER
 
 

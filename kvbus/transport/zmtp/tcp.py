@@ -26,6 +26,7 @@ _TRIES: Final = 3
 _INFO: Final = struct.Struct("=2x2B4x16xI28xI")
 """Of ``struct tcp_info``: retransmits, probes, unacked, last_ack_recv (milliseconds)."""
 _COUNT: Final = struct.Struct("i")
+_NOTSENT_LOWAT: Final = 25  # Linux; the socket module has no name for it
 
 
 def set_options(connection: socket.socket) -> None:
@@ -35,6 +36,14 @@ def set_options(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE[zmq.TCP_KEEPALIVE_IDLE])
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE[zmq.TCP_KEEPALIVE_INTVL])
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE[zmq.TCP_KEEPALIVE_CNT])
+
+
+def limit_unsent(connection: socket.socket, size: int) -> None:
+    """Let the kernel keep no more than this many bytes that it cannot send, because the peer does not read.
+
+    What is on its way does not count, so a long link is as fast as ever.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, size)
 
 
 def queued_bytes(connection: socket.socket) -> int:

@@ -7,12 +7,18 @@ from tests.typed import well_formed
 
 
 def test_every_profile_a_configuration_may_name():
-    assert {name: (p.wire.encoding, p.framing) for name, p in PROFILES.items()} == {
-        "vllm": ("map", "4"),
-        "dynamo": ("map", "4"),
-        "llm-d": ("map", "4"),
-        "aibrix": ("array", "4"),
-        "sglang": ("map", "3"),
+    assert {
+        name: (p.wire.encoding, p.framing, p.filled_replay, p.clears, p.topics) for name, p in PROFILES.items()
+    } == {
+        "vllm": ("map", "4", True, "rank", "any"),
+        "dynamo": ("map", "4", False, "rank", "any"),
+        "llm-d": ("map", "4", True, "pod", "pod and model"),
+        "llm-d-sglang": ("array", "4", True, "pod", "pod and model"),
+        "aibrix": ("array", "4", False, "pod or nothing", "any"),
+        "sglang": ("map", "3", True, "rank", "any"),
+        "vllm-router": ("map", "4", False, "rank", "empty"),
+        "smg": ("map", "4", False, "rank", "any"),
+        "mooncake": ("map", "4", True, "rank", "any"),
     }
 
 
@@ -93,11 +99,63 @@ class TestDynamo:
         assert plain_all(events) == before
 
 
-@pytest.mark.parametrize("profile", ["vllm", "llm-d", "sglang"])
+class TestLlmD:
+    @pytest.mark.parametrize("kind", [{}, {"kv_cache_spec_kind": None}])
+    def test_a_group_without_a_kind_gets_one(self, kind):
+        (stored, gone) = sent("llm-d", store([1], group=0, **kind), removed([1], group=0))
+        assert stored["kv_cache_spec_kind"] == "full_attention"
+        assert gone == plain_all([removed([1], group=0)])[0]
+
+    def test_a_kind_stays_and_no_group_needs_none(self):
+        events = [store([1], group=0, kv_cache_spec_kind="mla_attention"), store([2])]
+        assert sent("llm-d", *events) == plain_all(events)
+
+    @pytest.mark.parametrize("profile", ["llm-d", "llm-d-sglang"])
+    def test_pairs_are_plain_tokens(self, profile):
+        batch = well_formed(payload(store([1], tokens=[[1, 2], [2, 3]], block_size=2)))
+        (event,) = unpack(encode(PROFILES[profile].wire, batch.events, 1.0, 0))[1]
+        assert (event["token_ids"] if profile == "llm-d" else event[3]) == [1, 2]
+
+
+def test_aibrix_gets_one_block_an_event():
+    batch = well_formed(payload(store([1, 2], 3), removed([1, 2])))
+    events = unpack(encode(PROFILES["aibrix"].wire, batch.events, 1.0, 0))[1]
+    assert [event[:3] for event in events] == [
+        ["BlockStored", [1], 3],
+        ["BlockStored", [2], 1],
+        ["BlockRemoved", [1, 2], "GPU"],
+    ]
+
+
+def test_mooncake_gets_no_number_of_a_group():
+    events = [store([1], group=0), removed([1], group=0), store([2])]
+    assert sent("mooncake", *events) == plain_all([store([1]), removed([1]), store([2])])
+
+
+@pytest.mark.parametrize(
+    ("profile", "bytes_hashes", "media", "grouped", "as_is"),
+    [
+        ("vllm", True, {"FS"}, True, True),
+        ("dynamo", False, {"GPU"}, True, True),
+        ("dynamo", True, {"GPU"}, False, False),
+        ("dynamo", False, {"FS"}, False, False),
+        ("llm-d", True, {"FS"}, False, True),
+        ("llm-d", False, set(), True, False),
+        ("mooncake", False, set(), False, True),
+        ("mooncake", False, set(), True, False),
+        ("aibrix", False, set(), False, False),
+    ],
+)
+def test_which_batches_pass_as_they_are(profile, bytes_hashes, media, grouped, as_is):
+    wire = PROFILES[profile].wire
+    assert wire.accepts_as_is(bytes_hashes=bytes_hashes, media=media, grouped=grouped) == as_is
+
+
+@pytest.mark.parametrize("profile", ["vllm", "llm-d", "sglang", "vllm-router", "smg", "mooncake"])
 def test_others_get_what_the_engine_sent(profile):
     events = [store([HASH], HASH, medium="FS"), removed([HASH], medium="OBJ")]
     assert sent(profile, *events) == plain_all(events)
 
 
 def test_equal_wires_are_one_key():
-    assert len({PROFILES[name].wire for name in ("vllm", "llm-d", "sglang")}) == 1
+    assert len({PROFILES[name].wire for name in ("vllm", "vllm-router", "smg", "sglang")}) == 1

@@ -1,0 +1,111 @@
+"""What a batch of one source becomes for routers that do not take it as it comes.
+
+Routers that clear by pod forget every rank at an AllBlocksCleared. As long as another rank has blocks, they get
+removals of the rank's blocks instead. Routers that keep one copy of a block that several ranks hold get it from the
+first of them, and the removal with the last. Routers that take one group get no event of another. Batches that a router
+refuses for their size are divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from kvbus.core.blocks.announce import blocks_in
+from kvbus.core.blocks.index import Index
+from kvbus.core.stats import OutputStats
+from kvbus.core.types import medium_key
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.parts import changed, hashes_of, is_store, parts, value
+from kvbus.core.wire.profiles import Profile
+from kvbus.core.wire.schema import AllBlocksCleared
+
+Cleared = Sequence[Callable[[], Sequence[AnyEvent]]]
+"""For each clear of a batch, what makes the removals that say the same."""
+
+
+def fit(
+    profile: Profile,
+    events: Sequence[AnyEvent],
+    cleared: Cleared,
+    others: Sequence[Index],
+    *,
+    merged: bool,
+    group: int | None,
+    stats: OutputStats,
+) -> Sequence[AnyEvent]:
+    """The events of one source for routers of a family; the same object where nothing changes.
+
+    Args:
+        profile: the family.
+        events: what leaves for everybody.
+        cleared: for each AllBlocksCleared among them, the removals that say the same.
+        others: the blocks of the other ranks that routers know of.
+        merged: all ranks share the stream.
+        group: the one group that leaves where the family takes one.
+        stats: where events that are left out are counted.
+    """
+    if cleared and (profile.clears == "pod or nothing" or (profile.clears == "pod" and any(map(len, others)))):
+        events = _named(events, cleared)
+    if profile.one_group:
+        events = _of_group(events, group, stats)
+    if profile.one_copy and merged and others:
+        events = [each for event in events for each in _first_or_last(event, others)]
+    return events
+
+
+def halves(events: Sequence[AnyEvent]) -> list[Sequence[AnyEvent]]:
+    """A batch in two; in one where it cannot be divided."""
+    if len(events) > 1:
+        middle = len(events) // 2
+        return [events[:middle], events[middle:]]
+    count = blocks_in(events)
+    if count < 2:
+        return [events]
+    return [[part] for part in parts(events[0], [(0, count // 2), (count // 2, count)])]
+
+
+def _named(events: Sequence[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
+    left = iter(cleared)
+    found: list[AnyEvent] = []
+    for event in events:
+        if isinstance(event, AllBlocksCleared):
+            found.extend(next(left)())
+        else:
+            found.append(event)
+    return found
+
+
+def _of_group(events: Sequence[AnyEvent], group: int | None, stats: OutputStats) -> Sequence[AnyEvent]:
+    kept = [event for event in events if isinstance(event, AllBlocksCleared) or value(event, "group_idx") == group]
+    if len(kept) == len(events):
+        return events
+    stats.dropped_events["other_group"] += len(events) - len(kept)
+    return kept
+
+
+def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEvent]:
+    """What is left of an event without the blocks that another rank holds."""
+    if isinstance(event, AllBlocksCleared):
+        yield event
+        return
+    group, medium = value(event, "group_idx"), medium_key(value(event, "medium")) or ""
+    hashes = hashes_of(event)
+    ours = [not any(other.announces(group, medium, block) for other in others) for block in hashes]
+    if all(ours):
+        yield event
+        return
+    if is_store(event):
+        yield from parts(event, list(runs_of(ours)))
+    elif any(ours):
+        yield changed(event, {"block_hashes": [block for block, own in zip(hashes, ours, strict=True) if own]})
+
+
+def runs_of(wanted: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """The runs ``[first, end)`` of what is wanted."""
+    first = None
+    for at, want in enumerate((*wanted, False)):
+        if want and first is None:
+            first = at
+        elif not want and first is not None:
+            yield first, at
+            first = None

@@ -1,0 +1,88 @@
+"""Parts of a store: some of its blocks as an event of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from msgspec import UNSET, structs
+
+from kvbus.core.types import Hash
+from kvbus.core.wire.codec import AnyEvent, decode_value, encode_value
+from kvbus.core.wire.schema import AllBlocksCleared
+
+
+def is_store(event: AnyEvent) -> bool:
+    """Whether blocks enter a cache."""
+    return "token_ids" in event if isinstance(event, dict) else hasattr(event, "token_ids")
+
+
+def field(event: AnyEvent, name: str) -> Any:
+    """A field of any form of event; UNSET where it has none, or was not sent."""
+    return event.get(name, UNSET) if isinstance(event, dict) else getattr(event, name, UNSET)
+
+
+def value(event: AnyEvent, name: str) -> Any:
+    """A field of any form of event; None where it has none, or was not sent."""
+    found = field(event, name)
+    return None if found is UNSET else found
+
+
+def hashes_of(event: AnyEvent) -> Sequence[Hash]:
+    """The blocks that an event names."""
+    return () if isinstance(event, AllBlocksCleared) else cast("Sequence[Hash]", field(event, "block_hashes"))
+
+
+def changed(event: AnyEvent, changes: dict[str, Any]) -> AnyEvent:
+    """A copy of the event with other fields, UNSET for none; the event itself where nothing changes."""
+    if not changes:
+        return event
+    if isinstance(event, dict):
+        return {name: value for name, value in {**event, **changes}.items() if value is not UNSET}
+    return structs.replace(event, **changes)
+
+
+def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
+    """Blocks ``[first, end)`` of a store or a removal for each of the runs."""
+    hashes = hashes_of(event)
+    if len(runs) == 1 and runs[0] == (0, len(hashes)):
+        return [event]
+    if not is_store(event):
+        return [changed(event, {"block_hashes": hashes[first:end]}) for first, end in runs]
+    if not runs:
+        return []
+    tokens = decode_value(field(event, "token_ids"))
+    raw_keys = field(event, "extra_keys")
+    keys = None if raw_keys is UNSET else decode_value(raw_keys)
+    size = field(event, "block_size")
+    found = []
+    for first, end in runs:
+        changes: dict[str, Any] = {
+            "block_hashes": hashes[first:end],
+            "token_ids": encode_value(tokens[first * size : end * size]),
+        }
+        if first:
+            changes["parent_block_hash"] = hashes[first - 1]
+        if keys is not None:
+            changes["extra_keys"] = encode_value(keys[first:end])
+        found.append(changed(event, changes))
+    return found
+
+
+def block_by_block(event: AnyEvent) -> list[AnyEvent]:
+    """A store as one event for each of its blocks; any other event as it is."""
+    count = len(hashes_of(event))
+    if count < 2 or not is_store(event):
+        return [event]
+    return parts(event, [(at, at + 1) for at in range(count)])
+
+
+def first_of_pairs(event: AnyEvent) -> AnyEvent:
+    """A store whose tokens are EAGLE's pairs ``[a, b]`` as one with the first token of each; any other as it is."""
+    if not is_store(event):
+        return event
+    raw = memoryview(field(event, "token_ids"))
+    start = {0xDC: 3, 0xDD: 5}.get(raw[0], 1)
+    if len(raw) <= start or raw[start] != 0x92:
+        return event
+    return changed(event, {"token_ids": encode_value([first for first, _ in decode_value(bytes(raw))])})

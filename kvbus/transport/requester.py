@@ -1,0 +1,108 @@
+"""A connected requester: its answers in order, its share of the turn, and whether its kernel takes anything."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import Final
+
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.snapshot import SnapshotAnswer
+from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.peer import Peer
+
+MAX_BEHIND: Final = 16
+"""Requests of one peer that wait behind its first one. Beyond that kvbus does not read from it until some are over."""
+
+Answer = ReplayAnswer | SnapshotAnswer
+
+
+class Place(Enum):
+    """Where a requester is."""
+
+    IDLE = "idle"
+    """Nothing was asked."""
+    WAITING = "waiting"
+    """It could be sent to, and waits for its turn."""
+    SENDING = "sending"
+    """It takes part in the turns."""
+    PARKED = "parked"
+    """It has not read what it was sent; it holds no place until it has."""
+    FINISHING = "finishing"
+    """The whole answer was handed over, and the kernel has not taken all of it yet."""
+
+
+class Requester:
+    """One peer of a replay server.
+
+    Args:
+        peer: its connection.
+        now: seconds, for its progress.
+
+    Attributes:
+        identity: the first frame of its requests and answers, as of a ROUTER.
+        answer: under way or next; None while nothing was asked.
+        behind: answers that come after it, each with True if it is refused.
+        credit: bytes left of its share; a large message takes from later shares.
+        progress: when its kernel has last acknowledged something, or had nothing to acknowledge.
+    """
+
+    def __init__(self, peer: Peer, now: float) -> None:
+        self.peer = peer
+        self.identity = peer.id.to_bytes(8, "big")
+        self.place = Place.IDLE
+        self.answer: Answer | None = None
+        self.refused = False
+        self.behind: deque[tuple[Answer, bool]] = deque()
+        self.credit = 0
+        self.progress = now
+        self._acknowledged = 0
+
+    @property
+    def unfinished(self) -> int:
+        """Answers that are not over."""
+        return (self.answer is not None) + len(self.behind)
+
+    def ask(self, answer: Answer, *, refused: bool) -> None:
+        """Add an answer. A requester that asks on and on is not read any more."""
+        if self.answer is None:
+            self.answer, self.refused = answer, refused
+        else:
+            self.behind.append((answer, refused))
+        if len(self.behind) == MAX_BEHIND:
+            self.peer.pause()
+
+    def next_answer(self) -> bool:
+        """Go on to the next answer; return False if there is none."""
+        self.answer = None
+        self.credit = 0
+        if not self.behind:
+            return False
+        self.answer, self.refused = self.behind.popleft()
+        if len(self.behind) == MAX_BEHIND - 1:
+            self.peer.resume()
+        return True
+
+    def clear(self) -> None:
+        """Forget all of its answers. What was handed over leaves all the same."""
+        self.place = Place.IDLE
+        self.answer = None
+        self.behind.clear()
+        self.peer.resume()
+
+    def next_message(self) -> bytes | None:
+        """Encode the next message of its answer; empty while the relay still makes it, None where there is none."""
+        answer = self.answer
+        if answer is None or answer.done:
+            return None
+        frames = answer.refusal() if self.refused else answer.next_message()
+        return encode_message(frames[1:]) if frames else b""
+
+    def stalled(self, now: float, timeout: float) -> bool:
+        """Return whether its kernel has acknowledged nothing for so long, though something was due from it."""
+        acknowledged = self.peer.acknowledged_bytes
+        due = self.place in {Place.PARKED, Place.FINISHING}
+        if not due or acknowledged > self._acknowledged:
+            self._acknowledged = acknowledged
+            self.progress = now
+        return now - self.progress > timeout

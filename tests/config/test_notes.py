@@ -1,0 +1,47 @@
+"""What ``kvbus check`` says of a good configuration."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from kvbus.cli import main
+from kvbus.config import load
+from kvbus.config.notes import notes
+
+RANKS = "sources: [{endpoint: 'ipc:///e-{rank}', data_parallel_size: 2}]\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "noted"),
+    [
+        ("{endpoint: 'tcp://*:5657', profile: aibrix}", True),
+        ("{endpoint: 'tcp://*:5657', profile: llm-d, topic: 'kv@{worker}@m'}", True),
+        ("{endpoint: 'tcp://*:5657', profile: llm-d-sglang, topic: 'kv@{worker}@m'}", True),
+        ("{endpoint: 'tcp://*:5657', profile: llm-d, topic: 'kv@{worker}-{rank}@m'}", False),
+        ("{endpoint: 'tcp://*:5657', profile: aibrix, layout: merged}", False),
+        ("{endpoint: 'tcp://*:5657', profile: vllm}", False),
+    ],
+)
+def test_ranks_of_a_pod_on_connections_of_their_own(tmp_path, output, noted):
+    path = tmp_path / "kvbus.yaml"
+    path.write_text(f"{RANKS}outputs: [{output}]")
+    found = notes(load(path, env={}, overrides={}))
+    assert bool(found) == noted
+    done = CliRunner().invoke(main, ["check", "-c", str(path)])
+    assert done.exit_code == 0
+    assert ("note: outputs[0]: " in done.stderr) == noted
+    assert "note" not in done.stdout
+
+
+def test_one_rank_and_workers_with_topics_of_their_own(tmp_path):
+    path = tmp_path / "kvbus.yaml"
+    path.write_text(
+        "sources: [{topic: kv@a@m}]\noutputs: [{endpoint: 'tcp://*:5657', profile: llm-d}, {name: b, profile: aibrix, endpoint: 'ipc:///b'}]"
+    )
+    assert notes(load(path, env={}, overrides={})) == []
+    path.write_text(
+        "sources: [{name: a, topic: kv@a@m}, {name: b, endpoint: 'ipc:///b', topic: kv@b@m}]\n"
+        "outputs: [{endpoint: 'tcp://*:5657', profile: llm-d}]"
+    )
+    assert notes(load(path, env={}, overrides={})) == []

@@ -1,0 +1,140 @@
+"""What a batch becomes for routers that do not take it as it comes, through a whole relay."""
+
+from typing import Any
+
+import pytest
+
+from kvbus.core.commands import Publish, SendState
+from kvbus.core.events import BatchReceived, SourceUp, Subscribed
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.fitting import halves, runs_of
+from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
+from kvbus.core.wire.profiles import PROFILES
+from tests.doubles.payloads import batch, cleared, removed, store, unpack
+from tests.doubles.router import events_of
+
+_ASKS_NOBODY = Settings(replay=False, probe_interval=0.0)
+
+
+class Bus:
+    """A relay with one output of a profile."""
+
+    def __init__(self, profile: str, sources: int = 1, *, topics: Any = (), merged: bool = True) -> None:
+        specs = [SourceSpec(f"e{i}", i, _ASKS_NOBODY, Rules()) for i in range(sources)]
+        output = OutputSpec("out", PROFILES[profile], topics or [None], merged=merged, heartbeat=0.0)
+        self.relay = Relay(specs, [output])
+        self.seqs = [0] * sources
+        for i in range(sources):
+            self.relay.handle(SourceUp(i), 0.0)
+
+    def say(self, i: int, *events: Any) -> list[bytes]:
+        self.seqs[i] += 1
+        commands = self.relay.handle(BatchReceived(i, batch(self.seqs[i], *events)), 0.0)
+        return [command.payload for command in commands if isinstance(command, Publish)]
+
+    def state(self, stream: int = 0) -> list[bytes]:
+        command = self.relay.handle(Subscribed(0, stream, (1,)), 0.0)[-1]
+        assert isinstance(command, SendState)
+        reader = command.transfer.reader()
+        found = []
+        while not reader.done:
+            got = reader.next_batch()
+            if got is not None:
+                found.append(got[1])
+        return found
+
+
+def blocks(payloads: list[bytes]) -> list[Any]:
+    return [
+        (event["type"], event["block_hashes"])
+        for payload in payloads
+        for event in events_of(payload)
+        if event["type"] != "AllBlocksCleared"
+    ]
+
+
+def test_a_batch_of_more_events_than_the_vllm_router_takes_leaves_in_several() -> None:
+    bus = Bus("vllm-router")
+    stores = [store([at], tokens=[at], block_size=1) for at in range(1, 5000)]
+    assert len(bus.say(0, store([9999], tokens=[1], block_size=1))) == 1
+    got = bus.say(0, *stores)
+    assert len(got) > 1
+    assert all(len(events_of(payload)) <= 4096 for payload in got)
+    assert blocks(got) == [("BlockStored", [at]) for at in range(1, 5000)]
+
+
+@pytest.mark.parametrize("blocks_an_event", [1, 400])
+def test_a_batch_of_more_bytes_than_smg_decodes_leaves_in_several(blocks_an_event: int) -> None:
+    bus = Bus("smg")
+    size, wide = 1000, 2**31
+    hashes = list(range(1, 1201))
+    events = [
+        store(some, some[0] - 1 or None, tokens=[wide] * size * len(some), block_size=size)
+        for some in (hashes[at : at + blocks_an_event] for at in range(0, len(hashes), blocks_an_event))
+    ]
+    got = bus.say(0, *events)
+    assert len(got) > 1
+    assert all(len(payload) <= 4 * 1024 * 1024 for payload in got)
+    assert [block for _, some in blocks(got) for block in some] == hashes
+    parents = [event["parent_block_hash"] for payload in got for event in events_of(payload)]
+    assert parents == [some[0] - 1 or None for _, some in blocks(got)]
+
+
+def test_one_block_that_is_too_large_leaves_all_the_same() -> None:
+    event = store([1], tokens=[2**31] * 10, block_size=10)
+    assert halves([event]) == [[event]]
+    assert [len(part) for part in halves([event, event, event])] == [1, 2]
+
+
+def test_llm_d_gets_a_kind_on_the_fast_path_too() -> None:
+    bus = Bus("llm-d")
+    for at in range(1, 5):
+        (payload,) = bus.say(0, store([at], at - 1 or None, group=0, lora_id=None, lora_name=None))
+        assert events_of(payload)[0]["kv_cache_spec_kind"] == "full_attention"
+
+
+def test_mooncake_gets_one_group_and_what_is_left_out_is_counted() -> None:
+    bus = Bus("mooncake")
+    bus.say(0, store([1], group=1))
+    got = bus.say(0, store([2], 1, group=1), store([1], group=2), removed([1], group=1))
+    assert blocks(got) == [("BlockStored", [2]), ("BlockRemoved", [1])]
+    assert bus.say(0, store([2], 1, group=2)) == []
+    assert blocks(bus.state()) == [("BlockStored", [2])]
+    assert all("group_idx" not in event for payload in [*got, *bus.state()] for event in events_of(payload))
+    assert bus.relay.outputs[0].stats.dropped_events == {"other_group": 2}
+
+
+def test_aibrix_gets_a_shared_block_once() -> None:
+    bus = Bus("aibrix", 2)
+    bus.say(0, store([1, 2, 3]))
+    assert blocks(bus.say(1, store([1, 2, 3]), store([4], 3))) == [("BlockStored", [4])]
+    assert bus.say(0, removed([3])) == []
+    assert blocks(bus.say(0, removed([2]), store([5], 1))) == [("BlockStored", [5])]
+    assert blocks(bus.say(0, cleared())) == [("BlockRemoved", [5])]
+    state = bus.state()
+    assert blocks(state) == [("BlockStored", [block]) for block in (1, 2, 3, 4)]
+    assert [event["type"] for event in events_of(state[0])] == ["AllBlocksCleared"]
+
+
+def test_a_clear_of_the_only_rank_is_said_in_both_ways_that_aibrix_may_understand() -> None:
+    """Its v0.7.0 ignores AllBlocksCleared."""
+    bus = Bus("aibrix")
+    bus.say(0, store([1, 2]), store([7]))
+    assert blocks(bus.say(0, cleared())) == [("BlockRemoved", [7, 2, 1])]
+
+
+def test_pods_of_their_own_are_cleared_by_themselves() -> None:
+    bus = Bus("llm-d", 2, topics=[b"kv@a@m", b"kv@b@m"], merged=False)
+    bus.say(0, store([1]))
+    bus.say(1, store([1]))
+    (payload,) = bus.say(0, cleared())
+    assert [event["type"] for event in unpack(payload)[1]] == ["AllBlocksCleared"]
+    assert events_of(bus.state(1)[0])[0]["type"] == "AllBlocksCleared"
+
+
+def test_runs() -> None:
+    assert list(runs_of([True, True, False, True])) == [(0, 2), (3, 4)]
+    assert list(runs_of([False])) == []

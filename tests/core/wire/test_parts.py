@@ -1,0 +1,81 @@
+"""Parts of stores and removals, in every form an event has."""
+
+import pytest
+from msgspec import UNSET
+
+from kvbus.core.wire.codec import decode_plain
+from kvbus.core.wire.parts import block_by_block, changed, first_of_pairs, hashes_of, is_store, parts, value
+from kvbus.core.wire.schema import AllBlocksCleared
+from tests.doubles.payloads import payload, plain_all, removed, store, tokens_of
+from tests.typed import well_formed
+
+KEYS = [["a"], None, ["c"]]
+
+
+def struct(event):
+    return well_formed(payload(event)).events[0]
+
+
+def plain(event):
+    found = decode_plain(payload(event | {"lora_id": None, "lora_name": None}), bytes_first=False)
+    assert found is not None
+    return found.events[0]
+
+
+FORMS = [struct, plain]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_store_block_by_block_is_a_chain(form):
+    (first, second, third) = block_by_block(form(store([1, 2, 3], 9, extra_keys=KEYS)))
+    for event, block, parent, keys in ((first, 1, 9, KEYS[0]), (second, 2, 1, KEYS[1]), (third, 3, 2, KEYS[2])):
+        (found,) = plain_all([event])
+        assert (found["block_hashes"], found["parent_block_hash"]) == ([block], parent)
+        assert found["token_ids"] == tokens_of(block)
+        assert found["extra_keys"] == [keys]
+
+
+def test_as_a_map_with_fields_that_no_struct_knows():
+    event = {**store([1, 2], tokens=[1, 2], block_size=1), "novelty": 5}
+    event["token_ids"] = struct(store([1, 2], tokens=[1, 2], block_size=1)).token_ids
+    assert [(value(part, "block_hashes"), value(part, "novelty")) for part in block_by_block(event)] == [
+        ([1], 5),
+        ([2], 5),
+    ]
+
+
+@pytest.mark.parametrize("event", [store([1]), removed([1, 2])])
+def test_what_has_no_blocks_to_divide_stays(event):
+    given = struct(event)
+    assert block_by_block(given) == [given]
+    assert block_by_block(AllBlocksCleared()) == [AllBlocksCleared()]
+
+
+def test_some_blocks_of_a_store_and_of_a_removal():
+    (stored,) = parts(struct(store([1, 2, 3], 9)), [(1, 3)])
+    assert plain_all([stored]) == plain_all([struct(store([2, 3], 1))])
+    assert plain_all(parts(struct(removed([1, 2, 3])), [(0, 1), (2, 3)])) == plain_all([removed([1]), removed([3])])
+    whole = struct(store([1, 2]))
+    assert parts(whole, [(0, 2)])[0] is whole
+    assert parts(whole, []) == []
+
+
+@pytest.mark.parametrize("count", [1, 20, 70_000])
+def test_pairs_leave_as_their_first_tokens(count):
+    pairs = [[at, at + 1] for at in range(count)]
+    (found,) = plain_all([first_of_pairs(struct(store([1], tokens=pairs, block_size=count)))])
+    assert found["token_ids"] == list(range(count))
+
+
+def test_tokens_that_are_no_pairs_stay():
+    for event in (struct(store([1])), struct(removed([1])), AllBlocksCleared()):
+        assert first_of_pairs(event) is event
+
+
+def test_fields_of_every_form():
+    assert value(struct(removed([1])), "group_idx") is None
+    assert value({"type": "BlockRemoved"}, "medium") is None
+    assert is_store(struct(store([1])))
+    assert not is_store(struct(removed([1])))
+    assert hashes_of(AllBlocksCleared()) == ()
+    assert changed({"a": 1, "b": 2}, {"a": UNSET}) == {"b": 2}

@@ -1,0 +1,319 @@
+"""Routers to which AllBlocksCleared speaks of the whole pod end with the union of what the pod's ranks hold.
+
+Engines restart, lose batches, go and come back; routers join late, are cut off and miss batches, on a merged stream. One
+stream feeds every kind of reader that is known of such a family at once: a count of stores and removals, whatever the
+rank (llm-d), sets by rank with a clear of all (llm-d in between) or of the rank's own (llm-d's newest), and for AIBrix
+a plain set. A version of AIBrix that ignores clears is right as long as it has missed nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbus.core.commands import Publish, SendState
+from kvbus.core.events import BatchReceived, SourceDown, SourceUp, Subscribed, Tick
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
+from kvbus.core.types import medium_key
+from kvbus.core.wire.profiles import PROFILES
+from tests.doubles.payloads import batch, cleared, removed, store, unpack
+from tests.doubles.router import events_of, unpack_rank
+from tests.properties.test_normalize import EVENTS, Model, Naming
+from tests.properties.test_state_on_subscription import SLICE, Checking, FromZero, Router, Stage, drop
+
+TIMEOUT = 30.0
+
+
+class Views:
+    """What each kind of reader makes of the same batches."""
+
+    def __init__(self) -> None:
+        self.counted: Counter[Any] = Counter()
+        self.sets_of_all: set[Any] = set()
+        self.sets_of_rank: set[Any] = set()
+        self.plain: set[Any] = set()
+        self.never_cleared: set[Any] = set()
+
+    def apply(self, payload: bytes) -> None:
+        rank = unpack_rank(payload)
+        for event in events_of(payload):
+            if event["type"] == "AllBlocksCleared":
+                self.counted.clear()
+                self.sets_of_all.clear()
+                self.plain.clear()
+                self.sets_of_rank = {key for key in self.sets_of_rank if key[0] != rank}
+                continue
+            stores = event["type"] == "BlockStored"
+            for block in event["block_hashes"]:
+                key = (event.get("group_idx"), medium_key(event.get("medium")), block)
+                self.counted[key] += 1 if stores else -1
+                for ranked in (self.sets_of_all, self.sets_of_rank):
+                    (ranked.add if stores else ranked.discard)((rank, *key))
+                for plain in (self.plain, self.never_cleared):
+                    (plain.add if stores else plain.discard)(key)
+
+    def are(self, truth: set[Any], profile: str) -> None:
+        union = {key[1:] for key in truth}
+        assert {key for key, count in self.counted.items() if count} == union
+        if PROFILES[profile].one_copy:
+            assert set(self.counted.values()) <= {0, 1}
+            assert self.plain == union
+        else:
+            assert self.sets_of_all == truth
+            assert self.sets_of_rank == truth
+            assert self.counted == Counter(key[1:] for key in truth)
+
+
+class OfAPod:
+    """A router that keeps :class:`Views`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = Views()
+
+    def apply(self, payload: bytes) -> None:
+        self.all.apply(payload)
+
+
+class Takes(OfAPod, Router):
+    """Applies what comes."""
+
+
+class Checks(OfAPod, Checking):
+    """Asks for what it misses."""
+
+
+class AsksFromZero(OfAPod, FromZero):
+    """Asks from 0 whenever it connects."""
+
+
+FAMILIES: list[Any] = [Takes, Checks, AsksFromZero]
+
+
+class PodStage(Stage):
+    """Ranks of one pod on a merged stream of a profile; engines without replay, so each reconnection is a restart."""
+
+    def __init__(self, sources: int, journal: int, profile: str) -> None:
+        self.now = 0.0
+        self.relay = Relay(
+            [
+                SourceSpec(f"e{i}", i, Settings(replay=False, probe_interval=0.0), Rules(), timeout=TIMEOUT)
+                for i in range(sources)
+            ],
+            [OutputSpec("out", PROFILES[profile], [None], merged=True, heartbeat=0.0, journal_batches=journal)],
+        )
+        self.models = [Model() for _ in range(sources)]
+        self.naming = Naming("unsigned")
+        self.said = [0] * sources
+        self.connections = {}
+        self.names = 0
+        self.witness = Views()
+        for i in range(sources):
+            self.handle(SourceUp(i))
+
+    def handle(self, event: Any) -> Any:
+        relay, now = self.relay, self.now
+
+        class AtThisTime:
+            @staticmethod
+            def handle(event: Any, _: float) -> Any:
+                commands = relay.handle(event, now)
+                for command in commands:
+                    if isinstance(command, Publish):
+                        self.witness.apply(command.payload)
+                return commands
+
+        self.relay = AtThisTime  # type: ignore[assignment]
+        try:
+            return super().handle(event)
+        finally:
+            self.relay = relay
+
+    def restart(self, i: int) -> None:
+        """An engine's process is replaced."""
+        i %= len(self.models)
+        self.handle(SourceDown(i))
+        self.models[i], self.said[i] = Model(), 0
+        self.handle(SourceUp(i))
+
+    def expire(self, i: int) -> None:
+        """An engine is away for too long."""
+        self.handle(SourceDown(i % len(self.models)))
+        self.now += TIMEOUT + 1
+        self.handle(Tick(0.0))
+
+    def lose_batch(self, i: int) -> None:
+        """A batch never comes; the next one shows it."""
+        self.said[i % len(self.models)] += 1
+
+    @property
+    def truth(self) -> set[Any]:
+        return {
+            (i, *key, block)
+            for i, source in enumerate(self.relay.sources)
+            if not source.expired
+            for key, table in source.normalizer.index.tables.items()
+            for block in table.blocks
+        }
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("say"), st.integers(0, 2), st.lists(EVENTS, max_size=6)),
+        st.tuples(st.just("say"), st.integers(0, 2), st.lists(EVENTS, max_size=6)),
+        st.tuples(st.sampled_from(["restart", "expire", "lose_batch"]), st.integers(0, 2), st.none()),
+        st.tuples(st.sampled_from(["connect", "cut", "lose", "new"]), st.integers(0, 2), st.none()),
+        st.tuples(st.sampled_from(["take", "break"]), st.integers(0, 2), st.integers(0, 6)),
+        st.tuples(st.just("send"), st.just(0), st.none()),
+    ),
+    min_size=5,
+    max_size=50,
+)
+
+
+@settings(max_examples=300)
+@given(
+    STEPS,
+    st.integers(2, 3),
+    st.sampled_from([1, 3, 10_000]),
+    st.sampled_from(["llm-d", "aibrix"]),
+    st.permutations(FAMILIES),
+)
+def test_routers_of_a_pod_hold_what_its_ranks_hold(
+    steps: Any, sources: int, journal: int, profile: str, families: list[Any]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", SLICE)
+        patch.setattr("kvbus.core.blocks.compaction.MOST_BLOCKS", SLICE)
+        stage = PodStage(sources, journal, profile)
+        routers = [family() for family in families]
+        for what, which, more in steps:
+            router = routers[which]
+            if what == "say":
+                stage.say(which, more)
+            elif what in {"restart", "expire", "lose_batch"}:
+                getattr(stage, what)(which)
+            elif what == "send":
+                stage.send_states()
+            elif what == "connect" and router.connection is None:
+                router.connect(stage)
+            elif what == "break" and isinstance(router, Checking):
+                router.cut_after = more
+            elif what == "new":
+                drop(stage, router)
+                routers[which] = type(router)()
+            elif what == "cut":
+                drop(stage, router)
+            elif what == "lose" and router.connection is not None:
+                stage.lose(router.connection)
+            elif what == "take":
+                for _ in range(more):
+                    router.take(stage)
+        stage.witness.are(stage.truth, profile)
+        if PROFILES[profile].clears == "pod or nothing":
+            assert stage.witness.never_cleared == {key[1:] for key in stage.truth}
+        for router in routers:
+            if isinstance(router, Checking):
+                router.cut_after = -1
+            while router.connection is None:
+                router.connect(stage)
+        stage.send_states()
+        stage.say(0, [("store", None, "GPU", [1])])
+        stage.say(1, [("store", None, "CPU", [2])])
+        for router in routers:
+            while router.take(stage):
+                pass
+            router.all.are(stage.truth, profile)
+
+
+X = [("store", None, "GPU", [1])]
+
+
+def test_a_block_of_an_engine_that_is_gone_is_stored_by_the_next_one_that_has_it() -> None:
+    stage = PodStage(2, 100, "aibrix")
+    stage.say(1, X)
+    stage.expire(1)
+    stage.say(0, X)
+    stage.witness.are(stage.truth, "aibrix")
+    assert len(stage.truth) == 1
+
+
+def test_a_block_size_learned_late_takes_nothing_from_another_rank() -> None:
+    """The engine's blocks are announced again under other names, behind what would be a clear."""
+    stage = PodStage(2, 100, "llm-d")
+    stage.handle(BatchReceived(1, batch(1, store([9], tokens=list(range(4)), block_size=4))))
+    stage.handle(BatchReceived(0, batch(1, store([1], tokens=list(range(8)), block_size=8))))
+    stage.handle(BatchReceived(0, batch(2, store([2], 1, tokens=list(range(8, 12)), block_size=4))))
+    stage.handle(BatchReceived(0, batch(3, store([3], 2, tokens=list(range(12, 16)), block_size=4))))
+    (source, _) = stage.relay.sources
+    names = source.normalizer.index.announced
+    assert source.stats.rebuilds == 1
+    assert len(stage.witness.sets_of_all) == len(stage.witness.sets_of_rank) == names + 1
+    assert stage.witness.counted[None, "GPU", 9] == 1
+
+
+def per_source() -> Relay:
+    relay = Relay(
+        [SourceSpec(f"e{i}", i, Settings(replay=False, probe_interval=0.0), Rules()) for i in range(2)],
+        [OutputSpec("out", PROFILES["llm-d"], [None, None], heartbeat=0.0)],
+    )
+    for i in range(2):
+        relay.handle(SourceUp(i), 0.0)
+    return relay
+
+
+def types(payloads: list[bytes]) -> list[str]:
+    return [event["type"] for payload in payloads for event in unpack(payload)[1]]
+
+
+class TestOneStreamARank:
+    """The streams are different connections, so nothing orders a clear on one against the blocks on another."""
+
+    def test_a_clear_leaves_as_removals_while_another_rank_has_blocks(self) -> None:
+        relay = per_source()
+        relay.handle(BatchReceived(0, batch(1, store([1]), store([2], 1))), 0.0)
+        relay.handle(BatchReceived(1, batch(1, store([1]))), 0.0)
+        gone = published(relay, BatchReceived(0, batch(2, cleared(), store([3]))))
+        assert [(e["type"], e["block_hashes"]) for e in unpack(gone)[1]] == [
+            ("BlockRemoved", [2, 1]),
+            ("BlockStored", [3]),
+        ]
+        relay.handle(BatchReceived(1, batch(2, removed([1]))), 0.0)
+        gone = published(relay, BatchReceived(0, batch(3, cleared())))
+        assert types([gone]) == ["AllBlocksCleared"], "nobody else has any"
+
+    def test_a_state_has_no_clear_while_another_rank_has_blocks(self) -> None:
+        relay = per_source()
+        relay.handle(BatchReceived(0, batch(1, store([1]))), 0.0)
+        assert types(state_of(relay, 0)) == ["AllBlocksCleared", "BlockStored"]
+        kept = relay.handle(Subscribed(0, 0, (1,)), 0.0)  # its snapshot may be shared, and must not be
+        relay.handle(BatchReceived(1, batch(1, store([1]))), 0.0)
+        assert types(state_of(relay, 0)) == ["BlockStored"]
+        assert types(state_of(relay, 1)) == ["BlockStored"]
+        assert kept
+
+
+def published(relay: Relay, event: BatchReceived) -> bytes:
+    (command,) = relay.handle(event, 0.0)
+    assert isinstance(command, Publish)
+    return command.payload
+
+
+def state_of(relay: Relay, stream: int) -> list[bytes]:
+    command = relay.handle(Subscribed(0, stream, (1,)), 0.0)[-1]
+    assert isinstance(command, SendState)
+    reader = command.transfer.reader()
+    found = []
+    while not reader.done:
+        batch = reader.next_batch()
+        if batch is not None:
+            found.append(batch[1])
+    return found

@@ -1,0 +1,104 @@
+"""A stream with a replay server, and requesters of libzmq that read only when told."""
+
+import asyncio
+import contextlib
+
+import zmq
+
+from kvbus.core.outputs.journal import Journal
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.stream import OutputStream
+from kvbus.core.stats import OutputStats
+from kvbus.core.wire.frames import parse_replay_request
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.transport.libzmq_replay import LibzmqReplayServer
+from kvbus.transport.replay import ReplayServer
+from kvbus.transport.replay_budget import Budget
+from tests.ports import free_port
+from tests.transport.loops import END, PATIENCE, read_all, turns, u64
+
+
+def no_cut(_):
+    raise AssertionError("the journal holds everything")
+
+
+class Served:
+    """A stream with `count` batches and the server of its replay."""
+
+    def __init__(
+        self, context, count, *, profile="vllm", payload=b"payload", sessions=64, budget=None, own=True, **options
+    ):
+        self.stream = OutputStream(b"kv@a@m", PROFILES[profile], Journal(10**6, 2**40), heartbeat=0, rank=0)
+        for _ in range(count):
+            self.stream.append(payload, 0.0)
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self.stats = OutputStats() if budget is None else budget.stats
+        self.asked = 0
+        budget = budget or Budget(sessions, self.stats)
+        options |= {"on_request": self.on_request, "stats": self.stats, "budget": budget}
+        self.server: ReplayServer | LibzmqReplayServer = (
+            ReplayServer(self.endpoint, **options) if own else LibzmqReplayServer(context, self.endpoint, **options)
+        )
+
+    def on_request(self, frames):
+        self.asked += 1
+        self.server.send(self.answer(parse_replay_request(frames)))
+
+    def answer(self, request):
+        return ReplayAnswer(self.stream, request, no_cut)
+
+    @property
+    def outcomes(self):
+        return {outcome: n for outcome, n in self.stats.replay_requests.items() if n}
+
+
+@contextlib.asynccontextmanager
+async def served(context, count, *, kind=Served, **options):
+    one = kind(context, count, **options)
+    try:
+        yield one
+    finally:
+        one.server.close()
+        await turns()
+
+
+class Requester:
+    """A replay client that reads only when told."""
+
+    def __init__(self, context, endpoint, *, kind=zmq.DEALER, hwm=1000, small=False):
+        self.socket = context.socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVHWM, hwm)
+        if small:
+            self.socket.setsockopt(zmq.RCVBUF, 65_536)
+        self.socket.connect(endpoint)
+        self.got = []
+
+    def ask(self, start=0):
+        self.socket.send_multipart([b"", u64(start)])
+
+    def read(self):
+        self.got.extend(read_all(self.socket))
+        return self.ended
+
+    async def drain(self):
+        """Read to the END as fast as the server sends; a small mark lets through little at a time."""
+        async with asyncio.timeout(PATIENCE):
+            while not self.read():  # noqa: ASYNC110 - a socket sets no asyncio.Event
+                await asyncio.sleep(0)
+
+    @property
+    def ended(self):
+        return bool(self.got) and self.got[-1][-2] == END
+
+    def seqs(self):
+        return [int.from_bytes(frames[-2], "big") for frames in self.got[:-1]]
+
+    def close(self):
+        self.socket.close()
+
+
+def requester(context, one, **options):
+    made = Requester(context, one.endpoint, **options)
+    made.ask()
+    return made

@@ -1,0 +1,388 @@
+"""The replay server on kvbus's own ZMTP: whoever does not read delays nobody, and all shares are fair."""
+
+import asyncio
+import contextlib
+import resource
+import socket
+import threading
+import time
+import tracemalloc
+
+import pytest
+
+from kvbus.core.stats import OutputStats
+from kvbus.core.types import Refused
+from kvbus.transport import replay as replay_module
+from kvbus.transport.replay import MAX_WAITING
+from kvbus.transport.replay_budget import Budget
+from kvbus.transport.sockets import PeerPolicy
+from kvbus.transport.zmtp.frames import encode_message
+from tests.transport.loops import END, both_loops, eventually, u64
+from tests.transport.replaying import Requester, Served, requester, served
+from tests.transport.zmtp.peers import hello
+from tests.transport.zmtp.test_listener import bare
+
+DEALER = hello(b"DEALER")
+SMALL = 4_096
+MEGABYTE = 2**20
+
+
+def request(start=0):
+    return encode_message([b"", u64(start)])
+
+
+@pytest.fixture
+def descriptors():
+    """Room for some thousands of sockets."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8_192)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def never_reading(one, count, asked=1):
+    """So many requesters that ask and never read a byte of the answer."""
+    made = []
+    try:
+        for _ in range(count):
+            raw = socket.socket()
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
+            raw.connect(("127.0.0.1", int(one.endpoint.rpartition(":")[2])))
+            raw.sendall(DEALER + request() * asked)
+            made.append(raw)
+        yield made
+    finally:
+        for raw in made:
+            raw.close()
+
+
+class Reader(threading.Thread):
+    """A healthy router in a thread of its own: it asks once, reads as fast as it can, and takes the time."""
+
+    def __init__(self, one):
+        super().__init__()
+        self.port = int(one.endpoint.rpartition(":")[2])
+        self.size = 0
+
+    def run(self):
+        with socket.create_connection(("127.0.0.1", self.port)) as raw:
+            raw.sendall(DEALER + request())
+            tail = b""
+            while not tail.endswith(END + b"\0\0"):
+                data = raw.recv(MEGABYTE)
+                if not data:
+                    return
+                self.size += len(data)
+                tail = (tail + data)[-10:]
+
+
+async def timed(one):
+    """Seconds until a healthy router has its whole answer."""
+    loop = asyncio.get_running_loop()
+    reader, begin = Reader(one), loop.time()
+    reader.start()
+    await eventually(lambda: not reader.is_alive(), "the whole answer")
+    assert reader.size > 5_000 * 4_000
+    return loop.time() - begin
+
+
+@both_loops
+@pytest.mark.slow
+async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descriptors):
+    async with served(context, 5_000, payload=b"p" * 4_000) as one:
+        alone = min([await timed(one) for _ in range(5)])  # what a machine that others load takes from it varies
+        with never_reading(one, 1_000):
+            await eventually(lambda: one.asked == 1_005, "their requests")
+            first = await timed(one)
+            beside = min([await timed(one) for _ in range(5)])
+            assert one.server.busy == 1_000
+            assert one.stats.replay_sessions == 0
+            assert beside <= 2 * alone
+            assert first < 20  # while the others are still served: a moment, and not their time-out
+        assert one.outcomes["complete"] == 11
+        await eventually(lambda: one.server.busy == 0, "the others' end")
+        assert one.outcomes == {"complete": 11, "gone": 1_000}
+
+
+@both_loops
+async def test_they_cost_little_memory(context, descriptors):
+    async with served(context, 5_000, payload=b"p" * 4_000) as one:
+        tracemalloc.start()
+        try:
+            with never_reading(one, 200):
+                await eventually(lambda: one.server.busy == 200 and not one.stats.replay_sessions, "all of them parked")
+                assert tracemalloc.get_traced_memory()[1] < 200 * 200_000  # each what one turn may write, and a message
+        finally:
+            tracemalloc.stop()
+
+
+@both_loops
+async def test_one_connection_that_asks_on_and_on_is_not_read_any_more(context):
+    """400 requests of a few bytes were 1.3 GB once."""
+    async with served(context, 5_000, payload=b"p" * 4_000) as one:
+        tracemalloc.start()
+        try:
+            async with bare(one.endpoint, DEALER, buffer=SMALL) as (_, writer):
+                writer.write(request() * 50_000)
+                await eventually(lambda: one.asked == 17, "one answer under way, and those behind it")
+                assert one.server.busy == 17
+                assert tracemalloc.get_traced_memory()[1] < 4 * MEGABYTE
+                client = requester(context, one)
+                await client.drain()
+                assert one.asked == 18
+                client.close()
+        finally:
+            tracemalloc.stop()
+        await eventually(lambda: one.outcomes == {"complete": 1, "gone": 17}, "its end")
+
+
+@both_loops
+async def test_all_of_its_answers_come_when_it_reads(context):
+    async with served(context, 20) as one, bare(one.endpoint, DEALER + request() * 100) as (reader, _):
+        await reader.readexactly(64 + 30)
+        whole = b"".join(encode_message([b"", b"kv@a@m", u64(n), b"payload"]) for n in range(20))
+        whole += encode_message([b"", b"", END, b""])
+        assert await reader.readexactly(len(whole) * 100) == whole * 100
+        await eventually(lambda: one.outcomes == {"complete": 100}, "their outcomes")
+
+
+@both_loops
+async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
+    async with served(context, 4_000, payload=b"p" * 4_000, stall_timeout=0.3) as one:
+        with never_reading(one, 3, asked=2) as stalled:
+            await eventually(lambda: one.outcomes == {"stalled": 6}, "their end")
+            assert one.server.busy == 0
+            for raw in stalled:
+                raw.settimeout(10)
+                with contextlib.suppress(ConnectionError):
+                    while raw.recv(MEGABYTE):
+                        pass
+
+
+@both_loops
+async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
+    """Its tail would stay: all of it was handed over, and less than a turn's share is left."""
+    async with served(context, 10, payload=b"p" * 40_000, stall_timeout=0.3) as one:
+        with never_reading(one, 1):
+            await eventually(lambda: one.outcomes, "its end")
+            assert one.outcomes in ({"stalled": 1}, {"complete": 1})  # complete: its kernel has taken all
+
+
+@both_loops
+async def test_a_slow_link_is_never_given_up(context):
+    """3 MB at 300 kB/s, in pieces, with a stall_timeout that a twentieth of the answer takes."""
+    async with served(context, 750, payload=b"p" * 4_000, stall_timeout=0.5) as one:
+        async with bare(one.endpoint, DEALER + request(), buffer=SMALL) as (reader, _):
+            loop, got = asyncio.get_running_loop(), 0
+            begin = loop.time()
+            while got < 3_000_000:
+                data = await reader.read(15_000)
+                assert data
+                got += len(data)
+                ahead = got / 300_000 - (loop.time() - begin)
+                if ahead > 0:
+                    await asyncio.sleep(ahead)
+            assert loop.time() - begin > 9
+        await eventually(lambda: one.outcomes == {"complete": 1}, "its outcome")
+
+
+@both_loops
+async def test_shares_are_bytes_and_not_messages(context):
+    """A requester of large batches and one of small ones are done at about the same time."""
+
+    class Mixed(Served):
+        def answer(self, request):
+            made = super().answer(request)
+            return made if request.start else Large(made)
+
+    class Large:
+        def __init__(self, inner):
+            self.identity, self.outcome, self.done = inner.identity, "complete", False
+            self.left = 100
+            self.envelope = [inner.identity, b""]
+
+        def next_message(self):
+            self.left -= 1
+            self.done = not self.left
+            return [*self.envelope, b"x" * (100_000 if self.left else 1)]
+
+    async with served(context, 100_001, payload=b"p" * 70, kind=Mixed) as one:
+        ends, sizes = [], {}
+        loop = asyncio.get_running_loop()
+
+        async def read(start, size):
+            async with bare(one.endpoint, DEALER + request(start)) as (reader, _):
+                sizes[start] = 0
+                while sizes[start] < size:
+                    sizes[start] += len(await reader.read(MEGABYTE))
+                ends.append((loop.time(), dict(sizes)))
+
+        await asyncio.gather(read(0, 9_000_000), read(1, 9_000_000))
+        assert all(size > 6_000_000 for size in ends[0][1].values())
+
+
+@both_loops
+async def test_one_that_does_not_read_holds_no_place(context):
+    async with served(context, 4_000, payload=b"p" * 4_000, sessions=1) as one:
+        with never_reading(one, 5):
+            await eventually(lambda: one.asked == 5, "their requests")
+            client = requester(context, one)
+            await client.drain()
+            assert client.seqs() == list(range(4_000))
+            await eventually(lambda: one.server.busy == 5, "its answer over")
+            assert (one.stats.replay_sessions, one.stats.replay_waiting) == (0, 5)
+            client.close()
+        await eventually(lambda: one.stats.replay_waiting == 0, "their end")
+
+
+@both_loops
+async def test_servers_of_an_output_share_its_places(context):
+    budget = Budget(1, OutputStats())
+    async with (
+        served(context, 4_000, payload=b"p" * 4_000, budget=budget) as one,
+        served(context, 50, budget=budget) as two,
+    ):
+        assert budget.stats.replay_waiting_limit == 2 * MAX_WAITING
+        clients = [requester(context, each) for each in (one, two, one, two)]
+        await asyncio.gather(*(client.drain() for client in clients))
+        assert [len(client.seqs()) for client in clients] == [4_000, 50, 4_000, 50]
+        await eventually(lambda: one.outcomes == {"complete": 4}, "their outcomes")
+        assert (budget.stats.replay_sessions, budget.stats.replay_waiting) == (0, 0)
+        for client in clients:
+            client.close()
+
+
+@both_loops
+async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkeypatch):
+    monkeypatch.setattr(replay_module, "MAX_WAITING", 3)
+    async with served(context, 4_000, payload=b"p" * 4_000) as one:
+        with never_reading(one, 3):
+            await eventually(lambda: one.stats.replay_waiting == 3, "three that do not read")
+            client = requester(context, one)
+            await client.drain()
+            assert client.seqs() == []
+            await eventually(lambda: one.outcomes == {"refused": 1}, "its outcome")
+            client.close()
+        await eventually(lambda: one.server.busy == 0, "room again")
+        client = requester(context, one)
+        await client.drain()
+        assert len(client.seqs()) == 4_000
+        client.close()
+
+
+@both_loops
+async def test_a_refusal_keeps_the_order_of_its_connection(context, monkeypatch):
+    """Behind an answer under way comes its END, and only then that of the refused request."""
+    monkeypatch.setattr(replay_module, "MAX_WAITING", 1)
+    async with served(context, 300) as one, bare(one.endpoint, DEALER + request() * 3) as (reader, _):
+        await reader.readexactly(64 + 30)
+        data = b"".join(encode_message([b"", b"kv@a@m", u64(n), b"payload"]) for n in range(300))
+        end = encode_message([b"", b"", END, b""])
+        expected = 2 * (data + end) + end  # the first one does not wait
+        assert await reader.readexactly(len(expected)) == expected
+        await eventually(lambda: one.outcomes == {"complete": 2, "refused": 1}, "their outcomes")
+
+
+@both_loops
+async def test_an_answer_for_whoever_is_gone_is_counted(context):
+    class Late(Served):
+        """The relay answers after the requester has left."""
+
+        kept = None
+
+        def on_request(self, frames):
+            self.asked += 1
+            self.kept = frames
+
+    async with served(context, 3, kind=Late) as one:
+        async with bare(one.endpoint, DEALER + request()):
+            await eventually(lambda: one.kept, "its request")
+        listener_sees = len(one.kept[0])
+        assert listener_sees == 8
+        await asyncio.sleep(0.05)
+        Served.on_request(one, one.kept)
+        assert one.outcomes == {"gone": 1}
+
+
+@both_loops
+async def test_an_orderly_end_is_an_end_for_everyone(context):
+    async with served(context, 40_000, payload=b"p" * 1_000, sessions=1) as one:
+        clients = [Requester(context, one.endpoint, hwm=1, small=True) for _ in range(3)]
+        for client in clients:
+            client.ask()
+            client.ask()
+        await eventually(lambda: one.asked == 6, "their requests")
+        assert one.server.end() == 6
+        assert one.outcomes == {"cut_off": 6}
+        assert (one.server.busy, one.stats.replay_waiting, one.stats.replay_sessions) == (0, 0, 0)
+
+        def ends(client):
+            client.read()
+            return sum(frames[-2] == END for frames in client.got) == 2
+
+        for client in clients:
+            await eventually(lambda client=client: ends(client), "both ENDs")
+            assert client.seqs()[: client.got.index([b"", b"", END, b""])] == list(
+                range(client.got.index([b"", b"", END, b""]))
+            )
+            client.ask(39_999)
+        await eventually(lambda: one.outcomes == {"cut_off": 6, "complete": 3}, "it goes on")
+        for client in clients:
+            client.close()
+
+
+@both_loops
+async def test_opened_again_it_serves_again(context):
+    async with served(context, 4_000, payload=b"p" * 4_000) as one:
+        with never_reading(one, 2):
+            await eventually(lambda: one.server.busy == 2, "their requests")
+            one.server.reopen(PeerPolicy())
+            assert one.outcomes == {"gone": 2}
+            client = requester(context, one)
+            await client.drain()
+            assert len(client.seqs()) == 4_000
+            client.close()
+
+
+@both_loops
+async def test_failed_handshakes_and_large_requests_are_counted(context):
+    async with served(context, 3, policy=PeerPolicy(max_frame_bytes=1_024)) as one:
+        async with bare(one.endpoint, b"GET / HTTP/1.1\r\n\r\n"):
+            await eventually(lambda: one.stats.refused[Refused.PROTOCOL] == 1, "another protocol")
+        async with bare(one.endpoint, hello(b"SUB")):
+            await eventually(lambda: one.stats.refused[Refused.PROTOCOL] == 2, "another socket type")
+        async with bare(one.endpoint, DEALER + encode_message([b"x" * 1_025])) as (reader, _):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        assert one.asked == 0
+
+
+@both_loops
+async def test_an_answer_that_takes_long_to_make_leaves_the_loop_its_time(context):
+    class Slow(Served):
+        def answer(self, request):
+            return Making(super().answer(request))
+
+    class Making:
+        """A snapshot: slices for a while, then one message."""
+
+        def __init__(self, inner):
+            self.identity, self.outcome, self.done = inner.identity, "compacted", False
+            self.left = 200_000
+
+        def next_message(self):
+            self.left -= 1
+            self.done = not self.left
+            return [self.identity, b"", END, b""] if self.done else []
+
+    async with served(context, 1, kind=Slow) as one:
+        client = requester(context, one)
+        longest = 0.0
+        while not client.read():
+            at = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - at)
+        assert longest < 0.1
+        await eventually(lambda: one.outcomes == {"compacted": 1}, "its outcome")
+        client.close()
