@@ -207,7 +207,8 @@ class OutputConfig(_Section):
     )
     on_subscribe: Literal["state", "nothing"] = _key(
         "state",
-        "What a router gets first: the live blocks, or nothing (it asks a replay). With CURVE keys: nothing.",
+        "What a router gets first: the live blocks, or nothing (it asks a replay). CURVE keys need "
+        "`kvbus[curve]` for the first.",
         example="state",
     )
     curve_secret_key_file: Path | None = _key(
@@ -240,11 +241,6 @@ class OutputConfig(_Section):
         if self.replay_framing == "auto":
             return PROFILES[self.profile].framing
         return "3" if self.replay_framing == 3 else "4"
-
-    @property
-    def sends_state(self) -> bool:
-        """Routers get the state when they subscribe. libzmq, which carries CURVE, cannot send it to one router."""
-        return self.on_subscribe == "state" and self.curve_secret_key_file is None
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
         """Return the endpoints of the stream in slot ``i``; a merged output has one stream for all slots."""

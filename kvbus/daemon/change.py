@@ -65,6 +65,11 @@ def _same(one: SourceStream, other: SourceStream) -> bool:
     return replace(one, source_index=0) == replace(other, source_index=0)
 
 
+def only_list(before: Curve | None, now: Curve | None) -> bool:
+    """Whether nothing but the allow-list has changed."""
+    return before is not None and now is not None and before != now and replace(before, clients=now.clients) == now
+
+
 def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
     """Whether connected peers must show their keys again. They need not where the allow-list only grew."""
     if before is None or now is None:

@@ -25,9 +25,9 @@ from kvbus.core.stats import ProcessStats
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon.build import add_reservation, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.cache_reset import CacheResets
-from kvbus.daemon.change import Change, must_reconnect
+from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
-from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
+from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain, through_libzmq
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
@@ -144,6 +144,8 @@ class Daemon:
         """
         for warning in in_clear(self.config):
             log.warning("%s: see curve_secret_key_file", warning)
+        for warning in through_libzmq(self.config):
+            log.warning("%s", warning)
         try:
             await self._admin.start()
             for number, output in enumerate(self.relay.outputs):
@@ -267,7 +269,10 @@ class Daemon:
             self.zap.forget(domain)
         for number, output in enumerate(self.config.outputs):
             domain = output_domain(output.name)
-            if must_reconnect(before.get(domain), keys.get(domain)):
+            was, now = before.get(domain), keys.get(domain)
+            if only_list(was, now) and self.outputs.drivers[number].allow(self._output_policy(number)):
+                log.info("output %s: another list of routers that may connect", output.name)
+            elif must_reconnect(was, now):
                 log.info("output %s: keys changed or removed, every router has to connect again", output.name)
                 self.outputs.drivers[number].reopen(self._output_policy(number))
         for slot, stream in self.streams.items():

@@ -64,6 +64,13 @@ class OutputDriver(Protocol):
         A driver that feeds no such event has nothing to do here.
         """
 
+    def allow(self, policy: PeerPolicy) -> bool:
+        """Let the readers connect whose keys are on the list of ``policy`` now, and disconnect the others.
+
+        Returns:
+            False if the driver cannot, or has not to: then :meth:`reopen` is called if a key was withdrawn.
+        """
+
     def reopen(self, policy: PeerPolicy) -> None:
         """Disconnect every reader, and serve those that ``policy`` allows."""
 

@@ -13,6 +13,8 @@ _CLOSED: Final = frozenset({Reason.LEFT, Reason.BROKEN, Reason.HANDSHAKE_TIMEOUT
 
 def counted_as(reason: str) -> str:
     """Return the name to count a refused connection under; bounds have names of their own."""
+    if reason == Reason.KEY:
+        return Refused.KEY
     if reason in _MECHANISM:
         return Refused.MECHANISM
     if reason in _CLOSED:

@@ -18,6 +18,7 @@ from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError
+from kvbus.transport.own_curve import Keys
 from kvbus.transport.refusals import counted_as
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.requester import Place, Requester
@@ -67,7 +68,7 @@ class ReplayServer:
         budget: limit of answers that take part in the turns, shared by the servers of an output; others wait.
         stall_timeout: seconds without an acknowledgement before the server ends a connection.
         before_send: called before any of an answer leaves, because the log record it follows from is written first.
-        policy: the largest frame to accept. It must not have CURVE keys.
+        policy: who may connect, and the largest frame to accept.
         clock: measures progress: seconds, monotonic; None for the loop's clock.
 
     Raises:
@@ -127,10 +128,18 @@ class ReplayServer:
             low_water=0,  # the kernel still has enough to send; and an answer is over when all of it has left
             unsent_bytes=QUANTUM // 2,  # else one that does not read is sent megabytes before it is found out
         )
-        return Listener(self._endpoint, Role.ROUTER, self, settings=settings, refused=self._refused)
+        self._keys = Keys(policy.curve, bind=True)
+        mechanism = self._keys.mechanism
+        return Listener(
+            self._endpoint, Role.ROUTER, self, settings=settings, refused=self._refused, mechanism=mechanism
+        )
 
     def _refused(self, reason: str, _address: str) -> None:
         self._stats.refused[counted_as(reason)] += 1
+
+    def allow(self, clients: frozenset[bytes]) -> None:
+        """Replace the allow-list; requesters that are not on it any more are disconnected."""
+        self._keys.allow(clients, self._listener.peers.values())
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Disconnect every requester, drop their answers, and bind again."""

@@ -1,7 +1,8 @@
 """The ZeroMQ driver: for each stream a live side and, where configured, a replay and a snapshot server.
 
 kvbus speaks ZMTP itself (:mod:`kvbus.transport.zmtp`): so it knows each router, sends the state to one alone, and
-counts what each of them loses. Outputs with CURVE keys go through libzmq, which does neither.
+counts what each of them loses. Outputs with CURVE keys go through libzmq, which does neither, where libsodium is not
+installed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kvbus.transport.libzmq_live import LiveOutput
 from kvbus.transport.libzmq_replay import LibzmqReplayServer
 from kvbus.transport.live.router import RouterView
 from kvbus.transport.live.stream import Endpoint, LivePublisher
+from kvbus.transport.own_curve import Keys, serves
 from kvbus.transport.refusals import counted_as
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
@@ -50,6 +52,7 @@ class ZmqOutput:
         self._live: dict[int, LivePublisher | LiveOutput] = {}
         self._waiting: list[Callable[[], None]] = []
         self._topics: dict[int, bytes] = {}
+        self._keys: dict[int, Keys] = {}
         self._replays: dict[int, AnswerServer] = {}
         self._snapshots: dict[int, AnswerServer] = {}
 
@@ -81,7 +84,7 @@ class ZmqOutput:
 
     def _live_side(self, stream: int, topic: bytes, endpoint: str, policy: PeerPolicy) -> LivePublisher | LiveOutput:
         config, services = self._config, self._services
-        if policy.curve is not None:
+        if not serves(policy):
             return LiveOutput(
                 services.context,
                 endpoint,
@@ -97,6 +100,7 @@ class ZmqOutput:
         if policy.max_frame_bytes >= 0:
             limits = Limits(frame_bytes=policy.max_frame_bytes, message_bytes=policy.max_frame_bytes)
         settings = Settings(limits)
+        keys = self._keys[stream] = Keys(policy.curve, bind=config.bind)
 
         def refused(reason: str, address: str) -> None:
             services.stats.refused[counted_as(reason)] += 1
@@ -104,7 +108,7 @@ class ZmqOutput:
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
             kind = Listener if config.bind else Dialler
-            return kind(endpoint, Role.PUB, handler, settings=settings, refused=refused)
+            return kind(endpoint, Role.PUB, handler, settings=settings, refused=refused, mechanism=keys.mechanism)
 
         def request_state(routers: tuple[int, ...]) -> None:
             services.feed(Subscribed(self._output, stream, routers))
@@ -119,7 +123,7 @@ class ZmqOutput:
             max_batches=config.send_hwm,
             max_bytes=config.send_bytes,
             before_send=services.before_send,
-            request_state=request_state if config.sends_state else None,
+            request_state=request_state if config.on_subscribe == "state" else None,
             waiting=self._waiting,
         )
 
@@ -131,7 +135,7 @@ class ZmqOutput:
         def on_request(frames: list[bytes]) -> None:
             services.feed(event(frames))
 
-        if policy.curve is None:
+        if serves(policy):
             return ReplayServer(
                 endpoint,
                 on_request=on_request,
@@ -141,7 +145,7 @@ class ZmqOutput:
                 policy=policy,
                 clock=services.clock,
             )
-        return LibzmqReplayServer(  # kvbus's own ZMTP does not know CURVE
+        return LibzmqReplayServer(
             services.context,
             endpoint,
             on_request=on_request,
@@ -195,10 +199,23 @@ class ZmqOutput:
         """The most batches that wait for one router."""
         return max((live.queue_max for live in self._live.values() if isinstance(live, LivePublisher)), default=0)
 
+    def allow(self, policy: PeerPolicy) -> bool:
+        """Replace the allow-list. libzmq, which cannot end one connection, takes a reopening."""
+        if policy.curve is None or not serves(policy):
+            return False
+        clients = policy.curve.clients
+        for stream, live in self._live.items():
+            if isinstance(live, LivePublisher):
+                self._keys[stream].allow(clients, live.peers)
+        for server in self._servers:
+            if isinstance(server, ReplayServer):
+                server.allow(clients)
+        return True
+
     def reopen(self, policy: PeerPolicy) -> None:
         """Open all sockets again, with other keys."""
         for stream, live in self._live.items():
-            if isinstance(live, LiveOutput) and policy.curve is not None:
+            if isinstance(live, LiveOutput) and not serves(policy):
                 live.reopen(policy)
             else:
                 live.close()
@@ -232,6 +249,7 @@ class ZmqOutput:
             server = servers.pop(stream, None)
             if server is not None:
                 server.close(linger)
+        self._keys.pop(stream, None)
         live = self._live.pop(stream, None)
         if live is not None:
             live.close(linger)

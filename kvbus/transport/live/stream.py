@@ -417,6 +417,11 @@ class LivePublisher:
         return max((self._ring.end - router.position for router in self._behind.values()), default=0)
 
     @property
+    def peers(self) -> list[Peer]:
+        """The routers' connections."""
+        return [router.peer for router in self._routers.values()]
+
+    @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last."""
         return [*map(self._view, self._routers.values()), *self._left]

@@ -79,6 +79,10 @@ class LinesOutput:
     def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
         """Nobody has asked."""
 
+    def allow(self, policy: PeerPolicy) -> bool:
+        """Nobody is connected."""
+        return False
+
     def reopen(self, policy: PeerPolicy) -> None:
         """Nobody is connected."""
 
