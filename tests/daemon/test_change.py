@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbus.config import Config, load
-from kvbus.daemon.change import Change, change_to, must_reconnect
+from kvbus.daemon.change import Change, change_to, must_reconnect, only_list
 from kvbus.errors import ConfigError
 from kvbus.transport.curve import Curve
 
@@ -110,3 +110,22 @@ KEYS = Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"a"}))
 )
 def test_who_must_show_a_key_again(before: Curve | None, now: Curve | None, must: bool) -> None:
     assert must_reconnect(before, now) is must
+
+
+OTHER_LIST = Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"b"}))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "only"),
+    [
+        (None, None, False),
+        (None, KEYS, False),
+        (KEYS, None, False),
+        (KEYS, KEYS, False),
+        (KEYS, OTHER_LIST, True),
+        (KEYS, Curve(b"q" * 40, b"s" * 40, clients=frozenset({b"b"})), False),
+        (KEYS, Curve(b"p" * 40, b"s" * 40, server=b"x" * 40, clients=frozenset({b"b"})), False),
+    ],
+)
+def test_another_list_alone(before: Curve | None, now: Curve | None, only: bool) -> None:
+    assert only_list(before, now) is only

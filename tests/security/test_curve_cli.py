@@ -23,7 +23,7 @@ async def test_with_keys_they_read_it(tmp_path: Path) -> None:
     with_keys = ("--curve-secret-key", str(keys.router.secret_file), "--curve-server-key", str(keys.bus.public_file))
     capture = tmp_path / "stream.jsonl"
     async with (
-        running_bus(output=keys.output) as bus,
+        running_bus(output={"on_subscribe": "nothing", **keys.output}) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
     ):
         await engine.wait_for_subscriber(60)
