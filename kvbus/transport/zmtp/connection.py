@@ -24,6 +24,11 @@ MAX_UNREAD_PONGS: Final = 16 * 1024
 """Bytes of PONGs that may wait for a peer. An honest one waits for its PONG before it sends many more PINGs."""
 
 
+WAITING: Final = frozenset({Reason.CURVE, Reason.KEY})
+"""Why a peer is refused that dials again at once, ten times a second, because it was sent no ERROR. It is left waiting
+instead until its handshake times out."""
+
+
 class Connection(asyncio.BufferedProtocol):
     """A connection from its first byte to its end.
 
@@ -57,6 +62,9 @@ class Connection(asyncio.BufferedProtocol):
         self._read = 0
         self._queued = False
         self._held = False
+
+        self._waits = False
+        """It is refused, and does not know it yet."""
 
         # PONGs since the peer has last taken some, and where the stream was then.
         self._pong_bytes = 0
@@ -122,6 +130,8 @@ class Connection(asyncio.BufferedProtocol):
             linger: seconds for what waits to be sent.
         """
         if self.reason is not None:
+            if self._waits and self._transport is not None:
+                self._transport.abort()
             return
         self.reason = reason
         if self.peer is not None:
@@ -133,6 +143,12 @@ class Connection(asyncio.BufferedProtocol):
             self._connections.loop.call_later(linger, self._transport.abort)
         else:
             self._transport.abort()
+
+    def _let_wait(self, reason: str) -> None:
+        """Refuse the peer, and leave it in its handshake until the time for that is over."""
+        self.reason = reason
+        self._waits = True
+        self._pause()
 
     def hold(self) -> None:
         """Stop reading and decoding."""
@@ -164,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._advance():
             return True
         self._queued = False
-        if not self._held and self._transport is not None and not self._transport.is_closing():
+        if not self._held and not self._waits and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         return False
 
@@ -181,6 +197,9 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as problem:
             # only a handshake has an answer left, the ERROR: it gets the rest of the time for handshakes to leave
             self._answer()
+            if problem.reason in WAITING:
+                self._let_wait(problem.reason)
+                return False
             self.end(problem.reason, linger=0.0 if self.peer else self._connections.settings.handshake_timeout)
             return False
         except Exception as error:  # noqa: BLE001 - it is reported, and the other connections go on

@@ -21,6 +21,8 @@ from tests.transport.zmtp.peers import Recorder, hello
 
 ANY = "tcp://127.0.0.1:0"
 ROOMY = Settings(limits=Limits(frame_bytes=2**24, message_bytes=2**24))
+HASTY = Settings(handshake_timeout=0.5)
+"""Who is refused for its keys is left waiting for so long."""
 US, THEM, OTHER = Pair(), Pair(), Pair()
 
 
@@ -149,7 +151,7 @@ async def test_heartbeats_of_libzmq_are_answered(dial):
 
 @both_loops
 async def test_a_client_with_the_wrong_key_of_ours_keeps_trying(dial):
-    async with listening(US.accepts(THEM)) as (listener, seen):
+    async with listening(US.accepts(THEM), settings=HASTY) as (listener, seen):
         dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", RECONNECT_IVL=10, **THEM.as_client(OTHER))
         await eventually(lambda: len(seen.refused) > 2, "its attempts")
         assert set(seen.refused) == {Reason.CURVE}
@@ -160,7 +162,7 @@ async def test_a_client_with_the_wrong_key_of_ours_keeps_trying(dial):
 async def test_a_key_that_is_added_later_is_let_in(dial):
     """libzmq dials again only because it was not sent an ERROR."""
     keys = US.accepts(OTHER)
-    async with listening(keys) as (listener, seen):
+    async with listening(keys, settings=HASTY) as (listener, seen):
         sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", RECONNECT_IVL=10, **THEM.as_client(US))
         await eventually(lambda: len(seen.refused) > 2, "its attempts")
         assert set(seen.refused) == {Reason.KEY}
@@ -174,7 +176,7 @@ async def test_a_key_that_is_added_later_is_let_in(dial):
 @both_loops
 async def test_a_key_that_is_removed_ends_its_own_connections_alone(dial):
     keys = US.accepts(THEM, OTHER)
-    async with listening(keys) as (listener, seen):
+    async with listening(keys, settings=HASTY) as (listener, seen):
         stays = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **OTHER.as_client(US))
         goes = [
             dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", RECONNECT_IVL=10, **THEM.as_client(US)) for _ in range(2)
@@ -278,7 +280,7 @@ async def test_a_replayed_message_ends_its_connection():
 
 @both_loops
 async def test_a_replayed_connection_opens_nothing():
-    async with listening(US.accepts(THEM)) as (listener, seen):
+    async with listening(US.accepts(THEM), settings=HASTY) as (listener, seen):
         async with bare(listener.endpoint) as (reader, writer):
             peer, said = await shake(reader, writer)
             said += sealed(peer, encode_message([b"\1kv"]))
@@ -286,6 +288,36 @@ async def test_a_replayed_connection_opens_nothing():
         async with bare(listener.endpoint, said):
             await eventually(lambda: seen.refused == [Reason.CURVE], "the refusal")
         assert len(seen.ends) == 1
+
+
+@both_loops
+async def test_who_is_refused_for_its_keys_is_left_waiting():
+    """libzmq would dial again ten times a second."""
+    loop = asyncio.get_running_loop()
+    forged = HELLO + Client(THEM.dials(OTHER), SUB).start()
+    async with listening(US.accepts(THEM), settings=HASTY) as (listener, seen):
+        before = loop.time()
+        async with bare(listener.endpoint, forged + bytes(100_000)) as (reader, _):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == HELLO
+            assert loop.time() - before >= HASTY.handshake_timeout
+            await eventually(lambda: seen.refused == [Reason.CURVE], "the refusal")
+
+
+@both_loops
+async def test_who_is_left_waiting_keeps_nobody_out():
+    settings = Settings(handshake_timeout=1000, max_half_open=2)
+    forged = HELLO + Client(THEM.dials(OTHER), SUB).start()
+    async with listening(US.accepts(THEM), settings=settings) as (listener, seen), contextlib.AsyncExitStack() as stack:
+        for n in range(5):
+            reader, _ = await stack.enter_async_context(bare(listener.endpoint, forged))
+            assert await reader.readexactly(len(HELLO)) == HELLO
+            await eventually(lambda n=n: len(seen.refused) == max(0, n - 1), "the oldest one's end")
+        assert set(seen.refused) == {Reason.CURVE}
+        assert listener.half_open == 2
+        reader, writer = await stack.enter_async_context(bare(listener.endpoint))
+        await shake(reader, writer)
+        assert len(seen.peers) == 1
 
 
 @both_loops
