@@ -1,5 +1,6 @@
 """Keys for endpoints of kvbus's own ZMTP: where libsodium is installed, and where it is not."""
 
+import subprocess
 import sys
 
 import pytest
@@ -44,3 +45,13 @@ def test_who_dials_needs_the_key_of_the_peer():
     assert Keys(Curve(*PAIR, server=generate()[0]), bind=False).mechanism is not None
     with pytest.raises(KeyFileError, match="public key is missing"):
         Keys(Curve(*PAIR), bind=False)
+
+
+def test_kvbus_runs_without_libsodium():
+    code = (
+        "import sys; sys.modules['nacl'] = None\n"
+        "import kvbus.daemon.daemon, kvbus.outputs.zmq.driver\n"
+        "from kvbus.transport import own_curve\n"
+        "assert not own_curve.installed()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
