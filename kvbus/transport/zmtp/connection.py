@@ -180,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._advance():
             return True
         self._queued = False
-        if not self._held and not self._waits and self._transport is not None and not self._transport.is_closing():
+        if not self._held and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         return False
 

@@ -150,7 +150,7 @@ class Server:
         self._expected = INITIATE
         try:
             return self._hello(data) if name == HELLO else self._initiate(data)
-        except (CryptoError, RuntimeError):  # the second one for keys that are no point of the curve
+        except CryptoError:
             text = "a handshake that the keys do not open: made for another key of ours, or forged"
             raise ProtocolError(Reason.CURVE, text) from None
 
@@ -237,7 +237,7 @@ class Client:
         self._expected = commands.READY
         try:
             return self._welcome(data) if name == WELCOME else self._ready(data)
-        except (CryptoError, RuntimeError):  # the second one for keys that are no point of the curve
+        except CryptoError:
             text = "a handshake that the keys do not open: the peer has another key, or it is forged"
             raise ProtocolError(Reason.CURVE, text) from None
 

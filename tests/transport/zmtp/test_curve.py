@@ -1,6 +1,8 @@
 """CURVE without I/O: who gets in, and that nothing which was changed, replayed or made for somebody else passes."""
 
 import gc
+import secrets
+from types import SimpleNamespace
 
 import pytest
 from nacl import bindings
@@ -346,12 +348,19 @@ def test_transient_secrets_are_gone_after_the_handshake(side, monkeypatch):
         made.append(bindings.crypto_box_keypair())
         return made[-1]
 
+    def random(size):
+        drawn.append(secrets.token_bytes(size))
+        return drawn[-1]
+
+    drawn: list[bytes] = []
     monkeypatch.setattr(curve, "crypto_box_keypair", keypair)
+    monkeypatch.setattr(curve, "secrets", SimpleNamespace(token_bytes=random))
     protocol, data = steps(side, 1)
-    transient = {secret for _, secret in made}
-    assert len(transient) == 2
-    if side is dialled:
-        feed(dialling(THEM.dials(US)), b"")
+    cookie_keys = {each for each in drawn if len(each) == 32}
+    transient = {secret for _, secret in made} | cookie_keys
+    assert len(transient) == 3
+    if side is accepted:
+        assert cookie_keys < reachable(protocol)
     feed(protocol, data)
     assert protocol.state is State.OPEN
     assert (US.secret if side is accepted else THEM.secret) in reachable(protocol)
