@@ -13,8 +13,8 @@ from kvbus.core.wire.codec import AnyEvent, encode_value, with_extras
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 MOST_BLOCKS: Final = 4095
-"""Most blocks of a batch that kvbus puts together. With AllBlocksCleared before them they are at most 4,096 events, more
-than which the vLLM router 0.1.17 refuses."""
+"""Most blocks of a batch that kvbus puts together. With AllBlocksCleared before them they are at most 4,096 events; the
+vLLM router 0.1.17 refuses more."""
 
 
 PAUSE: Final = 512
