@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from kvbus.admin import views
+from kvbus.admin import routers, views
 from kvbus.admin.access import Access, how_to_get_in
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.page import status_page
@@ -42,7 +42,7 @@ class Observed(Protocol):
     started: bool
 
     @property
-    def drivers(self) -> Sequence[views.Driver]:
+    def drivers(self) -> Sequence[routers.Driver]:
         """Of each output, what knows its routers."""
 
 
@@ -162,7 +162,7 @@ class AdminServer:
         return web.json_response(views.sources_json(self._observed.relay, self._observed.streams))
 
     async def _routers(self, _request: web.Request) -> web.Response:
-        return web.json_response(views.routers_json(self._observed.relay, self._observed.drivers))
+        return web.json_response(routers.routers_json(self._observed.relay, self._observed.drivers))
 
     async def _blocks(self, request: web.Request) -> web.StreamResponse:
         name = request.query.get("source")

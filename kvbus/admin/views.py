@@ -1,9 +1,9 @@
-"""The content of the HTTP endpoints, as plain data."""
+"""The content of ``/sources`` and ``/blocks``, as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from kvbus.config import SourceStream
 from kvbus.core.blocks.announce import group_of, out_parent
@@ -11,9 +11,8 @@ from kvbus.core.blocks.index import Chunk, Index, TableKey
 from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source
-from kvbus.core.stats import RouterView
 from kvbus.core.types import Hash, printable
-from kvbus.telemetry.table import Routers, queue_depth
+from kvbus.telemetry.table import queue_depth
 
 
 def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
@@ -63,43 +62,6 @@ def sources_json(relay: Relay, streams: Mapping[int, SourceStream]) -> list[dict
     return [
         source_json(relay.sources[slot], stream.endpoint, stream.replay_endpoint)
         for slot, stream in sorted(streams.items())
-    ]
-
-
-class Driver(Routers, Protocol):
-    """What knows the routers of an output."""
-
-    @property
-    def routers(self) -> list[RouterView]:
-        """The connected ones, and those that left last."""
-
-
-def router_json(output: str, router: RouterView) -> dict[str, Any]:
-    """Return one entry of ``/routers``."""
-    return {
-        "output": output,
-        "stream": router.stream,
-        "peer": router.peer,
-        "since": router.since,
-        "topics": router.topics,
-        "subscriptions": router.subscriptions,
-        "state": router.state,
-        "state_sent": {"count": router.states_sent, "at": router.state_sent_at},
-        "queued": router.queued_batches,
-        "bytes": router.queued_bytes,
-        "behind_seconds": round(router.behind_seconds, 3),
-        "dropped": {"batches": router.dropped_batches, "events": router.dropped_events},
-        "left": router.left,
-        "left_at": router.left_at,
-    }
-
-
-def routers_json(relay: Relay, drivers: Sequence[Driver]) -> list[dict[str, Any]]:
-    """Return the body of ``/routers``, by output and stream."""
-    return [
-        router_json(output.spec.name, router)
-        for output, driver in zip(relay.outputs, drivers, strict=True)
-        for router in driver.routers
     ]
 
 

@@ -32,7 +32,8 @@ def test_ranges_that_touch_become_one(added, kept):
 
 def test_like_a_set_of_numbers():
     chance = random.Random(7)
-    ranges, numbers = IncompleteSeqs(), set()
+    ranges = IncompleteSeqs()
+    numbers: set[int] = set()
     for _ in range(300):
         first = chance.randrange(2000)
         end = first + chance.randrange(12)
