@@ -66,6 +66,8 @@ class OutputStats(msgspec.Struct):
     """By reason: subscribed, lost. One for each router."""
     queue_depth: int = 0
     queue_limit: int = 0
+    router_queue_limit: int = 0
+    """The most batches that may wait for one router."""
     dropped_batches: Counter[str] = msgspec.field(default_factory=Counter)
     dropped_events: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)

@@ -242,6 +242,11 @@ OUTPUTS: Final[tuple[Row[Output], ...]] = (
     ),
     _one("output_subscribers", "Subscriptions of routers.", lambda o: o.stats.subscribers),
     _one("output_routers", "Connected routers, whatever they subscribe to.", lambda o: o.stats.routers),
+    _one(
+        "output_router_queue_limit",
+        "Limit of batches that wait for one router.",
+        lambda o: o.stats.router_queue_limit,
+    ),
     _one("replay_sessions", "Replay answers being sent.", lambda o: o.stats.replay_sessions),
     _one("replay_sessions_limit", "Most replay answers being sent.", lambda o: o.stats.replay_sessions_limit),
     _one("replay_waiting", "Replay requests that wait for their turn.", lambda o: o.stats.replay_waiting),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.config import ConfigError
+from kvbus.config import ConfigError, load
 
 ENGINE = "{endpoint: 'tcp://10.0.0.1:5557'}"
 
@@ -295,3 +295,24 @@ def test_a_bad_api_is_told_once(problems):
     found = problems(_text("[{api: 'engine:8000'}]", "[{}]", "on_partial: reset"))
     assert set(found) == {"sources[0].api"}
     assert "must be http://host:port" in found["sources[0].api"]
+
+
+def test_no_state_goes_to_routers_with_keys(problems):
+    output = f"bind: true, endpoint: 'tcp://*:7000', {SECRET}, {CLIENTS}"
+    found = problems(_text("[{}]", f"[{{{output}, on_subscribe: state}}]"))
+    assert set(found) == {"outputs[0].on_subscribe"}
+    assert "sends no state, its routers ask the replay; for example on_subscribe: nothing" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("keys", "gets"),
+    [
+        ({}, "state"),
+        ({"on_subscribe": "nothing"}, "nothing"),
+        ({"curve_secret_key_file": "/s", "curve_client_keys": "/c"}, "nothing"),
+        ({"curve_secret_key_file": None}, "state"),
+    ],
+)
+def test_what_routers_get_first_follows_from_the_keys(keys, gets):
+    overrides = {"sources": [{}], "outputs": [{"endpoint": "tcp://*:7000", **keys}]}
+    assert load(None, env={}, overrides=overrides).outputs[0].on_subscribe == gets

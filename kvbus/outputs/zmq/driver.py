@@ -48,6 +48,7 @@ class ZmqOutput:
         self._topics: dict[int, bytes] = {}
         self._replays: dict[int, ReplayServer] = {}
         self._snapshots: dict[int, ReplayServer] = {}
+        services.stats.router_queue_limit = config.send_hwm
         services.stats.refused.update(dict.fromkeys(REFUSALS, 0))
         services.stats.router_disconnects.update(dict.fromkeys(DISCONNECTS, 0))
 
@@ -117,7 +118,7 @@ class ZmqOutput:
             max_batches=config.send_hwm,
             max_bytes=config.send_bytes,
             before_send=services.before_send,
-            request_state=request_state if config.sends_state else None,
+            request_state=request_state if config.on_subscribe == "state" else None,
             waiting=self._waiting,
         )
 
