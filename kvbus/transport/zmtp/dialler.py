@@ -22,7 +22,7 @@ FIRST: Final = 0.1
 LONGEST: Final = 2.0
 """Seconds before an attempt, at most: a restarted router is found again within two seconds."""
 
-PATIENCE: Final = 5.0
+CONNECT_TIMEOUT: Final = 5.0
 """Seconds for one address to accept."""
 
 
@@ -83,7 +83,7 @@ class Dialler:
             connected = socket.socket(family, socket.SOCK_STREAM)
             try:
                 addresses.prepare(connected)
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self._loop.sock_connect(connected, address)
             except OSError:  # TimeoutError is one
                 connected.close()
