@@ -25,7 +25,7 @@ TOPIC = b"kv@pod@model"
 STREAMS = (0, 1)
 
 
-def no_cut(_start: int) -> Any:
+def no_snapshot(_start: int) -> Any:
     raise AssertionError("the journal holds everything")
 
 
@@ -65,7 +65,7 @@ class Driven:
         self.fed.append(event)
         request = parse_replay_request(event.frames)
         assert request is not None
-        answer = ReplayAnswer(self._streams[event.stream], request, no_cut)
+        answer = ReplayAnswer(self._streams[event.stream], request, no_snapshot)
         self.driver.answer(AnswerReplay(event.output, event.stream, answer))
 
     async def reader(self, stream: int = 0, *, slow: bool = False) -> Reader:

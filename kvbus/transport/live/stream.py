@@ -102,6 +102,8 @@ class LivePublisher:
         self._burst: list[Entry] = []
         self._burst_bytes = 0
         self._queue_limit = queue_limit
+        self._overflowed = False
+        """Batches behind this burst were dropped."""
         self._ring = Ring(max_batches, max_bytes)
         self._waiting = waiting
         self._announced = False
@@ -165,6 +167,11 @@ class LivePublisher:
             for router in lagging:
                 self._fall_behind(router, self._ring.end + len(burst))
         self._keep(burst)
+        if self._overflowed:
+            self._overflowed = False
+            for router in [*self._current.values(), *self._behind.values()]:
+                if not router.asks:
+                    self._restart(router)
 
     def _count(self, burst: list[Entry]) -> None:
         stats, count = self._stats, len(burst)
@@ -193,10 +200,7 @@ class LivePublisher:
     def _drop_for_all(self, events: int) -> None:
         self._stats.dropped_batches["queue_full"] += 1
         self._stats.dropped_events["queue_full"] += events
-        if self._sends_state:  # nobody gets this seq
-            for router in [*self._current.values(), *self._behind.values()]:
-                if not router.asks:
-                    self._restart(router)
+        self._overflowed = self._sends_state
 
     def _drop(self, router: Router, reason: str, batches: int, events: int) -> None:
         router.dropped_batches += batches
