@@ -231,11 +231,9 @@ class OutputConfig(_Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        if "endpoint" not in data:
+        if isinstance(data, dict) and "endpoint" not in data:
             data = {"replay_endpoint": "tcp://*:5658", **data}
-        if data.get("curve_secret_key_file") is not None:
+        if isinstance(data, dict) and data.get("curve_secret_key_file") is not None:
             data = {"on_subscribe": "nothing", **data}  # libzmq carries CURVE, and cannot send to one router alone
         return data
 

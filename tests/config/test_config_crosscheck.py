@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.config import ConfigError, load
+from kvbus.config import ConfigError
 
 ENGINE = "{endpoint: 'tcp://10.0.0.1:5557'}"
 
@@ -302,17 +302,3 @@ def test_no_state_goes_to_routers_with_keys(problems):
     found = problems(_text("[{}]", f"[{{{output}, on_subscribe: state}}]"))
     assert set(found) == {"outputs[0].on_subscribe"}
     assert "sends no state, its routers ask the replay; for example on_subscribe: nothing" in str(found)
-
-
-@pytest.mark.parametrize(
-    ("keys", "gets"),
-    [
-        ({}, "state"),
-        ({"on_subscribe": "nothing"}, "nothing"),
-        ({"curve_secret_key_file": "/s", "curve_client_keys": "/c"}, "nothing"),
-        ({"curve_secret_key_file": None}, "state"),
-    ],
-)
-def test_what_routers_get_first_follows_from_the_keys(keys, gets):
-    overrides = {"sources": [{}], "outputs": [{"endpoint": "tcp://*:7000", **keys}]}
-    assert load(None, env={}, overrides=overrides).outputs[0].on_subscribe == gets
