@@ -207,8 +207,9 @@ class OutputConfig(_Section):
     )
     on_subscribe: Literal["state", "nothing"] = _key(
         "state",
-        "What a router gets first: the live blocks, or nothing (it asks a replay). With CURVE keys: nothing.",
+        "What a router gets first: the live blocks, or nothing (it asks the replay).",
         example="state",
+        default_text="`state`, with CURVE keys `nothing`",
     )
     curve_secret_key_file: Path | None = _key(
         None,
@@ -229,9 +230,11 @@ class OutputConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_replay(cls, data: Any) -> Any:
+    def _defaults(cls, data: Any) -> Any:
         if isinstance(data, dict) and "endpoint" not in data:
-            return {"replay_endpoint": "tcp://*:5658", **data}
+            data = {"replay_endpoint": "tcp://*:5658", **data}
+        if isinstance(data, dict) and data.get("curve_secret_key_file") is not None:
+            data = {"on_subscribe": "nothing", **data}  # libzmq carries CURVE, and cannot send to one router alone
         return data
 
     @property
@@ -240,11 +243,6 @@ class OutputConfig(_Section):
         if self.replay_framing == "auto":
             return PROFILES[self.profile].framing
         return "3" if self.replay_framing == 3 else "4"
-
-    @property
-    def sends_state(self) -> bool:
-        """Routers get the state when they subscribe. libzmq, which carries CURVE, cannot send it to one router."""
-        return self.on_subscribe == "state" and self.curve_secret_key_file is None
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
         """Return the endpoints of the stream in slot ``i``; a merged output has one stream for all slots."""
@@ -390,8 +388,8 @@ class Config(_Section):
     )
     http: HttpAddress | None = _key(
         "127.0.0.1:9477",
-        "Address of `/metrics`, `/livez`, `/readyz`, `/sources`, `/blocks` and the status page; port 0: any "
-        "free port; null: no HTTP. `/blocks` is answered to loopback alone, whatever the address.",
+        "Address of `/metrics`, `/livez`, `/readyz`, `/sources`, `/routers`, `/blocks` and the status page; port 0: "
+        "any free port; null: no HTTP. `/blocks` is answered to loopback alone, whatever the address.",
         example="127.0.0.1:9477",
     )
     http_allowed_hosts: HttpHosts = _key(

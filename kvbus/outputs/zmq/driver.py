@@ -12,10 +12,10 @@ from collections.abc import Callable
 from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
+from kvbus.core.stats import RouterView
 from kvbus.outputs.contract import Services
 from kvbus.transport.libzmq_live import LiveOutput
 from kvbus.transport.libzmq_replay import LibzmqReplayServer
-from kvbus.transport.live.router import RouterView
 from kvbus.transport.live.stream import Endpoint, LivePublisher
 from kvbus.transport.refusals import counted_as
 from kvbus.transport.replay import ReplayServer
@@ -25,6 +25,7 @@ from kvbus.transport.zmtp.dialler import Dialler
 from kvbus.transport.zmtp.limits import DEFAULT, Limits
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.peer import PeerHandler
+from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
 
@@ -52,6 +53,9 @@ class ZmqOutput:
         self._topics: dict[int, bytes] = {}
         self._replays: dict[int, AnswerServer] = {}
         self._snapshots: dict[int, AnswerServer] = {}
+        services.stats.router_queue_limit = config.send_hwm
+        services.stats.refused.update(dict.fromkeys(REFUSALS, 0))
+        services.stats.router_disconnects.update(dict.fromkeys(DISCONNECTS, 0))
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
         """Bind one stream's endpoints, or connect its live endpoint.
@@ -119,7 +123,7 @@ class ZmqOutput:
             max_batches=config.send_hwm,
             max_bytes=config.send_bytes,
             before_send=services.before_send,
-            request_state=request_state if config.sends_state else None,
+            request_state=request_state if config.on_subscribe == "state" else None,
             waiting=self._waiting,
         )
 
@@ -188,12 +192,21 @@ class ZmqOutput:
     @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last. libzmq does not know its peers."""
-        return [view for live in self._live.values() if isinstance(live, LivePublisher) for view in live.routers]
+        return [view for live in self._publishers for view in live.routers]
 
     @property
     def queue_max(self) -> int:
         """The most batches that wait for one router."""
-        return max((live.queue_max for live in self._live.values() if isinstance(live, LivePublisher)), default=0)
+        return max((live.queue_max for live in self._publishers), default=0)
+
+    @property
+    def behind_seconds(self) -> float:
+        """How far behind the router is that is furthest behind."""
+        return max((live.behind_seconds for live in self._publishers), default=0.0)
+
+    @property
+    def _publishers(self) -> list[LivePublisher]:
+        return [live for live in self._live.values() if isinstance(live, LivePublisher)]
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Open all sockets again, with other keys."""
@@ -219,8 +232,7 @@ class ZmqOutput:
     @property
     def busy(self) -> int:
         """Unfinished answers, and routers to which something is on its way."""
-        live = sum(live.busy for live in self._live.values() if isinstance(live, LivePublisher))
-        return live + sum(server.busy for server in self._servers)
+        return sum(live.busy for live in self._publishers) + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
         """Send END for every answer that is not sent whole, and count them; how many they were."""
