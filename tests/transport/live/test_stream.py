@@ -303,7 +303,7 @@ async def test_a_router_that_leaves_in_the_middle_of_a_state_is_forgotten(contex
         await stream.are("receiving")
         stream.send(3)
         await stream.level(stays)
-        assert stays.seqs("live") == [100, 101, 102] or stream.stats.states_sent["subscribed"] > 1
+        assert stays.seqs("live") == list(range(stream.next_seq - 3, stream.next_seq))
         assert stays.holes == []
         (left,) = [view for view in stream.live.routers if view.left]
         assert (left.state, left.states_sent) == ("receiving", 1)
