@@ -18,7 +18,6 @@ from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError
-from kvbus.transport.refusals import counted_as
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.requester import Place, Requester
 from kvbus.transport.sockets import PLAIN, PeerPolicy
@@ -130,7 +129,7 @@ class ReplayServer:
         return Listener(self._endpoint, Role.ROUTER, self, settings=settings, refused=self._refused)
 
     def _refused(self, reason: str, _address: str) -> None:
-        self._stats.refused[counted_as(reason)] += 1
+        self._stats.refused[reason] += 1
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Disconnect every requester, drop their answers, and bind again."""

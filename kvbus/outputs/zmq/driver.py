@@ -17,7 +17,6 @@ from kvbus.outputs.contract import Services
 from kvbus.transport.libzmq_live import LiveOutput
 from kvbus.transport.libzmq_replay import LibzmqReplayServer
 from kvbus.transport.live.stream import Endpoint, LivePublisher
-from kvbus.transport.refusals import counted_as
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.sockets import PeerPolicy
@@ -103,7 +102,7 @@ class ZmqOutput:
         settings = Settings(limits)
 
         def refused(reason: str, address: str) -> None:
-            services.stats.refused[counted_as(reason)] += 1
+            services.stats.refused[reason] += 1
             log.info("output %s: refused %s: %s", config.name, address or "a connection", reason)
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
