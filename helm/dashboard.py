@@ -266,11 +266,48 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "Payload, to each router.",
             (rate("kvbus_output_bytes_total", OUTPUT, PER_OUTPUT), OF_OUTPUT),
         ),
-        graph("Routers", "short", "Subscriptions.", (f"kvbus_output_subscribers{{{OUTPUT}}}", OF_OUTPUT)),
+        graph(
+            "Routers",
+            "short",
+            "Connected routers, and their subscriptions.",
+            (f"kvbus_output_routers{{{OUTPUT}}}", OF_OUTPUT),
+            (f"kvbus_output_subscribers{{{OUTPUT}}}", f"{OF_OUTPUT} subscriptions"),
+        ),
+        graph(
+            "Furthest behind",
+            "s",
+            "How long the oldest batch has been published that some router has not got.",
+            (f"kvbus_output_router_behind_seconds{{{OUTPUT}}}", OF_OUTPUT),
+        ),
+        graph(
+            "Longest queue of a router",
+            "short",
+            "Batches; beyond the limit the oldest are dropped for that router.",
+            (f"kvbus_output_router_queue_max{{{OUTPUT}}}", OF_OUTPUT),
+            (f"kvbus_output_router_queue_limit{{{OUTPUT}}}", f"{OF_OUTPUT} limit"),
+        ),
+        graph(
+            "States sent",
+            "cps",
+            "To routers that had subscribed, and to routers that had lost batches.",
+            (
+                rate("kvbus_output_states_sent_total", OUTPUT, f"{PER_OUTPUT}, reason"),
+                f"{OF_OUTPUT} {{{{reason}}}}",
+            ),
+        ),
+        graph(
+            "Routers that left",
+            "cps",
+            "By reason.",
+            (
+                rate("kvbus_output_router_disconnects_total", OUTPUT, f"{PER_OUTPUT}, reason"),
+                f"{OF_OUTPUT} {{{{reason}}}}",
+            ),
+        ),
         graph(
             "Not delivered live",
             "cps",
-            "slow_router: times a router was found full. queue_full: batches that no router got.",
+            "slow_router: for each router that was too far behind. queue_full: batches that no router got.",
             (
                 rate("kvbus_output_dropped_batches_total", OUTPUT, f"{PER_OUTPUT}, reason"),
                 f"{OF_OUTPUT} {{{{reason}}}}",

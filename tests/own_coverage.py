@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
-PACKAGES: Final = ("core", "daemon", "admin", "client", "config")
+PACKAGES: Final = ("core", "daemon", "admin", "client", "config", "transport/live")
 FILE: Final = Path(__file__).with_suffix(".toml")
 
 

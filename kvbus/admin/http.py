@@ -7,12 +7,13 @@ import contextlib
 import itertools
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from kvbus.admin import views
+from kvbus.admin import routers, views
 from kvbus.admin.access import Access, how_to_get_in
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.page import status_page
@@ -40,9 +41,13 @@ class Observed(Protocol):
     process: ProcessStats
     started: bool
 
+    @property
+    def drivers(self) -> Sequence[routers.Driver]:
+        """Of each output, what knows its routers."""
+
 
 class AdminServer:
-    """Serve ``/metrics``, ``/livez``, ``/readyz``, ``/sources``, ``/blocks`` and a status page."""
+    """Serve ``/metrics``, ``/livez``, ``/readyz``, ``/sources``, ``/routers``, ``/blocks`` and a status page."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
@@ -61,6 +66,7 @@ class AdminServer:
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/sources", self._sources)
+        app.router.add_get("/routers", self._routers)
         app.router.add_get("/blocks", self._content(self._blocks))
         return app
 
@@ -154,6 +160,9 @@ class AdminServer:
 
     async def _sources(self, _request: web.Request) -> web.Response:
         return web.json_response(views.sources_json(self._observed.relay, self._observed.streams))
+
+    async def _routers(self, _request: web.Request) -> web.Response:
+        return web.json_response(routers.routers_json(self._observed.relay, self._observed.drivers))
 
     async def _blocks(self, request: web.Request) -> web.StreamResponse:
         name = request.query.get("source")

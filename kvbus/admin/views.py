@@ -1,4 +1,4 @@
-"""The content of the HTTP endpoints, as plain data."""
+"""The content of ``/sources`` and ``/blocks``, as plain data."""
 
 from __future__ import annotations
 

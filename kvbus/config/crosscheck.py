@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvbus.config import topics
+from kvbus.config import parts, topics
 from kvbus.config.endpoints import MAX_PORT, Address, parse_endpoint
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
@@ -63,6 +63,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.apis()
     checks.slots()
     checks.curve()
+    checks.states()
     return checks.problems
 
 
@@ -146,6 +147,16 @@ class _Checks:
         for i, output in enumerate(self.config.outputs):
             binds = output.bind or output.replay_endpoint is not None or output.snapshot_endpoint is not None
             self.curve_keys(("outputs", i), output, dials=not output.bind, binds=binds)
+
+    def states(self) -> None:
+        """Refuse ``on_subscribe: state`` beside CURVE keys that libzmq has to serve: nobody would get one."""
+        if parts.has_libsodium():
+            return
+        for i, output in enumerate(self.config.outputs):
+            key: Path = ("outputs", i, "on_subscribe")
+            if output.on_subscribe == "state" and output.curve_secret_key_file is not None and self.sound(key):
+                wrong = "an output with CURVE keys sends no state without libsodium: pip install kvbus[curve]"
+                self.report(key, wrong, value=output.on_subscribe, example="on_subscribe: nothing")
 
     def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
         """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ruamel.yaml import YAML
 
-from kvbus.config import topics
+from kvbus.config import parts, topics
 from kvbus.config.endpoints import endpoint_offset, parse_address
 from kvbus.config.values import (
     ApiUrl,
@@ -207,9 +207,9 @@ class OutputConfig(_Section):
     )
     on_subscribe: Literal["state", "nothing"] = _key(
         "state",
-        "What a router gets first: the live blocks, or nothing (it asks a replay). CURVE keys need "
-        "`kvbus[curve]` for the first.",
+        "What a router gets first: the live blocks, or nothing (it asks the replay).",
         example="state",
+        default_text="`state`; with CURVE keys and without `kvbus[curve]` `nothing`",
     )
     curve_secret_key_file: Path | None = _key(
         None,
@@ -230,9 +230,11 @@ class OutputConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_replay(cls, data: Any) -> Any:
+    def _defaults(cls, data: Any) -> Any:
         if isinstance(data, dict) and "endpoint" not in data:
-            return {"replay_endpoint": "tcp://*:5658", **data}
+            data = {"replay_endpoint": "tcp://*:5658", **data}
+        if isinstance(data, dict) and data.get("curve_secret_key_file") is not None and not parts.has_libsodium():
+            data = {"on_subscribe": "nothing", **data}  # libzmq has to carry CURVE, and cannot send to one router alone
         return data
 
     @property
@@ -386,8 +388,8 @@ class Config(_Section):
     )
     http: HttpAddress | None = _key(
         "127.0.0.1:9477",
-        "Address of `/metrics`, `/livez`, `/readyz`, `/sources`, `/blocks` and the status page; port 0: any "
-        "free port; null: no HTTP. `/blocks` is answered to loopback alone, whatever the address.",
+        "Address of `/metrics`, `/livez`, `/readyz`, `/sources`, `/routers`, `/blocks` and the status page; port 0: "
+        "any free port; null: no HTTP. `/blocks` is answered to loopback alone, whatever the address.",
         example="127.0.0.1:9477",
     )
     http_allowed_hosts: HttpHosts = _key(

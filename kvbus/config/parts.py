@@ -7,6 +7,7 @@ that lists the installed ones.
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any, Final
 
 OUTPUTS: Final = "kvbus.outputs"
@@ -20,6 +21,11 @@ def _found(group: str) -> dict[str, EntryPoint]:
 def installed(group: str) -> list[str]:
     """Return the names registered in a group, sorted."""
     return sorted(_found(group))
+
+
+def has_libsodium() -> bool:
+    """Whether the extra ``curve`` is installed, so that outputs with CURVE keys are served as all others are."""
+    return find_spec("nacl") is not None
 
 
 def load(group: str, name: str) -> Any:

@@ -66,6 +66,8 @@ class OutputStats(msgspec.Struct):
     """By reason: subscribed, lost. One for each router."""
     queue_depth: int = 0
     queue_limit: int = 0
+    router_queue_limit: int = 0
+    """The most batches that may wait for one router."""
     dropped_batches: Counter[str] = msgspec.field(default_factory=Counter)
     dropped_events: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)
@@ -77,6 +79,44 @@ class OutputStats(msgspec.Struct):
     replay_sessions_limit: int = 0
     replay_waiting: int = 0
     replay_waiting_limit: int = 0
+
+
+class RouterView(msgspec.Struct, frozen=True):
+    """One router of an output, for people.
+
+    Attributes:
+        stream: the stream's slot.
+        peer: address of the router's end.
+        since: time of day at which the connection was opened, in seconds.
+        topics: subscribed prefixes, the first few of them and the beginning of each.
+        subscriptions: how many there are.
+        state: the driver's word for where the router stands.
+        states_sent: how often it got the state.
+        state_sent_at: time of day of the last one.
+        queued_batches: batches that wait for it.
+        queued_bytes: bytes on their way that its kernel has not acknowledged.
+        behind_seconds: how long the oldest batch that it has not got has been published.
+        dropped_batches: batches that it did not get.
+        dropped_events: events in those.
+        left: why the connection ended; None while it stands.
+        left_at: time of day at which it ended.
+    """
+
+    stream: int
+    peer: str
+    since: float
+    topics: list[str]
+    subscriptions: int
+    state: str
+    states_sent: int
+    state_sent_at: float | None
+    queued_batches: int
+    queued_bytes: int
+    behind_seconds: float
+    dropped_batches: int
+    dropped_events: int
+    left: str | None = None
+    left_at: float | None = None
 
 
 class Histogram:

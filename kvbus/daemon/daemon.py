@@ -164,6 +164,11 @@ class Daemon:
         self.started = True
 
     @property
+    def drivers(self) -> list[OutputDriver]:
+        """The driver of each output."""
+        return self.outputs.drivers
+
+    @property
     def http_address(self) -> tuple[str, int] | None:
         """The HTTP server's address, with its real port; None without one."""
         return self._admin.address

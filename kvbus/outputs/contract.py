@@ -9,7 +9,7 @@ from typing import Protocol
 from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import RelayEvent
-from kvbus.core.stats import OutputStats
+from kvbus.core.stats import OutputStats, RouterView
 from kvbus.transport.sockets import Context, PeerPolicy
 
 
@@ -39,6 +39,7 @@ class OutputDriver(Protocol):
 
     Batches of a stream leave in the order they are published. What is dropped is counted in ``stats`` with a reason:
     ``queue_full`` where ``queue_batches`` of them wait, another one where the driver has to let go for another cause.
+    Reasons that a driver puts into a counter with 0 when it is made are shown from the start.
     What a stream adds to the gauges of ``stats``, its limits among them, is taken back when it closes.
     """
 
@@ -73,6 +74,18 @@ class OutputDriver(Protocol):
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Disconnect every reader, and serve those that ``policy`` allows."""
+
+    @property
+    def routers(self) -> list[RouterView]:
+        """The connected readers, and those that left last; none where the driver does not know its readers."""
+
+    @property
+    def queue_max(self) -> int:
+        """The most batches that wait for one reader: for somebody who has all of them nothing waits."""
+
+    @property
+    def behind_seconds(self) -> float:
+        """How long the oldest batch has been published that a connected reader has not got, and that it needs."""
 
     @property
     def streams(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, disable_created_metrics, generate_latest
@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram, ProcessStats
-from kvbus.telemetry.table import OUTPUTS, PROCESS, SOURCES, Row
+from kvbus.telemetry.table import OUTPUTS, PROCESS, ROUTERS, SOURCES, Routers, Row
 
 T = TypeVar("T")
 
@@ -27,6 +27,10 @@ class Observed(Protocol):
 
     relay: Relay
     process: ProcessStats
+
+    @property
+    def drivers(self) -> Sequence[Routers]:
+        """Of each output, what knows its routers."""
 
 
 class RelayCollector(Collector):
@@ -42,6 +46,8 @@ class RelayCollector(Collector):
         outputs = [((output.spec.name,), output) for output in relay.outputs]
         yield from (_family(row, ("source",), sources) for row in SOURCES)
         yield from (_family(row, ("output",), outputs) for row in OUTPUTS)
+        routers = [(name, driver) for (name, _), driver in zip(outputs, self._observed.drivers, strict=True)]
+        yield from (_family(row, ("output",), routers) for row in ROUTERS)
         yield from (_family(row, (), [((), process)]) for row in PROCESS)
         yield _histogram(
             "relay_latency_seconds", "From a batch received to handed to the transport.", process.relay_latency

@@ -1,6 +1,7 @@
 """The table of all metrics but the histograms: one row each, with its name, its help text, and what it reads.
 
-A name that ends in ``_total`` is a counter, every other one a gauge. A row reads one source, one output or the process.
+A name that ends in ``_total`` is a counter, every other one a gauge. A row reads one source, one output, the routers of
+an output or the process.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from kvbus.core.outputs.output import Output
 from kvbus.core.sequencing.settings import State
@@ -23,9 +24,32 @@ Samples = Iterable[tuple[Sequence[str], float]]
 
 DROP_REASONS: Final = ("slow_router", "queue_full", "closed")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
-REPLAY_OUTCOMES: Final = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed", "cut_off")
+REPLAY_OUTCOMES: Final = (
+    "complete",
+    "compacted",
+    "late",
+    "subscription",
+    "gone",
+    "stalled",
+    "refused",
+    "malformed",
+    "cut_off",
+)
+STATE_REASONS: Final = ("subscribed", "lost")
 HTTP_REASONS: Final = ("too_many", "slow")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
+
+
+class Routers(Protocol):
+    """The routers of an output, as its driver knows them."""
+
+    @property
+    def queue_max(self) -> int:
+        """The most batches that wait for one of them."""
+
+    @property
+    def behind_seconds(self) -> float:
+        """How far behind the one is that is furthest behind."""
 
 
 class Row(NamedTuple, Generic[T]):
@@ -52,8 +76,9 @@ def _counts(counter: Counter[str], keys: Iterable[str]) -> Iterable[tuple[str, i
     return ((key, counter[key]) for key in keys)
 
 
-def _drops(counter: Counter[str]) -> Iterable[tuple[str, int]]:
-    return _counts(counter, dict.fromkeys((*DROP_REASONS, *counter)))
+def _known(counter: Counter[str], keys: Iterable[str]) -> Iterable[tuple[str, int]]:
+    """These keys, and whatever a driver has counted besides or has put there as a reason of its own."""
+    return _counts(counter, dict.fromkeys((*keys, *counter)))
 
 
 def queue_depth(source: Source) -> int:
@@ -216,6 +241,12 @@ OUTPUTS: Final[tuple[Row[Output], ...]] = (
         lambda o: o.stats.queue_limit,
     ),
     _one("output_subscribers", "Subscriptions of routers.", lambda o: o.stats.subscribers),
+    _one("output_routers", "Connected routers, whatever they subscribe to.", lambda o: o.stats.routers),
+    _one(
+        "output_router_queue_limit",
+        "Limit of batches that wait for one router.",
+        lambda o: o.stats.router_queue_limit,
+    ),
     _one("replay_sessions", "Replay answers being sent.", lambda o: o.stats.replay_sessions),
     _one("replay_sessions_limit", "Most replay answers being sent.", lambda o: o.stats.replay_sessions_limit),
     _one("replay_waiting", "Replay requests that wait for their turn.", lambda o: o.stats.replay_waiting),
@@ -253,26 +284,47 @@ OUTPUTS: Final[tuple[Row[Output], ...]] = (
     _by(
         "reason",
         "output_dropped_batches_total",
-        "Batches not every router got live, by reason; of a stretch that a slow router misses, only the first.",
-        lambda o: _drops(o.stats.dropped_batches),
+        "Batches that a router did not get live, by reason: counted for each slow router, once if for everybody.",
+        lambda o: _known(o.stats.dropped_batches, DROP_REASONS),
     ),
     _by(
         "reason",
         "output_dropped_events_total",
         "Events in those batches.",
-        lambda o: _drops(o.stats.dropped_events),
+        lambda o: _known(o.stats.dropped_events, DROP_REASONS),
     ),
     _by(
         "reason",
         "output_handshakes_failed_total",
         "Connections of routers that were refused or failed, by reason.",
-        lambda o: _counts(o.stats.refused, Refused),
+        lambda o: _known(o.stats.refused, Refused),
+    ),
+    _by(
+        "reason",
+        "output_router_disconnects_total",
+        "Connections of routers that ended, by reason.",
+        lambda o: _known(o.stats.router_disconnects, ()),
+    ),
+    _by(
+        "reason",
+        "output_states_sent_total",
+        "States that a router began to get, by reason: it had subscribed, or it had lost batches.",
+        lambda o: _known(o.stats.states_sent, STATE_REASONS),
     ),
     _by(
         "outcome",
         "replay_requests_total",
         "Replay requests of routers, by outcome.",
         lambda o: _counts(o.stats.replay_requests, REPLAY_OUTCOMES),
+    ),
+)
+
+ROUTERS: Final[tuple[Row[Routers], ...]] = (
+    _one("output_router_queue_max", "The most batches that wait for one router.", lambda r: r.queue_max),
+    _one(
+        "output_router_behind_seconds",
+        "How long the oldest batch has been published that a connected router has not got.",
+        lambda r: r.behind_seconds,
     ),
 )
 

@@ -19,7 +19,6 @@ from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError
 from kvbus.transport.own_curve import Keys
-from kvbus.transport.refusals import counted_as
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.requester import Place, Requester
 from kvbus.transport.sockets import PLAIN, PeerPolicy
@@ -135,7 +134,7 @@ class ReplayServer:
         )
 
     def _refused(self, reason: str, _address: str) -> None:
-        self._stats.refused[counted_as(reason)] += 1
+        self._stats.refused[reason] += 1
 
     def allow(self, clients: frozenset[bytes]) -> None:
         """Replace the allow-list; requesters that are not on it any more are disconnected."""

@@ -27,7 +27,7 @@ from tests.system.bus import Bus, eventually, running_bus
 from tests.typed import there
 
 TOKEN, NAME, PARENT, REFUSED = 71_234_567, 8_812_345_678, 9_912_345_678, 81_234_567
-OPEN = {"/", "/metrics", "/livez", "/readyz", "/sources"}
+OPEN = {"/", "/metrics", "/livez", "/readyz", "/sources", "/routers"}
 """What shows no token ids, and is for everyone who reaches it."""
 
 

@@ -18,6 +18,7 @@ from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
 from kvbus.telemetry.table import DROP_REASONS
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
+from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
 from tests.doubles.payloads import cleared, removed, store, tokens_of
 from tests.doubles.payloads import payload as batch
 from tests.ports import free_port, free_ports, ports_in_a_row
@@ -403,10 +404,24 @@ async def test_label_children_exist_at_zero_before_anything_happened():
         assert children("kvbus_source_events_total", "type") == dict.fromkeys(kinds, 0)
         assert children("kvbus_output_dropped_batches_total", "reason") == dict.fromkeys(DROP_REASONS, 0)
         assert children("kvbus_output_dropped_events_total", "reason") == dict.fromkeys(DROP_REASONS, 0)
-        outcomes = ("complete", "compacted", "late", "gone", "stalled", "refused", "malformed", "cut_off")
+        outcomes = (
+            "complete",
+            "compacted",
+            "late",
+            "subscription",
+            "gone",
+            "stalled",
+            "refused",
+            "malformed",
+            "cut_off",
+        )
         assert children("kvbus_replay_requests_total", "outcome") == dict.fromkeys(outcomes, 0)
-        for name in ("kvbus_source_handshakes_failed_total", "kvbus_output_handshakes_failed_total"):
-            assert children(name, "reason") == dict.fromkeys(map(str, Refused), 0)
+        assert children("kvbus_source_handshakes_failed_total", "reason") == dict.fromkeys(map(str, Refused), 0)
+        refusals = dict.fromkeys([*map(str, Refused), *map(str, REFUSALS)], 0)
+        assert children("kvbus_output_handshakes_failed_total", "reason") == refusals
+        disconnects = children("kvbus_output_router_disconnects_total", "reason")
+        assert disconnects == dict.fromkeys(map(str, DISCONNECTS), 0)
+        assert children("kvbus_output_states_sent_total", "reason") == {"subscribed": 0, "lost": 0}
         for name in ("kvbus_config_reloads_total", "kvbus_key_reloads_total"):
             assert children(name, "outcome") == {"applied": 0, "refused": 0}
         states = children("kvbus_source_state", "state")
@@ -483,11 +498,11 @@ async def test_probes_and_the_status_page():
         assert page.startswith("<!doctype html>")
         assert "http://" not in page  # it works without a network: nothing is fetched from elsewhere
         assert "https://" not in page
-        for path in ("/sources", "/blocks", "/metrics", "/livez", "/readyz"):
+        for path in ("/sources", "/routers", "/blocks", "/metrics", "/livez", "/readyz"):
             assert path in page
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/livez", "/readyz", "/sources", "/blocks"])
+@pytest.mark.parametrize("path", ["/", "/metrics", "/livez", "/readyz", "/sources", "/routers", "/blocks"])
 async def test_nothing_can_be_written(path):
     async with web() as client:
         for method in ("POST", "PUT", "DELETE", "PATCH"):

@@ -302,3 +302,10 @@ def test_a_bad_api_is_told_once(problems):
     found = problems(_text("[{api: 'engine:8000'}]", "[{}]", "on_partial: reset"))
     assert set(found) == {"sources[0].api"}
     assert "must be http://host:port" in found["sources[0].api"]
+
+
+def test_no_state_goes_to_routers_with_keys(problems):
+    output = f"bind: true, endpoint: 'tcp://*:7000', {SECRET}, {CLIENTS}"
+    found = problems(_text("[{}]", f"[{{{output}, on_subscribe: state}}]"))
+    assert set(found) == {"outputs[0].on_subscribe"}
+    assert "sends no state, its routers ask the replay; for example on_subscribe: nothing" in str(found)

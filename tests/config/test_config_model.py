@@ -91,3 +91,17 @@ def test_any_text_survives_the_yaml(tmp_path_factory, model, worker, topic):
     path = tmp_path_factory.mktemp("yaml") / "effective.yaml"
     path.write_text(config.to_yaml(), encoding="utf-8", newline="")
     assert load(path, env={}, overrides={}) == config
+
+
+@pytest.mark.parametrize(
+    ("keys", "gets"),
+    [
+        ({}, "state"),
+        ({"on_subscribe": "nothing"}, "nothing"),
+        ({"curve_secret_key_file": "/s", "curve_client_keys": "/c"}, "nothing"),
+        ({"curve_secret_key_file": None}, "state"),
+    ],
+)
+def test_what_routers_get_first_follows_from_the_keys(keys, gets):
+    overrides = {"sources": [{}], "outputs": [{"endpoint": "tcp://*:7000", **keys}]}
+    assert load(None, env={}, overrides=overrides).outputs[0].on_subscribe == gets

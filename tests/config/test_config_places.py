@@ -58,6 +58,8 @@ def test_defaults_are_the_documented_ones(read):
                 "journal_bytes": 2 * 1024 * 1024,
                 "queue_batches": 10_000,
                 "send_hwm": 10_000,
+                "send_bytes": 16_777_216,
+                "on_subscribe": "state",
                 "curve_secret_key_file": None,
                 "curve_client_keys": None,
                 "curve_server_key_file": None,

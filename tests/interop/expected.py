@@ -71,11 +71,13 @@ DIRECT: Final[Mapping[str, Beliefs]] = {
 THROUGH_KVBUS: Final[Mapping[str, Beliefs]] = {
     "llm-d-kv-cache 0.9.0": EXACT,
     "Dynamo 1.6.1, indexer": EXACT,
-    "Dynamo 1.6.1, KvRouter": EXACT,
-    "vLLM router 0.1.17": EXACT,
-    "vLLM router, no replay": EXACT,
-    "SMG relay 0.14.1": EXACT,
-    "AIBrix 0.7.0": but("missed_five"),  # it ignores AllBlocksCleared
+    # a connection is one rank to these: a merged stream is not for them
+    "Dynamo 1.6.1, KvRouter": but(nothing="rank_merged"),
+    "vLLM router 0.1.17": but(nothing="rank_merged"),
+    "vLLM router, no replay": but(nothing="rank_merged"),
+    "SMG relay 0.14.1": but("rank_merged"),
+    # it ignores AllBlocksCleared: what went while it was not connected stays
+    "AIBrix 0.7.0": but("missed_five bus_killed bus_killed_state"),
     "go-zeromq 0.17.0": EXACT,
     "llm-d with replay (double)": EXACT,
     "never asks (double)": EXACT,

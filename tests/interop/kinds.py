@@ -242,13 +242,13 @@ KINDS: Final = (
     ),
     Kind("Dynamo 1.6.1, indexer", Indexer, DYNAMO),
     Kind("Dynamo 1.6.1, KvRouter", _kv_router, DYNAMO),
-    Kind("vLLM router 0.1.17", _vllm_router(replays=True), VLLM_ROUTER, {"profile": "vllm"}),
-    Kind("vLLM router, no replay", _vllm_router(replays=False), VLLM_ROUTER, {"profile": "vllm"}),
+    Kind("vLLM router 0.1.17", _vllm_router(replays=True), VLLM_ROUTER, {"profile": "vllm-router"}),
+    Kind("vLLM router, no replay", _vllm_router(replays=False), VLLM_ROUTER, {"profile": "vllm-router"}),
     Kind(
         "SMG relay 0.14.1",
         _program("smg/bin/python", _named_streams, str(PROGRAMS / "smg.py")),
         _installed("smg/bin/python"),
-        {"profile": "vllm"},
+        {"profile": "smg"},
     ),
     Kind(
         "AIBrix 0.7.0",

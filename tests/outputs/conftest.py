@@ -9,6 +9,7 @@ from kvbus.config import parts
 from tests.outputs.driven import driving
 from tests.outputs.example.install import install
 from tests.outputs.readers import KINDS
+from tests.outputs.relayed import relaying
 from tests.transport.conftest import context, raised  # noqa: F401
 
 TYPES = sorted({*parts.installed(parts.OUTPUTS), "lines"})
@@ -29,6 +30,12 @@ def example(tmp_path_factory):
 def output(request, example, context, tmp_path):  # noqa: F811
     """Opens a driver of each type."""
     return functools.partial(driving, context, request.param, tmp_path)
+
+
+@pytest.fixture(params=[name for name in TYPES if name not in KINDS or KINDS[name].sends_state])
+def state_output(request, example, context, tmp_path):  # noqa: F811
+    """Opens a driver of each type that sends the state, behind a relay."""
+    return functools.partial(relaying, context, request.param, tmp_path)
 
 
 @pytest.fixture(params=[name for name in TYPES if name not in KINDS or KINDS[name].asks])

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from kvbus.config import load, parts
+from kvbus.config import OutputConfig, load, parts
 from kvbus.core.commands import AnswerReplay, Publish
 from kvbus.core.events import RelayEvent, ReplayAsked
 from kvbus.core.outputs.journal import Journal
@@ -25,31 +25,37 @@ TOPIC = b"kv@pod@model"
 STREAMS = (0, 1)
 
 
-def no_cut(_start: int) -> Any:
+def no_snapshot(_start: int) -> Any:
     raise AssertionError("the journal holds everything")
+
+
+def make_driver(
+    name: str, directory: Path, settings: dict[str, Any], services: Services
+) -> tuple[OutputConfig, OutputDriver]:
+    """A driver of a type, and what it is configured with."""
+    assert name in KINDS, f"tests/outputs/readers.py has no entry for the output type {name!r}"
+    keys = {"type": name, **KINDS[name].settings(directory), **settings}
+    config = load(None, env={}, overrides={"sources": [{"endpoint": "ipc://engine"}], "outputs": [keys]}).outputs[0]
+    return config, parts.load(parts.OUTPUTS, name)(0, config, services)
 
 
 class Driven:
     """One driver with nothing open yet, and the two streams it may serve."""
 
     def __init__(self, context: Context, name: str, directory: Path, sessions: int, **settings: Any) -> None:
-        assert name in KINDS, f"tests/outputs/readers.py has no entry for the output type {name!r}"
-        self.kind = KINDS[name]
         self.stats = OutputStats()
         self.calls: list[tuple[int, int]] = []
         """How much had left, live and in answers, each time `before_send` was called."""
         self.fed: list[ReplayAsked] = []
         self.sent: dict[int, list[Batch]] = {stream: [] for stream in STREAMS}
         self.readers: list[Reader] = []
-        keys = {"type": name, "on_subscribe": "nothing", **self.kind.settings(directory), **settings}
-        config = load(None, env={}, overrides={"sources": [{"endpoint": "ipc://engine"}], "outputs": [keys]})
-        self.config = config.outputs[0]
         self._streams = {
             stream: OutputStream(TOPIC, PROFILES["vllm"], Journal(10**6, 2**40), heartbeat=0, rank=0)
             for stream in STREAMS
         }
         services = Services(self.stats, self._feed, self._before_send, lambda: 0.0, context, sessions)
-        self.driver: OutputDriver = parts.load(parts.OUTPUTS, name)(0, self.config, services)
+        self.config, self.driver = make_driver(name, directory, {"on_subscribe": "nothing", **settings}, services)
+        self.kind = KINDS[name]
 
     def _before_send(self) -> None:
         self.calls.append((self.stats.batches, self.stats.replay_batches))
@@ -59,7 +65,7 @@ class Driven:
         self.fed.append(event)
         request = parse_replay_request(event.frames)
         assert request is not None
-        answer = ReplayAnswer(self._streams[event.stream], request, no_cut)
+        answer = ReplayAnswer(self._streams[event.stream], request, no_snapshot)
         self.driver.answer(AnswerReplay(event.output, event.stream, answer))
 
     async def reader(self, stream: int = 0, *, slow: bool = False) -> Reader:

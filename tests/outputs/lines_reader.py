@@ -33,6 +33,8 @@ class LinesReader:
 class LinesKind:
     asks = False
     loses = False
+    seen = False
+    sends_state = False
 
     def settings(self, directory: Path) -> dict[str, Any]:
         return {"endpoint": f"ipc://{directory}/blocks.jsonl"}

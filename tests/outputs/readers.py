@@ -37,10 +37,14 @@ class Kind(Protocol):
     Attributes:
         asks: readers can ask for a replay.
         loses: a reader that stalls for long loses batches; with others they are kept for it.
+        seen: the driver knows each of its readers.
+        sends_state: a reader gets the state when it subscribes, and when it has lost batches.
     """
 
     asks: bool
     loses: bool
+    seen: bool
+    sends_state: bool
 
     def settings(self, directory: Path) -> dict[str, Any]:
         """The keys of an output at free places, with room for two streams."""

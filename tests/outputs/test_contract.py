@@ -57,6 +57,9 @@ async def test_a_reader_that_stalls_delays_no_other_and_what_it_loses_is_counted
             await eventually(lambda: len(healthy.more()) == len(driven.sent[0]), "the healthy reader's next batches")
         assert healthy.batches == driven.sent[0]
         during = len(driven.sent[0])
+        waits = driven.kind.seen
+        assert bool(driven.driver.queue_max) == bool(driven.driver.behind_seconds) == waits
+        assert driven.driver.queue_max <= 50
 
         def caught_up():
             driven.send(1)
@@ -175,6 +178,29 @@ async def test_answers_under_way_end_with_a_reopening_and_are_counted(asked_outp
         assert again.answers() == [driven.sent[0]]
 
 
+# -- who reads ---------------------------------------------------------------------------------------------------------
+
+
+@both_loops
+async def test_readers_are_shown_from_their_connection_to_their_end(output):
+    async with output(opened=2) as driven:
+        readers = [await driven.reader(stream) for stream in (0, 0, 1)]
+        driver, stats = driven.driver, driven.stats
+        seen = driven.kind.seen
+        assert sorted(view.stream for view in driver.routers) == ([0, 0, 1] if seen else [])
+        assert stats.routers == (3 if seen else 0)
+        driven.send(5)
+        for reader in readers[:2]:
+            await Taken(reader).all_of(driven.sent[0])
+        assert (driver.queue_max, driver.behind_seconds) == (0, 0.0)
+        readers[0].close()
+        if seen:
+            await eventually(lambda: stats.routers == 2, "the end of a reader")
+        left = [view for view in driver.routers if view.left is not None]
+        assert [(view.stream, stats.router_disconnects[view.left]) for view in left] == ([(0, 1)] if seen else [])
+        assert sum(stats.router_disconnects.values()) == len(left)
+
+
 # -- opening and closing ----------------------------------------------------------------------------------------------
 
 
@@ -202,7 +228,8 @@ async def test_what_is_closed_takes_up_no_room(output):
 
 
 def gauges(stats):
-    return (stats.subscribers, stats.queue_depth, stats.queue_limit, stats.replay_waiting, stats.replay_waiting_limit)
+    queues = (stats.queue_depth, stats.queue_limit, stats.replay_waiting, stats.replay_waiting_limit)
+    return (stats.routers, stats.subscribers, *queues)
 
 
 @both_loops

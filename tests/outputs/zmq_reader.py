@@ -64,6 +64,8 @@ class ZmqReader:
 class ZmqKind:
     asks = True
     loses = True
+    seen = True
+    sends_state = True
 
     def settings(self, directory: Path) -> dict[str, Any]:
         first = ports_in_a_row(4)

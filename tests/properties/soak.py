@@ -33,7 +33,7 @@ def draw_setup(rng: random.Random) -> Setup:
                 ("merged:vllm",),
                 ("dynamo", "aibrix"),
                 ("llm-d", "merged:dynamo"),
-                ("sglang", "vllm", "merged:aibrix"),
+                ("sglang", "aibrix", "merged:llm-d"),
             ]
         ),
         buffer_steps=rng.choice([3, 10, 1000]),

@@ -34,7 +34,7 @@ SETUPS = st.builds(
             ("merged:vllm",),
             ("dynamo", "aibrix"),
             ("llm-d", "merged:dynamo"),
-            ("sglang", "vllm", "merged:aibrix"),
+            ("sglang", "aibrix", "merged:llm-d"),
         ]
     ),
     buffer_steps=st.sampled_from([3, 10, 1000]),

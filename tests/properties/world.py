@@ -66,7 +66,10 @@ Blocks = set[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Setup:
-    """What is configured. One entry of ``engines`` for each source, ``profile`` or ``merged:profile`` for outputs."""
+    """What is configured. One entry of ``engines`` for each source, ``profile`` or ``merged:profile`` for outputs.
+
+    No ``merged:aibrix``: its routers know no ranks (:mod:`tests.properties.test_clears_by_pod`), those here do.
+    """
 
     engines: tuple[str, ...] = ("replay",)
     """``replay``, ``deaf`` (no replay endpoint), ``snapshot`` (replay and snapshots, 24-byte sequence frames)."""

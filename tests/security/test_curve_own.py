@@ -68,7 +68,7 @@ async def test_a_router_with_a_key_gets_the_state(keys: Keyring) -> None:
             await eventually(lambda: router.count() == 3, "the state")
             engine.publish(batch(store([4])))
             await eventually(lambda: router.count() == 4, "the live batch")
-            (view,) = bus.daemon.outputs.drivers[0].routers  # type: ignore[attr-defined]
+            (view,) = bus.daemon.outputs.drivers[0].routers
             assert view.states_sent == 1
 
 

@@ -190,8 +190,9 @@ def test_outputs_of_different_profiles_at_once() -> None:
             assert maps == sglang
             assert all(len(b) == 3 for b in (*maps, *arrays))
             assert [event["type"] for b in maps for event in b[1]] == ["BlockStored", "BlockRemoved"]
-            assert [event[0] for b in arrays for event in b[1]] == ["BlockStored", "BlockRemoved"]
-            assert arrays[0][1][0][1:5] == [[1, 2], None, maps[0][1][0]["token_ids"], 16]
+            assert [event[0] for b in arrays for event in b[1]] == ["BlockStored", "BlockStored", "BlockRemoved"]
+            tokens = maps[0][1][0]["token_ids"]
+            assert [event[1:5] for event in arrays[0][1]] == [[[1], None, tokens[:16], 16], [[2], 1, tokens[16:], 16]]
             for port, framing in zip(ports[3:], (4, 4, 3), strict=True):
                 answer = await replay(tcp(port))
                 assert [len(message) for message in answer] == [framing] * 3

@@ -87,9 +87,9 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
 
     class CountedCut(StateSnapshot):
-        def __init__(self, seq: int, *rest: Any) -> None:
+        def __init__(self, seq: int, *rest: Any, **options: Any) -> None:
             made.append(seq)
-            super().__init__(seq, *rest)
+            super().__init__(seq, *rest, **options)
 
     monkeypatch.setattr("kvbus.core.outgoing.StateSnapshot", CountedCut)
     return made

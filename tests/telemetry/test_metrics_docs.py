@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
 from tests.system.bus import running_bus
 from tests.typed import there
 
@@ -74,6 +75,10 @@ def test_the_reasons_listed_are_the_reasons_there_are(families, name):
     }
     (family,) = [family for family in families if family.name == name]
     assert told[word] == {sample.labels["reason"] for sample in family.samples}
+
+
+def test_every_reason_of_a_router_that_is_refused_or_leaves_is_shown_from_the_start():
+    assert {*REFUSALS, *DISCONNECTS} == set(Reason)
 
 
 def test_names_follow_the_rules(families):

@@ -11,12 +11,12 @@ import tracemalloc
 import pytest
 
 from kvbus.core.stats import OutputStats
-from kvbus.core.types import Refused
 from kvbus.transport import replay as replay_module
 from kvbus.transport.replay import MAX_WAITING
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.reasons import Reason
 from tests.transport.loops import END, both_loops, eventually, u64
 from tests.transport.replaying import Requester, Served, requester, served
 from tests.transport.zmtp.peers import hello
@@ -349,9 +349,9 @@ async def test_opened_again_it_serves_again(context):
 async def test_failed_handshakes_and_large_requests_are_counted(context):
     async with served(context, 3, policy=PeerPolicy(max_frame_bytes=1_024)) as one:
         async with bare(one.endpoint, b"GET / HTTP/1.1\r\n\r\n"):
-            await eventually(lambda: one.stats.refused[Refused.PROTOCOL] == 1, "another protocol")
+            await eventually(lambda: one.stats.refused[Reason.GREETING] == 1, "another protocol")
         async with bare(one.endpoint, hello(b"SUB")):
-            await eventually(lambda: one.stats.refused[Refused.PROTOCOL] == 2, "another socket type")
+            await eventually(lambda: one.stats.refused[Reason.SOCKET_TYPE] == 1, "another socket type")
         async with bare(one.endpoint, DEALER + encode_message([b"x" * 1_025])) as (reader, _):
             with contextlib.suppress(ConnectionError):
                 await reader.read()

@@ -12,8 +12,9 @@ from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, encode_value, with_extras
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
-MOST_BLOCKS: Final = 4096
-"""Most blocks of a batch that kvbus puts together: there are routers that refuse more."""
+MOST_BLOCKS: Final = 4095
+"""Most blocks of a batch that kvbus puts together. With AllBlocksCleared before them they are at most 4,096 events; the
+vLLM router 0.1.17 refuses more."""
 
 
 PAUSE: Final = 512

@@ -518,6 +518,16 @@ class Normalizer:
                     self._out.append(BlockRemoved(named[at : at + MAX_RUN], medium, group))
         self._gone.clear()
 
+    def _put_back(self) -> None:
+        """The index is about to be given up: it gets the blocks whose removal has not left, for the right order."""
+        for key, gone in self._gone.items():
+            self.index.tables[key].blocks.update((block, chunk) for block, (_, chunk) in gone.items())
+        for (key, name), (_, chunk) in self._reblocked_gone.items():
+            table = self.index.tables[key]
+            derived, per_block = chunk.reblocked()
+            table.blocks.setdefault(chunk.hashes[derived.index(name) // per_block], chunk)
+            table.sub_blocks += 1
+
     def _clear(self, *, second: bool) -> None:
         """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
 
@@ -541,8 +551,7 @@ class Normalizer:
                         self._remove_one(group, medium, block)
             return
         if self.names_cleared:
-            self._flush_reblocked()
-            self._flush_removals()
+            self._put_back()
         self._gone.clear()  # the clear says that, too
         self._reblocked_gone.clear()
         if not (self._out and isinstance(self._out[-1], AllBlocksCleared)):

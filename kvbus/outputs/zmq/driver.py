@@ -13,13 +13,12 @@ from collections.abc import Callable
 from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
+from kvbus.core.stats import RouterView
 from kvbus.outputs.contract import Services
 from kvbus.transport.libzmq_live import LiveOutput
 from kvbus.transport.libzmq_replay import LibzmqReplayServer
-from kvbus.transport.live.router import RouterView
 from kvbus.transport.live.stream import Endpoint, LivePublisher
 from kvbus.transport.own_curve import Keys, serves
-from kvbus.transport.refusals import counted_as
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.sockets import PeerPolicy
@@ -27,6 +26,7 @@ from kvbus.transport.zmtp.dialler import Dialler
 from kvbus.transport.zmtp.limits import DEFAULT, Limits
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.peer import PeerHandler
+from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
 
@@ -55,6 +55,9 @@ class ZmqOutput:
         self._keys: dict[int, Keys] = {}
         self._replays: dict[int, AnswerServer] = {}
         self._snapshots: dict[int, AnswerServer] = {}
+        services.stats.router_queue_limit = config.send_hwm
+        services.stats.refused.update(dict.fromkeys(REFUSALS, 0))
+        services.stats.router_disconnects.update(dict.fromkeys(DISCONNECTS, 0))
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
         """Bind one stream's endpoints, or connect its live endpoint.
@@ -103,7 +106,7 @@ class ZmqOutput:
         keys = self._keys[stream] = Keys(policy.curve, bind=config.bind)
 
         def refused(reason: str, address: str) -> None:
-            services.stats.refused[counted_as(reason)] += 1
+            services.stats.refused[reason] += 1
             log.info("output %s: refused %s: %s", config.name, address or "a connection", reason)
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
@@ -192,12 +195,21 @@ class ZmqOutput:
     @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last. libzmq does not know its peers."""
-        return [view for live in self._live.values() if isinstance(live, LivePublisher) for view in live.routers]
+        return [view for live in self._publishers for view in live.routers]
 
     @property
     def queue_max(self) -> int:
         """The most batches that wait for one router."""
-        return max((live.queue_max for live in self._live.values() if isinstance(live, LivePublisher)), default=0)
+        return max((live.queue_max for live in self._publishers), default=0)
+
+    @property
+    def behind_seconds(self) -> float:
+        """How far behind the router is that is furthest behind."""
+        return max((live.behind_seconds for live in self._publishers), default=0.0)
+
+    @property
+    def _publishers(self) -> list[LivePublisher]:
+        return [live for live in self._live.values() if isinstance(live, LivePublisher)]
 
     def allow(self, policy: PeerPolicy) -> bool:
         """Replace the allow-list. libzmq, which cannot end one connection, takes a reopening."""
@@ -236,8 +248,7 @@ class ZmqOutput:
     @property
     def busy(self) -> int:
         """Unfinished answers, and routers to which something is on its way."""
-        live = sum(live.busy for live in self._live.values() if isinstance(live, LivePublisher))
-        return live + sum(server.busy for server in self._servers)
+        return sum(live.busy for live in self._publishers) + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
         """Send END for every answer that is not sent whole, and count them; how many they were."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-import msgspec
-
 from kvbus.core.outputs.state_transfer import TransferReader
 from kvbus.transport.zmtp.peer import Peer
 
@@ -50,6 +48,8 @@ class Router:
         self.slow = False
         self.acknowledged = 0
         self.progress_at = 0.0
+        self.lost_at: float | None = None
+        """The loop's time since which it lacks batches; None once it has the state that makes up for them."""
 
         self.subscriptions = 0
         self.asks = False
@@ -60,37 +60,3 @@ class Router:
     def matches(self, topic: bytes) -> bool:
         """Whether a subscription of its covers a topic."""
         return any(topic.startswith(prefix) for prefix in self.peer.topics)
-
-
-class RouterView(msgspec.Struct, frozen=True):
-    """A router for people and metrics.
-
-    Attributes:
-        stream: the stream's slot.
-        peer: address of the router's end.
-        since: time of day at which the connection was opened, in seconds.
-        topics: subscribed prefixes.
-        state: see :class:`RouterState`.
-        states_sent: how often it got the state.
-        state_sent_at: time of day of the last one.
-        queued_batches: batches that wait for it.
-        queued_bytes: bytes on their way that its kernel has not acknowledged.
-        behind_seconds: age of the oldest batch that waits for it.
-        dropped_batches: batches that it did not get.
-        dropped_events: events in those.
-        left: why the connection ended; None while it stands.
-    """
-
-    stream: int
-    peer: str
-    since: float
-    topics: list[str]
-    state: str
-    states_sent: int
-    state_sent_at: float | None
-    queued_batches: int
-    queued_bytes: int
-    behind_seconds: float
-    dropped_batches: int
-    dropped_events: int
-    left: str | None = None

@@ -12,15 +12,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Final, Protocol
 
 from msgspec import structs
 
 from kvbus.core.commands import SendState
-from kvbus.core.stats import OutputStats
+from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live.ring import Entry, Ring
-from kvbus.transport.live.router import Router, RouterState, RouterView
+from kvbus.transport.live.router import Router, RouterState
 from kvbus.transport.live.transfers import Transfers
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
@@ -38,6 +39,12 @@ RECENT: Final = 60.0
 
 LEFT: Final = 100
 """Routers that have left and are still shown."""
+
+TOPICS: Final = 8
+"""Topics shown of a router."""
+
+TOPIC_BYTES: Final = 64
+"""Bytes shown of a topic: a router may subscribe to long ones, and those that have left are kept."""
 
 
 class Endpoint(Protocol):
@@ -95,6 +102,8 @@ class LivePublisher:
         self._burst: list[Entry] = []
         self._burst_bytes = 0
         self._queue_limit = queue_limit
+        self._overflowed = False
+        """Batches behind this burst were dropped."""
         self._ring = Ring(max_batches, max_bytes)
         self._waiting = waiting
         self._announced = False
@@ -158,6 +167,11 @@ class LivePublisher:
             for router in lagging:
                 self._fall_behind(router, self._ring.end + len(burst))
         self._keep(burst)
+        if self._overflowed:
+            self._overflowed = False
+            for router in [*self._current.values(), *self._behind.values()]:
+                if not router.asks:
+                    self._restart(router)
 
     def _count(self, burst: list[Entry]) -> None:
         stats, count = self._stats, len(burst)
@@ -186,10 +200,7 @@ class LivePublisher:
     def _drop_for_all(self, events: int) -> None:
         self._stats.dropped_batches["queue_full"] += 1
         self._stats.dropped_events["queue_full"] += events
-        if self._sends_state:  # nobody gets this seq
-            for router in [*self._current.values(), *self._behind.values()]:
-                if not router.asks:
-                    self._restart(router)
+        self._overflowed = self._sends_state
 
     def _drop(self, router: Router, reason: str, batches: int, events: int) -> None:
         router.dropped_batches += batches
@@ -202,10 +213,8 @@ class LivePublisher:
         self._drop(router, "slow_router", 1, entry.events)
         router.position = self._ring.first
         if self._sends_state and not router.asks:
-            rest = self._ring.end - router.position
-            if rest:
-                self._drop(router, "slow_router", rest, self._ring.events_from(router.position))
             log.warning("output %s: router %s is too slow; it gets the state again", self._output, router.peer.address)
+            router.lost_at = entry.at
             self._restart(router)
 
     # -- routers -----------------------------------------------------------------------------------------------------
@@ -253,7 +262,7 @@ class LivePublisher:
     def closed(self, peer: Peer, reason: str) -> None:
         """Forget a router."""
         router = self._routers.pop(peer.id)
-        self._left.append(structs.replace(self._view(router), left=reason))
+        self._left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
         self._set_aside(router, RouterState.IDLE)
         stats = self._stats
         stats.router_disconnects[reason] += 1
@@ -283,7 +292,12 @@ class LivePublisher:
         self._transfers.want(router)
 
     def _restart(self, router: Router) -> None:
-        """A router has lost batches, or its place among those that receive the state."""
+        """A router has lost batches, or its place in the state: it gets none of those that wait for it."""
+        rest = self._ring.end - router.position if router.peer.id in self._behind else 0
+        if rest:
+            self._drop(router, "slow_router", rest, self._ring.events_from(router.position))
+        if router.lost_at is None:
+            router.lost_at = self._loop.time()
         router.reason = "lost"
         if router.peer.writable:
             self._want_state(router)
@@ -299,6 +313,8 @@ class LivePublisher:
         self._transfers.forget(router)
         router.reader = None
         router.state = state
+        if state in {RouterState.IDLE, RouterState.LIVE}:
+            router.lost_at = None
 
     def _fall_behind(self, router: Router, position: int) -> None:
         self._current.pop(router.peer.id, None)
@@ -375,6 +391,7 @@ class LivePublisher:
                 return
             router.reader = None
             router.slow = False
+            router.lost_at = None
             router.state = RouterState.LIVE
             self._transfers.forget(router)
         elif router.position < self._ring.end:
@@ -422,26 +439,36 @@ class LivePublisher:
         return [router.peer for router in self._routers.values()]
 
     @property
+    def behind_seconds(self) -> float:
+        """How far behind the router is that is furthest behind."""
+        return max(map(self._behind_seconds, self._routers.values()), default=0.0)
+
+    def _behind_seconds(self, router: Router) -> float:
+        since = router.lost_at
+        if since is None and router.peer.id in self._behind:
+            since = self._ring.published(router.position)
+        return 0.0 if since is None else self._loop.time() - since
+
+    @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last."""
         return [*map(self._view, self._routers.values()), *self._left]
 
     def _view(self, router: Router) -> RouterView:
         peer = router.peer
-        behind = peer.id in self._behind
         wall = time.time() - self._loop.time()
-        published = self._ring.published(router.position) if behind else None
         return RouterView(
             self._stream,
             peer.address,
             wall + peer.since,
-            [topic.decode("utf-8", "backslashreplace") for topic in peer.topics],
+            [_shown(topic) for topic in islice(peer.topics, TOPICS)],
+            len(peer.topics),
             router.state.value,
             router.states_sent,
             None if router.state_sent_at is None else wall + router.state_sent_at,
-            self._ring.end - router.position if behind else 0,
+            self._ring.end - router.position if peer.id in self._behind else 0,
             peer.unread_bytes,
-            0.0 if published is None else self._loop.time() - published,
+            self._behind_seconds(router),
             router.dropped_batches,
             router.dropped_events,
         )
@@ -463,6 +490,11 @@ class LivePublisher:
         stats.subscribers -= sum(router.subscriptions for router in self._routers.values())
         stats.routers -= len(self._routers)
         stats.queue_limit -= self._queue_limit
+
+
+def _shown(topic: bytes) -> str:
+    text = topic[:TOPIC_BYTES].decode("utf-8", "backslashreplace")
+    return f"{text}…" if len(topic) > TOPIC_BYTES else text
 
 
 def _no_state(_: tuple[int, ...]) -> None:

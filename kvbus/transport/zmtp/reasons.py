@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class Reason(StrEnum):
@@ -69,6 +70,48 @@ class Reason(StrEnum):
     """kvbus closes the endpoint."""
     INTERNAL = "internal"
     """An error of kvbus itself, which the event loop reports."""
+
+
+REFUSALS: Final = (
+    Reason.GREETING,
+    Reason.VERSION,
+    Reason.MECHANISM,
+    Reason.SOCKET_TYPE,
+    Reason.HANDSHAKE_BYTES,
+    Reason.HANDSHAKE_TIMEOUT,
+    Reason.HALF_OPEN,
+    Reason.TOO_MANY_PEERS,
+    Reason.NO_DESCRIPTOR,
+    Reason.REFUSED,
+    Reason.CURVE,
+    Reason.KEY,
+    Reason.NONCE,
+    Reason.FRAME,
+    Reason.COMMAND,
+    Reason.LEFT,
+    Reason.BROKEN,
+)
+"""Why a connection does not become a peer."""
+
+DISCONNECTS: Final = (
+    Reason.FRAME,
+    Reason.COMMAND,
+    Reason.FRAME_BYTES,
+    Reason.MESSAGE_FRAMES,
+    Reason.MESSAGE_BYTES,
+    Reason.SUBSCRIPTIONS,
+    Reason.SUBSCRIPTION_BYTES,
+    Reason.UNREAD_PONGS,
+    Reason.NONCE,
+    Reason.SEAL,
+    Reason.REVOKED,
+    Reason.LEFT,
+    Reason.BROKEN,
+    Reason.GONE,
+    Reason.CLOSED,
+    Reason.INTERNAL,
+)
+"""Why a peer's connection ends."""
 
 
 class ProtocolError(Exception):

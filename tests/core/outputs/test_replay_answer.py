@@ -30,8 +30,8 @@ def never(start):
     raise AssertionError("the journal holds all that was asked for")
 
 
-def ask(of, start, cut=never):
-    return ReplayAnswer(of, there(parse_replay_request([b"id", *replay_request(start)])), cut)
+def ask(of, start, cut=never, *, has_state=False):
+    return ReplayAnswer(of, there(parse_replay_request([b"id", *replay_request(start)])), cut, has_state=has_state)
 
 
 def cutter(of, *hashes):
@@ -222,3 +222,44 @@ class TestBehindTheJournal:
         assert seqs_of(answer)[-2:] == [149, "END"]
         gc.collect()
         assert shared() is None
+
+
+class TestAfterTheStateOfASubscription:
+    """The stream's journal begins at 10; a router that has the state by its subscription asks all the same."""
+
+    @pytest.mark.parametrize(("profile", "start"), [("vllm", 0), ("llm-d", 0), ("dynamo", 0), ("dynamo", 9)])
+    def test_end_alone_where_the_journal_does_not_reach(self, profile, start):
+        answer = ask(filled(20, profile=profile, batches=10), start, has_state=True)
+        assert seqs_of(answer) == ["END"]
+        assert answer.outcome == "subscription"
+
+    @pytest.mark.parametrize("profile", ["vllm", "llm-d"])
+    def test_who_needs_contiguous_answers_gets_them_from_any_other_start(self, profile):
+        made = filled(20, profile=profile, batches=10)
+        cut, cuts = cutter(made, 1)
+        answer = ask(made, 4, cut, has_state=True)
+        assert seqs_of(answer) == [*range(4, 20), "END"]
+        assert (answer.outcome, len(cuts)) == ("compacted", 1)
+
+    def test_without_the_state_nobody_gets_end_alone(self):
+        made = filled(20, profile="dynamo", batches=10)
+        cut, _ = cutter(made, 1)
+        assert seqs_of(ask(made, 0, cut)) == [*range(20), "END"]
+
+    def test_what_the_journal_holds_is_answered_from_it(self):
+        answer = ask(filled(20, profile="dynamo", batches=10), 15, has_state=True)
+        assert seqs_of(answer) == [*range(15, 20), "END"]
+        assert answer.outcome == "complete"
+
+    @pytest.mark.parametrize("has_state", [False, True])
+    def test_a_start_that_is_no_cursor_gets_the_state_though_the_journal_holds_it(self, has_state):
+        made = filled(20, profile="dynamo")
+        made.incomplete.add(12, 14)
+        cut, cuts = cutter(made, 1)
+        answer = ask(made, 13, cut, has_state=has_state)
+        first = unpack(answer.next_message()[-1])[1]
+        assert plain_all(first)[0]["type"] == "AllBlocksCleared"
+        assert [*seqs_of(answer)][-1] == "END"
+        assert (answer.outcome, len(cuts)) == ("compacted", 1)
+        assert seqs_of(ask(made, 14)) == [*range(14, 20), "END"]
+        assert seqs_of(ask(made, 11)) == [*range(11, 20), "END"], "an answer that goes through it is whole"

@@ -12,7 +12,8 @@ from collections import deque
 from io import FileIO
 
 from kvbus.config import OutputConfig
-from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
+from kvbus.core.stats import RouterView
 from kvbus.errors import BindError
 from kvbus.outputs.contract import Services
 from kvbus.transport.sockets import PeerPolicy
@@ -22,6 +23,8 @@ class LinesOutput:
     """One output's files, by stream; see :class:`~kvbus.outputs.contract.OutputDriver`."""
 
     busy = 0
+    queue_max = 0
+    behind_seconds = 0.0
 
     def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
         self._config = config
@@ -83,8 +86,15 @@ class LinesOutput:
         """Nobody is connected."""
         return False
 
+    def send_state(self, command: SendState) -> None:
+        """Nobody has subscribed."""
+
     def reopen(self, policy: PeerPolicy) -> None:
         """Nobody is connected."""
+
+    @property
+    def routers(self) -> list[RouterView]:
+        return []  # nobody knows who reads a file
 
     @property
     def streams(self) -> list[int]:

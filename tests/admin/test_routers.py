@@ -1,0 +1,150 @@
+"""``/routers`` and the metrics of routers: who is connected, what waits for them, who has left and why."""
+
+import asyncio
+import time
+
+import zmq
+
+from tests.admin.test_http import relayed, web, web_and_engine
+from tests.doubles.payloads import payload, store
+from tests.transport.loops import read_all
+
+
+class Subscribers:
+    """SUB sockets on one output, that read when they are told to."""
+
+    def __init__(self, endpoint):
+        self._endpoint = endpoint
+        self._context = zmq.Context()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._context.destroy(linger=0)
+
+    def add(self, *topics, slow=False):
+        made = self._context.socket(zmq.SUB)
+        made.setsockopt(zmq.RCVHWM, 1 if slow else 0)
+        if slow:
+            made.setsockopt(zmq.RCVBUF, 4096)
+        for topic in topics:
+            made.setsockopt(zmq.SUBSCRIBE, topic)
+        made.connect(self._endpoint)
+        return made
+
+
+async def waited(client, condition, what):
+    """Entries of ``/routers`` once they fulfil a condition."""
+    for _ in range(3000):
+        found = await client.json("/routers")
+        if condition(found):
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{what}: {found}")
+
+
+async def test_a_router_is_shown_from_its_connection_to_its_end():
+    began = time.time()
+    async with web_and_engine() as (client, engine):
+        await engine.wait_for_subscriber(60)
+        engine.publish(payload(store([1, 2])))
+        await relayed(client, 1)
+        assert await client.json("/routers") == []
+        with Subscribers(client.bus.out) as subscribers:
+            router = subscribers.add(b"", b"kv@")
+            (entry,) = await waited(client, lambda e: e and e[0]["state_sent"]["count"], "the state, sent")
+            peer, since, at = entry.pop("peer"), entry.pop("since"), entry["state_sent"].pop("at")
+            assert peer.startswith("127.0.0.1:")
+            assert began <= since <= at <= time.time()
+            assert sorted(entry.pop("topics")) == ["", "kv@"]
+            assert entry.pop("state") in {"receiving", "live"}
+            assert entry.pop("bytes") >= 0
+            assert entry == {
+                "output": "routers",
+                "stream": 0,
+                "subscriptions": 2,
+                "state_sent": {"count": 1},
+                "queued": 0,
+                "behind_seconds": 0.0,
+                "dropped": {"batches": 0, "events": 0},
+                "left": None,
+                "left_at": None,
+            }
+            await waited(client, lambda e: e[0]["state"] == "live", "the router, up to date")
+            router.close(0)
+            (entry,) = await waited(client, lambda e: e[0]["left"], "the end")
+            assert entry["peer"] == peer
+            assert entry["left"] in {"left", "broken"}
+            assert since <= entry["left_at"] <= time.time()
+            assert (entry["subscriptions"], entry["state"], entry["state_sent"]["count"]) == (2, "live", 1)
+
+
+async def test_long_and_many_topics_are_shown_in_part():
+    async with web() as client:
+        with Subscribers(client.bus.out) as subscribers:
+            router = subscribers.add(b"\xff" + b"x" * 1000, *(b"topic %d" % i for i in range(100)))
+            (entry,) = await waited(client, lambda e: e and e[0]["subscriptions"] == 101, "every subscription")
+            assert len(entry["topics"]) == 8
+            assert max(map(len, entry["topics"])) <= 4 * 64 + 1
+            assert entry["state"] == "idle"
+            router.close(0)
+
+
+async def test_metrics_say_how_many_routers_there_are_and_how_far_behind():
+    def gauge(samples, name):
+        return samples[f"kvbus_output_{name}", ("output", "routers")]
+
+    def ended(samples):
+        return {
+            dict(key[1:])["reason"]: value
+            for key, value in samples.items()
+            if key[0] == "kvbus_output_router_disconnects_total" and value
+        }
+
+    def sent(samples, reason):
+        return samples["kvbus_output_states_sent_total", ("output", "routers"), ("reason", reason)]
+
+    async with web_and_engine(output={"send_hwm": 10}) as (client, engine):
+        await engine.wait_for_subscriber(60)
+        samples = await client.metrics()
+        assert gauge(samples, "routers") == gauge(samples, "router_queue_max") == 0
+        assert gauge(samples, "router_behind_seconds") == 0.0
+        with Subscribers(client.bus.out) as subscribers:
+            healthy, slow = subscribers.add(b""), subscribers.add(b"", slow=True)
+            await waited(client, lambda e: [r["state"] for r in e] == ["live", "live"], "both, up to date")
+            samples = await client.metrics()
+            assert (gauge(samples, "routers"), sent(samples, "subscribed"), sent(samples, "lost")) == (2, 2, 0)
+
+            number = worst = 0
+            while not samples["kvbus_output_dropped_batches_total", ("output", "routers"), ("reason", "slow_router")]:
+                for _ in range(5):
+                    number += 1
+                    engine.publish(payload(store(list(range(1000 * number, 1000 * number + 1000)))))
+                await relayed(client, number)
+                list(read_all(healthy))
+                samples = await client.metrics()
+                worst = max(worst, gauge(samples, "router_queue_max"))
+            assert 0 < worst <= 10
+            assert gauge(samples, "router_behind_seconds") > 0
+            entries = await client.json("/routers")
+            assert sorted(entry["state"] for entry in entries) == ["live", "stalled"]
+            (stalled,) = [entry for entry in entries if entry["state"] == "stalled"]
+            dropped = stalled["dropped"]["batches"]
+            assert dropped >= 10
+            assert stalled["behind_seconds"] > 0
+
+            def caught_up(entries):
+                list(read_all(slow))
+                return all(entry["state"] == "live" for entry in entries)
+
+            entries = await waited(client, caught_up, "the slow one, up to date again")
+            assert all(entry["behind_seconds"] == 0 for entry in entries)
+            samples = await client.metrics()
+            assert (sent(samples, "subscribed"), sent(samples, "lost")) == (2, 1)
+            assert gauge(samples, "router_behind_seconds") == 0.0
+            assert ended(samples) == {}
+        await waited(client, lambda e: all(entry["left"] for entry in e), "the end of both")
+        samples = await client.metrics()
+        assert gauge(samples, "routers") == 0
+        assert sum(ended(samples).values()) == 2

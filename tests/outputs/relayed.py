@@ -1,0 +1,123 @@
+"""A driver behind a relay: one engine stores blocks, and readers get the state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from kvbus.core.commands import Publish, SendState
+from kvbus.core.events import BatchReceived, RelayEvent, SourceUp
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.outputs.contract import Services
+from kvbus.transport.sockets import PLAIN, Context
+from tests.doubles.payloads import payload, store, unpack
+from tests.doubles.router import PlainSetRouter
+from tests.outputs.driven import TOPIC, make_driver
+from tests.outputs.readers import KINDS, Reader
+from tests.transport.loops import eventually, turns, u64
+
+
+class StateReader:
+    """A reader with a set of blocks; it takes what comes, in the order in which it comes."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.seqs: list[int] = []
+        self.events: dict[int, list[dict[str, Any]]] = {}
+        """Of each seq."""
+        self.view = PlainSetRouter()
+
+    @property
+    def blocks(self) -> set[Any]:
+        return {block for *_, block in self.view.blocks}
+
+    @property
+    def holes(self) -> list[int]:
+        """Seqs that it did not get, since its first batch."""
+        got = set(self.seqs)
+        return [seq for seq in range(self.seqs[0], self.seqs[-1]) if seq not in got]
+
+    def more(self) -> int:
+        """Take what has come; the number of batches so far."""
+        for _, seq, batch in self.reader.take():
+            self.seqs.append(seq)
+            self.events[seq] = unpack(batch)[1]
+            self.view.take(seq, batch)
+        return len(self.seqs)
+
+
+class Relayed:
+    """One driver with one stream, and the relay that publishes on it."""
+
+    def __init__(self, context: Context, name: str, directory: Path, **settings: Any) -> None:
+        engine = SourceSpec("engine", 0, Settings(replay=False), Rules())
+        self.relay = Relay([engine], [OutputSpec("routers", PROFILES["vllm"], [TOPIC], heartbeat=0)])
+        self.stats = self.relay.outputs[0].stats
+        services = Services(self.stats, self.feed, None, lambda: 0.0, context, 4)
+        self.config, self.driver = make_driver(name, directory, {"on_subscribe": "state", **settings}, services)
+        self.kind = KINDS[name]
+        self.readers: list[Reader] = []
+        self.published: dict[int, int] = {}
+        """How many events each seq had on the stream."""
+        self.blocks: set[int] = set()
+        """Of the engine."""
+        self._batches = 0
+
+    def feed(self, event: RelayEvent) -> None:
+        """As the daemon does it."""
+        for command in self.relay.handle(event, 0.0):
+            if isinstance(command, SendState):
+                self.driver.send_state(command)
+            elif isinstance(command, Publish):
+                self.published[command.seq] = command.events
+                self.driver.publish(command)
+        self.driver.flush()
+
+    def store(self, count: int) -> None:
+        """The engine stores so many blocks more, in one batch."""
+        first = len(self.blocks) + 1
+        hashes = list(range(first, first + count))
+        self.blocks.update(hashes)
+        batch = payload(*(store([block], tokens=[block % 1000] * 16) for block in hashes))
+        self.feed(BatchReceived(0, [b"", u64(self._batches), batch]))
+        self._batches += 1
+
+    async def reader(self, *, slow: bool = False) -> StateReader:
+        """One more reader."""
+        self.readers.append(self.kind.connect(self.config, 0, slow=slow))
+        await eventually(lambda: self.kind.joined(self.stats, self.readers), "every reader let in")
+        return StateReader(self.readers[-1])
+
+    @property
+    def newest(self) -> int:
+        """The newest seq."""
+        return self.relay.outputs[0].streams[0].next_seq - 1
+
+    async def level(self, *readers: StateReader) -> None:
+        """Wait until readers have the newest batch, and see that they have every block."""
+        for reader in readers:
+            await eventually(lambda r=reader: r.more() and r.seqs[-1] == self.newest, "the newest batch")
+            assert reader.blocks == self.blocks
+            assert reader.view.violations == []
+
+
+@contextlib.asynccontextmanager
+async def relaying(context: Context, name: str, directory: Path, **settings: Any) -> AsyncIterator[Relayed]:
+    """A driver with a relay, closed at the end."""
+    relayed = Relayed(context, name, directory, **settings)
+    try:
+        relayed.driver.open(0, TOPIC, PLAIN)
+        relayed.feed(SourceUp(0))
+        yield relayed
+    finally:
+        relayed.driver.close(0)
+        for reader in relayed.readers:
+            reader.close()
+        await turns()
