@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.config import ConfigError
+from kvbus.config import ConfigError, parts
 from kvbus.core.wire.profiles import PROFILES
 
 ENGINE = "{endpoint: 'tcp://10.0.0.1:5557'}"
@@ -304,8 +304,9 @@ def test_a_bad_api_is_told_once(problems):
     assert "must be http://host:port" in found["sources[0].api"]
 
 
-def test_no_state_goes_to_routers_with_keys(problems):
+def test_no_state_goes_to_routers_with_keys_without_libsodium(monkeypatch, problems):
+    monkeypatch.setattr(parts, "has_libsodium", lambda: False)
     output = f"bind: true, endpoint: 'tcp://*:7000', {SECRET}, {CLIENTS}"
     found = problems(_text("[{}]", f"[{{{output}, on_subscribe: state}}]"))
     assert set(found) == {"outputs[0].on_subscribe"}
-    assert "sends no state, its routers ask the replay; for example on_subscribe: nothing" in str(found)
+    assert "pip install kvbus[curve]; for example on_subscribe: nothing" in str(found)
