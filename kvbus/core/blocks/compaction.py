@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -66,6 +67,53 @@ class Part(msgspec.Struct):
     block_size: int = 0
 
 
+class _Contents:
+    """What a snapshot holds.
+
+    Its batches refer to this and not to the snapshot: a cycle would keep a large index frozen after its last reader.
+    """
+
+    def __init__(self, parts: list[Part], wire: Wire, clears: ClearsWhere, one_copy: bool) -> None:
+        self.parts = parts
+        self.sizes = [part.index.announced for part in parts]
+        self.clears = clears
+        self._wire = wire
+        self._one_copy = one_copy
+
+    def payloads(self, per_batch: int) -> Iterator[bytes]:
+        """Every batch, one by one; ``b""`` is a pause."""
+        # a router may hold blocks from before: this is the whole truth, not an addition to what it has
+        if self.clears == "first":
+            for part in self.parts[1:]:
+                yield encode(self._wire, [AllBlocksCleared()], part.ts, part.rank)
+        for at, part in enumerate(self.parts):
+            first: list[AnyEvent] = []
+            if self.clears == "each" or (self.clears == "first" and not at):
+                first.append(AllBlocksCleared())
+            left = self._batches_of(at, per_batch)
+            known = [other.index for other in self.parts[:at]] if self._one_copy else []
+            for events in slices(part.index, per_batch, known):
+                if not events:
+                    yield b""
+                    continue
+                yield encode(self._wire, first + events, part.ts, part.rank)
+                first = []
+                left -= 1
+            for _ in range(left):
+                yield encode(self._wire, first, part.ts, part.rank)
+                first = []
+
+    def batches(self, per_batch: int) -> int:
+        """How many batches of ``per_batch`` blocks hold it all."""
+        clears = len(self.parts[1:]) if self.clears == "first" else 0
+        return clears + sum(self._batches_of(at, per_batch) for at in range(len(self.parts)))
+
+    def _batches_of(self, at: int, per_batch: int) -> int:
+        """How many of them are one source's. One that is cleared here has one at least."""
+        needed = -(-self.sizes[at] // per_batch)
+        return max(1, needed) if self.clears == "each" or not at else needed
+
+
 class StateSnapshot:
     """The state of a stream as of batch ``seq``, shared by every answer that can use it.
 
@@ -81,14 +129,11 @@ class StateSnapshot:
         self, seq: int, parts: list[Part], wire: Wire, *, clears: ClearsWhere = "each", one_copy: bool = False
     ) -> None:
         self.seq = seq
-        self._parts = parts
-        self._sizes = [part.index.announced for part in parts]
-        self._wire = wire
         self.clears = clears
-        self._one_copy = one_copy
+        self._contents = _Contents(parts, wire, clears, one_copy)
         self._chunks_by_size: dict[int, SnapshotChunks] = {}
         self._most = min((most_blocks(part.block_size) for part in parts), default=MOST_BLOCKS)
-        self.fewest = self._batches(self._most)
+        self.fewest = self._contents.batches(self._most)
         """The seqs that an answer needs, at as many blocks a batch as routers take."""
 
     def chunks(self, room: int) -> SnapshotChunks:
@@ -96,47 +141,15 @@ class StateSnapshot:
 
         The caller makes room for the ``fewest``: then no batch holds more than routers take.
         """
-        most = self._most
+        contents, most = self._contents, self._most
         per_batch = min(BLOCKS_PER_BATCH, most)
-        while self._batches(per_batch) > room and per_batch < max(self._sizes):
+        while contents.batches(per_batch) > room and per_batch < max(contents.sizes):
             per_batch = most if per_batch < most < 2 * per_batch else 2 * per_batch
         chunks = self._chunks_by_size.get(per_batch)
         if chunks is None:
-            count = self._batches(per_batch)
-            chunks = self._chunks_by_size[per_batch] = SnapshotChunks(lambda: self._payloads(per_batch), count)
+            make = partial(contents.payloads, per_batch)
+            chunks = self._chunks_by_size[per_batch] = SnapshotChunks(make, contents.batches(per_batch))
         return chunks
-
-    def _payloads(self, per_batch: int) -> Iterator[bytes]:
-        # a router may hold blocks from before: this is the whole truth, not an addition to what it has
-        if self.clears == "first":
-            for part in self._parts[1:]:
-                yield encode(self._wire, [AllBlocksCleared()], part.ts, part.rank)
-        for at, part in enumerate(self._parts):
-            first: list[AnyEvent] = []
-            if self.clears == "each" or (self.clears == "first" and not at):
-                first.append(AllBlocksCleared())
-            left = self._batches_of(at, per_batch)
-            known = [other.index for other in self._parts[:at]] if self._one_copy else []
-            for events in slices(part.index, per_batch, known):
-                if not events:
-                    yield b""
-                    continue
-                yield encode(self._wire, first + events, part.ts, part.rank)
-                first = []
-                left -= 1
-            for _ in range(left):
-                yield encode(self._wire, first, part.ts, part.rank)
-                first = []
-
-    def _batches(self, per_batch: int) -> int:
-        """How many batches of ``per_batch`` blocks hold the snapshot."""
-        clears = len(self._parts[1:]) if self.clears == "first" else 0
-        return clears + sum(self._batches_of(at, per_batch) for at in range(len(self._parts)))
-
-    def _batches_of(self, at: int, per_batch: int) -> int:
-        """How many of them are one source's. One that is cleared here has one at least."""
-        needed = -(-self._sizes[at] // per_batch)
-        return max(1, needed) if self.clears == "each" or not at else needed
 
 
 class SnapshotChunks:

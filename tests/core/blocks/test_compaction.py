@@ -1,9 +1,12 @@
+import gc
+import weakref
 from typing import Any
 
 import pytest
 
+from kvbus.core.blocks import compaction
 from kvbus.core.blocks.announce import MOST_BLOCKS
-from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Part, StateSnapshot
+from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Part, StateSnapshot, most_blocks
 from kvbus.core.blocks.index import Index
 from kvbus.core.wire.profiles import Wire
 from tests.core.dsl import Bench
@@ -142,3 +145,70 @@ def test_it_is_made_once_for_all_who_ask():
 def test_in_the_encoding_of_the_stream():
     (body,) = told(cut_of(bench_of(store([1], group=0)), encoding="array"))
     assert [event[0] for event in unpack(body)[1]] == ["AllBlocksCleared", "BlockStored"]
+
+
+def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collector():
+    """A large index is frozen, and changes are kept on top of it, for as long as a snapshot lives."""
+    gc.disable()
+    try:
+        snapshot = cut_of(bench_of(*[store([block]) for block in range(100)]))
+        gone = weakref.ref(snapshot)
+        reader = snapshot.chunks(10**6).reader()
+        assert reader.next_payload()
+        del snapshot
+        assert gone() is None
+        frozen = weakref.ref(reader)
+        del reader
+        assert frozen() is None
+    finally:
+        gc.enable()
+
+
+def parts_of(*benches):
+    return [Part(bench.normalizer.index.copy(), rank, 1.5) for rank, bench in enumerate(benches)]
+
+
+def tags(bodies):
+    return [[event["type"] for event in unpack(body)[1]] for body in bodies]
+
+
+def test_every_clear_before_the_first_block_for_routers_that_clear_by_pod():
+    benches = bench_of(store([1])), bench_of(store([2])), bench_of()
+    bodies = told(StateSnapshot(9, parts_of(*benches), Wire(), clears="first"))
+    assert tags(bodies) == [["AllBlocksCleared"]] * 2 + [["AllBlocksCleared", "BlockStored"], ["BlockStored"]]
+    assert [unpack(body)[2] for body in bodies] == [1, 2, 0, 1]
+
+
+def test_no_clear_where_it_would_cost_another_rank_its_blocks():
+    snapshot = StateSnapshot(9, parts_of(bench_of(store([1]))), Wire(), clears="none")
+    assert tags(told(snapshot)) == [["BlockStored"]]
+    empty = StateSnapshot(9, parts_of(bench_of()), Wire(), clears="none")
+    assert tags(told(empty)) == [[]]
+    assert empty.fewest == 1
+
+
+def test_one_copy_of_a_block_that_two_ranks_hold():
+    benches = bench_of(store([1, 2])), bench_of(store([2]), store([3]))
+    snapshot = StateSnapshot(9, parts_of(*benches), Wire(), clears="first", one_copy=True)
+    bodies = told(snapshot)
+    assert len(bodies) == snapshot.fewest
+    blocks = [block for body in bodies for event in unpack(body)[1] for block in event.get("block_hashes", ())]
+    assert blocks == [1, 2, 3]
+
+
+def test_large_blocks_are_fewer_in_a_batch():
+    assert [most_blocks(size) for size in (0, 16, 64, 128, 1024, 10**9)] == [*[MOST_BLOCKS] * 3, 2455, 362, 1]
+
+
+def test_a_reader_that_falls_behind_makes_its_own(monkeypatch):
+    monkeypatch.setattr(compaction, "KEPT_BYTES", 1)
+    chunks = cut_of(bench_of(*[store([block]) for block in range(5 * BLOCKS_PER_BATCH)])).chunks(10**6)
+    slow, fast = chunks.reader(), chunks.reader()
+    first = slow.next_payload()
+    whole = [fast.next_payload() for _ in range(chunks.count)]
+    assert fast.next_payload() is None
+    own = [first]
+    while (payload := slow.next_payload()) is not None:
+        if payload:
+            own.append(payload)
+    assert own == whole
