@@ -24,8 +24,12 @@ RETIRED = {
     "owed": "backfill pending",
     "patience": "timeout",
     "recut": "reblocked",
+    "resumed": "restored",
     "suspects": "stale batches",
+    "telling": "state transfer",
     "tip": "last delivered",
+    "told": "announced or sent",
+    "wiring": "build",
     "withdrawn": "expired",
 }
 
