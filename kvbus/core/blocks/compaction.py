@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -147,8 +146,8 @@ class StateSnapshot:
             per_batch = most if per_batch < most < 2 * per_batch else 2 * per_batch
         chunks = self._chunks_by_size.get(per_batch)
         if chunks is None:
-            make = partial(contents.payloads, per_batch)
-            chunks = self._chunks_by_size[per_batch] = SnapshotChunks(make, contents.batches(per_batch))
+            count = contents.batches(per_batch)
+            chunks = self._chunks_by_size[per_batch] = SnapshotChunks(lambda: contents.payloads(per_batch), count)
         return chunks
 
 

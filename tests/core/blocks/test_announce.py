@@ -73,7 +73,8 @@ def test_removals_empty_a_router_leaves_first(rules):
 
 def test_removals_of_many_blocks_are_several_events():
     bench = benches(*[store([block], block - 1 or None) for block in range(1, 2 * MAX_RUN + 2)])
-    assert [len(event.block_hashes) for event in removals_of(bench.normalizer.index)] == [MAX_RUN, MAX_RUN, 1]
+    events = plain_all(removals_of(bench.normalizer.index))
+    assert [len(event["block_hashes"]) for event in events] == [MAX_RUN, MAX_RUN, 1]
 
 
 def test_what_another_rank_has_announced_is_left_out():
