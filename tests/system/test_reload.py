@@ -127,6 +127,7 @@ async def test_the_others_notice_nothing():
     async with running(Fleet("abc")) as fleet, fleet.engine(0) as first, fleet.engine(2) as third:
         relay, a, c = fleet.daemon.relay, fleet.router(0), fleet.router(2)
         with following(a, c):
+            await eventually(lambda: relay.outputs[0].stats.subscribers == 2, "both routers")
             async with traffic(first), traffic(third):
                 await eventually(lambda: all(relay.sources[slot].state == "live" for slot in (0, 2)), "in sync")
                 # a batch may have come both ways while the engines were caught up with: from here on none does

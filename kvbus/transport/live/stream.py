@@ -37,6 +37,9 @@ PIECE: Final = 64 * 1024
 RECENT: Final = 60.0
 """Seconds after a state within which a replay from 0 is the question of the router that got it."""
 
+UNDECIDED: Final = 1000
+"""Batches kept for a router in the moment between its subscription and :data:`ASKS_REPLAY`."""
+
 LEFT: Final = 100
 """Routers that have left and are still shown."""
 
@@ -114,6 +117,8 @@ class LivePublisher:
         self._current: dict[int, Router] = {}
         self._behind: dict[int, Router] = {}
         self._stalled: dict[int, Router] = {}
+        self._undecided: dict[int, list[Entry]] = {}
+        """What was published since a router subscribed that may yet say that it asks for replays by itself."""
         self._left: deque[RouterView] = deque(maxlen=LEFT)
         self._transfers = Transfers(request_state or _no_state, self._restart)
 
@@ -186,6 +191,10 @@ class LivePublisher:
 
     def _keep(self, burst: list[Entry]) -> None:
         ring = self._ring
+        for missed in self._undecided.values():
+            missed.extend(burst)
+            if len(missed) > UNDECIDED:
+                missed.clear()  # it finds the gap, and asks
         if not self._behind:
             ring.skip(len(burst))
             return
@@ -230,7 +239,11 @@ class LivePublisher:
         if topic == ASKS_REPLAY:
             router.asks = True
             if router.state in {RouterState.WAITING, RouterState.STALLED}:
+                self.flush()
+                missed = self._undecided.get(peer.id, [])
                 self._go_live(router)
+                if missed:
+                    peer.write(b"".join([entry.message for entry in missed]))
             return
         router.subscriptions += 1
         self._stats.subscribers += 1
@@ -277,6 +290,7 @@ class LivePublisher:
         if self._sends_state and not router.asks:
             router.reason = "subscribed"
             self._want_state(router)
+            self._undecided[router.peer.id] = []
         else:
             self._go_live(router)
 
@@ -310,6 +324,7 @@ class LivePublisher:
         name = router.peer.id
         for routers in (self._current, self._behind, self._stalled):
             routers.pop(name, None)
+        self._undecided.pop(name, None)
         self._transfers.forget(router)
         router.reader = None
         router.state = state
@@ -343,6 +358,7 @@ class LivePublisher:
             if router is None or router.state is not RouterState.WAITING:
                 continue
             router.state = RouterState.RECEIVING
+            self._undecided.pop(name, None)
             router.reader = command.transfer.reader()
             self._fall_behind(router, self._ring.end)
             self._stats.states_sent[router.reason] += 1

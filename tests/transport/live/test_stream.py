@@ -14,6 +14,7 @@ from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
+from kvbus.transport.live import transfers
 from kvbus.transport.live.stream import LEFT, LivePublisher
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.roles import Role
@@ -342,6 +343,23 @@ async def test_who_asks_for_replays_gets_no_state(context):
         await stream.are("idle", "live")
         asks.socket.setsockopt(zmq.SUBSCRIBE, b"")
         await eventually(lambda: asks.seqs("state"), "the state, as it asks no more")
+
+
+@both_loops
+async def test_nothing_is_missed_before_a_router_says_that_it_asks(context, monkeypatch):
+    """Its two subscriptions may come with batches between them: it gets these, and no state."""
+    monkeypatch.setattr(transfers, "GATHER", 600.0)
+    async with stream_of(context) as stream:
+        router = stream.sub(b"")
+        await stream.are("waiting")
+        stream.send(3)
+        router.socket.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)
+        await stream.are("live")
+        stream.send(2)
+        await stream.level(router)
+        assert router.seqs("state") == []
+        assert not router.holes
+        assert dict(stream.stats.states_sent) == {}
 
 
 @both_loops
