@@ -6,6 +6,7 @@ import signal
 import msgspec
 import pytest
 
+from kvbus.config import parts
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.outputs.example.install import install
@@ -76,3 +77,16 @@ def test_registered_without_what_it_needs_it_is_an_error(config, site, command):
     for number in (0, 1):
         wrong = "it is registered, and what it needs is not installed: No module named 'kvbus_lines'"
         assert f"outputs[{number}].type = lines: {wrong}" in done.stderr
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_whether_libsodium_is_there_is_looked_up_without_importing_it(monkeypatch, there):
+    asked = []
+
+    def find(name):
+        asked.append(name)
+        return object() if there else None
+
+    monkeypatch.setattr(parts, "find_spec", find)
+    assert parts.has_libsodium() is there
+    assert asked == ["nacl"]
