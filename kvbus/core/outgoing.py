@@ -24,9 +24,6 @@ from kvbus.core.wire.schema import AllBlocksCleared
 
 Asked = TypeVar("Asked")
 
-FEW_BLOCKS: Final = 64
-"""Blocks that fit a batch whatever their size, short of 5,900 tokens."""
-
 MAX_BATCH_EVENTS: Final = 1024
 """Events in one outgoing batch; more (a whole cache announced again) leave as several."""
 
@@ -381,9 +378,8 @@ def _batches(source: Source, events: Sequence[AnyEvent]) -> list[Sequence[AnyEve
     """The events in batches that every router takes."""
     if not events:
         return []
-    blocks = blocks_in(events)
-    most = FEW_BLOCKS if blocks <= FEW_BLOCKS else most_blocks(source.normalizer.block_size or 0)
-    if len(events) <= MAX_BATCH_EVENTS and blocks <= most:
+    most = most_blocks(source.normalizer.block_size or 0)
+    if len(events) <= MAX_BATCH_EVENTS and blocks_in(events) <= most:
         return [events]
     found: list[Sequence[AnyEvent]] = []
     batch: list[AnyEvent] = []
