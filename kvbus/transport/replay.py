@@ -186,8 +186,12 @@ class ReplayServer:
     def closed(self, peer: Peer, reason: str) -> None:
         """Forget a requester, and count what it did not get."""
         requester = self._requesters.pop(peer.id.to_bytes(8, "big"), None)
-        if requester is not None:
-            self._forget(requester, STALLED if reason == STALLED else "gone")
+        if requester is None:
+            return
+        if requester.place is Place.FINISHING and peer.unsent_bytes == 0:
+            del self._finishing[requester]
+            self._over(requester)  # it has got all of this one, and left before the next look
+        self._forget(requester, STALLED if reason == STALLED else "gone")
 
     # Answers: they wait for a place, take their turns, and are over when the kernel has taken all of it.
 

@@ -138,6 +138,8 @@ class Connection(asyncio.BufferedProtocol):
             self.peer.closed = True
         if self._transport is None:
             return
+        if self.peer is not None:
+            self.peer.unsent_bytes = self.peer.waiting_bytes
         if linger and self._transport.get_write_buffer_size():
             self._transport.close()
             self._connections.loop.call_later(linger, self._transport.abort)

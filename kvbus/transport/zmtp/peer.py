@@ -72,6 +72,7 @@ class Peer:
         topics: what the peer has subscribed to (PUB).
         writable: False from the high-water mark of :attr:`waiting_bytes` down to the low one.
         written_bytes: given to :meth:`write` so far, sealed.
+        unsent_bytes: what the kernel had not taken when the connection ended; None while it stands, and where it broke.
         closed: True from :meth:`close` or the end of the connection on; writes do nothing then.
     """
 
@@ -95,6 +96,7 @@ class Peer:
         self.topics = topics
         self.writable = True
         self.written_bytes = 0
+        self.unsent_bytes: int | None = None
         self.closed = False
 
         self._steering = steering
