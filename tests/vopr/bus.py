@@ -108,6 +108,8 @@ class Setup:
     def __init__(self, chance: random.Random) -> None:
         kinds = ["replay", "replay", "replay", "replay", "snapshot", "deaf"]
         self.engines = [chance.choice(kinds) for _ in range(chance.choice([1, 2, 2, 3]))]
+        self.ranks = [0] * len(self.engines)
+        """What each engine says its rank is; the configuration says 0."""
         self.buffer = chance.choice([5, 30, 300])
         self.hwm = chance.choice([20, 1000])
         self.settings: dict[str, Any] = {
@@ -243,10 +245,13 @@ class Bus:
         """SIGTERM."""
         if self.loop is not None and self.daemon is not None and self.daemon.started:
             self.daemon.started, daemon = False, self.daemon
-            self.loop.call_soon(self.loop.create_task, self._close(self.loop, daemon))
+            loop, reloader = self.loop, self._reloader
+            loop.call_soon(lambda: loop.create_task(self._close(loop, daemon, reloader)))
 
-    async def _close(self, loop: SimLoop, daemon: Daemon) -> None:
+    async def _close(self, loop: SimLoop, daemon: Daemon, reloader: Reloader | None) -> None:
         daemon.started = True
+        if reloader is not None:
+            reloader.close()
         await daemon.close()
         loop.call_soon(self._gone, loop)
 

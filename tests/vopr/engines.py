@@ -28,10 +28,10 @@ RECONNECT = 0.1
 class EngineNode:
     """An engine's process at its address: the truth, its sockets, and whether it can be reached."""
 
-    def __init__(self, schedule: Schedule, name: str, number: int, kind: str, buffer: int, hwm: int) -> None:
+    def __init__(self, schedule: Schedule, name: str, kind: str, rank: int, buffer: int, hwm: int) -> None:
         self.schedule, self.name = schedule, name
         self.chance = schedule.chance(f"engine {name}")
-        self.engine = Engine(kind, Setup(engines=(kind,), buffer_steps=buffer), number)
+        self.engine = Engine(kind, Setup(engines=(kind,), buffer_steps=buffer), rank)
         self.hwm = hwm
         self.running = True
         self.reachable = True
@@ -133,8 +133,8 @@ class EngineNode:
         answer.append([b"", b"", END_SEQ, b""])
         if self.break_answer is not None:
             answer, self.break_answer = answer[: self.break_answer], None
-        if self.drop_of_answer is not None:
-            del answer[self.drop_of_answer % len(answer)]
+        if self.drop_of_answer is not None and len(answer) > 1:  # its queue is empty at first: not the first one
+            del answer[1 + self.drop_of_answer % (len(answer) - 1)]
             self.drop_of_answer = None
         return answer
 

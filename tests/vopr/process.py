@@ -120,6 +120,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
         for task in self._tasks.values():
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            with contextlib.suppress(BaseException):
+                task.get_coro().close()  # type: ignore[union-attr]
         for opened in list(self.sockets.values()):
             opened.close()
 
@@ -164,8 +166,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._order += 1
         number = self._order
         self._tasks[number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        task.add_done_callback(lambda _: self._done(number))
         return task
+
+    def _done(self, number: int) -> None:
+        task = self._tasks.pop(number, None)
+        if task is not None and not task.cancelled() and task.exception() is not None:
+            self.call_exception_handler({"message": "a task failed", "exception": task.exception()})
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Without threads, the work is done at once, and its result comes a turn later."""

@@ -322,20 +322,19 @@ class Asking(Router):
             self._request = None
         for seq in [seq for seq in self._held if seq < self._next]:
             del self._held[seq]
-        if not self._synced:
-            self._synced = True
-            if not self._next and self._held:  # END alone: the subscription brings the state
-                self._next = min(self._held)
+        self._synced = True
         self._advance()
+        if self._held:  # an answer with a hole, or END alone: the stream goes on with what the subscription has brought
+            self._next = min(self._held)
+            self._advance()
         if self._held:
-            self.schedule.after(0.2, self._again, self._number)
-
-    def _again(self, number: int) -> None:
-        if number == self._number and self._held and not self.gone:
             self._ask()
 
     def ask_again(self) -> None:
         """It restarts."""
+        if self.sub is not None:
+            self.sub.close()
+            self._disconnected()
         self._begin_anew()
 
     def leave(self) -> None:

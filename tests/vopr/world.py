@@ -43,8 +43,8 @@ class World:
         self.bus = Bus(schedule, self.setup, self._failed)
         self.bus.after_turn = self._look
         self.engines = [
-            EngineNode(schedule, f"engine{number}", number, kind, self.setup.buffer, self.setup.hwm)
-            for number, kind in enumerate(self.setup.engines)
+            EngineNode(schedule, f"engine{number}", kind, rank, self.setup.buffer, self.setup.hwm)
+            for number, (kind, rank) in enumerate(zip(self.setup.engines, self.setup.ranks, strict=True))
         ]
         for node in self.engines:
             self.directory.nodes[node.name] = node
@@ -53,6 +53,7 @@ class World:
         """Of each quiescence: the seconds until all was exact, and the faults before it."""
         self._faults: set[str] = set()
         self._joined = 0
+        self._errors: list[BaseException] = []
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -73,10 +74,12 @@ class World:
                 gc.collect()
 
     def _failed(self, message: str, error: BaseException | None) -> None:
-        raise error or Wrong(message)
+        self._errors.append(error or Wrong(message))
 
     def _look(self) -> None:
         """What holds after each turn of the bus."""
+        if self._errors:
+            raise self._errors[0]
         daemon = self.bus.daemon
         if daemon is None:
             return
@@ -171,8 +174,9 @@ class World:
             self.bus.loop.cost = cost
 
     def bus_reloads(self, sources: tuple[int, ...]) -> None:
-        self.bus.sources = sorted({number % len(self.engines) for number in sources})
-        self.bus.reload()
+        if self.bus.running:
+            self.bus.sources = sorted({number % len(self.engines) for number in sources})
+            self.bus.reload()
 
     def clock_steps(self, seconds: float) -> None:
         self.schedule.wall_offset += seconds
@@ -238,7 +242,7 @@ class World:
         self.heal()
         for node in self.engines:
             node.publish(node._changes())  # noqa: SLF001
-            node.rate = rate
+            node.rate = max(rate, 2.0) if node.engine.kind == "deaf" else rate  # else the lost tail is unknown
         begun = self.schedule.now
         while True:
             self.schedule.run_until(self.schedule.now + 0.25)
