@@ -45,6 +45,13 @@ class SimTime:
         return f"{self._schedule.wall():.3f}"
 
 
+class SimSecrets:
+    """In place of the module ``secrets``."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.token_bytes = chance.randbytes
+
+
 class NoZap:
     """In place of the ZAP handler: no output of a simulated bus has keys."""
 
@@ -85,7 +92,7 @@ def simulated(schedule: Schedule, network: Network, directory: Directory) -> Ite
         (addresses, "bind", network.bind),
         (tcp, "queued_bytes", queued_bytes),
         (peer, "_IDS", itertools.count(1)),
-        (build.secrets, "token_bytes", chance.randbytes),
+        (build, "secrets", SimSecrets(chance)),
     ]
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -196,7 +203,7 @@ class Bus:
         """Start a process, if there is none."""
         if self.loop is None:
             self.loop = SimLoop(self.schedule, self._failed)
-            self.loop.after_turn = lambda: self.after_turn()
+            self.loop.after_turn = self.after_turn
             self.loop.call_soon(self._boot, self.loop)
 
     def _boot(self, loop: SimLoop) -> None:

@@ -116,8 +116,10 @@ class EngineNode:
         """The link carries nothing, or goes on with what waits."""
         self.stalled = stalled
         if not stalled:
-            for each in (*self.live, *self.requests):
-                each.move()
+            for live in self.live:
+                live.move()
+            for request in self.requests:
+                request.move()
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -127,9 +129,7 @@ class EngineNode:
         if len(frames) < 2:
             return [self.engine.snapshot()]
         start = int.from_bytes(frames[-1], "big")
-        answer = [
-            [b"", b"", seq_frame(seq, publisher), payload] for seq, payload in self.engine.buffer if seq >= start
-        ]
+        answer = [[b"", b"", seq_frame(seq, publisher), payload] for seq, payload in self.engine.buffer if seq >= start]
         answer.append([b"", b"", END_SEQ, b""])
         if self.break_answer is not None:
             answer, self.break_answer = answer[: self.break_answer], None
@@ -154,7 +154,7 @@ class _Socket:
     """What arrives on one libzmq socket, for the loop of its process."""
 
     def __init__(self, directory: Directory, endpoint: str, handler: Callable[[list[bytes]], None]) -> None:
-        loop = asyncio.get_running_loop()
+        loop: Any = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
         self.loop, self.schedule = loop, loop.schedule
         self.directory, self.endpoint = directory, endpoint
