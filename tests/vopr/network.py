@@ -427,6 +427,14 @@ class Network:
         self.chance = schedule.chance("network")
         self.listeners: dict[str, SimListener] = {}
         self._descriptors = 10
+        self.seen: dict[str, int] = {}
+        """The highest seq that any router has got live, by endpoint."""
+        self.floors: dict[str, int] = {}
+        """The same, when the present process began: it must go on above."""
+
+    def begin_numbering(self) -> None:
+        """A new process of the bus begins."""
+        self.floors = dict(self.seen)
 
     def descriptor(self) -> int:
         """Return a number that nothing else has."""

@@ -21,6 +21,10 @@ COST = 0.000_02
 """Seconds that a callback takes, and each look at the clock within it."""
 
 
+DESCRIPTORS = 10**6
+"""Descriptors that a process may have."""
+
+
 class SimLoop:
     """The event loop of one process.
 
@@ -38,7 +42,7 @@ class SimLoop:
         self.busy_until = 0.0
         self.sockets: dict[int, Any] = {}
         """Everything that is open, by descriptor: it closes when the process dies."""
-        self.max_descriptors = 10**6
+        self.max_descriptors = DESCRIPTORS
         self.after_turn: Callable[[], None] = lambda: None
         self._failed = failed
         self._base = self._cpu = 0.0

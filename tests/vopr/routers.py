@@ -127,6 +127,7 @@ class Router:
         self.reading = True
         self.newest = -1
         """The highest seq that came live."""
+        self._floor = -1
         self.numbering_in_doubt = False
         """A power cut may have taken the numbering with it: the next connection may bring lower seqs."""
         self._dial()
@@ -144,6 +145,7 @@ class Router:
             return
         self.sub.send(zmtp.hello)
         self.sub.read(on=self.reading)
+        self._floor = self.network.floors.get(self.endpoint, -1)
         if self.numbering_in_doubt:
             self.numbering_in_doubt = False
             self.newest = -1
@@ -162,7 +164,11 @@ class Router:
         self.schedule.note(frames[1] + frames[2])
         if seq <= self.newest:
             raise WrongError(f"{self.name}: seq {seq} after {self.newest}")
+        if seq <= self._floor:
+            raise WrongError(f"{self.name}: seq {seq}, which an earlier process of the bus has used")
         self.newest = seq
+        seen = self.network.seen
+        seen[self.endpoint] = max(seq, seen.get(self.endpoint, -1))
         self.live(seq, frames)
 
     def connected(self) -> None:
