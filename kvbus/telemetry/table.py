@@ -163,7 +163,7 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
     _one(
         "source_pending_batches",
         "Missing batches that are neither recovered nor lost yet.",
-        lambda s: s.stats.pending,
+        lambda s: s.sequencer.pending,
     ),
     _one(
         "source_queue_depth",

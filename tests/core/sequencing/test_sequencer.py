@@ -200,7 +200,7 @@ class TestGaps:
         assert script.stats.held_overflow == 2
         assert script.missing == (3, 0, 0, 3)
         assert delivered(script.after(*map(replayed, range(1, 7)))) == [1, 2, 3, 4, 5, 6]
-        assert script.stats.pending == 0
+        assert script.sequencer.pending == 0
         assert script.stats.lost == 0
 
     def test_a_seq_from_nowhere_does_not_take_for_ever(self):
