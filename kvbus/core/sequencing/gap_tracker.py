@@ -18,6 +18,7 @@ from kvbus.core.sequencing.actions import Action, Deliver, Lost
 from kvbus.core.sequencing.fingerprints import Fingerprints
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 from kvbus.core.stats import SourceStats
+from kvbus.core.types import Filtered
 
 
 class GapTracker:
@@ -193,12 +194,14 @@ class GapTracker:
         self.log_end = max(self.log_end, end)
 
     def write_off(self) -> None:
-        """Count everything pending as lost; positions stay."""
+        """The epoch is over: count what is pending as lost, and what is held as of an old epoch; positions stay."""
         self._stats.lost += self.pending
+        self._stats.filtered[Filtered.OLD_EPOCH] += len(self.held)
 
     def jump(self, seq: int) -> None:
         """Go on at ``seq``: a snapshot holds the outcome of all before it. Batches missing there will not come."""
         known = self.held.drop_before(seq)
+        self._stats.duplicates += known  # what they say has come with the snapshot
         if self.synced:
             self._stats.lost += max(min(seq, self.log_end) - self.next - known, 0)
         self.fingerprints.skip(self.next, seq)
