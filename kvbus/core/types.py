@@ -39,7 +39,7 @@ class Reason(StrEnum):
 
 
 class Filtered(StrEnum):
-    """What was noticed about valid events, or blocks of them. Bounded, as :class:`Reason`.
+    """What was noticed about valid batches and events, or blocks of them. Bounded, as :class:`Reason`.
 
     They are left out, but for ``ORPHAN_PASSED`` and ``OTHER_RANK``: these leave, and are counted all the same.
     """
@@ -54,6 +54,7 @@ class Filtered(StrEnum):
     ORPHAN_PASSED = "orphan_passed"
     ORPHAN_DROPPED = "orphan_dropped"
     OTHER_RANK = "other_rank"
+    OLD_EPOCH = "old_epoch"
 
 
 class Refused(StrEnum):
