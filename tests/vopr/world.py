@@ -265,8 +265,8 @@ class World:
             return "the bus does not run"
         for number in self.bus.sources:
             source, node = daemon.relay.sources[number], self.engines[number]
-            if source.state is not State.LIVE or source.stats.pending:
-                return f"{node.name} is {source.state}, {source.stats.pending} pending"
+            if source.state is not State.LIVE or source.sequencer.pending:
+                return f"{node.name} is {source.state}, {source.sequencer.pending} pending"
             engine = node.engine
             whole = engine.kind != "deaf" and [seq for seq, _ in engine.buffer] == list(range(engine.seq))
             if whole and source.partial and not source.normalizer.full:

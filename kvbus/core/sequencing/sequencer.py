@@ -104,7 +104,7 @@ class Sequencer:
     @property
     def pending(self) -> int:
         """How many batches are missing whose fate is open."""
-        return self.tracker.pending
+        return self._tracker.pending
 
     @property
     def known_from(self) -> int:
