@@ -26,6 +26,7 @@ class Reason(StrEnum):
     UNKNOWN_EVENT = "unknown_event"
     MISSING_FIELD = "missing_field"
     WRONG_TYPE = "wrong_type"
+    INTEGER_RANGE = "integer_range"
     TOKEN_RANGE = "token_range"
     TOKEN_COUNT = "token_count"
     HASH_KIND = "hash_kind"

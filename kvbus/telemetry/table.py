@@ -206,7 +206,7 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
     _by(
         "reason",
         "events_filtered_total",
-        "Valid batches, events and blocks that do not leave as they came, by reason (orphan_passed, other_rank: they do).",
+        "Valid batches, events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do.",
         lambda s: _counts(s.stats.filtered, Filtered),
     ),
     _by(
