@@ -28,7 +28,7 @@ from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.disk import Disk
-from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain, through_libzmq
+from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
@@ -94,7 +94,7 @@ class Daemon:
         self.zap = ZapHandler(self._context)
         allow(self.zap, self.keys)
         before_send = self.state.flush if self.state is not None else None
-        self.outputs = Outputs(self._context, config, self.relay, self.feed, before_send, self.clock.time)
+        self.outputs = Outputs(config, self.relay, self.feed, before_send, self.clock.time)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(
             self._context, self.relay, self.feed, self._feed_live, self.outputs.flush, latency
@@ -148,8 +148,6 @@ class Daemon:
         """
         for warning in in_clear(self.config):
             log.warning("%s: see curve_secret_key_file", warning)
-        for warning in through_libzmq(self.config):
-            log.warning("%s", warning)
         try:
             await self._admin.start()
             for number, output in enumerate(self.relay.outputs):

@@ -115,7 +115,7 @@ class World:
                 assert journal.bytes <= journal.max_bytes or len(journal) == 1, "bytes in the journal"
                 kept += journal.bytes
         for driver in daemon.outputs.drivers:
-            for live in driver._publishers:  # type: ignore[attr-defined]  # noqa: SLF001
+            for live in driver._live.values():  # type: ignore[attr-defined]  # noqa: SLF001
                 ring = live._ring  # noqa: SLF001
                 assert ring.bytes <= ring._max_bytes or ring.end - ring.first == 1, "bytes in the ring"  # noqa: SLF001
                 assert ring.end - ring.first <= ring._max_batches, "batches in the ring"  # noqa: SLF001
@@ -329,8 +329,8 @@ class World:
             return "the bus does not run"
         for number in self.bus.sources:
             source, node = daemon.relay.sources[number], self.engines[number]
-            if source.state is not State.LIVE or source.stats.pending:
-                return f"{node.name} is {source.state}, {source.stats.pending} pending"
+            if source.state is not State.LIVE or source.sequencer.pending:
+                return f"{node.name} is {source.state}, {source.sequencer.pending} pending"
             engine = node.engine
             whole = engine.kind != "deaf" and [seq for seq, _ in engine.buffer] == list(range(engine.seq))
             if whole and source.partial and not source.normalizer.full:
