@@ -9,7 +9,7 @@ from typing import Final
 
 from kvbus.config import Config, parts
 from kvbus.core.events import RelayEvent
-from kvbus.core.relay import Relay
+from kvbus.core.stats import OutputStats
 from kvbus.daemon.keys import Keys, output_domain
 from kvbus.errors import ConfigError, Problem
 from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
@@ -28,7 +28,6 @@ class Outputs:
     Args:
         context: the process's ZeroMQ context.
         config: the configuration.
-        relay: the relay that publishes on the outputs.
         feed: called with each router's request, as an event.
         before_send: called before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running.
@@ -41,19 +40,21 @@ class Outputs:
         self,
         context: Context,
         config: Config,
-        relay: Relay,
         feed: Callable[[RelayEvent], None],
         before_send: Callable[[], None] | None,
         clock: Callable[[], float],
     ) -> None:
         sessions = config.limits.max_replay_sessions
+        made = factories(config)
+        self.stats = [OutputStats() for _ in made]
+        """What each driver counts."""
         self.drivers: list[OutputDriver] = [
             factory(
                 number,
                 config.outputs[number],
-                Services(relay.outputs[number].stats, feed, before_send, clock, context, sessions),
+                Services(self.stats[number], feed, before_send, clock, context, sessions),
             )
-            for number, factory in enumerate(factories(config))
+            for number, factory in enumerate(made)
         ]
 
     def flush(self) -> None:

@@ -26,13 +26,13 @@ from zlib import crc32
 
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.relay import Relay
-from kvbus.core.write_ahead_log import Frame, Records, StateError, decode_records
+from kvbus.core.write_ahead_log import Frame, StateError, decode_records
 
 log = logging.getLogger("kvbus.state")
 
 T = TypeVar("T")
 
-MAGIC: Final = b"kvbus-state-009\n"
+MAGIC: Final = b"kvbus-state-010\n"
 _HEAD: Final = struct.Struct("=8sQII")
 """The file's id, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
 
@@ -109,7 +109,7 @@ class StateStore:
         if self._unusable is not None:
             self._move_aside(self._unusable)
         self._relay = relay
-        relay.records = Records()
+        relay.keep_records(keep=True)
         try:
             self._begin_generation()
         except OSError as error:
@@ -278,7 +278,7 @@ class StateStore:
         self.failed = True
         log.error("the state cannot be written (%s): going on without state", error.strerror or error)
         if self._relay is not None:
-            self._relay.records = None
+            self._relay.keep_records(keep=False)
         self._close_files()
         self._drop()
 
@@ -315,7 +315,7 @@ class StateStore:
         self.flush()
         self._close_files()
         if self._relay is not None:
-            self._relay.records = None
+            self._relay.keep_records(keep=False)
 
 
 def _header(identity: Sequence[str]) -> bytes:
