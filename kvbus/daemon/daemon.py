@@ -20,8 +20,8 @@ from kvbus.core.commands import (
     RequestSnapshot,
     SendState,
 )
-from kvbus.core.events import RelayEvent, SourceDown, Tick
-from kvbus.core.stats import ProcessStats
+from kvbus.core.events import RelayEvent, SourceDown, SourcePlaced, SourceRemoved, Started, Tick
+from kvbus.core.stats import OutputStats, ProcessStats
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon.build import add_reservation, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.cache_reset import CacheResets
@@ -94,11 +94,9 @@ class Daemon:
         self.zap = ZapHandler(self._context)
         allow(self.zap, self.keys)
         before_send = self.state.flush if self.state is not None else None
-        self.outputs = Outputs(config, self.relay, self.feed, before_send, self.clock.time)
+        self.outputs = Outputs(config, self.feed, before_send, self.clock.time)
         latency = self.process.relay_latency
-        self.source_sockets = SourceSockets(
-            self._context, self.relay, self.feed, self._feed_live, self.outputs.flush, latency
-        )
+        self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
         self._admin = AdminServer(self)
         self._cache_resets = CacheResets(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
@@ -114,9 +112,6 @@ class Daemon:
             self.restored = store.load(self.relay, self.clock.time())
         except StateError:
             self.relay = make_relay(self.config, self.streams, self.reservations)
-        for number, output in enumerate(self.relay.outputs):
-            for slot, stream in output.open_streams.items():
-                stream.next_seq = max(stream.next_seq, self.reservations.lowest(number, slot))
         return store
 
     def _begin_state(self) -> None:
@@ -157,7 +152,7 @@ class Daemon:
                 self.source_sockets.open(source, self._source_policy(source))
             self._begin_state()
             if not self.restored:
-                self.carry_out(self.relay.begin(self.clock.time(), time.time()))
+                self.feed(Started(time.time()))
         except BaseException:
             await self.close(drain=0)
             raise
@@ -169,6 +164,11 @@ class Daemon:
     def drivers(self) -> list[OutputDriver]:
         """The driver of each output."""
         return self.outputs.drivers
+
+    @property
+    def output_stats(self) -> list[OutputStats]:
+        """What each driver counts."""
+        return self.outputs.stats
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -313,7 +313,7 @@ class Daemon:
 
     def _remove(self, slot: int) -> None:
         self.source_sockets.close(slot)
-        self.carry_out(self.relay.remove(slot, self.clock.time()))
+        self.feed(SourceRemoved(slot))
         for number, output in enumerate(self.config.outputs):
             if output.layout != "merged":
                 self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
@@ -331,7 +331,7 @@ class Daemon:
             )
             for number, output in enumerate(self.config.outputs)
         ]
-        self.carry_out(self.relay.place(slot, source_spec(self.config, stream), streams, self.clock.time()))
+        self.feed(SourcePlaced(slot, source_spec(self.config, stream), streams))
 
     async def _open_source(self, stream: SourceStream) -> None:
         """Open a source's socket. Its address may be one that was given up a moment ago.

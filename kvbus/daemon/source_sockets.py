@@ -10,6 +10,7 @@ from kvbus.config import SourceStream
 from kvbus.core.commands import CancelReplay, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
     BatchReceived,
+    HandshakeFailed,
     Oversize,
     RelayEvent,
     ReplayAborted,
@@ -19,7 +20,6 @@ from kvbus.core.events import (
     SourceUp,
 )
 from kvbus.core.outputs.snapshot import REQUEST as SNAPSHOT_REQUEST
-from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
@@ -35,7 +35,6 @@ class SourceSockets:
 
     Args:
         context: the process's ZeroMQ context.
-        relay: the relay that has the sources.
         feed: called with each event: connections, answers, failures.
         feed_live: called with each live batch, as an event; batches arrive in bursts, and ``drained`` follows each.
         latency: histogram of the seconds from a batch's receipt to its hand-over to the transport.
@@ -44,14 +43,12 @@ class SourceSockets:
     def __init__(
         self,
         context: Context,
-        relay: Relay,
         feed: Callable[[RelayEvent], None],
         feed_live: Callable[[RelayEvent], None],
         drained: Callable[[], None],
         latency: Histogram,
     ) -> None:
         self._context = context
-        self._relay = relay
         self._feed = feed
         self._feed_live = feed_live
         self._drained = drained
@@ -105,7 +102,7 @@ class SourceSockets:
 
     def _refuser(self, stream: SourceStream) -> Callable[[Refused], None]:
         def refused(reason: Refused) -> None:
-            self._relay.sources[stream.index].stats.refused[reason] += 1
+            self._feed(HandshakeFailed(stream.index, reason))
             log.warning("source %s: handshake failed: %s", stream.label, reason.value)
 
         return refused

@@ -24,14 +24,14 @@ from zlib import crc32
 
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.relay import Relay
-from kvbus.core.write_ahead_log import Frame, Records, StateError, decode_records
+from kvbus.core.write_ahead_log import Frame, StateError, decode_records
 from kvbus.daemon.disk import NO_ROOM, Disk
 
 log = logging.getLogger("kvbus.state")
 
 T = TypeVar("T")
 
-MAGIC: Final = b"kvbus-state-009\n"
+MAGIC: Final = b"kvbus-state-010\n"
 _HEAD: Final = struct.Struct("=8sQII")
 """The file's id, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
 
@@ -112,7 +112,7 @@ class StateStore:
         if self._unusable is not None:
             self._move_aside(self._unusable)
         self._relay = relay
-        relay.records = Records()
+        relay.keep_records(keep=True)
         try:
             self._begin_generation()
         except OSError as error:
@@ -288,7 +288,7 @@ class StateStore:
         self.failed = True
         log.error("the state cannot be written (%s): going on without state", error.strerror or error)
         if self._relay is not None:
-            self._relay.records = None
+            self._relay.keep_records(keep=False)
         self._close_files()
         self._drop()
 
@@ -329,7 +329,7 @@ class StateStore:
             self._disk.close(self._directory)
             self._directory = -1
         if self._relay is not None:
-            self._relay.records = None
+            self._relay.keep_records(keep=False)
 
     def _write(self, fd: int, file_id: bytes, frame: Frame) -> int:
         """Write a frame; return its number of bytes."""

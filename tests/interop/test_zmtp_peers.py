@@ -193,7 +193,7 @@ async def test_silence_ends_no_connection(library: Library, tmp_path: Path) -> N
                 await exact(bus, engine, peer, output=output)
 
         expected = Counter(output for output, _, _ in kinds)
-        all_stats = [output.stats for output in bus.daemon.relay.outputs]
+        all_stats = bus.daemon.outputs.stats
         await eventually(lambda: all(all_stats[at].subscribers == n for at, n in expected.items()), "the subscribers")
         await all_exact()
         given = [len(peer.messages) for peer in peers]

@@ -299,4 +299,3 @@ class World:
         if expected - found:
             return f"blocks too few: {sorted(expected - found)}"
         return ""
-

@@ -373,9 +373,7 @@ class Sequencer:
         if self.phase is Phase.RECHECK:
             # the publisher numbers far beyond the stale batches: they are not the newest ones of another epoch
             known.unverified.epoch_confirmed(now)
-        elif seq <= tracker.next:
-            return True
-        elif known.buffer.trimmed_for(tracker.next, now) >= 2 * self.settings.replay_timeout:
+        elif seq <= tracker.next or known.buffer.trimmed_for(tracker.next, now) >= 2 * self.settings.replay_timeout:
             return True
         self._take(Input.ANSWERED, now)
         return False
