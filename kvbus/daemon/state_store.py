@@ -32,7 +32,7 @@ log = logging.getLogger("kvbus.state")
 
 T = TypeVar("T")
 
-MAGIC: Final = b"kvbus-state-009\n"
+MAGIC: Final = b"kvbus-state-010\n"
 _HEAD: Final = struct.Struct("=8sQII")
 """The file's id, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
 
