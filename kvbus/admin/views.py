@@ -47,7 +47,7 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
             "missing": stats.missing,
             "recovered": stats.recovered,
             "lost": stats.lost,
-            "pending": stats.pending,
+            "pending": sequencer.pending,
             "duplicates": stats.duplicates,
             "restarts": stats.restarts,
             "rejected": {str(reason): n for reason, n in stats.rejected.items()},

@@ -22,7 +22,7 @@ T = TypeVar("T")
 Samples = Iterable[tuple[Sequence[str], float]]
 """Values of a metric, each behind the values of its labels."""
 
-DROP_REASONS: Final = ("slow_router", "queue_full", "closed")
+DROP_REASONS: Final = ("slow_router", "queue_full")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
 REPLAY_OUTCOMES: Final = (
     "complete",
@@ -163,7 +163,7 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
     _one(
         "source_pending_batches",
         "Missing batches that are neither recovered nor lost yet.",
-        lambda s: s.stats.pending,
+        lambda s: s.sequencer.pending,
     ),
     _one(
         "source_queue_depth",
@@ -206,7 +206,7 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
     _by(
         "reason",
         "events_filtered_total",
-        "Valid events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do leave.",
+        "Valid batches, events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do.",
         lambda s: _counts(s.stats.filtered, Filtered),
     ),
     _by(

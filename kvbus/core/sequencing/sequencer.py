@@ -80,6 +80,11 @@ class Sequencer(Answers):
         return self._tracker.log_end
 
     @property
+    def pending(self) -> int:
+        """How many batches are missing whose fate is open."""
+        return self._tracker.pending
+
+    @property
     def known_from(self) -> int:
         """The number from which on nothing is missing in what was delivered; see :class:`Backfill`."""
         return self._known.backfill.first

@@ -3,6 +3,8 @@
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvbus.core.sequencing.actions import Ask, Deliver, Lost
 from kvbus.core.sequencing.conflict import FIRST_PAUSE
@@ -200,7 +202,7 @@ class TestGaps:
         assert script.stats.held_overflow == 2
         assert script.missing == (3, 0, 0, 3)
         assert delivered(script.after(*map(replayed, range(1, 7)))) == [1, 2, 3, 4, 5, 6]
-        assert script.stats.pending == 0
+        assert script.sequencer.pending == 0
         assert script.stats.lost == 0
 
     def test_a_seq_from_nowhere_does_not_take_for_ever(self):
@@ -402,6 +404,41 @@ class TestEpochs:
         script.after(live(0))
         assert script.missing == (6, 0, 6, 0)
 
+    def test_what_waited_behind_a_gap_of_the_old_epoch_is_counted(self):
+        script = in_sync(3)
+        script.after(*map(live, range(4, 104)))
+        script.epoch = 1
+        script.after(live(0))
+        assert script.missing == (1, 0, 1, 0)
+        assert script.stats.filtered["old_epoch"] == 100
+
+    @given(
+        st.lists(
+            st.one_of(
+                st.tuples(st.just("live"), st.integers(0, 1), st.integers(0, 30)),
+                st.sampled_from([("down",), ("up",), ("tick",)]),
+            ),
+            max_size=80,
+        ),
+        st.sampled_from([2, 1000]),
+    )
+    def test_each_live_batch_is_counted_where_it_ended(self, steps, room):
+        script = SequencerScript(replay=False, reorder_batches=room)
+        sent = 0
+        for step in steps:
+            if step[0] == "live":
+                _, script.epoch, seq = step
+                script.after(live(seq))
+                sent += 1
+            elif step[0] == "tick":
+                script.after(tick(0.5))
+            else:
+                script.after(down() if step[0] == "down" else up())
+            stats, sequencer = script.stats, script.sequencer
+            dropped = stats.duplicates + stats.held_overflow + sum(stats.rejected.values())
+            waiting = len(sequencer.held) + len(sequencer.unverified)
+            assert sent == len(script.delivered) + waiting + dropped + stats.filtered["old_epoch"]
+
     def test_back_in_the_same_epoch(self):
         script = in_sync(5)
         script.after(down())
@@ -574,6 +611,7 @@ class TestSnapshots:
         script.after(up(), live(40), live(41), live(42))
         assert script >> snapshot(41) << cancel() << synced() << deliver(42)
         assert script.missing == (0, 0, 0, 0)
+        assert script.stats.duplicates == 2
 
     def test_nothing_was_published_yet(self):
         script = SequencerScript(snapshot=True)
