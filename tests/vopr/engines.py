@@ -127,7 +127,9 @@ class EngineNode:
         if len(frames) < 2:
             return [self.engine.snapshot()]
         start = int.from_bytes(frames[-1], "big")
-        answer = [[b"", b"", seq_frame(seq, publisher), payload] for seq, payload in self.engine.buffer if seq >= start]
+        answer = [
+            [b"", b"", seq_frame(seq, publisher), payload] for seq, payload in self.engine.buffer if seq >= start
+        ]
         answer.append([b"", b"", END_SEQ, b""])
         if self.break_answer is not None:
             answer, self.break_answer = answer[: self.break_answer], None

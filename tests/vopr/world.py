@@ -299,3 +299,4 @@ class World:
         if expected - found:
             return f"blocks too few: {sorted(expected - found)}"
         return ""
+
