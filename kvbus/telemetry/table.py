@@ -119,6 +119,11 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
         lambda s: s.stats.replay_timeouts,
     ),
     _one(
+        "source_requests_failed_total",
+        "Attempts to send the engine a request that failed in kvbus itself (no file descriptor); it is tried again.",
+        lambda s: s.stats.requests_failed,
+    ),
+    _one(
         "source_stale_replies_total",
         "Replay messages that answer no open request.",
         lambda s: s.stats.stale_replies,

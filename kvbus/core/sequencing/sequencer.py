@@ -288,7 +288,7 @@ class Sequencer:
         return False
 
     def sent(self, request: int, now: float) -> None:
-        """A request has left the process. Before, it may have waited behind a backlog of batches."""
+        """A request has left the process. Before, it may have waited behind a backlog; at infinity, it waits still."""
         self._replay_client.sent(request, now)
 
     def replay_ended(self, request: int, now: float) -> None:
