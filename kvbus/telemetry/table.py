@@ -24,6 +24,8 @@ Samples = Iterable[tuple[Sequence[str], float]]
 
 DROP_REASONS: Final = ("slow_router", "queue_full", "closed")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
+EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
+"""Of events, one more: the rest of their batch did leave."""
 REPLAY_OUTCOMES: Final = (
     "complete",
     "compacted",
@@ -295,8 +297,8 @@ OUTPUTS: Final[tuple[Row[Output], ...]] = (
     _by(
         "reason",
         "output_dropped_events_total",
-        "Events in those batches.",
-        lambda o: _known(o.stats.dropped_events, DROP_REASONS),
+        "Events in those batches, and events that the profile leaves out (other_group).",
+        lambda o: _known(o.stats.dropped_events, EVENT_REASONS),
     ),
     _by(
         "reason",
