@@ -11,7 +11,7 @@ IMAGE  ?= kvbus:local
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo test coverage bench chaos interop profile profile-process soak fuzz flood lint format charts dockerfile wheel \
+.PHONY: help setup tools demo test coverage bench chaos interop profile profile-process soak explore fuzz flood lint format charts dockerfile wheel \
 	image version lock clean
 
 help: ## this list
@@ -71,6 +71,9 @@ interop: $(STAMP) ## routers of other projects in every case, into docs/INTEROP.
 
 soak: $(STAMP) ## the random relay, 1,000,000 steps (STEPS=1000000 SEED=1)
 	@$(BIN)/python -m tests.properties.soak $(if $(STEPS),--steps $(STEPS)) $(if $(SEED),--seed $(SEED))
+
+explore: $(STAMP) ## every order of events up to a depth, small (DEPTH=5 ARGS="--scene start --faults 3")
+	@$(BIN)/python -m tests.exhaustive $(if $(DEPTH),--depth $(DEPTH)) $(ARGS)
 
 fuzz: $(STAMP) ## coverage-guided fuzzing of codec, frames and relay (SECONDS=60 each)
 	@$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r .ci/fuzz.lock

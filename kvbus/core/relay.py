@@ -156,7 +156,7 @@ class Relay:
                 source.sequencer.restore_epoch(partial=rest[0])
                 self._forget(slot, source, now)
             elif kind == wal.LOST:
-                source.sequencer.partial = True
+                source.sequencer.restore_loss(rest[0])
                 self._lose(slot, source, rest[0], now)
             elif kind == wal.EXPIRED:
                 self._expire(slot, source, now)

@@ -13,7 +13,7 @@ from kvbus.core.relay import Relay
 from kvbus.daemon.keys import Keys, output_domain
 from kvbus.errors import ConfigError, Problem
 from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
-from kvbus.transport.sockets import Context, PeerPolicy
+from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zap import ZapHandler
 
 log = logging.getLogger("kvbus.daemon")
@@ -26,7 +26,6 @@ class Outputs:
     """One driver for each configured output, in ``drivers``.
 
     Args:
-        context: the process's ZeroMQ context.
         config: the configuration.
         relay: the relay that publishes on the outputs.
         feed: called with each router's request, as an event.
@@ -39,7 +38,6 @@ class Outputs:
 
     def __init__(
         self,
-        context: Context,
         config: Config,
         relay: Relay,
         feed: Callable[[RelayEvent], None],
@@ -51,7 +49,7 @@ class Outputs:
             factory(
                 number,
                 config.outputs[number],
-                Services(relay.outputs[number].stats, feed, before_send, clock, context, sessions),
+                Services(relay.outputs[number].stats, feed, before_send, clock, sessions),
             )
             for number, factory in enumerate(factories(config))
         ]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 Samples = Iterable[tuple[Sequence[str], float]]
 """Values of a metric, each behind the values of its labels."""
 
-DROP_REASONS: Final = ("slow_router", "queue_full", "closed")
+DROP_REASONS: Final = ("slow_router", "queue_full")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
 EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
 """Of events, one more: the rest of their batch did leave."""

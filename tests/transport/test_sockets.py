@@ -16,8 +16,8 @@ from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.sockets import OPTIONS, make_socket
 from tests.ports import free_port
+from tests.transport.live.test_stream import stream_of
 from tests.transport.loops import eventually, turns
-from tests.transport.test_libzmq_live import live_output
 from tests.transport.test_replay_server import served
 
 ESTABLISHED, KEEPALIVE = "01", "02"
@@ -72,10 +72,9 @@ def peer(kind: int, *, listens: bool, port: int) -> Iterator[zmq.Socket[bytes]]:
 
 
 async def test_routers_are_probed(context):
-    port = free_port()
-    async with live_output(context, f"tcp://127.0.0.1:{port}"), served(context, 1) as replay:
-        with peer(zmq.SUB, listens=False, port=port):
-            await probed(port, accepted=True)
+    async with stream_of(context, state=False) as output, served(1) as replay:
+        with peer(zmq.SUB, listens=False, port=output.port):
+            await probed(output.port, accepted=True)
         replay_port = int(replay.endpoint.rpartition(":")[2])
         with peer(zmq.DEALER, listens=False, port=replay_port):
             await probed(replay_port, accepted=True)
