@@ -381,6 +381,12 @@ class Sequencer:
         return False
 
     def replay_ended(self, request: int, now: float) -> None:
+        """The END marker of an answer."""
+        asked = self._replay_client.match(request)
+        if asked is not None:
+            self._replay_client.stop()  # nothing more will come, and only this closes its socket
+            self._finish(asked, now, answered=True)
+
     def replay_aborted(self, request: int, now: float) -> None:
         """The answer broke off at a batch that is too large to be taken: it is lost, and what follows is asked for.
 
