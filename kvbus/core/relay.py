@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final
 
 from kvbus.core import write_ahead_log as wal
@@ -31,6 +32,7 @@ from kvbus.core.events import (
     ReplayAborted,
     ReplayAsked,
     ReplayReceived,
+    RequestSent,
     SnapshotAsked,
     SnapshotReceived,
     SourceDown,
@@ -87,6 +89,7 @@ class Relay:
             ReplayReceived: self._replayed,
             ReplayAborted: self._replay_aborted,
             SnapshotReceived: self._snapshot_received,
+            RequestSent: self._request_sent,
             SourceUp: self._up,
             SourceDown: self._down,
             HandshakeFailed: self._handshake_failed,
@@ -247,6 +250,11 @@ class Relay:
         source.stats.rejected[Reason.FRAME_SIZE] += 1
         source.sequencer.replay_aborted(event.request, now)
         self._run(event.source, source, now)
+
+    def _request_sent(self, event: RequestSent, now: float) -> None:
+        source = self.sources[event.source]
+        source.stats.requests_failed += not event.sent
+        source.sequencer.sent(event.request, now if event.sent else inf)
 
     def _snapshot_received(self, event: SnapshotReceived, now: float) -> None:
         source = self.sources[event.source]

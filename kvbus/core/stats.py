@@ -33,6 +33,8 @@ class SourceStats(msgspec.Struct):
     restarts: int = 0
     replays: int = 0
     replay_timeouts: int = 0
+    requests_failed: int = 0
+    """Attempts to send a request that failed in this process."""
     held_overflow: int = 0
     stale_replies: int = 0
     timeouts: int = 0

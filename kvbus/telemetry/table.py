@@ -23,6 +23,8 @@ Samples = Iterable[tuple[Sequence[str], float]]
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
+EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
+"""Of events, one more: the rest of their batch did leave."""
 REPLAY_OUTCOMES: Final = (
     "complete",
     "compacted",
@@ -94,6 +96,11 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
         "source_replay_timeouts_total",
         "Replay requests that failed for lack of progress.",
         lambda s: s.stats.replay_timeouts,
+    ),
+    _one(
+        "source_requests_failed_total",
+        "Attempts to send the engine a request that failed in kvbus itself (no file descriptor); it is tried again.",
+        lambda s: s.stats.requests_failed,
     ),
     _one(
         "source_stale_replies_total",
@@ -267,8 +274,8 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     _by(
         "reason",
         "output_dropped_events_total",
-        "Events in those batches.",
-        lambda o: _known(o.stats.dropped_events, DROP_REASONS),
+        "Events in those batches, and events that the profile leaves out (other_group).",
+        lambda o: _known(o.stats.dropped_events, EVENT_REASONS),
     ),
     _by(
         "reason",
