@@ -180,6 +180,19 @@ class Relay:
             raise wal.StateError(f"record: {error}") from error
         self._out.commands.clear()
 
+    def resume_at(self, first_seq: Callable[[int, int], int]) -> None:
+        """Routers may have got more than this state knows. :meth:`begin` clears them before they get it again.
+
+        Args:
+            first_seq: the seq that a stream goes on at, by the number of its output and its place.
+        """
+        for number, output in enumerate(self.outputs):
+            for at, stream in output.open_streams.items():
+                stream.resume_at(first_seq(number, at))
+        for source in self.present:
+            source.expired, source.announced = True, False
+            source.sequencer.expire()
+
     def recovery_finished(self, now: float) -> None:
         """All of the log was applied: every source is away until its connection stands again."""
         for source in self.sources:

@@ -80,7 +80,7 @@ def decode_records(body: bytes, payloads: bytes) -> list[list[Any]] | None:
             record[-1], at = payloads[at:end], end
             if fingerprint(record[-1]) != known:
                 return None
-    return records
+    return records if at == len(payloads) else None
 
 
 def decoded(body: bytes) -> list[Any]:

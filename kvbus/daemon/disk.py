@@ -1,39 +1,21 @@
 """The disk: all that kvbus asks of it to keep its state and its numbering.
 
 :class:`Disk` is the real one. A test may give another with the same methods, which loses, tears or reorders what was
-not synced. Files are opened by their names in an open directory, and used by their descriptors. A memory map is shared
-with the kernel, so what was stored in it outlives the process.
+not synced. Files are opened by their names in an open directory, and used by their descriptors.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write fails with on a full disk."""
-
-
-class Mapped(Protocol):
-    """A file in memory."""
-
-    def __getitem__(self, at: slice, /) -> bytes:
-        """Return a part of it."""
-
-    def __setitem__(self, at: slice, value: bytes, /) -> None:
-        """Store as many bytes as the slice has."""
-
-    def flush(self) -> object:
-        """Write it to the disk, and wait until it is there."""
-
-    def close(self) -> None:
-        """Give the memory back; what was stored stays."""
 
 
 class Disk:
@@ -61,7 +43,7 @@ class Disk:
         return os.open(name, how, 0o600, dir_fd=directory)
 
     def share(self, directory: int, name: str) -> int:
-        """Open a small file to lock, read, write and map. It is made if it is not there, and must be a regular file."""
+        """Open a small file to lock, read and write. It is made if it is not there, and must be a regular file."""
         how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         fd = os.open(name, how, 0o600, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -70,7 +52,7 @@ class Disk:
         return fd
 
     def close(self, fd: int) -> None:
-        """Close a file or a directory. A lock on it ends, unless it is mapped."""
+        """Close a file or a directory. A lock on it ends."""
         os.close(fd)
 
     def size(self, fd: int) -> int:
@@ -85,9 +67,10 @@ class Disk:
         """Read up to ``size`` bytes at a position; fewer only at the end."""
         return os.pread(fd, size, at)
 
-    def pwrite(self, fd: int, data: bytes, at: int) -> int:
-        """Write at a position; return how many bytes were written."""
-        return os.pwrite(fd, data, at)
+    def pwrite(self, fd: int, data: bytes, at: int) -> None:
+        """Write a few bytes at a position, all or none of them."""
+        if os.pwrite(fd, data, at) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def writev(self, fd: int, pieces: Sequence[bytes | memoryview]) -> int:
         """Write behind what was written last; return how many bytes were written."""
@@ -115,10 +98,6 @@ class Disk:
     def sync_directory(self, directory: int) -> None:
         """Wait until the names in a directory are on the disk."""
         os.fsync(directory)
-
-    def map(self, fd: int, size: int) -> Mapped:
-        """Map the beginning of a file into memory. The map keeps the file open, and its lock."""
-        return mmap.mmap(fd, size)
 
     def lock(self, fd: int) -> None:
         """Lock a file until its last descriptor is closed.
