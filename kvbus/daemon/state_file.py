@@ -2,8 +2,9 @@
 
 The header has a random id, and names the log that comes before: a log the one it goes on from, with its length, and a
 checkpoint the log that begins with it. So no file can stand in for another. A frame has the id of its file, its
-lengths, and a CRC-32 of its records and of its position. The records carry the fingerprints of their payloads. A log
-may be written over an older one, whose frames have another id.
+lengths, a CRC-32 of its records, and a CRC-32 of all this and of its position, so that a damaged length makes nobody
+read half a file into memory. The records carry the fingerprints of their payloads. A log may be written over an older
+one, whose frames have another id.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _CRC: Final = struct.Struct("=I")
 HEADER_SIZE: Final = _HEADER.size + _CRC.size
 
 _HEAD: Final = struct.Struct("=8sQII")
-"""The file's id, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
+"""The file's id, length of the payloads, length of the body, the body's CRC-32. The CRC-32 of this follows, then body
+and payloads."""
+
+_HEAD_SIZE: Final = _HEAD.size + _CRC.size
 
 _SMALL: Final = 1024
 """Up to this many bytes, copying a payload costs less than handing it to the kernel separately."""
@@ -130,18 +134,18 @@ class StateFile:
 
     def _frame(self, read: Callable[[bytes, bytes], T | None]) -> tuple[T, int] | None:
         at = self.end
-        head = self._disk.pread(self._fd, _HEAD.size, at)
-        if len(head) < _HEAD.size:
+        head = self._disk.pread(self._fd, _HEAD_SIZE, at)
+        if len(head) < _HEAD_SIZE or _head_crc(head[: _HEAD.size], at) != head[_HEAD.size :]:
             return None
-        found, rest, size, crc = _HEAD.unpack(head)
-        begin = at + _HEAD.size
-        if found != self.id or not 0 < size <= self.size - begin - rest:
+        found, rest, size, crc = _HEAD.unpack_from(head)
+        begin = at + _HEAD_SIZE
+        if found != self.id or size + rest > self.size - begin:
             return None
         body = self._disk.pread(self._fd, size, begin)
-        if crc32(body, _seed(at)) != crc:
+        if crc32(body) != crc:
             return None
         frame = read(body, self._disk.pread(self._fd, rest, begin + size))
-        return None if frame is None else (frame, _HEAD.size + size + rest)
+        return None if frame is None else (frame, _HEAD_SIZE + size + rest)
 
     def _goes_on(self) -> bool:
         """Whether there is another frame behind one that cannot be read: a torn one is the last."""
@@ -160,7 +164,8 @@ def write_frame(disk: Disk, fd: int, file_id: bytes, at: int, frame: Frame) -> i
     """Write a frame behind the ``at`` bytes that there are; return its number of bytes."""
     body, payloads = frame
     size = sum(map(len, payloads))
-    head = _HEAD.pack(file_id, size, len(body), crc32(body, _seed(at))) + body
+    head = _HEAD.pack(file_id, size, len(body), crc32(body))
+    head += _head_crc(head, at) + body
     if size <= _SMALL * len(payloads):
         _write_all(disk, fd, [head + b"".join(payloads)])
     else:
@@ -170,8 +175,8 @@ def write_frame(disk: Disk, fd: int, file_id: bytes, at: int, frame: Frame) -> i
     return len(head) + size
 
 
-def _seed(at: int) -> int:
-    return at & 0xFFFFFFFF
+def _head_crc(head: bytes, at: int) -> bytes:
+    return _CRC.pack(crc32(head, at & 0xFFFFFFFF))
 
 
 def _write_all(disk: Disk, fd: int, pieces: Sequence[bytes]) -> None:
