@@ -18,8 +18,22 @@ NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write fails with on a full disk."""
 
 
+_SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""A link leads anywhere, and a FIFO may keep whoever opens it waiting for ever."""
+
+
+class NotAFileError(PermissionError):
+    """A link, a FIFO, a directory or a device has the name of a file."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(errno.EPERM, f"{name} is no regular file")
+
+
 class Disk:
-    """The real disk. Every method may raise ``OSError``."""
+    """The real disk. Every method may raise ``OSError``.
+
+    What is opened is a regular file of that very name, or :class:`NotAFileError` is raised.
+    """
 
     def make_directory(self, path: Path) -> None:
         """Make a directory and those above it, unless they are there."""
@@ -35,21 +49,27 @@ class Disk:
 
     def open(self, directory: int, name: str) -> int:
         """Open a file for reading."""
-        return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+        return _open(directory, name, os.O_RDONLY)
 
-    def create(self, directory: int, name: str, *, keep: bool = False) -> int:
-        """Open a file for writing at its beginning. It is made if it is not there, and emptied unless ``keep``."""
-        how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (0 if keep else os.O_TRUNC)
-        return os.open(name, how, 0o600, dir_fd=directory)
+    def create(self, directory: int, name: str) -> int:
+        """Make a file, in place of one of that name, and open it for writing."""
+        self.unlink(directory, name)
+        return _open(directory, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def reuse(self, directory: int, name: str) -> int | None:
+        """Open an old file for writing at its beginning; None if there is none that nobody else could miss."""
+        try:
+            fd = _open(directory, name, os.O_WRONLY)
+        except (FileNotFoundError, NotAFileError):
+            return None
+        if os.fstat(fd).st_nlink > 1:
+            os.close(fd)
+            return None
+        return fd
 
     def share(self, directory: int, name: str) -> int:
-        """Open a small file to lock, read and write. It is made if it is not there, and must be a regular file."""
-        how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        fd = os.open(name, how, 0o600, dir_fd=directory)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise PermissionError(errno.EPERM, f"{name} is no regular file")
-        return fd
+        """Open a small file to lock, read and write. It is made if it is not there."""
+        return _open(directory, name, os.O_RDWR | os.O_CREAT)
 
     def close(self, fd: int) -> None:
         """Close a file or a directory. A lock on it ends."""
@@ -110,3 +130,16 @@ class Disk:
     def random_bytes(self, count: int) -> bytes:
         """Return bytes that nobody has had before, for the id of a file."""
         return os.urandom(count)
+
+
+def _open(directory: int, name: str, how: int) -> int:
+    try:
+        fd = os.open(name, how | _SAFELY, 0o600, dir_fd=directory)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
+            raise NotAFileError(name) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotAFileError(name)
+    return fd

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from kvbus.daemon.disk import Disk
+from kvbus.daemon.disk import Disk, NotAFileError
 from kvbus.daemon.lock import lock, sign
 
 log = logging.getLogger("kvbus.daemon.seq_reservation")
@@ -202,13 +202,18 @@ def _seed(file: str) -> int:
 def _open(disk: Disk, directory: Path, name: str) -> _Reservation:
     """Open a stream's file and lock it. Make a new one where there is none, or where the one there is damaged.
 
-    Everybody may be able to write to the directory: this follows no link, and refuses another user's file.
+    Everybody may be able to write to the directory: this follows no link, and refuses another user's file. What is no
+    file is deleted, and counts as a damaged one.
     """
     file = f"kvbus-{_digest(name)}.seq"
     there = disk.open_directory(directory)
     try:
         existed = file in disk.names(there)
-        fd = disk.share(there, file)
+        try:
+            fd = disk.share(there, file)
+        except NotAFileError:
+            disk.unlink(there, file)
+            fd = disk.share(there, file)
     finally:
         disk.close(there)
     try:

@@ -14,6 +14,7 @@ failure.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -209,7 +210,8 @@ class StateStore:
         for name in names:
             if ".refused-" in name:
                 # one is enough to see what went wrong; more would fill the disk
-                self._disk.unlink(self._directory, name)
+                with contextlib.suppress(IsADirectoryError):
+                    self._disk.unlink(self._directory, name)
         for name in names:
             if name == commit_record.NAME or (name.startswith("state-") and name.endswith((".dump", ".log"))):
                 self._disk.rename(self._directory, name, f"{name}.refused-{stamp}")
@@ -286,13 +288,11 @@ class StateStore:
         disk = self._disk
         file_id = disk.random_bytes(ID_BYTES)
         begin = header(self._identity, file_id, before, length)
-        if over is not None and over in disk.names(self._directory):
-            fd = disk.create(self._directory, over, keep=True)
-            disk.writev(fd, [begin])
+        old = None if over is None else disk.reuse(self._directory, over)
+        fd = disk.create(self._directory, name) if old is None else old
+        disk.writev(fd, [begin])
+        if over is not None and old is not None:
             disk.rename(self._directory, over, name)
-        else:
-            fd = disk.create(self._directory, name)
-            disk.writev(fd, [begin])
         return fd, file_id
 
     def _go_on(self, *, whole: bool = False) -> None:

@@ -95,3 +95,9 @@ def test_any_bit_may_flip(directory: int, tmp_path: Path) -> None:
                 read(Disk(), directory)
         else:
             assert read(Disk(), directory) == LOG
+
+
+def test_one_that_is_no_file_is_no_record(directory: int, tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    with pytest.raises(StateError, match="the commit record cannot be read: commit is no regular file"):
+        read(Disk(), directory)

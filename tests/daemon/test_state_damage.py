@@ -23,6 +23,8 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.seq_reservation import AHEAD
 from kvbus.daemon.state_store import SPARE
+from kvbus.errors import StateDirError
+from tests.daemon.test_disk import OTHER_THAN_A_FILE
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
 from tests.ports import free_ports
@@ -273,6 +275,42 @@ async def test_a_flipped_bit_is_noticed_wherever_it_is(left: Left, tmp_path: Pat
         flipped(tmp_path / "a" / name, byte, byte % 8)
         found = await started_again(left, tmp_path / "a")
         assert found == ("exact" if kind == "seq" else "refused") or (kind == "commit" and found == "exact")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["log", "dump", "commit", "seq", "part", "log.spare", "commit.new"])
+@pytest.mark.parametrize("kind", [kind for kind in OTHER_THAN_A_FILE if kind != "directory"])
+async def test_what_is_no_file_is_neither_followed_nor_waited_for(
+    left: Left, tmp_path: Path, name: str, kind: str
+) -> None:
+    """The next generation's names, too."""
+    shutil.copytree(left.directory, tmp_path / "a")
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    at = tmp_path / "a"
+    paths = {
+        "log": newest(at, "log"),
+        "dump": newest(at, "dump"),
+        "seq": seq_file(at),
+        "part": at / f"state-{int(newest(at, 'log').stem.removeprefix('state-')) + 1}.part",
+    }
+    path = paths.get(name, at / name)
+    path.unlink(missing_ok=True)
+    OTHER_THAN_A_FILE[kind](path, victim)
+    expected = "refused" if name in {"log", "dump", "commit"} else "exact"
+    assert await started_again(left, at) == expected
+    assert victim.read_bytes() == b"precious"
+
+
+async def test_a_directory_in_place_of_a_file_is_refused_or_an_error(left: Left, tmp_path: Path) -> None:
+    shutil.copytree(left.directory, tmp_path / "a")
+    newest(tmp_path / "a", "dump").unlink()
+    (tmp_path / "a" / "state-4.dump").mkdir()
+    assert await started_again(left, tmp_path / "a") == "refused"
+    (tmp_path / "a" / "commit.new").mkdir()
+    daemon = Daemon(left.config.model_copy(update={"state_dir": str(tmp_path / "a")}))
+    with pytest.raises(StateDirError, match="Is a directory"):
+        await daemon.start()
 
 
 def change(draw: st.DrawFn, directory: Path, left: Left) -> None:
