@@ -180,7 +180,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         future = self.create_future()
         try:
             result = func(*args)
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+        except Exception:  # noqa: BLE001 - it belongs to whoever waits
             self.call_soon(lambda: future.cancelled() or future.set_exception(error))
         else:
             self.call_soon(lambda: future.cancelled() or future.set_result(result))

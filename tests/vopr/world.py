@@ -126,7 +126,7 @@ class World:
     def engine_is_in_reach(self, number: int) -> None:
         self._node(number).reachable = True
 
-    def engine_link_stalls(self, number: int, stalled: bool) -> None:  # noqa: FBT001
+    def engine_link_stalls(self, number: int, stalled: bool) -> None:
         self._node(number).stall(stalled=stalled)
 
     def answer_breaks_off(self, number: int, messages: int) -> None:
@@ -201,7 +201,7 @@ class World:
         if len(self.routers) > 2:
             self.routers.pop(number % len(self.routers))[1].leave()
 
-    def router_reads(self, number: int, on: bool) -> None:  # noqa: FBT001
+    def router_reads(self, number: int, on: bool) -> None:
         if router := self._router(number):
             router.read(on=on)
 
@@ -209,7 +209,7 @@ class World:
         if router := self._router(number):
             router.break_connection()
 
-    def router_link_holds(self, number: int, up: bool) -> None:  # noqa: FBT001
+    def router_link_holds(self, number: int, up: bool) -> None:
         if router := self._router(number):
             router.hold(up=up)
 
