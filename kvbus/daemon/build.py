@@ -64,6 +64,7 @@ def _output_spec(
 ) -> OutputSpec:
     output = config.outputs[number]
     merged = output.layout == "merged"
+    slots = (0,) if merged else range(max(streams) + 1)
     if merged:
         new = [new_stream(config, output, streams[min(streams)], reservations.first(number, 0))]
     else:
@@ -71,7 +72,7 @@ def _output_spec(
             new_stream(config, output, streams[slot], reservations.first(number, slot))
             if slot in streams
             else NewStream()
-            for slot in range(max(streams) + 1)
+            for slot in slots
         ]
     return OutputSpec(
         output.name,

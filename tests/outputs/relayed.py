@@ -14,6 +14,7 @@ from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
+from kvbus.core.stats import OutputStats
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.outputs.contract import Services
 from kvbus.transport.sockets import PLAIN
@@ -59,7 +60,7 @@ class Relayed:
     def __init__(self, name: str, directory: Path, **settings: Any) -> None:
         engine = SourceSpec("engine", 0, Settings(replay=False), Rules())
         self.relay = Relay([engine], [OutputSpec("routers", PROFILES["vllm"], [TOPIC], heartbeat=0)])
-        self.stats = self.relay.outputs[0].stats
+        self.stats = OutputStats()
         services = Services(self.stats, self.feed, None, lambda: 0.0, 4)
         self.config, self.driver = make_driver(name, directory, {"on_subscribe": "state", **settings}, services)
         self.kind = KINDS[name]
