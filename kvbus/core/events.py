@@ -2,7 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+
+from kvbus.core.outputs.output import NewStream
+from kvbus.core.source import SourceSpec
+from kvbus.core.types import CacheReset, Refused
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The relay begins, with no state of a former process; before all other events.
+
+    ``wall`` is the time of day, as in :class:`Tick`.
+    """
+
+    wall: float = 0.0
+
+
+class SourcePlaced(msgspec.Struct, frozen=True):
+    """A source is put into a slot; one that was there is gone. All others go on as if nothing had happened.
+
+    ``streams`` says for each output how the slot's own stream is to be; a merged output has none. The numbering of a
+    slot goes on, whichever source has it.
+    """
+
+    source: int
+    spec: SourceSpec
+    streams: Sequence[NewStream]
+
+
+class SourceRemoved(msgspec.Struct, frozen=True):
+    """A source is taken away: its blocks are cleared downstream, and its slot is free."""
+
+    source: int
 
 
 class SourceUp(msgspec.Struct, frozen=True):
@@ -15,6 +48,20 @@ class SourceDown(msgspec.Struct, frozen=True):
     """The last connection to the engine's publisher is gone."""
 
     source: int
+
+
+class HandshakeFailed(msgspec.Struct, frozen=True):
+    """A connection with the engine's publisher failed before anything was said."""
+
+    source: int
+    reason: Refused
+
+
+class CacheResetTried(msgspec.Struct, frozen=True):
+    """The engine was asked to reset its cache, and this came of it."""
+
+    source: int
+    outcome: CacheReset
 
 
 class BatchReceived(msgspec.Struct, gc=False):
@@ -51,6 +98,14 @@ class ReplayAborted(msgspec.Struct, frozen=True):
 
     source: int
     request: int
+
+
+class RequestSent(msgspec.Struct, frozen=True):
+    """Request ``request`` has left after all, or, if ``sent`` is False, waits because it could not be sent."""
+
+    source: int
+    request: int
+    sent: bool
 
 
 class ReplayAsked(msgspec.Struct, gc=False):
@@ -103,13 +158,19 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 RelayEvent = (
-    SourceUp
+    Started
+    | SourcePlaced
+    | SourceRemoved
+    | SourceUp
     | SourceDown
+    | HandshakeFailed
+    | CacheResetTried
     | BatchReceived
     | Oversize
     | ReplayReceived
     | ReplayAborted
     | SnapshotReceived
+    | RequestSent
     | ReplayAsked
     | SnapshotAsked
     | Subscribed

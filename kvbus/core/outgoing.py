@@ -34,10 +34,10 @@ class Outgoing:
     Args:
         sources: the relay's, in their places.
         outputs: the relay's.
-        record: keeps what a restart has to do again (:mod:`kvbus.core.write_ahead_log`).
+        do: keeps a record (:mod:`kvbus.core.write_ahead_log`) and has it applied.
     """
 
-    def __init__(self, sources: list[Source], outputs: list[Output], record: Callable[..., None]) -> None:
+    def __init__(self, sources: list[Source], outputs: list[Output], do: Callable[[wal.Record, float], None]) -> None:
         self._sources = sources
         self._outputs = outputs
         self._plain = [(number, each) for number, each in enumerate(outputs) if each.spec.profile.as_it_comes]
@@ -45,21 +45,17 @@ class Outgoing:
         """Outputs whose routers do not take batches as they come: see :mod:`kvbus.core.outputs.fitting`."""
         self.names_cleared = any(output.spec.profile.clears != "rank" for output in outputs)
         """Whether a clear has to be said by removals on some output."""
-        self._record = record
+        self._do = do
         self.wall = 0.0
         """The time of day, for the ``ts`` of batches no engine sent; nothing is decided by it."""
         self.commands: list[Command] = []
         """What the shell has to do."""
 
-    def take_commands(self) -> list[Command]:
-        """The commands so far."""
-        commands, self.commands = self.commands, []
-        return commands
-
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> None:
+    def begin(self, record: wal.Begun, now: float) -> None:
         """Where a numbering goes on from a former process, routers get AllBlocksCleared."""
+        self.wall = record.wall
         for number, output in enumerate(self._outputs):
             for at, stream in output.open_streams.items():
                 if not stream.first_seq:
@@ -228,11 +224,11 @@ class Outgoing:
         for number, output in enumerate(self._outputs):
             for at, stream in enumerate(output.streams):
                 if stream.heartbeat_due(now):
-                    self._record(wal.HEARTBEAT, number, at, self.wall)
-                    self.heartbeat(number, at, now)
+                    self._do(wal.Heartbeat(number, at, self.wall), now)
 
-    def heartbeat(self, number: int, at: int, now: float) -> None:
+    def heartbeat(self, record: wal.Heartbeat, now: float) -> None:
         """An empty batch on one stream."""
+        number, at, self.wall = record.output, record.stream, record.wall
         output = self._outputs[number]
         stream = output.streams[at]
         source = self._sources[0 if output.spec.merged else at]
@@ -280,7 +276,7 @@ class Outgoing:
     ) -> Asked | None:
         request = parse(event.frames)
         if request is None:
-            self._outputs[event.output].stats.replay_requests["malformed"] += 1
+            self._outputs[event.output].stats.malformed += 1
         return request
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -302,12 +298,11 @@ class Outgoing:
         transfer = StateTransfer(snapshot, stream.next_seq, stream.topic, stream.publisher_id)
         for _ in range(transfer.first_seq, transfer.end_seq):
             self._publish_empty(number, at, now)
-        self._incomplete(number, at, transfer.first_seq + 1, transfer.end_seq)
+        self._incomplete(number, at, transfer.first_seq + 1, transfer.end_seq, now)
         self.commands.append(SendState(number, at, event.routers, transfer))
 
     def _publish_empty(self, number: int, at: int, now: float) -> None:
-        self._record(wal.HEARTBEAT, number, at, self.wall)
-        self.heartbeat(number, at, now)
+        self._do(wal.Heartbeat(number, at, self.wall), now)
 
     def _newest_snapshot(self, number: int, at: int) -> StateSnapshot:
         """The live state of a stream as of its newest batch."""
@@ -336,13 +331,17 @@ class Outgoing:
                 self._publish_empty(number, at, stream.idle_since or 0.0)
             snapshot.seq = stream.next_seq - 1
         # up to the snapshot's seq the requester's set is not that of the journal at the same seq
-        self._incomplete(number, at, start + 1, snapshot.seq + 1)
+        self._incomplete(number, at, start + 1, snapshot.seq + 1, stream.idle_since or 0.0)
         return snapshot
 
-    def _incomplete(self, number: int, at: int, first: int, end: int) -> None:
+    def _incomplete(self, number: int, at: int, first: int, end: int, now: float) -> None:
         if first < end:
-            self._record(wal.INCOMPLETE, number, at, first, end)
-            self._outputs[number].streams[at].incomplete.add(first, end)
+            self._do(wal.SeqsIncomplete(number, at, first, end), now)
+
+    def incomplete(self, record: wal.SeqsIncomplete, now: float) -> None:
+        """Remember seqs that are no cursor."""
+        del now
+        self._outputs[record.output].streams[record.stream].incomplete.add(record.first, record.end)
 
     def _known_snapshot(self, output: Output, at: int) -> StateSnapshot | None:
         snapshot = output.snapshots.get(at)

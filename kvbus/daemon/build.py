@@ -16,6 +16,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import NOBODY, SourceSpec
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
+from kvbus.daemon.disk import Disk
 from kvbus.daemon.seq_reservation import SeqReservations, StreamKey
 
 
@@ -63,6 +64,7 @@ def _output_spec(
 ) -> OutputSpec:
     output = config.outputs[number]
     merged = output.layout == "merged"
+    slots = (0,) if merged else range(max(streams) + 1)
     if merged:
         new = [new_stream(config, output, streams[min(streams)], reservations.first(number, 0))]
     else:
@@ -70,7 +72,7 @@ def _output_spec(
             new_stream(config, output, streams[slot], reservations.first(number, slot))
             if slot in streams
             else NewStream()
-            for slot in range(max(streams) + 1)
+            for slot in slots
         ]
     return OutputSpec(
         output.name,
@@ -83,21 +85,25 @@ def _output_spec(
         output.journal_bytes,
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
+        [reservations.lowest(number, slot) for slot in slots],
     )
 
 
-def reserve_seqs(config: Config, streams: Mapping[int, SourceStream], directory: Path | None) -> SeqReservations:
+def reserve_seqs(
+    config: Config, streams: Mapping[int, SourceStream], directory: Path | None, disk: Disk | None = None
+) -> SeqReservations:
     """Find the reservations of all streams.
 
     Args:
         config: says which outputs there are.
         streams: the sources' streams by slot.
         directory: where the files are; None keeps none.
+        disk: the real one, or a test's.
 
     Raises:
         InUseError: another process numbers one of these streams.
     """
-    reservations = SeqReservations(directory)
+    reservations = SeqReservations(directory, disk)
     try:
         for number, output in enumerate(config.outputs):
             for slot in (0,) if output.layout == "merged" else streams:

@@ -20,14 +20,15 @@ from kvbus.core.commands import (
     RequestSnapshot,
     SendState,
 )
-from kvbus.core.events import RelayEvent, SourceDown, Tick
-from kvbus.core.stats import ProcessStats
+from kvbus.core.events import RelayEvent, SourceDown, SourcePlaced, SourceRemoved, Started, Tick
+from kvbus.core.stats import OutputStats, ProcessStats
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon.build import add_reservation, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
-from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain, through_libzmq
+from kvbus.daemon.disk import Disk
+from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
@@ -58,6 +59,7 @@ class Daemon:
     Args:
         config: the configuration to run.
         keep_seqs: False keeps no seq reservations and no state on disk, whatever ``state_dir`` says.
+        disk: the real one, or a test's.
 
     Raises:
         ConfigError: a key file cannot be used.
@@ -66,7 +68,7 @@ class Daemon:
         StateDirError: ``state_dir`` cannot be used.
     """
 
-    def __init__(self, config: Config, *, keep_seqs: bool = True) -> None:
+    def __init__(self, config: Config, *, keep_seqs: bool = True, disk: Disk | None = None) -> None:
         check_library()
         self.config = config
         self._loop = asyncio.get_running_loop()
@@ -77,9 +79,11 @@ class Daemon:
         self.process = ProcessStats()
         self.restored = False
         """The relay has the state of an earlier process."""
-        self._place = open_place(config) if keep_seqs else Place()
+        self._disk = disk or Disk()
+        self._place = open_place(config, self._disk) if keep_seqs else Place()
         try:
-            self.reservations = reserve_seqs(config, self.streams, self._place.seq_directory if keep_seqs else None)
+            directory = self._place.seq_directory if keep_seqs else None
+            self.reservations = reserve_seqs(config, self.streams, directory, self._disk)
             self.relay = make_relay(config, self.streams, self.reservations)
             self.state = self._load_state(self._place.directory)
         except BaseException:
@@ -90,11 +94,9 @@ class Daemon:
         self.zap = ZapHandler(self._context)
         allow(self.zap, self.keys)
         before_send = self.state.flush if self.state is not None else None
-        self.outputs = Outputs(self._context, config, self.relay, self.feed, before_send, self.clock.time)
+        self.outputs = Outputs(config, self.feed, before_send, self.clock.time)
         latency = self.process.relay_latency
-        self.source_sockets = SourceSockets(
-            self._context, self.relay, self.feed, self._feed_live, self.outputs.flush, latency
-        )
+        self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
         self._admin = AdminServer(self)
         self._cache_resets = CacheResets(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
@@ -105,14 +107,11 @@ class Daemon:
         """Load the state of an earlier process. If it cannot be used, the relay begins empty."""
         if directory is None:
             return None
-        store = StateStore(directory, self.identity())
+        store = StateStore(directory, self.identity(), self._disk)
         try:
             self.restored = store.load(self.relay, self.clock.time())
         except StateError:
             self.relay = make_relay(self.config, self.streams, self.reservations)
-        for number, output in enumerate(self.relay.outputs):
-            for slot, stream in output.open_streams.items():
-                stream.next_seq = max(stream.next_seq, self.reservations.lowest(number, slot))
         return store
 
     def _begin_state(self) -> None:
@@ -144,8 +143,6 @@ class Daemon:
         """
         for warning in in_clear(self.config):
             log.warning("%s: see curve_secret_key_file", warning)
-        for warning in through_libzmq(self.config):
-            log.warning("%s", warning)
         try:
             await self._admin.start()
             for number, output in enumerate(self.relay.outputs):
@@ -155,7 +152,7 @@ class Daemon:
                 self.source_sockets.open(source, self._source_policy(source))
             self._begin_state()
             if not self.restored:
-                self.carry_out(self.relay.begin(self.clock.time(), time.time()))
+                self.feed(Started(time.time()))
         except BaseException:
             await self.close(drain=0)
             raise
@@ -167,6 +164,11 @@ class Daemon:
     def drivers(self) -> list[OutputDriver]:
         """The driver of each output."""
         return self.outputs.drivers
+
+    @property
+    def output_stats(self) -> list[OutputStats]:
+        """What each driver counts."""
+        return self.outputs.stats
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -311,7 +313,7 @@ class Daemon:
 
     def _remove(self, slot: int) -> None:
         self.source_sockets.close(slot)
-        self.carry_out(self.relay.remove(slot, self.clock.time()))
+        self.feed(SourceRemoved(slot))
         for number, output in enumerate(self.config.outputs):
             if output.layout != "merged":
                 self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
@@ -329,7 +331,7 @@ class Daemon:
             )
             for number, output in enumerate(self.config.outputs)
         ]
-        self.carry_out(self.relay.place(slot, source_spec(self.config, stream), streams, self.clock.time()))
+        self.feed(SourcePlaced(slot, source_spec(self.config, stream), streams))
 
     async def _open_source(self, stream: SourceStream) -> None:
         """Open a source's socket. Its address may be one that was given up a moment ago.

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import mmap
 import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from kvbus.daemon.lock import lock, open_file, sign
+from kvbus.daemon.disk import Disk, Mapped
+from kvbus.daemon.lock import lock, sign
 
 log = logging.getLogger("kvbus.daemon.seq_reservation")
 
@@ -46,13 +46,15 @@ class SeqReservations:
 
     Args:
         directory: where the files are, made if it is not there; None: the reservations end with the process.
+        disk: the real one, or a test's.
     """
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path | None, disk: Disk | None = None) -> None:
+        self._disk = disk or Disk()
         self._directory = directory
         self._reserved: dict[StreamKey, int] = {}
         """This process may use each stream's numbers below this one."""
-        self._maps: dict[StreamKey, mmap.mmap] = {}
+        self._maps: dict[StreamKey, Mapped] = {}
         """The mapped files; empty where nothing is kept."""
 
     def add(self, output: int, slot: int, name: str) -> None:
@@ -67,8 +69,8 @@ class SeqReservations:
         directory = self._directory
         if directory is not None:
             try:
-                directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._maps[key] = _open(directory / f"kvbus-{_digest(name)}.seq", name)
+                self._disk.make_directory(directory)
+                self._maps[key] = _open(self._disk, directory, name)
             except OSError as error:
                 reason = error.strerror
                 log.warning("seq reservations cannot be kept in %s: %s; a restart begins at 0", directory, reason)
@@ -79,7 +81,7 @@ class SeqReservations:
     def first(self, output: int, slot: int) -> int:
         """Return the number a stream begins with: 0, or past all numbers that an earlier process can have used."""
         mapped = self._maps.get((output, slot))
-        return int(_U64.unpack_from(mapped, len(_MAGIC))[0]) if mapped is not None else 0
+        return int(_U64.unpack(mapped[len(_MAGIC) : _SIZE])[0]) if mapped is not None else 0
 
     def lowest(self, output: int, slot: int) -> int:
         """Return the lowest number a stream may go on with. A state with a lower one is older than what was sent."""
@@ -112,43 +114,63 @@ class SeqReservations:
         self._reserved[key] = value
         mapped = self._maps.get(key)
         if mapped is not None:
-            _U64.pack_into(mapped, len(_MAGIC), value)
+            mapped[len(_MAGIC) : _SIZE] = _U64.pack(value)
 
 
-def reached(directory: Path) -> int:
+def reached(directory: Path, disk: Disk | None = None) -> int:
     """Return the highest reservation in a directory, 0 where there is none."""
+    disk = disk or Disk()
     highest = 0
-    for path in directory.glob("kvbus-*.seq"):
-        try:
-            found = path.read_bytes()[:_SIZE]
-        except OSError:
-            continue
-        if found.startswith(_MAGIC) and len(found) == _SIZE:
-            highest = max(highest, _U64.unpack_from(found, len(_MAGIC))[0])
+    there = disk.open_directory(directory)
+    try:
+        for name in disk.names(there):
+            if name.startswith("kvbus-") and name.endswith(".seq"):
+                highest = max(highest, _reserved(disk, there, name))
+    finally:
+        disk.close(there)
     return highest
+
+
+def _reserved(disk: Disk, directory: int, name: str) -> int:
+    try:
+        fd = disk.open(directory, name)
+    except OSError:
+        return 0
+    try:
+        found = disk.pread(fd, _SIZE, 0)
+    except OSError:
+        return 0
+    finally:
+        disk.close(fd)
+    return int(_U64.unpack_from(found, len(_MAGIC))[0]) if found.startswith(_MAGIC) and len(found) == _SIZE else 0
 
 
 def _digest(name: str) -> str:
     return hashlib.sha256(f"{os.getuid()}\n{name}".encode()).hexdigest()[:24]
 
 
-def _open(path: Path, name: str) -> mmap.mmap:
+def _open(disk: Disk, directory: Path, name: str) -> Mapped:
     """Map the file. Make a new one where there is none, or where the one there holds no reservation.
 
     Everybody may be able to write to the directory: this follows no link, and refuses another user's file.
     """
-    fd = open_file(path)
+    file = f"kvbus-{_digest(name)}.seq"
+    there = disk.open_directory(directory)
     try:
-        if os.fstat(fd).st_uid != os.getuid():
+        fd = disk.share(there, file)
+    finally:
+        disk.close(there)
+    try:
+        if disk.owner(fd) != os.getuid():
             raise PermissionError(1, "the file there is somebody else's")
-        lock(fd, f"the numbering of {name} ({path})", _SIZE)
-        found = os.pread(fd, _SIZE, 0)
+        lock(disk, fd, f"the numbering of {name} ({directory / file})", _SIZE)
+        found = disk.pread(fd, _SIZE, 0)
         if len(found) < _SIZE or not found.startswith(_MAGIC):
             if found:
-                log.warning("%s is no file of seq reservations; made anew", path.name)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, _MAGIC + bytes(_U64.size), 0)
-        sign(fd, _SIZE)
-        return mmap.mmap(fd, _SIZE)  # has a descriptor of its own, which keeps the lock
+                log.warning("%s is no file of seq reservations; made anew", file)
+            disk.truncate(fd, 0)
+            disk.pwrite(fd, _MAGIC + bytes(_U64.size), 0)
+        sign(disk, fd, _SIZE)
+        return disk.map(fd, _SIZE)  # has a descriptor of its own, which keeps the lock
     finally:
-        os.close(fd)
+        disk.close(fd)

@@ -10,7 +10,7 @@ from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats, RouterView
-from kvbus.transport.sockets import Context, PeerPolicy
+from kvbus.transport.sockets import PeerPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,6 @@ class Services:
         feed: call it with each reader's request; :meth:`OutputDriver.answer` gets the answer.
         before_send: call it before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running; it measures the progress of readers.
-        context: the process's ZeroMQ context, for drivers that use ZeroMQ.
         max_replay_sessions: limit of answers at once, on all streams of the output.
     """
 
@@ -30,7 +29,6 @@ class Services:
     feed: Callable[[RelayEvent], None]
     before_send: Callable[[], None] | None
     clock: Callable[[], float]
-    context: Context
     max_replay_sessions: int
 
 

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvbus.admin import http as http_module
-from kvbus.admin import views
 from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
+from kvbus.telemetry.readings import LiveBlocks
 from kvbus.telemetry.table import DROP_REASONS
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
@@ -310,7 +310,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
         engine.publish(batch(store(list(range(count)), tokens=[7] * count, block_size=1)))
         await relayed(client, 1)
         parts, turns = Counter[Any](), Counter[Any]()
-        lines = views.LiveBlocks.lines
+        lines = LiveBlocks.lines
 
         def counted(cut):
             for line in lines(cut):
@@ -319,7 +319,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
                 parts["most in a turn"] = max(parts["most in a turn"], parts["this turn"])
                 yield line
 
-        monkeypatch.setattr(views.LiveBlocks, "lines", counted)
+        monkeypatch.setattr(LiveBlocks, "lines", counted)
         dump = asyncio.create_task(client.blocks())
         while not dump.done():
             parts["this turn"] = 0
@@ -439,7 +439,7 @@ async def test_missing_is_recovered_lost_and_pending_at_every_scrape():
         for n in range(150):
             if n == 90:
                 # the first life's holes are decided before it ends, so that its numbers are known below
-                await eventually(lambda: client.bus.source.stats.pending == 0, "the first life at rest")
+                await eventually(lambda: client.bus.source.sequencer.pending == 0, "the first life at rest")
                 engine.restart()
                 lives += 1
                 await engine.wait_for_subscriber(60)
@@ -463,7 +463,7 @@ async def test_missing_is_recovered_lost_and_pending_at_every_scrape():
             seen["pending"] = max(seen["pending"], pending)
         await eventually(lambda: client.bus.caught_up(engine.next_seq - 1), "everything relayed")
         stats = client.bus.source.stats
-        assert stats.pending == 0
+        assert client.bus.source.sequencer.pending == 0
         assert stats.lost == seen["holes"]
         assert stats.recovered > 10
         assert stats.missing == stats.recovered + stats.lost

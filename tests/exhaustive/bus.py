@@ -169,11 +169,10 @@ class Bus:
         """Records are on disk before anything that follows from them is sent."""
         records = self.relay.records
         assert records is not None
-        payloads = iter(records.payloads)
         for record in records.heads:
-            if record[0] == wal.DELIVERED:
-                self._hooks.delivered(record[2], next(payloads))
-            elif record[0] == wal.NEW_EPOCH:
+            if isinstance(record, wal.Delivered):
+                self._hooks.delivered(record.seq, record.payload)
+            elif isinstance(record, wal.EpochBegun):
                 self._hooks.epoch()
         if records.heads:
             self.log.append(records.take())

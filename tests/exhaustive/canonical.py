@@ -78,9 +78,7 @@ def _way(value: Any, kind: type) -> Plain:
     name = kind.__name__
     if issubclass(kind, Enum):
         return lambda _, value: value.name
-    if issubclass(kind, SourceStats):
-        return lambda _, value: value.pending
-    if issubclass(kind, (*CONSTANT, *CODE)):
+    if issubclass(kind, (SourceStats, *CONSTANT, *CODE)):
         return lambda _walk, _value: name
     if issubclass(kind, dict | Counter | weakref.WeakValueDictionary):
         return lambda walk, value: [[walk.plain(key), walk.plain(each)] for key, each in value.items()]

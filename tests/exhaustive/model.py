@@ -349,7 +349,7 @@ class Model:
         in_step = self.checking.idle and self.checking.next == self.bus.next_seq
         if in_step and self.checking.blocks != index:
             raise PromiseError(f"the router that checks holds {self.checking.blocks}, announced is {index}")
-        if source.state is State.LIVE and self.knows_all and not source.stats.pending:
+        if source.state is State.LIVE and self.knows_all and not source.sequencer.pending:
             self._is_true(index)
 
     def _is_true(self, index: set[int]) -> None:

@@ -37,7 +37,7 @@ def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[lis
     events: list[AnyEvent] = []
     room = size
     pause = size - PAUSE
-    for chunk, first, end in _runs(index, known):
+    for _, chunk, first, end in runs(index, known):
         tokens: list[Any] | None = None
         start = first
         while start < end:
@@ -62,7 +62,7 @@ def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[lis
 def removals_of(index: Index) -> list[AnyEvent]:
     """The removals that empty a router of these blocks, leaves first."""
     events: list[AnyEvent] = []
-    for chunk, first, end in reversed(list(_runs(index))):
+    for _, chunk, first, end in reversed(list(runs(index))):
         names = chunk.hashes if chunk.derived is None else chunk.derived
         for stop in range(end, first, -MAX_RUN):
             gone = list(reversed(names[max(first, stop - MAX_RUN) : stop]))
@@ -79,8 +79,11 @@ def removals_of(index: Index) -> list[AnyEvent]:
     return events
 
 
-def _runs(index: Index, known: Sequence[Index] = ()) -> Iterator[tuple[Chunk, int, int]]:
-    """Runs ``[first, end)`` of the live blocks of each chunk, or of the live sub-blocks of one that is reblocked."""
+def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[tuple[TableKey, Chunk, int, int]]:
+    """Runs ``[first, end)`` of the live blocks of each chunk, or of the live sub-blocks of one that is reblocked.
+
+    Each has its table's key. Blocks that are in one of the indexes ``known`` are left out.
+    """
     announced = {(key, name) for other in known for key, name in _derived_names(other)}
     for key, chunk, a, b in index.snapshot():
         if chunk.derived is None:
@@ -88,15 +91,15 @@ def _runs(index: Index, known: Sequence[Index] = ()) -> Iterator[tuple[Chunk, in
                 fresh = [
                     at for at in range(a, b) if not any(other.announces(*key, chunk.hashes[at]) for other in known)
                 ]
-                yield from ((chunk, *run) for run in _consecutive(fresh))
+                yield from ((key, chunk, *run) for run in _consecutive(fresh))
             else:
-                yield chunk, a, b
+                yield key, chunk, a, b
             continue
         derived, per_block = chunk.reblocked()
         # two nodes may cover one page: it has one name, and is announced once
         fresh = [at for at in range(a * per_block, b * per_block) if (key, derived[at]) not in announced]
         announced.update((key, derived[at]) for at in fresh)
-        yield from ((chunk, *run) for run in _consecutive(fresh))
+        yield from ((key, chunk, *run) for run in _consecutive(fresh))
 
 
 def _derived_names(index: Index) -> Iterator[tuple[TableKey, Hash]]:
@@ -114,11 +117,16 @@ def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
     whole = a == 0 and b == len(chunk.hashes)
     size = chunk.block_size
     tokens = Raw(chunk.tokens) if whole else slice_array(chunk.tokens, a * size, b * size)
-    keys = chunk.extra_keys
-    if keys is not None and not whole and keys[0] != 0xC0:
-        keys = bytes(slice_array(keys, a, b))
+    keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
+    if not whole:
+        keys, lookahead = _entries(keys, a, b), _entries(lookahead, a, b)
     parent = out_parent(index, group_of(chunk), chunk.parent_of(a))
-    return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys)]
+    return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys, lookahead)]
+
+
+def _entries(raw: bytes | None, a: int, b: int) -> bytes | None:
+    """Of a list with an entry per block those of blocks ``[a, b)``; null and nothing stay what they are."""
+    return raw if raw is None or raw[0] == 0xC0 else bytes(slice_array(raw, a, b))
 
 
 def reblocked_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
@@ -134,7 +142,7 @@ def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[Any]) -> AnyEven
     derived, per_block = chunk.reblocked()
     base = chunk.block_size // per_block
     parent = derived[a - 1] if a else chunk.out_parent
-    return _as_event(chunk, derived[a:b], parent, encode_value(tokens[a * base : b * base]), base, None)
+    return _as_event(chunk, derived[a:b], parent, encode_value(tokens[a * base : b * base]), base, None, None)
 
 
 def _consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
@@ -177,7 +185,13 @@ def out_parent(index: Index, group: int | None, parent: Hash | None) -> Hash | N
 
 
 def _as_event(
-    chunk: Chunk, hashes: Sequence[Hash], parent: Hash | None, tokens: Raw, block_size: int, keys: bytes | None
+    chunk: Chunk,
+    hashes: Sequence[Hash],
+    parent: Hash | None,
+    tokens: Raw,
+    block_size: int,
+    keys: bytes | None,
+    lookahead: bytes | None,
 ) -> AnyEvent:
     meta = chunk.meta
     event = BlockStored(
@@ -196,7 +210,7 @@ def _as_event(
         raw_or_unset(meta.ownership),
         raw_or_unset(meta.session_id),
         raw_or_unset(meta.cache_salt),
-        raw_or_unset(meta.lookahead),
+        raw_or_unset(lookahead),
     )
     if chunk.extras:
         return with_extras(event, {name: Raw(value) for name, value in chunk.extras.items()})
