@@ -149,15 +149,25 @@ class Relay:
         elif isinstance(record, wal.SnapshotTaken):
             self.sources[record.source].sequencer.restore_snapshot(record.seq)
 
+    def resume_at(self, first_seq: Callable[[int, int], int]) -> None:
+        """Routers may have got more than this state knows. :meth:`begin` clears them before they get it again.
+
+        Args:
+            first_seq: the seq that a stream goes on at, by the number of its output and its place.
+        """
+        for number, output in enumerate(self.outputs):
+            for at, stream in output.open_streams.items():
+                stream.resume_at(first_seq(number, at))
+        for source in self.present:
+            source.expired, source.announced = True, False
+            source.sequencer.expire()
+
     def recovery_finished(self, now: float) -> None:
         """All of the log was applied: every source is away until its connection stands again."""
         for source in self.sources:
             source.sequencer.recovery_finished()
             if source.sequencer.next or len(source.normalizer.index):
                 source.down_since = now
-        for output in self.outputs:
-            for stream, lowest in zip(output.streams, output.spec.lowest_seqs, strict=False):
-                stream.next_seq = max(stream.next_seq, lowest)
 
     # -- sources there are -----------------------------------------------------------------------------------------
 

@@ -85,7 +85,6 @@ def _output_spec(
         output.journal_bytes,
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
-        [reservations.lowest(number, slot) for slot in slots],
     )
 
 

@@ -111,8 +111,26 @@ class Daemon:
         try:
             self.restored = store.load(self.relay, self.clock.time())
         except StateError:
+            self.restored = False
+        if not self.restored:
+            self.reservations.skip(store.reserved)
             self.relay = make_relay(self.config, self.streams, self.reservations)
+        elif self._behind():
+            log.warning("the state is older than what routers have got: they are cleared and get it again")
+            self.reservations.skip(max(store.reserved, *next_seqs(self.relay).values()))
+            self.relay.resume_at(self.reservations.first)
+            self.restored = False
+            store.distrust()
+        self.reservations.also = store.reserve
         return store
+
+    def _behind(self) -> bool:
+        """Return whether a reservation shows that routers have got more than the state knows."""
+        return any(
+            stream.next_seq < self.reservations.lowest(number, slot)
+            for number, output in enumerate(self.relay.outputs)
+            for slot, stream in output.open_streams.items()
+        )
 
     def _begin_state(self) -> None:
         """Write the state from now on. Everything is bound, so no other process needs the state on disk."""

@@ -98,7 +98,7 @@ def refusals(stats: OutputStats) -> set[str]:
 
 
 def stats_of(bus: Bus) -> OutputStats:
-    return bus.daemon.relay.outputs[0].stats
+    return bus.daemon.outputs.stats[0]
 
 
 def live_side(bus: Bus) -> LivePublisher:

@@ -116,8 +116,10 @@ class EngineNode:
         """The link carries nothing, or goes on with what waits."""
         self.stalled = stalled
         if not stalled:
-            for each in (*self.live, *self.requests):
-                each.move()
+            for live in self.live:
+                live.move()
+            for request in self.requests:
+                request.move()
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class _Socket:
     """What arrives on one libzmq socket, for the loop of its process."""
 
     def __init__(self, directory: Directory, endpoint: str, handler: Callable[[list[bytes]], None]) -> None:
-        loop = asyncio.get_running_loop()
+        loop: Any = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
         self.loop, self.schedule = loop, loop.schedule
         self.directory, self.endpoint = directory, endpoint

@@ -27,7 +27,7 @@ Key = tuple[int, str, int]
 """Rank, medium, hash."""
 
 
-class Wrong(AssertionError):
+class WrongError(AssertionError):
     """A router was told what the protocol does not allow."""
 
 
@@ -113,7 +113,7 @@ class Router:
         host: the router's address.
     """
 
-    topics = (b"",)
+    topics: tuple[bytes, ...] = (b"",)
     identity = b""
 
     def __init__(self, network: Network, name: str, endpoints: tuple[str, str], host: str) -> None:
@@ -127,7 +127,9 @@ class Router:
         self.reading = True
         self.newest = -1
         """The highest seq that came live."""
-        self.connections = 0
+        self._floor = -1
+        self.numbering_in_doubt = False
+        """A power cut may have taken the numbering with it: the next connection may bring lower seqs."""
         self._dial()
 
     # -- the live stream ---------------------------------------------------------------------------------------------
@@ -143,7 +145,11 @@ class Router:
             return
         self.sub.send(zmtp.hello)
         self.sub.read(on=self.reading)
-        self.connections += 1
+        self._floor = self.network.floors.get(self.endpoint, -1)
+        if self.numbering_in_doubt:
+            self.numbering_in_doubt = False
+            self.newest = -1
+            self.numbering_lost()
         self.connected()
 
     def _disconnected(self) -> None:
@@ -153,12 +159,16 @@ class Router:
 
     def _live(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or len(frames[1]) != 8:
-            raise Wrong(f"{self.name}: a message of {len(frames)} frames")
+            raise WrongError(f"{self.name}: a message of {len(frames)} frames")
         seq = int.from_bytes(frames[1], "big")
         self.schedule.note(frames[1] + frames[2])
         if seq <= self.newest:
-            raise Wrong(f"{self.name}: seq {seq} after {self.newest}")
+            raise WrongError(f"{self.name}: seq {seq} after {self.newest}")
+        if seq <= self._floor:
+            raise WrongError(f"{self.name}: seq {seq}, which an earlier process of the bus has used")
         self.newest = seq
+        seen = self.network.seen
+        seen[self.endpoint] = max(seq, seen.get(self.endpoint, -1))
         self.live(seq, frames)
 
     def connected(self) -> None:
@@ -173,8 +183,7 @@ class Router:
         self.view.apply(frames[2])
 
     def numbering_lost(self) -> None:
-        """A power cut took the numbering with it: seqs may begin anew."""
-        self.newest = -1
+        """Seqs may begin anew."""
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
@@ -224,14 +233,14 @@ class Checking(Router):
             first = batch[1][0] if batch[1] else None
             kind = first.get("type") if isinstance(first, dict) else first and first[0]
             if kind != "AllBlocksCleared":
-                raise Wrong(f"{self.name}: seq {seq} after {self._last} and no state")
+                raise WrongError(f"{self.name}: seq {seq} after {self._last} and no state")
             self._strict.clear()
             self.view.blocks.clear()
         self._last = seq
         strict = self._strict.setdefault(batch[2], PlainSetRouter())
         strict.take(seq, frames[2])
         if strict.violations:
-            raise Wrong(f"{self.name}: {strict.violations[0]}")
+            raise WrongError(f"{self.name}: {strict.violations[0]}")
         super().live(seq, frames)
 
 
@@ -252,7 +261,6 @@ class Asking(Router):
         self._ask()
 
     def numbering_lost(self) -> None:
-        super().numbering_lost()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -310,7 +318,7 @@ class Asking(Router):
             return
         seq = int.from_bytes(seq_bytes, "big")
         if seq > self._next and self._next:
-            raise Wrong(f"{self.name}: an answer from {seq} on; {self._next} was asked")
+            raise WrongError(f"{self.name}: an answer from {seq} on; {self._next} was asked")
         if seq < self._next:
             return
         self.view.apply(payload)
@@ -365,7 +373,7 @@ class Client(Router):
 
     def live(self, seq: int, frames: list[bytes]) -> None:
         del seq
-        self._follow(self.sequence.live(*frames, self.schedule.now))
+        self._follow(self.sequence.live(frames[0], frames[1], frames[2], self.schedule.now))
 
     def _follow(self, outputs: list[Any]) -> None:
         for output in outputs:
