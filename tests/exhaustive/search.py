@@ -48,22 +48,13 @@ NO_FAULT: Final = "no fault"
 DEADLINES: Final = 4.0
 
 EXACT_WITHIN: Final[Mapping[str, float]] = MappingProxyType(
-    {
-        "cut": 1.0,
-        "restarts": 1.0,
-        "kill": 1.0,
-        "kill_after_checkpoint": 1.0,
-        "overtakes": 2.0,
-        "doubles": 2.0,
-        "pause": 2.0,
-        "checking_loses": 2.0,
-    }
+    {"restarts": 2.0, "kill": 2.0, "kill_after_checkpoint": 2.0}
 )
 """Seconds from the last fault, by its kind, until both routers are exact, if from then on everything arrives at once.
 Behind all others, and where batches have waited without a fault: DEADLINES.
 
-What passes are deadlines of kvbus: 2 s for an answer (``replay_timeout``), 1 s of silence before a probe, twice as much
-before the next (``probe_interval``), 1 s between two heartbeats.
+What passes are deadlines of kvbus: 2 s for an answer and before history is asked for again (``replay_timeout``), 1 s of
+silence before a probe, twice as much before the next (``probe_interval``), 1 s between two heartbeats.
 """
 
 
