@@ -10,6 +10,7 @@ from kvbus.core.blocks.announce import group_of, out_parent
 from kvbus.core.blocks.index import Chunk, Index, TableKey
 from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
+from kvbus.core.remarks import remarks
 from kvbus.core.source import Source
 from kvbus.core.types import Hash, printable
 from kvbus.telemetry.table import queue_depth
@@ -31,6 +32,7 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
         "partial_reason": why.reason if why else None,
         "missing_before": why.before if why else None,
         "heals": why.heals if why else None,
+        "remarks": list(remarks(source).values()),
         "epoch": sequencer.epoch,
         "last_seq": sequencer.next - 1,
         "dialect": source.dialect.name,

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from kvbus.core.outputs.output import Output
+from kvbus.core.remarks import Remark, remarks
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
 from kvbus.core.stats import HttpRefusal, ProcessStats
@@ -139,6 +140,17 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
         "source_rebuilds_total",
         "Times the live set was announced again in another block size.",
         lambda s: s.stats.rebuilds,
+    ),
+    _one(
+        "source_reannounced_total",
+        "Stores of several blocks from the root on that were all live: hits announced again, or real copies.",
+        lambda s: s.stats.reannounced,
+    ),
+    _by(
+        "remark",
+        "source_remark",
+        "1 while something is remarkable about the stream (no_prefix, reannounced); /sources says it in words.",
+        lambda s: ((remark, float(remark in remarks(s))) for remark in Remark),
     ),
     _one(
         "source_timeouts_total",
