@@ -13,6 +13,7 @@ from kvbus.core.stats import OutputStats
 from kvbus.daemon.keys import Keys, output_domain
 from kvbus.errors import ConfigError, Problem
 from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
+from kvbus.transport.answer_reader import Pull
 from kvbus.transport.sockets import Context, PeerPolicy
 from kvbus.transport.zap import ZapHandler
 
@@ -29,6 +30,7 @@ class Outputs:
         context: the process's ZeroMQ context.
         config: the configuration.
         feed: called with each router's request, as an event.
+        pull: called for each part of an answer.
         before_send: called before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running.
 
@@ -41,6 +43,7 @@ class Outputs:
         context: Context,
         config: Config,
         feed: Callable[[RelayEvent], None],
+        pull: Pull,
         before_send: Callable[[], None] | None,
         clock: Callable[[], float],
     ) -> None:
@@ -52,7 +55,7 @@ class Outputs:
             factory(
                 number,
                 config.outputs[number],
-                Services(self.stats[number], feed, before_send, clock, context, sessions),
+                Services(self.stats[number], feed, pull, before_send, clock, context, sessions),
             )
             for number, factory in enumerate(made)
         ]

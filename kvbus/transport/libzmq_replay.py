@@ -18,11 +18,10 @@ from typing import Final
 import msgspec
 import zmq
 
-from kvbus.core.outputs.replay_answer import ReplayAnswer
-from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.stats import OutputStats
 from kvbus.core.types import Refused
 from kvbus.errors import BindError
+from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import Handler, Pump
 from kvbus.transport.replay_budget import Budget
@@ -47,7 +46,7 @@ MAX_WAITING: Final = 10_000
 class Session(msgspec.Struct):
     """One answer being sent. ``message`` is the refused message, which the server sends again."""
 
-    answer: ReplayAnswer | SnapshotAnswer
+    answer: AnswerReader
     progress: float
     message: list[bytes] | None = None
 
@@ -170,7 +169,7 @@ class LibzmqReplayServer:
             self._monitor.close()
             self._pump.close()
 
-    def send(self, answer: ReplayAnswer | SnapshotAnswer) -> None:
+    def send(self, answer: AnswerReader) -> None:
         """Begin an answer, or let it wait for its turn: that of others, or of an earlier request of the same peer."""
         if self._queued >= self._waiting_limit:
             self._stats.replay_requests["refused"] += 1
