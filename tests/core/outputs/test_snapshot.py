@@ -78,3 +78,9 @@ def test_two_answers_share_a_cut_and_not_their_frames():
     other, _ = answered(SnapshotRequest([b"b"], True), lambda: cut)
     assert (one[0], other[0]) == (b"a", b"b")
     assert one[1:] == other[1:]
+
+
+def test_a_refusal_says_that_there_is_none():
+    answer = SnapshotAnswer([b"id", b""], PUBLISHER, valid=True, published=True)
+    assert answer.refusal() == [b"id", b"", b"\xff" * 7 + b"\xfe", PUBLISHER]
+    assert answer.outcome == "compacted"
