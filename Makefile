@@ -11,7 +11,7 @@ IMAGE  ?= kvbus:local
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo test coverage bench chaos interop profile profile-process soak fuzz flood lint format charts dockerfile wheel \
+.PHONY: help setup tools demo test coverage bench chaos vopr interop profile profile-process soak explore fuzz flood lint format charts dockerfile wheel \
 	image version lock clean
 
 help: ## this list
@@ -62,6 +62,10 @@ chaos: $(STAMP) ## faults over real sockets (FAULTS=10000 SEED=7 CELL=1 GENERATI
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(CELL),--cell $(CELL)) $(if $(GENERATION),--generation $(GENERATION)) \
 		$(if $(FIRST),--first $(FIRST)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WIDTH),--width $(WIDTH)) $(ARGS)
 
+vopr: $(STAMP) ## the whole daemon in simulated worlds (SEED=1 STEPS=1000000 SCRIPT=file)
+	@$(BIN)/python -m tests.vopr $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) \
+		$(if $(SCRIPT),--script $(SCRIPT)) $(ARGS)
+
 interop: $(STAMP) ## routers of other projects in every case, into docs/INTEROP.md (ARGS="--router AIBrix --case late")
 	@.ci/routers.sh $(VENV) dynamo || true
 	@.ci/gozmq.sh $(VENV)/gozmq || true
@@ -71,6 +75,9 @@ interop: $(STAMP) ## routers of other projects in every case, into docs/INTEROP.
 
 soak: $(STAMP) ## the random relay, 1,000,000 steps (STEPS=1000000 SEED=1)
 	@$(BIN)/python -m tests.properties.soak $(if $(STEPS),--steps $(STEPS)) $(if $(SEED),--seed $(SEED))
+
+explore: $(STAMP) ## every order of events up to a depth, small (DEPTH=5 ARGS="--scene start --faults 3")
+	@$(BIN)/python -m tests.exhaustive $(if $(DEPTH),--depth $(DEPTH)) $(ARGS)
 
 fuzz: $(STAMP) ## coverage-guided fuzzing of codec, frames and relay (SECONDS=60 each)
 	@$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r .ci/fuzz.lock

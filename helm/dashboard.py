@@ -234,9 +234,10 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Replay asked of the engine",
             "cps",
-            "Requests, probes of an idle engine among them, and answers given up.",
+            "Requests (probes of an idle engine too), answers given up, and attempts that failed in kvbus itself.",
             (rate("kvbus_source_replays_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} asked"),
             (rate("kvbus_source_replay_timeouts_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} given up"),
+            (rate("kvbus_source_requests_failed_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} not sent"),
         ),
         graph(
             "Partial",

@@ -26,6 +26,8 @@ from kvbus.telemetry.readings import Driver, LiveBlocks, read_routers, read_sour
 
 log = logging.getLogger("kvbus.admin.http")
 
+_NEVER: Final = 10.0**9
+
 YIELD_EVERY: Final = 500
 """Lines of ``/blocks`` written before the loop's other work gets its turn."""
 
@@ -89,7 +91,7 @@ class AdminServer:
             access_log=None,
             handle_signals=False,
             shutdown_timeout=1.0,
-            keepalive_timeout=CONNECTION_TIMEOUT,
+            keepalive_timeout=_NEVER,  # ConnectionLimits closes idle connections, and counts them
             lingering_time=1.0,
         )
         await self._runner.setup()

@@ -38,7 +38,7 @@ def source_json(source: SourceReading, endpoint: str, replay_endpoint: str | Non
             "missing": stats.missing,
             "recovered": stats.recovered,
             "lost": stats.lost,
-            "pending": stats.pending,
+            "pending": source.pending,
             "duplicates": stats.duplicates,
             "restarts": stats.restarts,
             "rejected": {str(reason): n for reason, n in stats.rejected.items()},

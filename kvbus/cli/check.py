@@ -32,13 +32,13 @@ def command(*, as_json: bool, without_keys: bool, **flags: Any) -> None:
     config = load_config(**flags)
 
     # these bring zmq: no other mistake should wait for it
-    from kvbus.daemon.keys import read_keys, through_libzmq  # noqa: PLC0415
+    from kvbus.daemon.keys import read_keys  # noqa: PLC0415
     from kvbus.daemon.outputs import factories  # noqa: PLC0415
 
     factories(config)
     if not without_keys:
         read_keys(config)
-    for note in [*notes(config), *through_libzmq(config)]:
+    for note in notes(config):
         click.echo(f"note: {note}", err=True)
     if as_json:
         click.echo(json.dumps(config.to_dict(), indent=2))

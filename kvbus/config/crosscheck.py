@@ -63,7 +63,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.apis()
     checks.slots()
     checks.curve()
-    checks.states()
+    checks.libsodium()
     return checks.problems
 
 
@@ -148,15 +148,15 @@ class _Checks:
             binds = output.bind or output.replay_endpoint is not None or output.snapshot_endpoint is not None
             self.curve_keys(("outputs", i), output, dials=not output.bind, binds=binds)
 
-    def states(self) -> None:
-        """Refuse ``on_subscribe: state`` beside CURVE keys that libzmq has to serve: nobody would get one."""
+    def libsodium(self) -> None:
+        """Refuse CURVE keys of an output where nothing can use them."""
         if parts.has_libsodium():
             return
         for i, output in enumerate(self.config.outputs):
-            key: Path = ("outputs", i, "on_subscribe")
-            if output.on_subscribe == "state" and output.curve_secret_key_file is not None and self.sound(key):
-                wrong = "an output with CURVE keys sends no state without libsodium: pip install kvbus[curve]"
-                self.report(key, wrong, value=output.on_subscribe, example="on_subscribe: nothing")
+            key: Path = ("outputs", i, "curve_secret_key_file")
+            if output.type == "zmq" and output.curve_secret_key_file is not None and self.sound(key):
+                wrong = "CURVE keys of an output need libsodium, which is not installed"
+                self.report(key, wrong, value=str(output.curve_secret_key_file), example="pip install kvbus[curve]")
 
     def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
         """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""

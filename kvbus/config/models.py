@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ruamel.yaml import YAML
 
-from kvbus.config import parts, topics
+from kvbus.config import topics
 from kvbus.config.endpoints import endpoint_offset, parse_address
 from kvbus.config.values import (
     ApiUrl,
@@ -209,7 +209,6 @@ class OutputConfig(_Section):
         "state",
         "What a router gets first: the live blocks, or nothing (it asks the replay).",
         example="state",
-        default_text="`state`; with CURVE keys and without `kvbus[curve]` `nothing`",
     )
     curve_secret_key_file: Path | None = _key(
         None,
@@ -233,8 +232,6 @@ class OutputConfig(_Section):
     def _defaults(cls, data: Any) -> Any:
         if isinstance(data, dict) and "endpoint" not in data:
             data = {"replay_endpoint": "tcp://*:5658", **data}
-        if isinstance(data, dict) and data.get("curve_secret_key_file") is not None and not parts.has_libsodium():
-            data = {"on_subscribe": "nothing", **data}  # libzmq has to carry CURVE, and cannot send to one router alone
         return data
 
     @property

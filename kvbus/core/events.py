@@ -102,6 +102,14 @@ class ReplayAborted(msgspec.Struct, frozen=True):
     request: int
 
 
+class RequestSent(msgspec.Struct, frozen=True):
+    """Request ``request`` has left after all, or, if ``sent`` is False, waits because it could not be sent."""
+
+    source: int
+    request: int
+    sent: bool
+
+
 class ReplayAsked(msgspec.Struct, gc=False):
     """A router asks stream ``stream`` of output ``output`` for a replay; frames as a ROUTER received them.
 
@@ -172,6 +180,7 @@ RelayEvent = (
     | ReplayReceived
     | ReplayAborted
     | SnapshotReceived
+    | RequestSent
     | ReplayAsked
     | SnapshotAsked
     | AnswerPulled

@@ -10,7 +10,11 @@ import msgspec
 
 
 class SourceStats(msgspec.Struct):
-    """What one source has sent and what became of it. ``missing == recovered + lost + pending`` at every moment."""
+    """What one source has sent and what became of it.
+
+    ``missing == recovered + lost + pending`` at every moment. ``pending`` is no counter: the sequencer knows which
+    numbers are open.
+    """
 
     # What has come on the live stream.
     batches: int = 0
@@ -29,6 +33,8 @@ class SourceStats(msgspec.Struct):
     restarts: int = 0
     replays: int = 0
     replay_timeouts: int = 0
+    requests_failed: int = 0
+    """Attempts to send a request that failed in this process."""
     held_overflow: int = 0
     stale_replies: int = 0
     timeouts: int = 0
@@ -42,11 +48,6 @@ class SourceStats(msgspec.Struct):
     refused: Counter[str] = msgspec.field(default_factory=Counter)
     cache_resets: Counter[str] = msgspec.field(default_factory=Counter)
     """By outcome: how often the engine was asked to reset its cache."""
-
-    @property
-    def pending(self) -> int:
-        """Batches known to be missing whose fate is open."""
-        return self.missing - self.recovered - self.lost
 
 
 class NumberingStats(msgspec.Struct):

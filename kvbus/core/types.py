@@ -26,6 +26,7 @@ class Reason(StrEnum):
     UNKNOWN_EVENT = "unknown_event"
     MISSING_FIELD = "missing_field"
     WRONG_TYPE = "wrong_type"
+    INTEGER_RANGE = "integer_range"
     TOKEN_RANGE = "token_range"
     TOKEN_COUNT = "token_count"
     HASH_KIND = "hash_kind"
@@ -39,7 +40,7 @@ class Reason(StrEnum):
 
 
 class Filtered(StrEnum):
-    """What was noticed about valid events, or blocks of them. Bounded, as :class:`Reason`.
+    """What was noticed about valid batches and events, or blocks of them. Bounded, as :class:`Reason`.
 
     They are left out, but for ``ORPHAN_PASSED`` and ``OTHER_RANK``: these leave, and are counted all the same.
     """
@@ -54,6 +55,7 @@ class Filtered(StrEnum):
     ORPHAN_PASSED = "orphan_passed"
     ORPHAN_DROPPED = "orphan_dropped"
     OTHER_RANK = "other_rank"
+    OLD_EPOCH = "old_epoch"
 
 
 class Refused(StrEnum):

@@ -16,6 +16,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import NOBODY, SourceSpec
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
+from kvbus.daemon.disk import Disk
 from kvbus.daemon.seq_reservation import SeqReservations, StreamKey
 
 
@@ -84,22 +85,24 @@ def _output_spec(
         output.journal_bytes,
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
-        [reservations.lowest(number, slot) for slot in slots],
     )
 
 
-def reserve_seqs(config: Config, streams: Mapping[int, SourceStream], directory: Path | None) -> SeqReservations:
+def reserve_seqs(
+    config: Config, streams: Mapping[int, SourceStream], directory: Path | None, disk: Disk | None = None
+) -> SeqReservations:
     """Find the reservations of all streams.
 
     Args:
         config: says which outputs there are.
         streams: the sources' streams by slot.
         directory: where the files are; None keeps none.
+        disk: the real one, or a test's.
 
     Raises:
         InUseError: another process numbers one of these streams.
     """
-    reservations = SeqReservations(directory)
+    reservations = SeqReservations(directory, disk)
     try:
         for number, output in enumerate(config.outputs):
             for slot in (0,) if output.layout == "merged" else streams:

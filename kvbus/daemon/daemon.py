@@ -29,7 +29,8 @@ from kvbus.daemon.build import add_reservation, make_relay, new_stream, next_seq
 from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
-from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain, through_libzmq
+from kvbus.daemon.disk import Disk
+from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
@@ -60,6 +61,7 @@ class Daemon:
     Args:
         config: the configuration to run.
         keep_seqs: False keeps no seq reservations and no state on disk, whatever ``state_dir`` says.
+        disk: the real one, or a test's.
 
     Raises:
         ConfigError: a key file cannot be used.
@@ -68,7 +70,7 @@ class Daemon:
         StateDirError: ``state_dir`` cannot be used.
     """
 
-    def __init__(self, config: Config, *, keep_seqs: bool = True) -> None:
+    def __init__(self, config: Config, *, keep_seqs: bool = True, disk: Disk | None = None) -> None:
         check_library()
         self.config = config
         self._loop = asyncio.get_running_loop()
@@ -79,9 +81,11 @@ class Daemon:
         self.process = ProcessStats()
         self.restored = False
         """The relay has the state of an earlier process."""
-        self._place = open_place(config) if keep_seqs else Place()
+        self._disk = disk or Disk()
+        self._place = open_place(config, self._disk) if keep_seqs else Place()
         try:
-            self.reservations = reserve_seqs(config, self.streams, self._place.seq_directory if keep_seqs else None)
+            directory = self._place.seq_directory if keep_seqs else None
+            self.reservations = reserve_seqs(config, self.streams, directory, self._disk)
             self.relay = make_relay(config, self.streams, self.reservations)
             self.state = self._load_state(self._place.directory)
         except BaseException:
@@ -92,7 +96,7 @@ class Daemon:
         self.zap = ZapHandler(self._context)
         allow(self.zap, self.keys)
         before_send = self.state.flush if self.state is not None else None
-        self.outputs = Outputs(self._context, config, self.feed, self.pull, before_send, self.clock.time)
+        self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
         self._admin = AdminServer(self)
@@ -105,12 +109,30 @@ class Daemon:
         """Load the state of an earlier process. If it cannot be used, the relay begins empty."""
         if directory is None:
             return None
-        store = StateStore(directory, self.identity())
+        store = StateStore(directory, self.identity(), self._disk)
         try:
             self.restored = store.load(self.relay, self.clock.time())
         except StateError:
+            self.restored = False
+        if not self.restored:
+            self.reservations.skip(store.reserved)
             self.relay = make_relay(self.config, self.streams, self.reservations)
+        elif self._behind():
+            log.warning("the state is older than what routers have got: they are cleared and get it again")
+            self.reservations.skip(max(store.reserved, *next_seqs(self.relay).values()))
+            self.relay.resume_at(self.reservations.first)
+            self.restored = False
+            store.distrust()
+        self.reservations.also = store.reserve
         return store
+
+    def _behind(self) -> bool:
+        """Return whether a reservation shows that routers have got more than the state knows."""
+        return any(
+            stream.next_seq < self.reservations.lowest(number, slot)
+            for number, output in enumerate(self.relay.outputs)
+            for slot, stream in output.open_streams.items()
+        )
 
     def _begin_state(self) -> None:
         """Write the state from now on. Everything is bound, so no other process needs the state on disk."""
@@ -141,8 +163,6 @@ class Daemon:
         """
         for warning in in_clear(self.config):
             log.warning("%s: see curve_secret_key_file", warning)
-        for warning in through_libzmq(self.config):
-            log.warning("%s", warning)
         try:
             await self._admin.start()
             for number, output in enumerate(self.relay.outputs):

@@ -8,7 +8,6 @@ from typing import Final
 
 from kvbus.config import Config, OutputConfig, SourceConfig, parse_endpoint
 from kvbus.errors import ConfigError, Problem
-from kvbus.transport import own_curve
 from kvbus.transport.curve import Curve, KeyFileError, read_allowed, read_public, read_secret
 
 Keys = dict[str, Curve]
@@ -59,18 +58,6 @@ def in_clear(config: Config) -> list[str]:
         if open_ones:
             found.append(f"output {output.name}: token ids leave this machine in clear ({', '.join(open_ones)})")
     return found
-
-
-def through_libzmq(config: Config) -> list[str]:
-    """Return a warning for each output whose keys libzmq has to serve, because libsodium is not installed."""
-    if own_curve.installed():
-        return []
-    return [
-        f"output {output.name}: libzmq serves its CURVE keys, so routers get no state when they subscribe and are not "
-        "seen one by one: pip install kvbus[curve]"
-        for output in config.outputs
-        if output.type == "zmq" and output.curve_secret_key_file is not None
-    ]
 
 
 def _sections(config: Config) -> Iterator[tuple[str, str, SourceConfig | OutputConfig]]:

@@ -7,15 +7,14 @@ out. The file itself is never deleted: a second process would make another one, 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import socket
-import stat
 import sys
 from pathlib import Path
 from typing import Final
 
+from kvbus.daemon.disk import Disk
 from kvbus.errors import InUseError
 
 log = logging.getLogger("kvbus.daemon.lock")
@@ -24,23 +23,11 @@ _MAX_HOLDER: Final = 1024
 """Bytes of the name of the process that has the lock."""
 
 
-def open_file(path: Path) -> int:
-    """Open a file to lock, and make it if it is not there. This follows no link, and a child does not inherit the file.
-
-    Raises:
-        OSError: the file cannot be opened, or is no regular file.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise PermissionError(1, f"{path.name} is no regular file")
-    return fd
-
-
-def lock(fd: int, what: str, at: int = 0) -> None:
+def lock(disk: Disk, fd: int, what: str, at: int = 0) -> None:
     """Lock an open file for this process, until its last descriptor is closed.
 
     Args:
+        disk: the disk it is on.
         fd: the file's descriptor.
         what: the thing that the lock is for, in words.
         at: position of the process's name in the file.
@@ -49,19 +36,19 @@ def lock(fd: int, what: str, at: int = 0) -> None:
         InUseError: another process has the lock.
     """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        disk.lock(fd)
     except BlockingIOError:
-        raise InUseError(what, _holder(fd, at)) from None
+        raise InUseError(what, _holder(disk, fd, at)) from None
     except OSError as error:
         reason = error.strerror or error
         log.warning("%s cannot be locked (%s): make sure that no second kvbus uses it", what, reason)
 
 
-def sign(fd: int, at: int = 0) -> None:
+def sign(disk: Disk, fd: int, at: int = 0) -> None:
     """Write this process's name into a locked file at position ``at``; the bytes before it stay."""
     with contextlib.suppress(OSError):  # on a full disk the other process gets no name
-        os.ftruncate(fd, at)
-        os.pwrite(fd, _myself(), at)
+        disk.truncate(fd, at)
+        disk.pwrite(fd, _myself(), at)
 
 
 def _myself() -> bytes:
@@ -69,8 +56,8 @@ def _myself() -> bytes:
     return f"process {os.getpid()} on {socket.gethostname()} ({command})".encode(errors="replace")[:_MAX_HOLDER]
 
 
-def _holder(fd: int, at: int) -> str:
-    text = os.pread(fd, _MAX_HOLDER, at).decode(errors="replace")
+def _holder(disk: Disk, fd: int, at: int) -> str:
+    text = disk.pread(fd, _MAX_HOLDER, at).decode(errors="replace")
     return text if text.isprintable() and text else "another process"
 
 
@@ -80,6 +67,7 @@ class DirectoryLock:
     Args:
         directory: the directory, which must exist.
         what: the thing that the lock is for, in words.
+        disk: the real one, or a test's.
 
     Raises:
         InUseError: another process has the directory.
@@ -88,11 +76,16 @@ class DirectoryLock:
 
     NAME: Final = "lock"
 
-    def __init__(self, directory: Path, what: str) -> None:
-        self._fd: int | None = open_file(directory / self.NAME)
+    def __init__(self, directory: Path, what: str, disk: Disk | None = None) -> None:
+        self._disk = disk or Disk()
+        there = self._disk.open_directory(directory)
         try:
-            lock(self._fd, what)
-            sign(self._fd)
+            self._fd: int | None = self._disk.share(there, self.NAME)
+        finally:
+            self._disk.close(there)
+        try:
+            lock(self._disk, self._fd, what)
+            sign(self._disk, self._fd)
         except BaseException:
             self.release()
             raise
@@ -100,5 +93,5 @@ class DirectoryLock:
     def release(self) -> None:
         """Release the lock."""
         if self._fd is not None:
-            os.close(self._fd)
+            self._disk.close(self._fd)
             self._fd = None

@@ -14,7 +14,7 @@ from kvbus.daemon.keys import Keys, output_domain
 from kvbus.errors import ConfigError, Problem
 from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
 from kvbus.transport.answer_reader import Pull
-from kvbus.transport.sockets import Context, PeerPolicy
+from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zap import ZapHandler
 
 log = logging.getLogger("kvbus.daemon")
@@ -27,7 +27,6 @@ class Outputs:
     """One driver for each configured output, in ``drivers``.
 
     Args:
-        context: the process's ZeroMQ context.
         config: the configuration.
         feed: called with each router's request, as an event.
         pull: called for each part of an answer.
@@ -40,7 +39,6 @@ class Outputs:
 
     def __init__(
         self,
-        context: Context,
         config: Config,
         feed: Callable[[RelayEvent], None],
         pull: Pull,
@@ -55,7 +53,7 @@ class Outputs:
             factory(
                 number,
                 config.outputs[number],
-                Services(self.stats[number], feed, pull, before_send, clock, context, sessions),
+                Services(self.stats[number], feed, pull, before_send, clock, sessions),
             )
             for number, factory in enumerate(made)
         ]

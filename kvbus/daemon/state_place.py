@@ -18,6 +18,7 @@ from typing import Final
 
 from kvbus.config import Config
 from kvbus.config.endpoints import parse_endpoint
+from kvbus.daemon.disk import Disk
 from kvbus.daemon.lock import DirectoryLock
 from kvbus.daemon.seq_reservation import default_directory, reached
 from kvbus.errors import StateDirError
@@ -74,8 +75,10 @@ class Place:
             self._lock.release()
 
 
-def open_place(config: Config) -> Place:
+def open_place(config: Config, disk: Disk | None = None) -> Place:
     """Find or make the directory of a configuration's state, and lock it.
+
+    ``auto`` looks for its place on the real disk.
 
     Raises:
         InUseError: another process keeps its state there.
@@ -87,9 +90,10 @@ def open_place(config: Config) -> Place:
     if config.state_dir == "auto":
         return _automatic(config)
     directory = Path(config.state_dir)
+    disk = disk or Disk()
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return Place(directory, DirectoryLock(directory, f"state_dir {directory}"))
+        disk.make_directory(directory)
+        return Place(directory, DirectoryLock(directory, f"state_dir {directory}", disk))
     except OSError as error:
         raise StateDirError(directory, error.strerror or str(error)) from error
 

@@ -11,7 +11,7 @@ from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.transport.answer_reader import Pull
-from kvbus.transport.sockets import Context, PeerPolicy
+from kvbus.transport.sockets import PeerPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,6 @@ class Services:
         pull: call it for each part of an answer (:class:`~kvbus.transport.answer_reader.AnswerReader` does).
         before_send: call it before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running; it measures the progress of readers.
-        context: the process's ZeroMQ context, for drivers that use ZeroMQ.
         max_replay_sessions: limit of answers at once, on all streams of the output.
     """
 
@@ -33,7 +32,6 @@ class Services:
     pull: Pull
     before_send: Callable[[], None] | None
     clock: Callable[[], float]
-    context: Context
     max_replay_sessions: int
 
 

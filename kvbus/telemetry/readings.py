@@ -45,6 +45,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     """One source.
 
     Attributes:
+        pending: missing batches that are neither recovered nor lost yet.
         queue_depth: batches that wait for their turn: in the reorder buffer, or in order and not handed on yet.
         unverified: batches of which it is not known which epoch they belong to.
         index_entries: blocks remembered: the live ones, and coarse ones and tails that are left out.
@@ -61,6 +62,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     last_seq: int
     dialect: str | None
     block_size: int | None
+    pending: int
     queue_depth: int
     queue_limit: int
     queue_bytes: int
@@ -109,6 +111,7 @@ def read_source(source: Source) -> SourceReading:
         last_seq=sequencer.next - 1,
         dialect=source.dialect.name,
         block_size=normalizer.block_size,
+        pending=sequencer.pending,
         queue_depth=len(sequencer.held) + len(sequencer.actions),
         queue_limit=spec.settings.reorder_batches,
         queue_bytes=sequencer.held.bytes,

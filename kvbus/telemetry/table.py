@@ -21,8 +21,10 @@ T = TypeVar("T")
 Samples = Iterable[tuple[Sequence[str], float]]
 """Values of a metric, each behind the values of its labels."""
 
-DROP_REASONS: Final = ("slow_router", "queue_full", "closed")
+DROP_REASONS: Final = ("slow_router", "queue_full")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
+EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
+"""Of events, one more: the rest of their batch did leave."""
 REPLAY_OUTCOMES: Final = (
     "complete",
     "compacted",
@@ -96,6 +98,11 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
         lambda s: s.stats.replay_timeouts,
     ),
     _one(
+        "source_requests_failed_total",
+        "Attempts to send the engine a request that failed in kvbus itself (no file descriptor); it is tried again.",
+        lambda s: s.stats.requests_failed,
+    ),
+    _one(
         "source_stale_replies_total",
         "Replay messages that answer no open request.",
         lambda s: s.stats.stale_replies,
@@ -140,7 +147,7 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     _one(
         "source_pending_batches",
         "Missing batches that are neither recovered nor lost yet.",
-        lambda s: s.stats.pending,
+        lambda s: s.pending,
     ),
     _one(
         "source_queue_depth",
@@ -183,7 +190,7 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     _by(
         "reason",
         "events_filtered_total",
-        "Valid events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do leave.",
+        "Valid batches, events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do.",
         lambda s: _counts(s.stats.filtered, Filtered),
     ),
     _by(
@@ -267,8 +274,8 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     _by(
         "reason",
         "output_dropped_events_total",
-        "Events in those batches.",
-        lambda o: _known(o.stats.dropped_events, DROP_REASONS),
+        "Events in those batches, and events that the profile leaves out (other_group).",
+        lambda o: _known(o.stats.dropped_events, EVENT_REASONS),
     ),
     _by(
         "reason",

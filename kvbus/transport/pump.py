@@ -19,13 +19,13 @@ CAP: Final = 128
 """Messages read in one go before the loop's other work gets its turn."""
 
 MAX_KEPT_FRAMES: Final = 64
-"""Frames kept of one message. The pump reads and drops the rest; the core rejects the message for its frame count."""
+"""Frames kept of one message. The rest is read and dropped; the core rejects the message for its frame count."""
 
 Handler = Callable[[list[bytes]], None]
 
 
-def receive(socket: Socket) -> list[bytes]:
-    """Receive one whole message.
+def receive(socket: Socket, most: int = MAX_KEPT_FRAMES) -> list[bytes]:
+    """Receive one whole message, and keep ``most`` frames of it.
 
     Raises:
         zmq.Again: none is waiting.
@@ -34,9 +34,14 @@ def receive(socket: Socket) -> list[bytes]:
     frames = [frame.bytes]
     while frame.more:
         frame = socket.recv(zmq.NOBLOCK, copy=False)
-        if len(frames) < MAX_KEPT_FRAMES:
+        if len(frames) < most:
             frames.append(frame.bytes)
     return frames
+
+
+def waiting(socket: Socket) -> bool:
+    """Whether a message waits. This rearms the descriptor's signal."""
+    return bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[arg-type, operator]
 
 
 class Pump:
@@ -91,7 +96,7 @@ class Pump:
             raise
 
     def _pending(self) -> bool:
-        return bool(self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[arg-type, operator]
+        return waiting(self.socket)
 
     def sent(self) -> None:
         """Check the socket now, after a send on it; :meth:`kick` if a message is waiting."""

@@ -17,7 +17,6 @@ from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError
 from kvbus.transport.answer_reader import AnswerReader
-from kvbus.transport.own_curve import Keys
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.requester import Place, Requester
 from kvbus.transport.sockets import PLAIN, PeerPolicy
@@ -28,6 +27,7 @@ from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
+from kvbus.transport.zmtp_keys import Keys
 
 QUANTUM: Final = 64 * 1024
 """Bytes one requester gets before the next one gets its turn."""

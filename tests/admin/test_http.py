@@ -439,7 +439,7 @@ async def test_missing_is_recovered_lost_and_pending_at_every_scrape():
         for n in range(150):
             if n == 90:
                 # the first life's holes are decided before it ends, so that its numbers are known below
-                await eventually(lambda: client.bus.source.stats.pending == 0, "the first life at rest")
+                await eventually(lambda: client.bus.source.sequencer.pending == 0, "the first life at rest")
                 engine.restart()
                 lives += 1
                 await engine.wait_for_subscriber(60)
@@ -463,7 +463,7 @@ async def test_missing_is_recovered_lost_and_pending_at_every_scrape():
             seen["pending"] = max(seen["pending"], pending)
         await eventually(lambda: client.bus.caught_up(engine.next_seq - 1), "everything relayed")
         stats = client.bus.source.stats
-        assert stats.pending == 0
+        assert client.bus.source.sequencer.pending == 0
         assert stats.lost == seen["holes"]
         assert stats.recovered > 10
         assert stats.missing == stats.recovered + stats.lost

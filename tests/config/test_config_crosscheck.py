@@ -304,9 +304,9 @@ def test_a_bad_api_is_told_once(problems):
     assert "must be http://host:port" in found["sources[0].api"]
 
 
-def test_no_state_goes_to_routers_with_keys_without_libsodium(monkeypatch, problems):
+def test_keys_of_an_output_need_libsodium(monkeypatch, problems):
+    text = _text("[{}]", f"[{{bind: true, endpoint: 'tcp://*:7000', {SECRET}, {CLIENTS}}}]")
     monkeypatch.setattr(parts, "has_libsodium", lambda: False)
-    output = f"bind: true, endpoint: 'tcp://*:7000', {SECRET}, {CLIENTS}"
-    found = problems(_text("[{}]", f"[{{{output}, on_subscribe: state}}]"))
-    assert set(found) == {"outputs[0].on_subscribe"}
-    assert "pip install kvbus[curve]; for example on_subscribe: nothing" in str(found)
+    found = problems(text)
+    assert set(found) == {"outputs[0].curve_secret_key_file"}
+    assert "need libsodium, which is not installed; for example pip install kvbus[curve]" in str(found)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kvbus.config import Config, OutputConfig, load, parts, render_topic
+from kvbus.config import Config, OutputConfig, load, render_topic
 from kvbus.core.wire.profiles import PROFILES
 
 TWO = """
@@ -98,14 +98,9 @@ def test_any_text_survives_the_yaml(tmp_path_factory, model, worker, topic):
     [
         ({}, "state"),
         ({"on_subscribe": "nothing"}, "nothing"),
-        ({"curve_secret_key_file": "/s", "curve_client_keys": "/c"}, "nothing"),
-        ({"curve_secret_key_file": None}, "state"),
+        ({"curve_secret_key_file": "/s", "curve_client_keys": "/c"}, "state"),
     ],
 )
-@pytest.mark.parametrize("libsodium", [True, False])
-def test_what_routers_get_first_follows_from_the_keys(monkeypatch, keys, gets, libsodium):
-    monkeypatch.setattr(parts, "has_libsodium", lambda: libsodium)
-    if libsodium and keys.get("curve_secret_key_file"):
-        gets = "state"
+def test_what_routers_get_first(keys, gets):
     overrides = {"sources": [{}], "outputs": [{"endpoint": "tcp://*:7000", **keys}]}
     assert load(None, env={}, overrides=overrides).outputs[0].on_subscribe == gets

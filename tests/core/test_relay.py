@@ -5,7 +5,7 @@ import pytest
 from kvbus.core.blocks.announce import MOST_BLOCKS
 from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.commands import Publish
-from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SnapshotAsked, Started, Tick
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, RequestSent, SnapshotAsked, Started, Tick
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outgoing import MAX_BATCH_EVENTS
 from kvbus.core.outputs.output import OutputSpec
@@ -639,3 +639,15 @@ def test_a_relay_without_traffic_does_nothing():
     assert not relay.backlog
     (command,) = relay.handle(BatchReceived(0, batch(0, A)), 0.0)
     assert isinstance(command, Publish)
+
+
+def test_the_time_of_a_request_that_could_not_be_sent_does_not_run():
+    script = Script(replay=True, settings={"replay_timeout": 2.0})
+    script.after(up(), replay_end(), live(0, store([1])), live(2, store([3])))
+    for _ in range(5):
+        script.relay.handle(RequestSent(0, script.requests[0], sent=False), script.now)
+        script.after(tick(10.0))
+    assert (script.stats.requests_failed, script.stats.replay_timeouts, script.source.sequencer.pending) == (5, 0, 1)
+    script.relay.handle(RequestSent(0, script.requests[0], sent=True), script.now)
+    script.after(tick(1.9), replayed(1, store([2])), replay_end())
+    assert (script.stats.recovered, script.stats.lost) == (1, 0)

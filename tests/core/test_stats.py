@@ -3,17 +3,11 @@ import pytest
 from kvbus.core.stats import Histogram, OutputStats, ProcessStats, SourceStats
 
 
-def test_a_source_begins_at_zero_with_nothing_pending():
+def test_a_source_begins_at_zero():
     stats = SourceStats()
-    assert stats.pending == 0
+    assert (stats.missing, stats.recovered, stats.lost) == (0, 0, 0)
     assert not stats.rejected
     assert not stats.filtered
-
-
-def test_missing_is_recovered_lost_and_pending():
-    stats = SourceStats(missing=10, recovered=4, lost=3)
-    assert stats.pending == 3
-    assert stats.missing == stats.recovered + stats.lost + stats.pending
 
 
 def test_counters_are_not_shared():

@@ -51,7 +51,7 @@ def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.Lo
     (_, partial) = lines(caplog)
     assert partial.startswith("source engine is partial: ")
     assert "; until " in partial
-    relay.sources[0].sequencer.partial = False
+    relay.sources[0].sequencer.complete(certain=True)
     relay.handle(Tick(1001.0), 1.2)
     log.look(relay, [0])
     assert lines(caplog) == ["source engine is no longer partial"]

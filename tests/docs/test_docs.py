@@ -32,6 +32,7 @@ from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon import seq_reservation as marks
 from kvbus.errors import ConfigError
 from kvbus.sim.dialects import DIALECTS
+from tests.docs.phases import page
 from tests.doubles.answers import answer_of
 from tests.system.test_captures import CASES
 from tests.wire.captures import CAPTURES, load, truth
@@ -210,6 +211,9 @@ class TestArchitecture:
 
     def test_every_state(self):
         assert set(first_cells(section(ARCHITECTURE, "## The sequencer"))) == set(State)
+
+    def test_the_phases_of_the_sequencer_are_those_of_its_table(self):
+        assert page() in section(ARCHITECTURE, "## The sequencer"), "python -m tests.docs.phases"
 
     def test_numbers_that_stand_for_a_constant(self):
         told = re.findall(r"`([A-Z_]+)` \((\d+)\)", ARCHITECTURE)

@@ -159,8 +159,20 @@ def test_forms_have_what_a_forge_wants_of_them() -> None:
 
 
 def test_dependencies_are_watched_wherever_they_are_named() -> None:
-    named = {"pip": "pyproject.toml", "github-actions": ".github", "docker": "Dockerfile", "gomod": "go.mod"}
-    watched = {each["package-ecosystem"]: each["directory"] for each in read(GITHUB / "dependabot.yml")["updates"]}
-    assert watched.keys() == named.keys()
-    for ecosystem, name in named.items():
-        assert (ROOT / watched[ecosystem].lstrip("/") / name).exists(), ecosystem
+    ecosystems = {
+        "pyproject.toml": "pip",
+        "Dockerfile": "docker",
+        "go.mod": "gomod",
+        "pom.xml": "maven",
+        "Cargo.toml": "cargo",
+    }
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    named = {
+        (ecosystems[path.name], "/" + str(path.parent).removeprefix("."))
+        for path in map(Path, listed)
+        if path.name in ecosystems
+    }
+    watched = [(each["package-ecosystem"], each["directory"]) for each in read(GITHUB / "dependabot.yml")["updates"]]
+    assert sorted(watched) == sorted(named | {("github-actions", "/")})

@@ -18,8 +18,9 @@ class Counted(Protocol):
 def all_accounted_for(source: Counted) -> None:
     """Each batch found missing came after all, was given up, or is pending: exactly the holes there are."""
     stats, sequencer = source.stats, source.sequencer
-    assert stats.pending >= 0
-    assert stats.missing == stats.recovered + stats.lost + stats.pending
-    waiting = sum(seq >= sequencer.next for seq in sequencer.held)
+    pending = sequencer.pending
+    waiting = sum(sequencer.next <= seq < sequencer.log_end for seq in sequencer.held)
     holes = sequencer.log_end - sequencer.next - waiting if sequencer.synced else 0
-    assert stats.pending == holes, f"{stats.pending} pending, {holes} holes"
+    assert pending == holes >= 0, f"{pending} pending, {holes} holes"
+    counted = stats.recovered + stats.lost
+    assert stats.missing == counted + pending, f"{stats.missing} missing, {counted} decided, {pending} pending"

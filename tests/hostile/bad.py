@@ -36,10 +36,10 @@ RIGHT: dict[str, list[Any]] = {
     "parent_block_hash": [None, -1, 2**63, b"bytes"],
     "token_ids": [[]],
     "block_size": [],
-    "lora_id": [None, -1, 2**63],
+    "lora_id": [None],
     "medium": [None],
     "lora_name": [None, "text"],
-    "group_idx": [None, -1, 2**63],
+    "group_idx": [None],
 }
 """Values of :data:`WRONG` that are not wrong there (or whose event is refused for another reason, see ``MISFITS``)."""
 
@@ -98,6 +98,8 @@ BATCHES = [
     Bad("ts is negative", payload(ts=-1e300), {}),
     Bad("ts is huge", payload(ts=1e300), {}),
     Bad("the rank is text", payload(store([905]), rank="zero"), {Reason.BATCH_SHAPE: 1}),
+    Bad("the rank is below zero", payload(store([905]), rank=-1), {Reason.BATCH_SHAPE: 1}),
+    Bad("the rank is beyond 31 bits", payload(store([905]), rank=2**31), {Reason.BATCH_SHAPE: 1}),
     Bad("nested", HEAD + b"\x91" * DEEP + b"\x00\x00", {Reason.NESTING: 1}),
     Bad("nested maps", HEAD + b"\x91" + b"\x81\xa1a" * DEEP + b"\x00\x00", {Reason.NESTING: 1}),
     Bad(
@@ -134,6 +136,11 @@ BATCHES = [
     one_event("a medium nobody knows", store([918], medium="TAPE"), Reason.UNKNOWN_MEDIUM),
     one_event("a medium nobody knows, removed", removed([918], medium="TAPE"), Reason.UNKNOWN_MEDIUM),
     one_event("nothing to store", store([]), Filtered.NO_HASHES),
+    one_event("nothing to remove", removed([]), Filtered.NO_HASHES),
+    one_event("a group below zero", store([920], group=-1), Reason.INTEGER_RANGE),
+    one_event("a group beyond 32 bits", removed([920], group=2**40), Reason.INTEGER_RANGE),
+    one_event("a window below zero", store([920], kv_cache_spec_sliding_window=-5), Reason.INTEGER_RANGE),
+    one_event("an adapter below zero", store([920], lora_id=-1), Reason.INTEGER_RANGE),
     one_event("a block nobody knows, removed", removed([919]), Filtered.UNKNOWN_BLOCK),
 ]
 

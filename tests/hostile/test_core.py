@@ -42,7 +42,7 @@ def goes_on(script: Script, seq: int = 1) -> None:
     assert 3 in live_blocks
     assert 1 not in live_blocks
     assert script.router.violations == []
-    assert script.stats.pending == 0
+    assert script.source.sequencer.pending == 0
     assert {block for table in script.source.normalizer.index.tables.values() for block in table.blocks} == live_blocks
 
 
@@ -192,7 +192,7 @@ def test_a_replay_that_says_the_same_for_ever_is_given_up():
             break
     assert script.source.state == "live"
     assert script.stats.lost == 4
-    assert script.stats.pending == 0
+    assert script.source.sequencer.pending == 0
 
 
 def test_replies_to_no_request_are_counted_and_change_nothing():

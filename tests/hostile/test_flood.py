@@ -61,7 +61,7 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
     tracemalloc.stop()
     assert sizes[1] < sizes[0] * 1.2 + 100_000, sizes
     stats = source.stats
-    assert stats.missing == stats.recovered + stats.lost + stats.pending
+    assert stats.missing == stats.recovered + stats.lost + source.sequencer.pending
     assert stats.held_overflow > 1000
     assert stats.rejected["index_full"] > 100
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from . import zmtp_peers
 from .dynamo import PYTHON_ENV, DynamoIndexer
 from .go_peers import HOME_ENV
+from .zmtp_peers import Library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,3 +35,15 @@ def gozmq() -> Path:
             f"{HOME_ENV} names no peers on go-zeromq: .ci/gozmq.sh DIR builds them (Go, its module proxy); .ci/run does both"
         )
     return Path(home)
+
+
+@pytest.fixture(params=["jeromq", "zeromq-rs"])
+def library(request: pytest.FixtureRequest, tmp_path: Path) -> Library:
+    """One of the other ZeroMQ libraries, or a skip that says what is missing."""
+    found = zmtp_peers.library(request.param, tmp_path)
+    if found is None:
+        pytest.skip(
+            f"{zmtp_peers.HOME_ENV} names no peer on {request.param}: .ci/zmtp-peers.sh DIR builds it (Java and Maven, or "
+            f"cargo); .ci/run does both"
+        )
+    return found

@@ -10,7 +10,7 @@ from tests.outputs.driven import driving
 from tests.outputs.example.install import install
 from tests.outputs.readers import KINDS
 from tests.outputs.relayed import relaying
-from tests.transport.conftest import context, raised  # noqa: F401
+from tests.transport.conftest import raised  # noqa: F401
 
 TYPES = sorted({*parts.installed(parts.OUTPUTS), "lines"})
 
@@ -27,18 +27,18 @@ def example(tmp_path_factory):
 
 
 @pytest.fixture(params=TYPES)
-def output(request, example, context, tmp_path):  # noqa: F811
+def output(request, example, tmp_path):
     """Opens a driver of each type."""
-    return functools.partial(driving, context, request.param, tmp_path)
+    return functools.partial(driving, request.param, tmp_path)
 
 
 @pytest.fixture(params=[name for name in TYPES if name not in KINDS or KINDS[name].sends_state])
-def state_output(request, example, context, tmp_path):  # noqa: F811
+def state_output(request, example, tmp_path):
     """Opens a driver of each type that sends the state, behind a relay."""
-    return functools.partial(relaying, context, request.param, tmp_path)
+    return functools.partial(relaying, request.param, tmp_path)
 
 
 @pytest.fixture(params=[name for name in TYPES if name not in KINDS or KINDS[name].asks])
-def asked_output(request, example, context, tmp_path):  # noqa: F811
+def asked_output(request, example, tmp_path):
     """Opens a driver of each type whose readers can ask for a replay."""
-    return functools.partial(driving, context, request.param, tmp_path)
+    return functools.partial(driving, request.param, tmp_path)

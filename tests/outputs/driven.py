@@ -17,7 +17,7 @@ from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import parse_replay_request
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.outputs.contract import OutputDriver, Services
-from kvbus.transport.sockets import PLAIN, Context
+from kvbus.transport.sockets import PLAIN
 from tests.outputs.readers import KINDS, Batch, Reader
 from tests.transport.loops import eventually, turns
 
@@ -42,7 +42,7 @@ def make_driver(
 class Driven:
     """One driver with nothing open yet, and the two streams it may serve."""
 
-    def __init__(self, context: Context, name: str, directory: Path, sessions: int, **settings: Any) -> None:
+    def __init__(self, name: str, directory: Path, sessions: int, **settings: Any) -> None:
         self.stats = OutputStats()
         self.calls: list[tuple[int, int]] = []
         """How much had left, live and in answers, each time `before_send` was called."""
@@ -53,7 +53,7 @@ class Driven:
             stream: OutputStream(TOPIC, PROFILES["vllm"], Journal(10**6, 2**40), heartbeat=0, rank=0)
             for stream in STREAMS
         }
-        services = Services(self.stats, self._feed, self._pull, self._before_send, lambda: 0.0, context, sessions)
+        services = Services(self.stats, self._feed, self._pull, self._before_send, lambda: 0.0, sessions)
         self.config, self.driver = make_driver(name, directory, {"on_subscribe": "nothing", **settings}, services)
         self.kind = KINDS[name]
 
@@ -103,10 +103,10 @@ class Driven:
 
 @contextlib.asynccontextmanager
 async def driving(
-    context: Context, name: str, directory: Path, *, opened: int = 1, sessions: int = 4, **settings: Any
+    name: str, directory: Path, *, opened: int = 1, sessions: int = 4, **settings: Any
 ) -> AsyncIterator[Driven]:
     """A driver with so many streams open, closed at the end as the daemon does it."""
-    driven = Driven(context, name, directory, sessions, **settings)
+    driven = Driven(name, directory, sessions, **settings)
     try:
         for stream in STREAMS[:opened]:
             driven.driver.open(stream, TOPIC, PLAIN)

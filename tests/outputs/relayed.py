@@ -17,7 +17,7 @@ from kvbus.core.source import SourceSpec
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.outputs.contract import Services
-from kvbus.transport.sockets import PLAIN, Context
+from kvbus.transport.sockets import PLAIN
 from tests.doubles.payloads import payload, store, unpack
 from tests.doubles.router import PlainSetRouter
 from tests.outputs.driven import TOPIC, make_driver
@@ -57,11 +57,11 @@ class StateReader:
 class Relayed:
     """One driver with one stream, and the relay that publishes on it."""
 
-    def __init__(self, context: Context, name: str, directory: Path, **settings: Any) -> None:
+    def __init__(self, name: str, directory: Path, **settings: Any) -> None:
         engine = SourceSpec("engine", 0, Settings(replay=False), Rules())
         self.relay = Relay([engine], [OutputSpec("routers", PROFILES["vllm"], [TOPIC], heartbeat=0)])
         self.stats = OutputStats()
-        services = Services(self.stats, self.feed, self.pull, None, lambda: 0.0, context, 4)
+        services = Services(self.stats, self.feed, self.pull, None, lambda: 0.0, 4)
         self.config, self.driver = make_driver(name, directory, {"on_subscribe": "state", **settings}, services)
         self.kind = KINDS[name]
         self.readers: list[Reader] = []
@@ -113,9 +113,9 @@ class Relayed:
 
 
 @contextlib.asynccontextmanager
-async def relaying(context: Context, name: str, directory: Path, **settings: Any) -> AsyncIterator[Relayed]:
+async def relaying(name: str, directory: Path, **settings: Any) -> AsyncIterator[Relayed]:
     """A driver with a relay, closed at the end."""
-    relayed = Relayed(context, name, directory, **settings)
+    relayed = Relayed(name, directory, **settings)
     try:
         relayed.driver.open(0, TOPIC, PLAIN)
         relayed.feed(SourceUp(0))

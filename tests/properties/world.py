@@ -702,7 +702,7 @@ class World:
     def _is_exact(self, i: int) -> None:
         source, line = self.relay.sources[i], self.lines[i]
         assert source.state is State.LIVE, f"source {i} is {source.state}"
-        assert source.stats.pending == 0
+        assert source.sequencer.pending == 0
         engine = line.engine
         # a replay that reaches back gives every stranger away, once it is known that there is something to reach back to
         if line.hidden >= 0 and not (engine.setup.buffer_steps == 1000 and source.sequencer.dump()["buffer"]):

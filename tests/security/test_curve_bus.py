@@ -17,7 +17,6 @@ from kvbus.client import BlockView, Subscriber, Synced
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.types import Refused
 from kvbus.daemon.reload import Reloader
-from kvbus.transport import own_curve
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import Reason
 from tests.doubles.payloads import payload as batch
@@ -31,12 +30,6 @@ from tests.typed import there
 @pytest.fixture
 def keys(tmp_path):
     return Keyring(tmp_path)
-
-
-@pytest.fixture(autouse=True, params=["own", "libzmq"])
-def carrier(request, monkeypatch):
-    """Who serves the keys: kvbus's own ZMTP, and libzmq where libsodium is not installed."""
-    monkeypatch.setattr(own_curve, "installed", lambda: request.param == "own")
 
 
 @contextlib.asynccontextmanager

@@ -9,11 +9,8 @@ from typing import Self
 
 import pytest
 import zmq
-from click.testing import CliRunner
 
-from kvbus.cli import main
 from kvbus.daemon.reload import Reloader
-from kvbus.transport import own_curve
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -136,14 +133,3 @@ def requester(pair: Pair, server: Pair, endpoint: str) -> Iterator[zmq.Socket[by
     finally:
         dealer.close(0)
         context.term()
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_check_says_who_serves_the_keys(keys: Keyring, monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    monkeypatch.setattr(own_curve, "installed", lambda: installed)
-    output = ["--set", "outputs[0].endpoint=tcp://127.0.0.1:5657"]
-    for key, value in keys.output.items():
-        output += ["--set", f"outputs[0].{key}={value}"]
-    done = CliRunner().invoke(main, ["check", "--source", "ipc:///engine", *output])
-    assert done.exit_code == 0, done.output
-    assert ("pip install kvbus[curve]" in done.output) is not installed

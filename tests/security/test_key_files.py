@@ -12,9 +12,8 @@ from click.testing import CliRunner
 
 from kvbus.cli import main
 from kvbus.config import load
-from kvbus.daemon.keys import in_clear, read_keys, through_libzmq
+from kvbus.daemon.keys import in_clear, read_keys
 from kvbus.errors import ConfigError
-from kvbus.transport import own_curve
 from kvbus.transport.curve import (
     MAX_FILE_BYTES,
     KeyFileError,
@@ -202,19 +201,6 @@ def test_what_leaves_in_clear_is_known(output, clear):
     assert in_clear(config) == (
         [] if clear is None else [f"output routers: token ids leave this machine in clear {clear}"]
     )
-
-
-def test_who_serves_the_keys_is_known(monkeypatch):
-    outputs = [
-        {"name": "a", "endpoint": "ipc:///a", "curve_secret_key_file": "/k", "curve_client_keys": "/c"},
-        {"name": "b", "endpoint": "ipc:///b", "replay_endpoint": None},
-    ]
-    config = load(None, env={}, overrides={"sources": [{"endpoint": "ipc:///e"}], "outputs": outputs})
-    assert through_libzmq(config) == []
-    monkeypatch.setattr(own_curve, "installed", lambda: False)
-    (warning,) = through_libzmq(config)
-    assert warning.startswith("output a: libzmq serves its CURVE keys")
-    assert warning.endswith("pip install kvbus[curve]")
 
 
 class TestKeygen:

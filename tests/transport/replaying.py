@@ -10,7 +10,6 @@ from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import parse_replay_request
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.transport.libzmq_replay import LibzmqReplayServer
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
 from tests.doubles.answers import answer_of
@@ -25,9 +24,7 @@ def no_cut(_):
 class Served:
     """A stream with `count` batches and the server of its replay."""
 
-    def __init__(
-        self, context, count, *, profile="vllm", payload=b"payload", sessions=64, budget=None, own=True, **options
-    ):
+    def __init__(self, count, *, profile="vllm", payload=b"payload", sessions=64, budget=None, **options):
         self.stream = OutputStream(b"kv@a@m", PROFILES[profile], Journal(10**6, 2**40), heartbeat=0, rank=0)
         for _ in range(count):
             self.stream.append(payload, 0.0)
@@ -36,9 +33,7 @@ class Served:
         self.asked = 0
         budget = budget or Budget(sessions, self.stats)
         options |= {"on_request": self.on_request, "stats": self.stats, "budget": budget}
-        self.server: ReplayServer | LibzmqReplayServer = (
-            ReplayServer(self.endpoint, **options) if own else LibzmqReplayServer(context, self.endpoint, **options)
-        )
+        self.server = ReplayServer(self.endpoint, **options)
 
     def on_request(self, frames):
         self.asked += 1
@@ -53,8 +48,8 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(context, count, *, kind=Served, **options):
-    one = kind(context, count, **options)
+async def served(count, *, kind=Served, **options):
+    one = kind(count, **options)
     try:
         yield one
     finally:

@@ -17,9 +17,9 @@ from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from tests.long import LONG
 from tests.ports import free_port
 from tests.transport.bare import dialled, listening
+from tests.transport.live.test_stream import stream_of
 from tests.transport.loops import END, both_loops, eventually, turns, u64
-from tests.transport.test_libzmq_live import live_output
-from tests.transport.test_replay_server import served
+from tests.transport.replaying import served
 
 SECONDS = 23.0 if LONG else 6.0
 """A heartbeat every 5 s with 15 s for its answer has cut off whoever does not answer; the first one is seen before."""
@@ -41,15 +41,15 @@ async def live_stream(context, port, *, bind):
 @pytest.mark.slow
 async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
     """Every socket of kvbus with such a peer, side by side: busy ones, silent ones, and one in the middle of an answer."""
-    ports = [free_port() for _ in range(4)]
-    out, bound, engine_port, replay_port = ports
+    bound, engine_port, replay_port = (free_port() for _ in range(3))
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
         # routers: of both versions of ZMTP 3, one that asks for a replay now and then, one that reads its answer slowly
-        output, stats = await enter(live_output(context, f"tcp://127.0.0.1:{out}"))
-        routers = [await enter(dialled(out, b"SUB", minor=minor)) for minor in (0, 1)]
-        replay = await enter(served(context, 600, payload=b"p" * 20_000))
+        output = await enter(stream_of(context, state=False))
+        stats = output.stats
+        routers = [await enter(dialled(output.port, b"SUB", minor=minor)) for minor in (0, 1)]
+        replay = await enter(served(600, payload=b"p" * 20_000))
         server = int(replay.endpoint.rpartition(":")[2])
         patient = await enter(dialled(server, b"DEALER"))
         slow = await enter(dialled(server, b"DEALER", pace=SECONDS / 600))
@@ -76,7 +76,7 @@ async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
         sent = 0
         begin = loop.time()
         while loop.time() < begin + SECONDS:
-            output.publish(b"", u64(sent), b"x", 1)
+            output.live.publish(b"", u64(sent), b"x", 1)
             sent += 1
             await asyncio.sleep(0.05)
         peers = [*routers, patient, slow, *engines, dials, *replays]
@@ -103,7 +103,6 @@ async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
 
 @both_loops
 async def test_heartbeats_of_others_are_answered(context):
-    port = free_port()
-    async with live_output(context, f"tcp://127.0.0.1:{port}"), dialled(port, b"SUB", minor=1) as router:
+    async with stream_of(context, state=False) as output, dialled(output.port, b"SUB", minor=1) as router:
         router.command(b"PING", bytes(2) + b"context")
         await eventually(lambda: router.commands == [b"READY", b"PONG"], "the answer")

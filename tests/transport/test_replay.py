@@ -90,7 +90,7 @@ async def timed(one):
 @both_loops
 @pytest.mark.slow
 async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descriptors):
-    async with served(context, 5_000, payload=b"p" * 4_000) as one:
+    async with served(5_000, payload=b"p" * 4_000) as one:
         alone = min([await timed(one) for _ in range(5)])  # what a machine that others load takes from it varies
         with never_reading(one, 1_000):
             await eventually(lambda: one.asked == 1_005, "their requests")
@@ -107,7 +107,7 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
 
 @both_loops
 async def test_they_cost_little_memory(context, descriptors):
-    async with served(context, 5_000, payload=b"p" * 4_000) as one:
+    async with served(5_000, payload=b"p" * 4_000) as one:
         tracemalloc.start()
         try:
             with never_reading(one, 200):
@@ -120,7 +120,7 @@ async def test_they_cost_little_memory(context, descriptors):
 @both_loops
 async def test_one_connection_that_asks_on_and_on_is_not_read_any_more(context):
     """400 requests of a few bytes were 1.3 GB once."""
-    async with served(context, 5_000, payload=b"p" * 4_000) as one:
+    async with served(5_000, payload=b"p" * 4_000) as one:
         tracemalloc.start()
         try:
             async with bare(one.endpoint, DEALER, buffer=SMALL) as (_, writer):
@@ -139,7 +139,7 @@ async def test_one_connection_that_asks_on_and_on_is_not_read_any_more(context):
 
 @both_loops
 async def test_all_of_its_answers_come_when_it_reads(context):
-    async with served(context, 20) as one, bare(one.endpoint, DEALER + request() * 100) as (reader, _):
+    async with served(20) as one, bare(one.endpoint, DEALER + request() * 100) as (reader, _):
         await reader.readexactly(64 + 30)
         whole = b"".join(encode_message([b"", b"kv@a@m", u64(n), b"payload"]) for n in range(20))
         whole += encode_message([b"", b"", END, b""])
@@ -149,7 +149,7 @@ async def test_all_of_its_answers_come_when_it_reads(context):
 
 @both_loops
 async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
-    async with served(context, 4_000, payload=b"p" * 4_000, stall_timeout=0.3) as one:
+    async with served(4_000, payload=b"p" * 4_000, stall_timeout=0.3) as one:
         with never_reading(one, 3, asked=2) as stalled:
             await eventually(lambda: one.outcomes == {"stalled": 6}, "their end")
             assert one.server.busy == 0
@@ -163,7 +163,7 @@ async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
 @both_loops
 async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
     """Its tail would stay: all of it was handed over, and less than a turn's share is left."""
-    async with served(context, 10, payload=b"p" * 40_000, stall_timeout=0.3) as one:
+    async with served(10, payload=b"p" * 40_000, stall_timeout=0.3) as one:
         with never_reading(one, 1):
             await eventually(lambda: one.outcomes, "its end")
             assert one.outcomes in ({"stalled": 1}, {"complete": 1})  # complete: its kernel has taken all
@@ -172,7 +172,7 @@ async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
 @both_loops
 async def test_a_slow_link_is_never_given_up(context):
     """3 MB at 300 kB/s, in pieces, with a stall_timeout that a twentieth of the answer takes."""
-    async with served(context, 750, payload=b"p" * 4_000, stall_timeout=0.5) as one:
+    async with served(750, payload=b"p" * 4_000, stall_timeout=0.5) as one:
         async with bare(one.endpoint, DEALER + request(), buffer=SMALL) as (reader, _):
             loop, got = asyncio.get_running_loop(), 0
             begin = loop.time()
@@ -207,7 +207,7 @@ async def test_shares_are_bytes_and_not_messages(context):
             self.done = not self.left
             return [*self.envelope, b"x" * (100_000 if self.left else 1)]
 
-    async with served(context, 100_001, payload=b"p" * 70, kind=Mixed) as one:
+    async with served(100_001, payload=b"p" * 70, kind=Mixed) as one:
         ends, sizes = [], {}
         loop = asyncio.get_running_loop()
 
@@ -224,7 +224,7 @@ async def test_shares_are_bytes_and_not_messages(context):
 
 @both_loops
 async def test_one_that_does_not_read_holds_no_place(context):
-    async with served(context, 4_000, payload=b"p" * 4_000, sessions=1) as one:
+    async with served(4_000, payload=b"p" * 4_000, sessions=1) as one:
         with never_reading(one, 5):
             await eventually(lambda: one.asked == 5, "their requests")
             client = requester(context, one)
@@ -240,8 +240,8 @@ async def test_one_that_does_not_read_holds_no_place(context):
 async def test_servers_of_an_output_share_its_places(context):
     budget = Budget(1, OutputStats())
     async with (
-        served(context, 4_000, payload=b"p" * 4_000, budget=budget) as one,
-        served(context, 50, budget=budget) as two,
+        served(4_000, payload=b"p" * 4_000, budget=budget) as one,
+        served(50, budget=budget) as two,
     ):
         assert budget.stats.replay_waiting_limit == 2 * MAX_WAITING
         clients = [requester(context, each) for each in (one, two, one, two)]
@@ -256,7 +256,7 @@ async def test_servers_of_an_output_share_its_places(context):
 @both_loops
 async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkeypatch):
     monkeypatch.setattr(replay_module, "MAX_WAITING", 3)
-    async with served(context, 4_000, payload=b"p" * 4_000) as one:
+    async with served(4_000, payload=b"p" * 4_000) as one:
         with never_reading(one, 3):
             await eventually(lambda: one.stats.replay_waiting == 3, "three that do not read")
             client = requester(context, one)
@@ -275,7 +275,7 @@ async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkey
 async def test_a_refusal_keeps_the_order_of_its_connection(context, monkeypatch):
     """Behind an answer under way comes its END, and only then that of the refused request."""
     monkeypatch.setattr(replay_module, "MAX_WAITING", 1)
-    async with served(context, 300) as one, bare(one.endpoint, DEALER + request() * 3) as (reader, _):
+    async with served(300) as one, bare(one.endpoint, DEALER + request() * 3) as (reader, _):
         await reader.readexactly(64 + 30)
         data = b"".join(encode_message([b"", b"kv@a@m", u64(n), b"payload"]) for n in range(300))
         end = encode_message([b"", b"", END, b""])
@@ -295,7 +295,7 @@ async def test_an_answer_for_whoever_is_gone_is_counted(context):
             self.asked += 1
             self.kept = frames
 
-    async with served(context, 3, kind=Late) as one:
+    async with served(3, kind=Late) as one:
         async with bare(one.endpoint, DEALER + request()):
             await eventually(lambda: one.kept, "its request")
         listener_sees = len(one.kept[0])
@@ -307,7 +307,7 @@ async def test_an_answer_for_whoever_is_gone_is_counted(context):
 
 @both_loops
 async def test_an_orderly_end_is_an_end_for_everyone(context):
-    async with served(context, 40_000, payload=b"p" * 1_000, sessions=1) as one:
+    async with served(40_000, payload=b"p" * 1_000, sessions=1) as one:
         clients = [Requester(context, one.endpoint, hwm=1, small=True) for _ in range(3)]
         for client in clients:
             client.ask()
@@ -334,7 +334,7 @@ async def test_an_orderly_end_is_an_end_for_everyone(context):
 
 @both_loops
 async def test_opened_again_it_serves_again(context):
-    async with served(context, 4_000, payload=b"p" * 4_000) as one:
+    async with served(4_000, payload=b"p" * 4_000) as one:
         with never_reading(one, 2):
             await eventually(lambda: one.server.busy == 2, "their requests")
             one.server.reopen(PeerPolicy())
@@ -347,7 +347,7 @@ async def test_opened_again_it_serves_again(context):
 
 @both_loops
 async def test_failed_handshakes_and_large_requests_are_counted(context):
-    async with served(context, 3, policy=PeerPolicy(max_frame_bytes=1_024)) as one:
+    async with served(3, policy=PeerPolicy(max_frame_bytes=1_024)) as one:
         async with bare(one.endpoint, b"GET / HTTP/1.1\r\n\r\n"):
             await eventually(lambda: one.stats.refused[Reason.GREETING] == 1, "another protocol")
         async with bare(one.endpoint, hello(b"SUB")):
@@ -376,7 +376,7 @@ async def test_an_answer_that_takes_long_to_make_leaves_the_loop_its_time(contex
             self.done = not self.left
             return [self.identity, b"", END, b""] if self.done else []
 
-    async with served(context, 1, kind=Slow) as one:
+    async with served(1, kind=Slow) as one:
         client = requester(context, one)
         longest = 0.0
         while not client.read():

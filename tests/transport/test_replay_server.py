@@ -1,4 +1,4 @@
-"""The replay servers against real requesters: each at their own pace, nobody in anybody's way, END for everyone."""
+"""The replay server against real requesters: each at their own pace, nobody in anybody's way, END for everyone."""
 
 import pytest
 import zmq
@@ -11,18 +11,15 @@ from tests.system.bus import running_bus
 from tests.transport.loops import END, both_loops, eventually, u64
 from tests.transport.replaying import Requester, Served, requester, served
 
-both_servers = pytest.mark.parametrize("own", [True, False], ids=["own", "libzmq"])
-
 
 @both_loops
-@both_servers
 @pytest.mark.parametrize(
     ("profile", "framing"), [("vllm", 4), ("dynamo", 4), ("llm-d", 4), ("aibrix", 4), ("sglang", 3)]
 )
-async def test_every_request_is_answered_and_ended(context, own, profile, framing):
+async def test_every_request_is_answered_and_ended(context, profile, framing):
     head = [b"", b"kv@a@m"] if framing == 4 else [b""]
     end = [b"", b"", END, b""] if framing == 4 else [b"", END, b""]
-    async with served(context, 3, profile=profile, own=own) as one:
+    async with served(3, profile=profile) as one:
         client = Requester(context, one.endpoint)
         for start, expected in ((0, [0, 1, 2]), (2, [2]), (3, []), (10**9, []), (2**63, []), (2**64 - 1, [])):
             client.got.clear()
@@ -36,9 +33,8 @@ async def test_every_request_is_answered_and_ended(context, own, profile, framin
 
 
 @both_loops
-@both_servers
-async def test_nothing_is_lost_at_a_requesters_high_water_mark(context, own):
-    async with served(context, 5000, payload=b"p" * 500, own=own) as one:
+async def test_nothing_is_lost_at_a_requesters_high_water_mark(context):
+    async with served(5000, payload=b"p" * 500) as one:
         client = requester(context, one, hwm=10, small=True)
         await eventually(lambda: one.stats.replay_batches > 100, "the server well into its answer")
         await client.drain()
@@ -48,9 +44,8 @@ async def test_nothing_is_lost_at_a_requesters_high_water_mark(context, own):
 
 
 @both_loops
-@both_servers
-async def test_a_requester_that_vanishes_is_forgotten(context, own):
-    async with served(context, 4000, payload=b"p" * 4000, own=own) as one:
+async def test_a_requester_that_vanishes_is_forgotten(context):
+    async with served(4000, payload=b"p" * 4000) as one:
         client = requester(context, one, hwm=1, small=True)
         await eventually(lambda: one.stats.replay_batches, "the server at work")
         assert one.server.busy == 1
@@ -61,9 +56,8 @@ async def test_a_requester_that_vanishes_is_forgotten(context, own):
 
 
 @both_loops
-@both_servers
-async def test_two_hundred_at_once(context, own):
-    async with served(context, 100, sessions=16, own=own) as one:
+async def test_two_hundred_at_once(context):
+    async with served(100, sessions=16) as one:
         clients = [requester(context, one) for _ in range(200)]
         await eventually(lambda: min([client.read() for client in clients]), "everybody's END")
         assert all(client.seqs() == list(range(100)) for client in clients)
@@ -75,10 +69,9 @@ async def test_two_hundred_at_once(context, own):
 
 
 @both_loops
-@both_servers
-async def test_the_requests_of_one_peer_are_answered_one_after_the_other(context, own):
+async def test_the_requests_of_one_peer_are_answered_one_after_the_other(context):
     """As an engine does it: answers of one connection never mix, so that the first END is the first answer's."""
-    async with served(context, 1000, own=own) as one:
+    async with served(1000) as one:
         client = Requester(context, one.endpoint)
         other = Requester(context, one.endpoint)
         for start in (0, 500, 990):
@@ -96,9 +89,8 @@ async def test_the_requests_of_one_peer_are_answered_one_after_the_other(context
 
 
 @both_loops
-@both_servers
-async def test_a_req_gets_one_reply_and_may_ask_again(context, own):
-    async with served(context, 50, own=own) as one:
+async def test_a_req_gets_one_reply_and_may_ask_again(context):
+    async with served(50) as one:
         client = Requester(context, one.endpoint, kind=zmq.REQ)
         answers = 0
         for start in (7, 9, 49):
@@ -116,7 +108,6 @@ async def test_a_req_gets_one_reply_and_may_ask_again(context, own):
 
 
 @both_loops
-@both_servers
 @pytest.mark.parametrize(
     ("request_", "delimiter"),
     [
@@ -131,9 +122,9 @@ async def test_a_req_gets_one_reply_and_may_ask_again(context, own):
         ([b"", *[b"x"] * 200], True),
     ],
 )
-async def test_a_request_that_is_none_is_ended_at_once(context, own, request_, delimiter):
+async def test_a_request_that_is_none_is_ended_at_once(context, request_, delimiter):
     """Nobody hangs: whatever is asked is answered with an END, and the next question is understood."""
-    async with served(context, 3, own=own) as one:
+    async with served(3) as one:
         client = Requester(context, one.endpoint)
         client.socket.send_multipart(request_)
         await client.drain()
@@ -149,9 +140,8 @@ async def test_a_request_that_is_none_is_ended_at_once(context, own, request_, d
 
 
 @both_loops
-@both_servers
-async def test_a_dealer_without_the_delimiter_gets_an_answer_without_it(context, own):
-    async with served(context, 2, own=own) as one:
+async def test_a_dealer_without_the_delimiter_gets_an_answer_without_it(context):
+    async with served(2) as one:
         client = Requester(context, one.endpoint)
         client.socket.send(u64(0))
         await client.drain()
@@ -187,9 +177,8 @@ class Broken:
 
 
 @both_loops
-@both_servers
-async def test_an_answer_that_breaks_stops_no_other(context, own, raised):
-    async with served(context, 1000, kind=FailsOnce, own=own) as one:
+async def test_an_answer_that_breaks_stops_no_other(context, raised):
+    async with served(1000, kind=FailsOnce) as one:
         clients = []
         for n in range(4):
             clients.append(requester(context, one))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.sockets import OPTIONS, make_socket
 from tests.ports import free_port
+from tests.transport.live.test_stream import stream_of
 from tests.transport.loops import eventually, turns
-from tests.transport.test_libzmq_live import live_output
 from tests.transport.test_replay_server import served
 
+ROOT = Path(__file__).parents[2]
 ESTABLISHED, KEEPALIVE = "01", "02"
 IDLE_S = 30.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -72,10 +75,9 @@ def peer(kind: int, *, listens: bool, port: int) -> Iterator[zmq.Socket[bytes]]:
 
 
 async def test_routers_are_probed(context):
-    port = free_port()
-    async with live_output(context, f"tcp://127.0.0.1:{port}"), served(context, 1) as replay:
-        with peer(zmq.SUB, listens=False, port=port):
-            await probed(port, accepted=True)
+    async with stream_of(context, state=False) as output, served(1) as replay:
+        with peer(zmq.SUB, listens=False, port=output.port):
+            await probed(output.port, accepted=True)
         replay_port = int(replay.endpoint.rpartition(":")[2])
         with peer(zmq.DEALER, listens=False, port=replay_port):
             await probed(replay_port, accepted=True)
@@ -111,3 +113,35 @@ async def test_clients_probe_what_they_follow():
             await probed(replay_port, accepted=False)
         finally:
             await sockets.aclose()
+
+
+async def test_clients_hold_no_connection_to_a_silent_peer():
+    """As the daemon does: the handshake is given up after three seconds, and tried again; libzmq alone waits thirty."""
+    begun = asyncio.get_running_loop().time()
+    accepted: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with RawSubscriber(f"tcp://127.0.0.1:{port}"):
+        sockets = StreamSockets(f"tcp://127.0.0.1:{port}", None, wake=lambda: None)
+        sockets.open()
+        try:
+            await eventually(lambda: len(accepted) == 4, "each has tried a second time")
+        finally:
+            await sockets.aclose()
+    assert asyncio.get_running_loop().time() - begun < 20
+    for writer in accepted:
+        writer.close()
+    server.close()
+
+
+def test_options_are_set_in_one_table():
+    """Elsewhere only what differs from socket to socket of one type, keys, and what plays an engine."""
+    known = {"SUBSCRIBE", "ROUTING_ID", "AFFINITY", "MAXMSGSIZE"}
+    for path in (ROOT / "kvbus").rglob("*.py"):
+        if path.parent.name != "engine" and path.name != "curve.py":
+            assert set(re.findall(r"setsockopt\(zmq\.(\w+)", path.read_text())) <= known, path
+
+
+async def test_a_bound_address_is_one_that_any_peer_can_connect_to():
+    async with RawSubscriber("tcp://127.0.0.1:*", bind=True) as bound:
+        assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", bound.endpoint)

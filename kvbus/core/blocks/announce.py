@@ -117,11 +117,16 @@ def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
     whole = a == 0 and b == len(chunk.hashes)
     size = chunk.block_size
     tokens = Raw(chunk.tokens) if whole else slice_array(chunk.tokens, a * size, b * size)
-    keys = chunk.extra_keys
-    if keys is not None and not whole and keys[0] != 0xC0:
-        keys = bytes(slice_array(keys, a, b))
+    keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
+    if not whole:
+        keys, lookahead = _entries(keys, a, b), _entries(lookahead, a, b)
     parent = out_parent(index, group_of(chunk), chunk.parent_of(a))
-    return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys)]
+    return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys, lookahead)]
+
+
+def _entries(raw: bytes | None, a: int, b: int) -> bytes | None:
+    """Of a list with an entry per block those of blocks ``[a, b)``; null and nothing stay what they are."""
+    return raw if raw is None or raw[0] == 0xC0 else bytes(slice_array(raw, a, b))
 
 
 def reblocked_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
@@ -137,7 +142,7 @@ def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[Any]) -> AnyEven
     derived, per_block = chunk.reblocked()
     base = chunk.block_size // per_block
     parent = derived[a - 1] if a else chunk.out_parent
-    return _as_event(chunk, derived[a:b], parent, encode_value(tokens[a * base : b * base]), base, None)
+    return _as_event(chunk, derived[a:b], parent, encode_value(tokens[a * base : b * base]), base, None, None)
 
 
 def _consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
@@ -180,7 +185,13 @@ def out_parent(index: Index, group: int | None, parent: Hash | None) -> Hash | N
 
 
 def _as_event(
-    chunk: Chunk, hashes: Sequence[Hash], parent: Hash | None, tokens: Raw, block_size: int, keys: bytes | None
+    chunk: Chunk,
+    hashes: Sequence[Hash],
+    parent: Hash | None,
+    tokens: Raw,
+    block_size: int,
+    keys: bytes | None,
+    lookahead: bytes | None,
 ) -> AnyEvent:
     meta = chunk.meta
     event = BlockStored(
@@ -199,7 +210,7 @@ def _as_event(
         raw_or_unset(meta.ownership),
         raw_or_unset(meta.session_id),
         raw_or_unset(meta.cache_salt),
-        raw_or_unset(meta.lookahead),
+        raw_or_unset(lookahead),
     )
     if chunk.extras:
         return with_extras(event, {name: Raw(value) for name, value in chunk.extras.items()})

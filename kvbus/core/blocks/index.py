@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from kvbus.core.blocks.chunk_set import ChunkSet
 from kvbus.core.blocks.overlay import SMALL, Overlay
 from kvbus.core.types import DEVICE_MEDIUM, Hash
 from kvbus.core.wire.codec import decode_tokens, decode_value, encode_value
@@ -328,8 +329,18 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
             return None
         return next(((holder, a, b) for a, b in runs_of(holder) if a <= at < b), None)
 
-    done: set[Hash] = set()
-    """The first block of each run that was taken: names that are there anyway, so the set costs its slots alone."""
+    done = ChunkSet()
+    """Chunks whose runs were taken, where there is one run."""
+    done_runs: set[Hash] = set()
+    """The first block of each run that was taken of other chunks."""
+
+    def take(chunk: Chunk, first: int) -> bool:
+        if len(runs_of(chunk)) == 1:
+            return done.add(chunk)
+        before = len(done_runs)
+        done_runs.add(chunk.hashes[first])
+        return len(done_runs) > before
+
     last: Chunk | None = None
     for chunk in table.blocks.values():
         if chunk is last:
@@ -339,8 +350,7 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
             path: list[tuple[Chunk, int, int]] = []
             walk: tuple[Chunk, int, int] | None = (chunk, a, b)
             # up to the first ancestor that was taken already; noted on the way, so that a cycle of parents ends too
-            while walk is not None and (name := walk[0].hashes[walk[1]]) not in done:
-                done.add(name)
+            while walk is not None and take(walk[0], walk[1]):
                 path.append(walk)
                 walk = run_before(walk[0], walk[1])
             yield from ((key, *run) for run in reversed(path))
@@ -348,11 +358,8 @@ def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, 
 
 def set_of_chunks(table: Table) -> Iterator[Chunk]:
     """Every chunk with a live block, once, in the order its first one came."""
-    seen: set[int] = set()
-    for chunk in table.blocks.values():
-        if id(chunk) not in seen:
-            seen.add(id(chunk))
-            yield chunk
+    seen = ChunkSet()
+    yield from (chunk for chunk in table.blocks.values() if seen.add(chunk))
 
 
 def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:

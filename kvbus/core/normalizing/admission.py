@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
-from msgspec import Raw, UnsetType, structs
+from msgspec import Raw, UnsetType
 
 from kvbus.core.blocks.index import MAX_RUN, Chunk
 from kvbus.core.normalizing.validate import Store, check_removed, check_stored
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, Filtered, Hash, Reason
-from kvbus.core.wire.codec import Batch, decode_value, encode_value
+from kvbus.core.wire.codec import Batch
+from kvbus.core.wire.parts import parts
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 MAX_GROUPS: Final = 1024
@@ -57,6 +58,8 @@ class Admission:
                 medium = check_removed(event)
                 if isinstance(medium, Reason):
                     stats.rejected[medium] += 1
+                elif not event.block_hashes:
+                    stats.filtered[Filtered.NO_HASHES] += 1
                 else:
                     steps.append(event)
             else:
@@ -118,25 +121,14 @@ class Admission:
 def split_long(store: Store) -> list[Store]:
     """A store of more than :data:`MAX_RUN` blocks as several that follow one another."""
     event = store.event
-    hashes, size = event.block_hashes, event.block_size
-    if len(hashes) <= MAX_RUN:
+    count, size = len(event.block_hashes), event.block_size
+    if count <= MAX_RUN:
         return [store]
-    keys = None if isinstance(event.extra_keys, UnsetType) else decode_value(event.extra_keys)
-    each = isinstance(keys, list) and len(keys) == len(hashes)
-    out = []
-    for at in range(0, len(hashes), MAX_RUN):
-        end = at + MAX_RUN
-        tokens = store.tokens[at * size : end * size]
-        part = structs.replace(
-            event,
-            block_hashes=hashes[at:end],
-            parent_block_hash=hashes[at - 1] if at else event.parent_block_hash,
-            token_ids=encode_value(tokens),
-        )
-        if each:
-            part.extra_keys = encode_value(keys[at:end])
-        out.append(Store(part, tokens, store.medium, store.group, store.extras))
-    return out
+    runs = [(at, min(at + MAX_RUN, count)) for at in range(0, count, MAX_RUN)]
+    return [
+        Store(cast("BlockStored", part), store.tokens[at * size : end * size], store.medium, store.group, store.extras)
+        for part, (at, end) in zip(parts(event, runs), runs, strict=True)
+    ]
 
 
 def complete(store: Store, find: Callable[[int | None, Hash], Chunk | None]) -> bool:

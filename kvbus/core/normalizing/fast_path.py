@@ -24,6 +24,7 @@ from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Meta, Table
 from kvbus.core.normalizing.admission import Admission
 from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
 from kvbus.core.normalizing.left_out import LeftOut
+from kvbus.core.normalizing.validate import keys_ok
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, Filtered, Hash, medium_key
 from kvbus.core.wire.codec import decode_plain, decode_value
@@ -122,9 +123,8 @@ class FastPath:
         self._room = 0
         """Blocks that still fit into the index at least."""
 
-        # ``extra_keys`` that say nothing, as they came last: kept once for all blocks that have them.
-        self._usual_raw: Any = None
-        self._usual_keys = b""
+        # ``extra_keys`` that say nothing, by number of blocks: kept once for all blocks that have them.
+        self._usual_keys: dict[int, tuple[Raw, bytes]] = {}
 
     def forget(self) -> None:
         """Empty the caches: the tables, how full they are, or the known block sizes have changed."""
@@ -170,11 +170,11 @@ class FastPath:
             if not tokens.startswith(head) or _tokens(tokens, len(head)) is None:
                 break
             raw_keys, keys = event.extra_keys, None
-            if raw_keys == self._usual_raw:
-                keys = self._usual_keys
-            elif raw_keys is not UNSET:  # type: ignore[comparison-overlap]
-                keys = self._checked_keys(bytes(raw_keys))
-                if keys is None:
+            if raw_keys is not UNSET:  # type: ignore[comparison-overlap]
+                usual = self._usual_keys.get(count)
+                if usual is not None and usual[0] == raw_keys:
+                    keys = usual[1]
+                elif (keys := self._checked_keys(bytes(raw_keys), count)) is None:
                     break
             blocks = shape.table.blocks
             parent = event.parent_block_hash
@@ -306,16 +306,16 @@ class FastPath:
                 for block in event.block_hashes:
                     del table.blocks[block]
 
-    def _checked_keys(self, keys: bytes) -> bytes | None:
-        """``extra_keys`` that are null or a list; None if they are neither."""
+    def _checked_keys(self, keys: bytes, count: int) -> bytes | None:
+        """``extra_keys`` of so many blocks; None if they are not what they should be."""
         try:
             value = decode_value(keys)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return None
-        if value is not None and not isinstance(value, list):
+        if not keys_ok(value, count):
             return None
         if not value or value.count(None) == len(value):
-            self._usual_raw, self._usual_keys = Raw(keys), keys
+            self._usual_keys[count] = Raw(keys), keys
         return keys
 
     def _shape(self, spelling: tuple[Any, ...], event: PlainStored[Any]) -> _Shape | None:

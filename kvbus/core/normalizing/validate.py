@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import UNSET
 
-from kvbus.core.types import MAX_HASH_BYTES, Hash, Reason, medium_key
+from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Hash, Reason, medium_key
 from kvbus.core.wire.codec import Token, decode_tokens, decode_value
 from kvbus.core.wire.schema import CARRIED, BlockRemoved, BlockStored
 
@@ -70,7 +72,8 @@ def check_stored(event: BlockStored) -> Store | Reason:
 
 
 def _carried_ok(event: BlockStored) -> bool:
-    """Fields that are only handed on are whole msgpack; ``extra_keys`` is null or a list with an entry per block."""
+    """Fields that are only handed on are what routers read: texts, and lists with an entry per block."""
+    count = len(event.block_hashes)
     for name in CARRIED:
         raw = getattr(event, name)
         if raw is UNSET:
@@ -79,9 +82,42 @@ def _carried_ok(event: BlockStored) -> bool:
             value = decode_value(raw)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return False
-        if name == "extra_keys" and value is not None and not isinstance(value, list):
+        if name == "extra_keys":
+            good = keys_ok(value, count)
+        elif name == "lookahead_token_ids":
+            good = value is None or (_per_block(value, count) and all(map(_are_tokens, value)))
+        else:
+            good = value is None or isinstance(value, str)
+        if not good:
             return False
     return True
+
+
+def keys_ok(keys: Any, count: int) -> bool:
+    """Whether ``extra_keys`` of so many blocks are null or a list with an entry per block: null, or a list of keys."""
+    if keys is None:
+        return True
+    if not _per_block(keys, count):
+        return False
+    if keys.count(None) == len(keys):
+        return True
+    return all(each is None or (isinstance(each, list) and all(map(_is_key, each))) for each in keys)
+
+
+def _per_block(value: Any, count: int) -> bool:
+    """An empty list is a list, too, and what names no block may have any."""
+    return isinstance(value, list) and (len(value) == count or not value or not count)
+
+
+def _is_key(key: Any) -> bool:
+    """A key of one block: a name, a digest, a number, or a name and an offset."""
+    if isinstance(key, list):
+        return len(key) == 2 and type(key[0]) is str and type(key[1]) is int
+    return isinstance(key, str | bytes | int | float)
+
+
+def _are_tokens(tokens: Any) -> bool:
+    return isinstance(tokens, list) and all(type(each) is int and 0 <= each <= MAX_TOKEN_ID for each in tokens)
 
 
 def check_removed(event: BlockRemoved) -> str | Reason:

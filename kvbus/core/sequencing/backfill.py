@@ -24,16 +24,23 @@ class Backfill:
         pause: seconds before the next request. It doubles with each, up to :data:`MAX_BACKOFF` times as much.
     """
 
-    __slots__ = ("_after", "_factor", "_pause", "_silent", "first", "pending")
+    __slots__ = ("_after", "_emptied", "_factor", "_pause", "_silent", "first", "pending")
 
     def __init__(self, pause: float) -> None:
         self._pause = pause
         self._factor = 1
         self._after = float("-inf")
         self._silent = False
+        self._emptied = False
+        """The publisher's cache was emptied since: what is missing of the history is not missing of the cache."""
         self.first = 0
         self.pending = False
         """Something was given up without an answer: the publisher may still have it."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether what was delivered may be less than the publisher's cache holds."""
+        return self.first > 0 and not self._emptied
 
     def request_finished(self, *, answered: bool) -> None:
         """A request is over; ``answered`` if its answer had an end."""
@@ -42,12 +49,21 @@ class Backfill:
     def begins(self, seq: int) -> None:
         """Nothing is known of what came before ``seq``."""
         self.first = seq
+        self._emptied = False
         self.pending = self.pending or (self._silent and seq > 0)
 
-    def nothing_known(self) -> None:
-        """Nothing is known of the epoch, and nobody has answered."""
+    def nothing_known(self, *, pending: bool = True) -> None:
+        """Nothing is known of the epoch. ``pending``: nobody has answered, so that it may still be had."""
         self.first = NOTHING
-        self.pending = True
+        self.pending = pending
+
+    def nothing_sent(self) -> None:
+        """The publisher has sent nothing in this epoch so far."""
+        self.first = 0
+
+    def emptied(self) -> None:
+        """The publisher's cache is empty now. What it may have in its replay buffer is asked for all the same."""
+        self._emptied = True
 
     def due(self, now: float) -> bool:
         """Whether to ask again now."""
@@ -64,8 +80,8 @@ class Backfill:
 
     def dump(self) -> list[Any]:
         """Plain data for a restart."""
-        return [self.first, self.pending]
+        return [self.first, self.pending, self._emptied]
 
     def load(self, data: list[Any]) -> None:
         """The reverse of :meth:`dump`."""
-        self.first, self.pending = data
+        self.first, self.pending, self._emptied = data

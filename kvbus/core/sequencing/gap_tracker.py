@@ -6,8 +6,8 @@ Three positions::
     log_end   one past the highest batch known to exist; what is missing lies in [next, log_end)
     live_end  one past the highest batch the live stream has shown
 
-Once ``synced``, every hole is accounted for: ``missing == recovered + lost + pending``. ``pending`` is how many numbers
-in [next, log_end) are not held.
+Once ``synced``, every hole is accounted for: ``missing == recovered + lost + pending``. The first three are counted
+where something happens. ``pending`` is never derived from them: it is how many numbers in [next, log_end) are not held.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kvbus.core.sequencing.actions import Action, Deliver, Lost
 from kvbus.core.sequencing.fingerprints import Fingerprints
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 from kvbus.core.stats import SourceStats
+from kvbus.core.types import Filtered
 
 
 class GapTracker:
@@ -55,6 +56,11 @@ class GapTracker:
     def caught_up(self) -> bool:
         """Everything the live stream has shown is delivered, and it has shown something."""
         return 0 < self.live_end <= self.next and not self.held
+
+    @property
+    def pending(self) -> int:
+        """How many batches are missing whose fate is open."""
+        return self.log_end - self.next - len(self.held) if self.synced else 0
 
     def accept_next(self, seq: int, payload: bytes) -> int:
         """Take the next batch of the live stream, with nothing known to be missing; returns its fingerprint.
@@ -188,12 +194,14 @@ class GapTracker:
         self.log_end = max(self.log_end, end)
 
     def write_off(self) -> None:
-        """Count everything pending as lost; positions stay."""
-        self._stats.lost += self._stats.pending
+        """The epoch is over: count what is pending as lost, and what is held as of an old epoch; positions stay."""
+        self._stats.lost += self.pending
+        self._stats.filtered[Filtered.OLD_EPOCH] += len(self.held)
 
     def jump(self, seq: int) -> None:
         """Go on at ``seq``: a snapshot holds the outcome of all before it. Batches missing there will not come."""
         known = self.held.drop_before(seq)
+        self._stats.duplicates += known  # what they say has come with the snapshot
         if self.synced:
             self._stats.lost += max(min(seq, self.log_end) - self.next - known, 0)
         self.fingerprints.skip(self.next, seq)

@@ -255,6 +255,10 @@ _REQUIRED: Final = {
 }
 
 
+_OUT_OF_RANGE: Final = ("Expected `int` >=", "Expected `int` <=")
+"""How msgspec begins to say that an integer is beyond the bounds of its field."""
+
+
 def _typed(tag: str, fields: Extras) -> Event | Reason:
     """The struct of these known fields, or the reason the first bad one gives."""
     for name in _REQUIRED[tag]:
@@ -273,7 +277,7 @@ def _typed(tag: str, fields: Extras) -> Event | Reason:
         if "`$.block_hashes" in where or "`$.parent_block_hash" in where:
             value = _decode_any(fields["block_hashes"])
             return Reason.HASH_KIND if isinstance(value, list) else Reason.WRONG_TYPE
-        return Reason.WRONG_TYPE
+        return Reason.INTEGER_RANGE if where.startswith(_OUT_OF_RANGE) else Reason.WRONG_TYPE
 
 
 def _from_array(event: StoredArray | RemovedArray | ClearedArray) -> Event:

@@ -9,7 +9,7 @@ from msgspec import UNSET, structs
 
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, decode_value, encode_value
-from kvbus.core.wire.schema import AllBlocksCleared
+from kvbus.core.wire.schema import PER_BLOCK, AllBlocksCleared
 
 
 def is_store(event: AnyEvent) -> bool:
@@ -52,8 +52,7 @@ def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
     if not runs:
         return []
     tokens = decode_value(field(event, "token_ids"))
-    raw_keys = field(event, "extra_keys")
-    keys = None if raw_keys is UNSET else decode_value(raw_keys)
+    lists = {name: decode_value(raw) for name in PER_BLOCK if (raw := field(event, name)) is not UNSET}
     size = field(event, "block_size")
     found = []
     for first, end in runs:
@@ -63,8 +62,9 @@ def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
         }
         if first:
             changes["parent_block_hash"] = hashes[first - 1]
-        if keys is not None:
-            changes["extra_keys"] = encode_value(keys[first:end])
+        for name, entries in lists.items():
+            if entries is not None:
+                changes[name] = encode_value(entries[first:end])
         found.append(changed(event, changes))
     return found
 

@@ -14,6 +14,12 @@ from msgspec import UNSET, Raw, UnsetType
 
 from kvbus.core.types import MAX_HASH_BYTES, Hash
 
+Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Small = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Large = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""Integers as the strictest router reads them (Dynamo: i32, u32 and u64; SMG: i64). One that it cannot read would cost
+that router the whole batch."""
+
 
 class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
     """k blocks entered a cache: ``block_hashes[i]`` names tokens ``[i*block_size, (i+1)*block_size)``.
@@ -26,12 +32,12 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_un
     parent_block_hash: Hash | None
     token_ids: Raw
     block_size: int
-    lora_id: int | None = None
+    lora_id: Large | None = None
     medium: str | None = None
     lora_name: str | None = None
-    group_idx: int | UnsetType | None = UNSET
+    group_idx: Small | UnsetType | None = UNSET
     kv_cache_spec_kind: str | UnsetType | None = UNSET
-    kv_cache_spec_sliding_window: int | UnsetType | None = UNSET
+    kv_cache_spec_sliding_window: Small | UnsetType | None = UNSET
     # carried as they came; Raw, with UNSET for "not sent"
     extra_keys: Raw = UNSET  # type: ignore[assignment]
     locality: Raw = UNSET  # type: ignore[assignment]
@@ -46,7 +52,7 @@ class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_
 
     block_hashes: list[Hash]
     medium: str | None = None
-    group_idx: int | UnsetType | None = UNSET
+    group_idx: Small | UnsetType | None = UNSET
     locality: Raw = UNSET  # type: ignore[assignment]
     ownership: Raw = UNSET  # type: ignore[assignment]
 
@@ -58,7 +64,10 @@ class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared",
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
-"""Fields of :class:`BlockStored` that kvbus hands on without reading them (``extra_keys`` is divided per block)."""
+"""Fields of :class:`BlockStored` that kvbus hands on without reading them."""
+
+PER_BLOCK: Final = ("extra_keys", "lookahead_token_ids")
+"""Those that are lists with an entry for each block: they are divided with the blocks."""
 
 
 class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True):
@@ -71,13 +80,13 @@ class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unk
     parent_block_hash: Hash | None
     token_ids: Raw
     block_size: int
-    lora_id: int | None = None
+    lora_id: Large | None = None
     medium: str | None = None
     lora_name: str | dict[str, Any] | None = None
     extra_keys: Raw = UNSET  # type: ignore[assignment]
-    group_idx: int | UnsetType | None = UNSET
+    group_idx: Small | UnsetType | None = UNSET
     kv_cache_spec_kind: str | UnsetType | None = UNSET
-    kv_cache_spec_sliding_window: int | UnsetType | None = UNSET
+    kv_cache_spec_sliding_window: Small | UnsetType | None = UNSET
 
 
 class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_unknown_fields=True):
@@ -85,7 +94,7 @@ class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_u
 
     block_hashes: list[Hash]
     medium: str | None = None
-    group_idx: int | UnsetType | None = UNSET
+    group_idx: Small | UnsetType | None = UNSET
 
 
 class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
@@ -97,7 +106,7 @@ class MapBatch(msgspec.Struct, array_like=True):
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-    rank: int | None = None
+    rank: Rank | None = None
 
 
 class ArrayBatch(msgspec.Struct, array_like=True):
@@ -105,7 +114,7 @@ class ArrayBatch(msgspec.Struct, array_like=True):
 
     ts: float
     events: list[StoredArray | RemovedArray | ClearedArray]
-    rank: int | None = None
+    rank: Rank | None = None
 
 
 class RawBatch(msgspec.Struct, array_like=True):
@@ -113,7 +122,7 @@ class RawBatch(msgspec.Struct, array_like=True):
 
     ts: float
     events: list[Raw]
-    rank: int | None = None
+    rank: Rank | None = None
 
 
 class RawMapBatch(msgspec.Struct):
@@ -121,8 +130,8 @@ class RawMapBatch(msgspec.Struct):
 
     ts: float
     events: list[Raw]
-    data_parallel_rank: int | None = None
-    attn_dp_rank: int | None = None
+    data_parallel_rank: Rank | None = None
+    attn_dp_rank: Rank | None = None
 
 
 HashT = TypeVar("HashT", int, Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)], Hash)
@@ -141,10 +150,10 @@ class PlainStored(
     parent_block_hash: HashT | None
     token_ids: Raw
     block_size: int
-    lora_id: int | UnsetType | None = UNSET
+    lora_id: Large | UnsetType | None = UNSET
     medium: str | UnsetType | None = UNSET
     lora_name: str | UnsetType | None = UNSET
-    group_idx: int | UnsetType | None = UNSET
+    group_idx: Small | UnsetType | None = UNSET
     kv_cache_spec_kind: str | UnsetType | None = UNSET
     extra_keys: Raw = UNSET  # type: ignore[assignment]
 
@@ -156,7 +165,7 @@ class PlainRemoved(
 
     block_hashes: tuple[HashT, ...]
     medium: str | UnsetType | None = UNSET
-    group_idx: int | UnsetType | None = UNSET
+    group_idx: Small | UnsetType | None = UNSET
 
 
 class PlainBatch(msgspec.Struct, Generic[HashT], array_like=True, forbid_unknown_fields=True, gc=False):
@@ -164,4 +173,4 @@ class PlainBatch(msgspec.Struct, Generic[HashT], array_like=True, forbid_unknown
 
     ts: float
     events: list[PlainStored[HashT] | PlainRemoved[HashT] | AllBlocksCleared]
-    rank: int
+    rank: Rank

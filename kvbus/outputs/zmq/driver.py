@@ -1,8 +1,7 @@
 """The ZeroMQ driver: for each stream a live side and, where configured, a replay and a snapshot server.
 
 kvbus speaks ZMTP itself (:mod:`kvbus.transport.zmtp`): so it knows each router, sends the state to one alone, and
-counts what each of them loses. Outputs with CURVE keys go through libzmq, which does neither, where libsodium is not
-installed.
+counts what each of them loses.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.stats import RouterView
 from kvbus.outputs.contract import Services
 from kvbus.transport.answer_reader import AnswerReader
-from kvbus.transport.libzmq_live import LiveOutput
-from kvbus.transport.libzmq_replay import LibzmqReplayServer
 from kvbus.transport.live.stream import Endpoint, LivePublisher
-from kvbus.transport.own_curve import Keys, serves
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.sockets import PeerPolicy
@@ -30,10 +26,9 @@ from kvbus.transport.zmtp.peer import PeerHandler
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
+from kvbus.transport.zmtp_keys import Keys
 
 log = logging.getLogger("kvbus.daemon")
-
-AnswerServer = ReplayServer | LibzmqReplayServer
 
 
 class ZmqOutput:
@@ -50,12 +45,12 @@ class ZmqOutput:
         self._config = config
         self._services = services
         self._budget = Budget(services.max_replay_sessions, services.stats)
-        self._live: dict[int, LivePublisher | LiveOutput] = {}
+        self._live: dict[int, LivePublisher] = {}
         self._waiting: list[Callable[[], None]] = []
         self._topics: dict[int, bytes] = {}
         self._keys: dict[int, Keys] = {}
-        self._replays: dict[int, AnswerServer] = {}
-        self._snapshots: dict[int, AnswerServer] = {}
+        self._replays: dict[int, ReplayServer] = {}
+        self._snapshots: dict[int, ReplayServer] = {}
         services.stats.router_queue_limit = config.send_hwm
         services.stats.refused.update(dict.fromkeys(REFUSALS, 0))
         services.stats.router_disconnects.update(dict.fromkeys(DISCONNECTS, 0))
@@ -86,20 +81,8 @@ class ZmqOutput:
             self.close(stream)
             raise
 
-    def _live_side(self, stream: int, topic: bytes, endpoint: str, policy: PeerPolicy) -> LivePublisher | LiveOutput:
+    def _live_side(self, stream: int, topic: bytes, endpoint: str, policy: PeerPolicy) -> LivePublisher:
         config, services = self._config, self._services
-        if not serves(policy):
-            return LiveOutput(
-                services.context,
-                endpoint,
-                bind=config.bind,
-                send_hwm=config.send_hwm,
-                queue_limit=config.queue_batches,
-                stats=services.stats,
-                before_send=services.before_send,
-                policy=policy,
-                waiting=self._waiting,
-            )
         limits = DEFAULT
         if policy.max_frame_bytes >= 0:
             limits = Limits(frame_bytes=policy.max_frame_bytes, message_bytes=policy.max_frame_bytes)
@@ -133,24 +116,13 @@ class ZmqOutput:
 
     def _server(
         self, endpoint: str, event: Callable[[list[bytes]], ReplayAsked | SnapshotAsked], policy: PeerPolicy
-    ) -> AnswerServer:
+    ) -> ReplayServer:
         services = self._services
 
         def on_request(frames: list[bytes]) -> None:
             services.feed(event(frames))
 
-        if serves(policy):
-            return ReplayServer(
-                endpoint,
-                on_request=on_request,
-                stats=services.stats,
-                budget=self._budget,
-                before_send=services.before_send,
-                policy=policy,
-                clock=services.clock,
-            )
-        return LibzmqReplayServer(
-            services.context,
+        return ReplayServer(
             endpoint,
             on_request=on_request,
             stats=services.stats,
@@ -162,12 +134,7 @@ class ZmqOutput:
 
     def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked:
         """A replay request, and whether its router gets the state anyway."""
-        live, server = self._live[stream], self._replays[stream]
-        has_state = (
-            isinstance(live, LivePublisher)
-            and isinstance(server, ReplayServer)
-            and live.gives_state(server.host_of(frames[0]))
-        )
+        has_state = self._live[stream].gives_state(self._replays[stream].host_of(frames[0]))
         return ReplayAsked(self._output, stream, frames, has_state)
 
     def publish(self, command: Publish) -> None:
@@ -190,50 +157,41 @@ class ZmqOutput:
     def send_state(self, command: SendState) -> None:
         """Send the state to routers that have subscribed."""
         live = self._live.get(command.stream)
-        if isinstance(live, LivePublisher):
+        if live is not None:
             live.send_state(command)
 
     @property
     def routers(self) -> list[RouterView]:
-        """The connected routers, and those that left last. libzmq does not know its peers."""
-        return [view for live in self._publishers for view in live.routers]
+        """The connected routers, and those that left last."""
+        return [view for live in self._live.values() for view in live.routers]
 
     @property
     def queue_max(self) -> int:
         """The most batches that wait for one router."""
-        return max((live.queue_max for live in self._publishers), default=0)
+        return max((live.queue_max for live in self._live.values()), default=0)
 
     @property
     def behind_seconds(self) -> float:
         """How far behind the router is that is furthest behind."""
-        return max((live.behind_seconds for live in self._publishers), default=0.0)
-
-    @property
-    def _publishers(self) -> list[LivePublisher]:
-        return [live for live in self._live.values() if isinstance(live, LivePublisher)]
+        return max((live.behind_seconds for live in self._live.values()), default=0.0)
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Replace the allow-list. libzmq, which cannot end one connection, takes a reopening."""
-        if policy.curve is None or not serves(policy):
+        """Replace the allow-list, and end the connections of routers that are not on it any more."""
+        if policy.curve is None:
             return False
         clients = policy.curve.clients
         for stream, live in self._live.items():
-            if isinstance(live, LivePublisher):
-                self._keys[stream].allow(clients, live.peers)
+            self._keys[stream].allow(clients, live.peers)
         for server in self._servers:
-            if isinstance(server, ReplayServer):
-                server.allow(clients)
+            server.allow(clients)
         return True
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Open all sockets again, with other keys."""
         for stream, live in self._live.items():
-            if isinstance(live, LiveOutput) and not serves(policy):
-                live.reopen(policy)
-            else:
-                live.close()
-                endpoint = self._config.stream_endpoints(stream).endpoint
-                self._live[stream] = self._live_side(stream, self._topics[stream], endpoint, policy)
+            live.close()
+            endpoint = self._config.stream_endpoints(stream).endpoint
+            self._live[stream] = self._live_side(stream, self._topics[stream], endpoint, policy)
         for server in self._servers:
             server.reopen(policy)
 
@@ -243,13 +201,13 @@ class ZmqOutput:
         return list(self._live)
 
     @property
-    def _servers(self) -> list[AnswerServer]:
+    def _servers(self) -> list[ReplayServer]:
         return [*self._replays.values(), *self._snapshots.values()]
 
     @property
     def busy(self) -> int:
         """Unfinished answers, and routers to which something is on its way."""
-        return sum(live.busy for live in self._publishers) + sum(server.busy for server in self._servers)
+        return sum(live.busy for live in self._live.values()) + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
         """Send END for every answer that is not sent whole, and count them; how many they were."""

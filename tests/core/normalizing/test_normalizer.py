@@ -19,6 +19,8 @@ REASONS = [
     (Reason.MISSING_FIELD, [], {"type": "BlockRemoved"}),
     (Reason.WRONG_TYPE, [], store([5]) | {"block_size": "16"}),
     (Reason.WRONG_TYPE, [], store([5], tokens=["a"] * 16)),
+    (Reason.INTEGER_RANGE, [], store([5], lora_id=-1)),
+    (Reason.INTEGER_RANGE, [store([5])], removed([5], group=2**32)),
     (Reason.TOKEN_RANGE, [], store([5], tokens=[-1] * 16)),
     (Reason.TOKEN_RANGE, [], store([5], tokens=[2**32] * 16)),
     (Reason.TOKEN_COUNT, [], store([5], tokens=[1] * 15)),
@@ -52,6 +54,7 @@ FILTERS = [
     (Filtered.COPY, [store([5])], store([5])),
     (Filtered.COPY, [store([5]), store([5])], removed([5])),
     (Filtered.NO_HASHES, [], store([], tokens=[1] * 16)),
+    (Filtered.NO_HASHES, [], removed([])),
     (Filtered.TOKENLESS, [], store([5], tokens=[], block_size=0)),
     (Filtered.UNKNOWN_BLOCK, [], removed([5])),
     (Filtered.UNKNOWN_BLOCK, [store([5])], removed([5], medium="CPU")),
@@ -86,8 +89,8 @@ class TestReasons:
         of_messages = {Reason.FRAME_COUNT, Reason.FRAME_SIZE, Reason.SEQ_WIDTH, Reason.SEQ_RANGE, Reason.CONFLICT}
         of_batches = {Reason.NOT_MSGPACK, Reason.NESTING, Reason.BATCH_SHAPE, Reason.TOO_MANY_EVENTS}
         assert {reason for reason, _, _ in REASONS} == set(Reason) - of_messages - of_batches - {Reason.INDEX_FULL}
-        orphans = {Filtered.ORPHAN_PASSED, Filtered.ORPHAN_DROPPED, Filtered.OTHER_RANK}
-        assert {reason for reason, _, _ in FILTERS} == set(Filtered) - orphans
+        others = {Filtered.ORPHAN_PASSED, Filtered.ORPHAN_DROPPED, Filtered.OTHER_RANK, Filtered.OLD_EPOCH}
+        assert {reason for reason, _, _ in FILTERS} == set(Filtered) - others
 
     def test_what_the_engine_sent_is_counted(self):
         bench = Bench()
@@ -772,10 +775,10 @@ class TestFields:
             "lora_id": 3,
             "lora_name": "a",
             "locality": "LOCAL",
-            "ownership": {"a": 1},
+            "ownership": "o",
             "session_id": "s",
             "cache_salt": "c",
-            "lookahead_token_ids": [1],
+            "lookahead_token_ids": [[1], [2]],
             "group_idx": 0,
             "kv_cache_spec_kind": "full_attention",
             "kv_cache_spec_sliding_window": 5,
@@ -786,14 +789,25 @@ class TestFields:
         assert bench.feed(event) == plain_all([event])
         assert plain_all(bench.normalizer.announce()) == plain_all([event])
 
-    def test_extra_keys_are_cut_with_their_blocks(self):
+    def test_lists_with_an_entry_per_block_are_cut_with_their_blocks(self):
         bench = Bench()
-        keys = [["a"], None, [b"b", ["c"]], ["d"]]
-        bench.feed(store([1, 2, 3, 4], extra_keys=keys))
-        bench.feed(removed([2]))
-        assert plain_all(bench.normalizer.announce()) == plain_all(
-            [store([1], extra_keys=[["a"]]), store([3, 4], 2, extra_keys=keys[2:])]
+        keys = [["a"], None, [b"b", ["c", 3]], ["d"]]
+        ahead = [[5], [6], [7], []]
+        bench.feed(store([2], 1))
+        assert bench.feed(store([1, 2, 3, 4], extra_keys=keys, lookahead_token_ids=ahead)) == plain_all(
+            [
+                store([1], extra_keys=[["a"]], lookahead_token_ids=[[5]]),
+                store([3, 4], 2, extra_keys=keys[2:], lookahead_token_ids=ahead[2:]),
+            ]
         )
+        bench.feed(removed([4]))
+        (_, _, third) = plain_all(bench.normalizer.announce())
+        assert third == plain_all([store([3], 2, extra_keys=keys[2:3], lookahead_token_ids=[[7]])])[0]
+
+    def test_sub_blocks_have_none_of_them(self):
+        bench = Bench(block_size=8)
+        (event,) = bench.feed(store([1, 2], extra_keys=[None, None], lookahead_token_ids=[[5], [6]]))
+        assert "lookahead_token_ids" not in event
 
     def test_extra_keys_of_null_stay_null(self):
         bench = Bench()

@@ -118,6 +118,30 @@ def test_extra_keys_that_are_no_list(keys):
     assert checked(store([1]) | {"extra_keys": keys}) is Reason.WRONG_TYPE
 
 
-@pytest.mark.parametrize("keys", [None, [], [None], [["a"], None, [b"x", [1]]]])
+@pytest.mark.parametrize("keys", [None, [], [None, None, None], [["a", 1, 1.5], None, [b"x", ["y", -1]]]])
 def test_extra_keys_that_are(keys):
-    assert isinstance(checked(store([1]) | {"extra_keys": keys}), Store)
+    assert isinstance(checked(store([1, 2, 3]) | {"extra_keys": keys}), Store)
+
+
+@pytest.mark.parametrize("keys", [[None], [1], ["a"], [None] * 3, [[None], None], [[["y", "z"]], None], [{}, None]])
+def test_extra_keys_that_are_not_an_entry_for_each_block(keys):
+    assert checked(store([1, 2], extra_keys=keys)) is Reason.WRONG_TYPE
+
+
+@pytest.mark.parametrize("name", ["locality", "ownership", "session_id", "cache_salt"])
+def test_a_carried_text(name):
+    assert checked(store([1], **{name: 5})) is Reason.WRONG_TYPE
+    assert isinstance(checked(store([1], **{name: "text"})), Store)
+    assert isinstance(checked(store([1]) | {name: None}), Store)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "good"), [([[1], []], True), ([], True), ([[1]], False), ([1, 2], False), (5, False)]
+)
+def test_lookahead_tokens_have_a_list_for_each_block(ahead, good):
+    assert isinstance(checked(store([1, 2], lookahead_token_ids=ahead)), Store) is good
+
+
+@pytest.mark.parametrize("token", [-1, 2**32, 1.5, True, None])
+def test_a_lookahead_token_that_is_none(token):
+    assert checked(store([1], lookahead_token_ids=[[token]])) is Reason.WRONG_TYPE

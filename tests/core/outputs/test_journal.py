@@ -105,7 +105,8 @@ def expanded(runs):
 
 def all_of(journal, seq, end):
     """Every batch, given a few at a time; and how many were given at most."""
-    found, most = [], 0
+    found: list[tuple[int, bytes]] = []
+    most = 0
     while runs := journal.runs(seq + len(found), end):
         assert expanded(runs)[0][0] == seq + len(found)
         found += expanded(runs)

@@ -115,7 +115,7 @@ class SequencerScript(Conversation):
     @property
     def missing(self) -> tuple[int, int, int, int]:
         """Missing, recovered, lost, pending."""
-        return self.stats.missing, self.stats.recovered, self.stats.lost, self.stats.pending
+        return self.stats.missing, self.stats.recovered, self.stats.lost, self.sequencer.pending
 
 
 def in_sync(count: int = 0, **settings: Any) -> SequencerScript:

@@ -3,6 +3,8 @@
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvbus.core.sequencing.actions import Ask, Deliver, Lost
 from kvbus.core.sequencing.conflict import FIRST_PAUSE
@@ -200,7 +202,7 @@ class TestGaps:
         assert script.stats.held_overflow == 2
         assert script.missing == (3, 0, 0, 3)
         assert delivered(script.after(*map(replayed, range(1, 7)))) == [1, 2, 3, 4, 5, 6]
-        assert script.stats.pending == 0
+        assert script.sequencer.pending == 0
         assert script.stats.lost == 0
 
     def test_a_seq_from_nowhere_does_not_take_for_ever(self):
@@ -375,6 +377,15 @@ class TestEpochs:
         assert script.stats.restarts == 0
         assert script.stats.duplicates == 1
 
+    def test_a_gap_asked_for_before_does_not_shorten_the_question(self):
+        """Two silences are a new epoch, and the one of a gap before is none of them."""
+        script = in_sync(RING + 100, probe_interval=0.0)
+        script.after(live(RING + 101), tick(2.0))
+        script.after(replayed(RING + 100))
+        assert script.after(live(50), tick(2.0))[-1] == ask(RING + 102 - OVERLAP)
+        assert script.stats.restarts == 0
+        assert new_epoch() in script.after(tick(2.0))
+
     def test_and_if_it_does_not_have_the_batch_it_is_in_a_new_epoch(self):
         script = in_sync(RING + 100, probe_interval=0.0)
         script.epoch = 1
@@ -392,6 +403,41 @@ class TestEpochs:
         script.epoch = 1
         script.after(live(0))
         assert script.missing == (6, 0, 6, 0)
+
+    def test_what_waited_behind_a_gap_of_the_old_epoch_is_counted(self):
+        script = in_sync(3)
+        script.after(*map(live, range(4, 104)))
+        script.epoch = 1
+        script.after(live(0))
+        assert script.missing == (1, 0, 1, 0)
+        assert script.stats.filtered["old_epoch"] == 100
+
+    @given(
+        st.lists(
+            st.one_of(
+                st.tuples(st.just("live"), st.integers(0, 1), st.integers(0, 30)),
+                st.sampled_from([("down",), ("up",), ("tick",)]),
+            ),
+            max_size=80,
+        ),
+        st.sampled_from([2, 1000]),
+    )
+    def test_each_live_batch_is_counted_where_it_ended(self, steps, room):
+        script = SequencerScript(replay=False, reorder_batches=room)
+        sent = 0
+        for step in steps:
+            if step[0] == "live":
+                _, script.epoch, seq = step
+                script.after(live(seq))
+                sent += 1
+            elif step[0] == "tick":
+                script.after(tick(0.5))
+            else:
+                script.after(down() if step[0] == "down" else up())
+            stats, sequencer = script.stats, script.sequencer
+            dropped = stats.duplicates + stats.held_overflow + sum(stats.rejected.values())
+            waiting = len(sequencer.held) + len(sequencer.unverified)
+            assert sent == len(script.delivered) + waiting + dropped + stats.filtered["old_epoch"]
 
     def test_back_in_the_same_epoch(self):
         script = in_sync(5)
@@ -565,6 +611,7 @@ class TestSnapshots:
         script.after(up(), live(40), live(41), live(42))
         assert script >> snapshot(41) << cancel() << synced() << deliver(42)
         assert script.missing == (0, 0, 0, 0)
+        assert script.stats.duplicates == 2
 
     def test_nothing_was_published_yet(self):
         script = SequencerScript(snapshot=True)
@@ -638,8 +685,26 @@ class TestReconnectionWithoutReplay:
         assert said[0] == new_epoch()
         assert delivered(said) == [20, 21, 22]
 
+    def test_a_batch_that_was_waited_for_is_lost_while_the_connection_is_away(self):
+        script = in_sync(3, replay=False, reorder_grace=0.2)
+        script.after(live(4), down())
+        assert script >> tick(0.3) << lost(1) << deliver(4)
+        assert script.state is State.CONNECTING
+
 
 class TestConflict:
+    def test_it_is_partial_until_an_epoch_is_known_from_its_beginning(self):
+        script = in_sync(1)
+        while script.state is not State.CONFLICT:
+            script.epoch += 1
+            script.after(live(0))
+        script.after(down())
+        assert script.sequencer.partial
+        script.after(up())
+        assert script.sequencer.partial
+        script.after(replayed(0), replay_end())
+        assert not script.sequencer.partial
+
     def test_epochs_without_end_are_paused_and_tried_again(self):
         script = in_sync(1)
         while script.state is not State.CONFLICT:
@@ -708,6 +773,27 @@ class TestRestartOfThisProcess:
         again = self.restarted(in_sync(5))
         again.sequencer.restore_batch(9, again.payload(9))
         assert again.sequencer.known_from == 9
+
+    def test_a_loss_of_the_log_is_partial_from_there(self):
+        again = self.restarted(in_sync(5))
+        again.sequencer.restore_loss(2)
+        assert (again.sequencer.partial, again.sequencer.known_from) == (True, 7)
+
+    def test_nothing_is_asked_for_again_where_nobody_can_be_asked(self):
+        script = in_sync(5, replay=False)
+        again = SequencerScript(replay=False)
+        again.sequencer.load(script.sequencer.dump())
+        again.sequencer.restore_loss(2)
+        again.sequencer.recovery_finished()
+        assert (again.sequencer.partial, again.sequencer.backfill_pending) == (True, False)
+
+    def test_before_the_first_batch_there_is_history_and_nothing_is_missing(self):
+        script = in_sync(0)
+        again = self.restarted(script)
+        again.sequencer.recovery_finished()
+        again.after(up(), replayed(9), replay_end())
+        assert again.missing == (0, 0, 0, 0)
+        assert (again.sequencer.partial, again.sequencer.known_from) == (True, 9)
 
     def test_a_snapshot_is_all_there_is_to_know(self):
         again = self.restarted(in_sync(5))

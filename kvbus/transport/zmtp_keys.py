@@ -1,38 +1,18 @@
-"""Keys for endpoints of kvbus's own ZMTP. CURVE needs libsodium there (PyNaCl); without it libzmq serves the endpoint.
-
-``pip install kvbus[curve]`` brings it.
-"""
+"""Keys for endpoints of kvbus's own ZMTP. CURVE needs libsodium there: ``pip install kvbus[curve]`` brings PyNaCl."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from zmq.utils import z85
 
 from kvbus.transport.curve import Curve, KeyFileError
-from kvbus.transport.sockets import PeerPolicy
 
 if TYPE_CHECKING:
     from kvbus.transport.zmtp.curve import ServerKeys
     from kvbus.transport.zmtp.mechanism import MechanismFactory
     from kvbus.transport.zmtp.peer import Peer
-
-
-@functools.cache
-def installed() -> bool:
-    """Whether kvbus's own ZMTP can have CURVE here."""
-    try:
-        import kvbus.transport.zmtp.curve  # noqa: F401, PLC0415 - it is there or not
-    except ImportError:
-        return False
-    return True
-
-
-def serves(policy: PeerPolicy) -> bool:
-    """Whether kvbus's own ZMTP can serve an endpoint with this policy; else libzmq has to."""
-    return policy.curve is None or installed()
 
 
 class Keys:

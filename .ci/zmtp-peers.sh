@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Build the peers of tests/interop on other ZeroMQ libraries.
+#
+#   .ci/zmtp-peers.sh DIR [NAME...]    into DIR; TEST_ZMTP_PEERS_HOME=DIR names them to the tests
+#
+# NAME is jeromq (Java 11 or newer, Maven) or zeromq-rs (Rust 1.89 or newer, cargo); by default both.
+# Exit code 1: what it takes is there, and a program does not build; 69: one cannot be had here, and is said to be missing.
+set -Eeuo pipefail
+unavailable=69
+mkdir -p "$1"
+home=$(cd "$1" && pwd)
+shift
+cd "$(dirname "${BASH_SOURCE[0]}")/../tests/interop"
+PATH=$PATH:$HOME/.cargo/bin # where Rust's own installer puts it
+
+same_jars() { # $1: directory; those of jars.sha256, and no others
+    (cd "$1" && sha256sum -- *.jar) | diff jars.sha256 -
+}
+
+jeromq() {
+    local jars=$home/jeromq/jars
+    cd jeromq
+    command -v java javac mvn >/dev/null || return $unavailable
+    javac --release 11 -version || return $unavailable
+    if ! same_jars "$jars" 2>/dev/null; then
+        rm -rf "$jars"
+        mvn --batch-mode --quiet --strict-checksums dependency:copy-dependencies "-DoutputDirectory=$jars" ||
+            return $unavailable
+        same_jars "$jars" || return 1
+    fi
+    javac --release 11 -Xlint:all -Werror -d "$home/jeromq/classes" -cp "$jars/*" Peer.java || return 1
+}
+
+zeromq-rs() {
+    cd zeromq-rs
+    cargo --version || return $unavailable
+    printf 'rustc 1.89\n%s\n' "$(rustc --version)" | sort --check --version-sort || return $unavailable
+    cargo fetch --locked --quiet || return $unavailable # Cargo.lock holds what it must be
+    cargo build --locked --offline --quiet --release --target-dir "$home/zeromq-rs/target" || return 1
+    cp "$home/zeromq-rs/target/release/peer" "$home/zeromq-rs/"
+}
+
+result=0
+if (($# == 0)); then set -- jeromq zeromq-rs; fi
+for name; do
+    status=0
+    ($name) || status=$?
+    if ((status == 0)); then
+        echo "$name: ok"
+    elif ((status == 1)); then
+        echo "$name: DOES NOT BUILD"
+        result=1
+    else
+        echo "$name: CANNOT BE HAD HERE"
+        if ((result == 0)); then result=$unavailable; fi
+    fi
+done
+exit $result

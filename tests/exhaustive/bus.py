@@ -1,0 +1,189 @@
+"""The real core as the model sees it: events, commands, the write-ahead log, and a process that is killed.
+
+Everything that depends on how commands and records look is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from kvbus.core import write_ahead_log as wal
+from kvbus.core.checkpoint import Loader, dump
+from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay, SendPart, SendState
+from kvbus.core.events import (
+    AnswerPulled,
+    BatchReceived,
+    RelayEvent,
+    ReplayAsked,
+    ReplayReceived,
+    SourceDown,
+    SourceUp,
+    Subscribed,
+    Tick,
+)
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import Source, SourceSpec
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.core.wire.profiles import PROFILES
+
+JOURNAL = 3
+TIMEOUT = 3.0
+"""Seconds for which an engine may be away before its blocks are cleared."""
+
+Batch = tuple[int, bytes]
+"""Seq and payload."""
+
+
+class Hooks(msgspec.Struct):
+    """What the relay tells its shell, in the model's words."""
+
+    published: Callable[[int, bytes], None]
+    ask: Callable[[int, int], None]
+    """Request and start."""
+    cancel: Callable[[int], None]
+    delivered: Callable[[int, bytes], None]
+    """A batch was taken in: its seq at the engine, and its payload."""
+    epoch: Callable[[], None]
+    """A new epoch has begun."""
+
+
+def make_relay() -> Relay:
+    """One source with a replay, one output."""
+    spec = SourceSpec("engine", 0, Settings(), Rules(), timeout=TIMEOUT, copied_below=0)
+    return Relay([spec], [OutputSpec("out", PROFILES["vllm"], [None], journal_batches=JOURNAL)])
+
+
+class Reading(msgspec.Struct):
+    """How far an answer has come, and what of it is not read yet."""
+
+    answer: ReplayAnswer
+    messages: list[list[bytes]] = []
+
+
+class Bus:
+    """One kvbus over all of its processes."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self.relay = make_relay()
+        self.relay.records = wal.Records()
+        self.saved = list(dump(self.relay))
+        self.log: list[wal.Frame] = []
+
+    @property
+    def source(self) -> Source:
+        return self.relay.sources[0]
+
+    @property
+    def index(self) -> set[int]:
+        """What was announced: the live blocks, or nothing while the engine is given up."""
+        tables = {} if self.source.expired else self.source.normalizer.index.tables
+        return {block for table in tables.values() for block in table.blocks if isinstance(block, int)}
+
+    @property
+    def next_seq(self) -> int:
+        return self.relay.outputs[0].streams[0].next_seq
+
+    @property
+    def journal(self) -> int:
+        """Batches that it holds."""
+        return len(self.relay.outputs[0].streams[0].journal)
+
+    def connected(self, now: float, *, up: bool) -> None:
+        self._feed(SourceUp(0) if up else SourceDown(0), now)
+
+    def live(self, seq: int, payload: bytes, now: float) -> None:
+        self._feed(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), now)
+
+    def replayed(self, request: int, seq: int, payload: bytes, now: float) -> None:
+        self._feed(ReplayReceived(0, request, [b"", b"", seq.to_bytes(8, "big"), payload]), now)
+
+    def replay_ended(self, request: int, now: float) -> None:
+        self._feed(ReplayReceived(0, request, [b"", b"", END_SEQ, b""]), now)
+
+    def tick(self, now: float) -> None:
+        self._feed(Tick(), now)
+
+    def subscribed(self, now: float) -> list[Batch]:
+        """A router has subscribed: the state for it."""
+        (command,) = self._feed(Subscribed(0, 0, (1,)), now)
+        assert isinstance(command, SendState)
+        reader = command.transfer.reader()
+        batches = []
+        while not reader.done:
+            if (batch := reader.next_batch()) is not None:
+                batches.append(batch)
+        return batches
+
+    def asked(self, start: int, now: float) -> Reading:
+        """A router asks for a replay: what :meth:`answer` reads."""
+        (command,) = self._feed(ReplayAsked(0, 0, [b"router", b"", start.to_bytes(8, "big")]), now)
+        assert isinstance(command, AnswerReplay)
+        return Reading(command.answer)
+
+    def answer(self, reading: Reading, now: float) -> Batch | None:
+        """The next batch of an answer, None at its END."""
+        while not reading.messages:
+            (command,) = self._feed(AnswerPulled(0, 0, reading.answer), now)
+            assert isinstance(command, SendPart)
+            assert isinstance(command.part.answer, ReplayAnswer)
+            reading.answer = command.part.answer
+            reading.messages += [message for message in command.part.messages() if message]
+        message = reading.messages.pop(0)
+        if message[-2] == END_SEQ:
+            assert reading.answer.over, "an answer goes on after END"
+            assert not reading.messages, "an answer goes on after END"
+            return None
+        return int.from_bytes(message[-2], "big"), message[-1]
+
+    def killed(self, now: float, *, checkpoint: bool) -> None:
+        """The process ends at once, and another begins with what is on disk; a checkpoint may have been written last."""
+        if checkpoint:
+            self.saved, self.log = list(dump(self.relay)), []
+        before = self.index, self.next_seq
+        relay = make_relay()
+        loader = Loader(relay)
+        for blob in self.saved:
+            loader.feed(blob)
+        for body, payloads in self.log:
+            records = wal.decode_records(body, b"".join(payloads))
+            assert records is not None, "a record is not what it was"
+            for record in records:
+                relay.apply_record(record, now)
+        relay.recovery_finished(now)
+        relay.records = wal.Records()
+        self.relay = relay
+        assert (self.index, self.next_seq) == before, "what the log gives is not what was sent"
+
+    def _feed(self, event: RelayEvent, now: float) -> list[Command]:
+        commands = self.relay.handle(event, now)
+        self._write()
+        left: list[Command] = []
+        for command in commands:
+            if isinstance(command, Publish):
+                self._hooks.published(command.seq, command.payload)
+            elif isinstance(command, RequestReplay):
+                self._hooks.ask(command.request, command.start)
+            elif isinstance(command, CancelReplay):
+                self._hooks.cancel(command.request)
+            else:
+                left.append(command)
+        return left
+
+    def _write(self) -> None:
+        """Records are on disk before anything that follows from them is sent."""
+        records = self.relay.records
+        assert records is not None
+        for record in records.heads:
+            if isinstance(record, wal.Delivered):
+                self._hooks.delivered(record.seq, record.payload)
+            elif isinstance(record, wal.EpochBegun):
+                self._hooks.epoch()
+        if records.heads:
+            self.log.append(records.take())

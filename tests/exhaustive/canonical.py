@@ -1,0 +1,104 @@
+"""One digest for all states that go on alike: plain data by value, times relative to now, counters left out.
+
+Whatever this module does not know is taken as it is. So a new field makes states differ that go on alike, which costs
+time. It never makes states equal that go on differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+import types
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from math import inf
+from operator import attrgetter
+from typing import Any, Final
+
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
+from kvbus.core.stats import OutputStats, SourceStats
+from kvbus.core.wire.frames import FrameLimits
+from kvbus.core.wire.profiles import Profile, Wire
+
+CLOCK: Final = 1_000.0
+"""Where a model's clock begins. A float from here on is a time, one below is a value (a ``ts``, a duration)."""
+
+CONSTANT: Final = (SourceSpec, OutputSpec, Settings, Rules, FrameLimits, Profile, Wire, OutputStats)
+"""What never changes, and what only counts."""
+
+CODE: Final = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.GeneratorType, weakref.ref, type)
+"""What has no state of its own: a generator's is in how much of it was taken."""
+
+NAMES_OF_REQUESTS: Final = frozenset({"_last_id", "id"})
+"""Requests are numbered, and answers on their way are always the newest request's."""
+
+ATOMS: Final = frozenset({int, bytes, str, bool, type(None)})
+
+Plain = Callable[["_Walk", Any], Any]
+
+
+def digest(parts: Iterable[Any], now: float) -> bytes:
+    """The digest of these objects and all they refer to; objects that are shared are shared in it."""
+    walk = _Walk(now)
+    return hashlib.blake2b(marshal.dumps([walk.plain(part) for part in parts], 2), digest_size=12).digest()
+
+
+class _Walk:
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self._seen: dict[int, int] = {}
+
+    def plain(self, value: Any) -> Any:
+        """Lists, integers, texts and bytes that say the same."""
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        if kind is float:
+            return ["time", value - self.now] if CLOCK <= value < inf else value
+        seen, key = self._seen, id(value)
+        if key in seen:
+            return ["again", seen[key]]
+        seen[key] = len(seen)
+        way = _ways.get(kind)
+        if way is None:
+            way = _ways[kind] = _way(value, kind)
+        return way(self, value)
+
+
+_ways: dict[type, Plain] = {}
+
+
+def _way(value: Any, kind: type) -> Plain:
+    """How values of a type become plain."""
+    name = kind.__name__
+    if issubclass(kind, Enum):
+        return lambda _, value: value.name
+    if issubclass(kind, (SourceStats, *CONSTANT, *CODE)):
+        return lambda _walk, _value: name
+    if issubclass(kind, dict | Counter | weakref.WeakValueDictionary):
+        return lambda walk, value: [[walk.plain(key), walk.plain(each)] for key, each in value.items()]
+    if issubclass(kind, set | frozenset):
+        return lambda _, value: sorted(map(repr, value))
+    if issubclass(kind, list | tuple | deque):
+        return _sequence
+    slots = [slot for base in kind.__mro__ for slot in base.__dict__.get("__slots__", ())]
+    fields = sorted({*slots, *getattr(kind, "__struct_fields__", ())} - NAMES_OF_REQUESTS - {"__dict__", "__weakref__"})
+    if hasattr(value, "__dict__"):
+        return lambda walk, value: [
+            name, *(walk.plain(each) for key, each in vars(value).items() if key not in NAMES_OF_REQUESTS)
+        ]  # fmt: skip
+    if not fields:
+        return lambda _walk, _value: name
+    get = attrgetter(*fields, "__class__")
+    return lambda walk, value: [name, *map(walk.plain, get(value)[:-1])]
+
+
+def _sequence(walk: _Walk, value: Any) -> Any:
+    if len(value) > 100:
+        return list(value)  # the ring of fingerprints
+    return list(map(walk.plain, value))

@@ -1,0 +1,404 @@
+"""One engine, its network, kvbus and two routers as a state machine: what may happen next, and what must hold always.
+
+A batch holds one event, and its number says which: two stores, then the removal of the second. Blocks of different
+epochs differ. Batches wait on the wire for as long as the search likes, so the order of sending, reading, answering and
+ticking is the search's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Final
+
+from kvbus.core.sequencing.settings import State
+from tests.doubles.accounting import all_accounted_for
+from tests.doubles.payloads import payload, removed, store
+from tests.exhaustive.bus import JOURNAL, Bus, Hooks
+from tests.exhaustive.canonical import CLOCK, digest
+from tests.exhaustive.routers import Checking, Trusting
+
+BUFFER: Final = 3
+EPOCHS: Final = 2
+PAUSE: Final = 3.0
+"""Seconds of a pause: longer than an answer may take, and than an engine may be away."""
+
+NEVER: Final = 60
+"""Seconds after which a fair finish has failed."""
+
+END: Final = -1
+
+
+class PromiseError(AssertionError):
+    """A promise does not hold."""
+
+
+@cache
+def block(epoch: int, seq: int) -> int:
+    return 100 * epoch + seq + 1
+
+
+@cache
+def batch(epoch: int, seq: int) -> bytes:
+    what = seq % 3
+    if what == 2:
+        event = removed([block(epoch, seq - 1)])
+    else:
+        event = store([block(epoch, seq)], block(epoch, seq - 1) if what else None)
+    return payload(event, ts=float(epoch))
+
+
+@cache
+def cached(epoch: int, end: int) -> frozenset[int]:
+    """What the engine's cache holds after ``end`` batches of an epoch."""
+    return frozenset(block(epoch, seq) for seq in range(end) if seq % 3 == 0 or (seq % 3 == 1 and seq == end - 1))
+
+
+@cache
+def origin(of: bytes) -> tuple[int, int]:
+    """The epoch and number of a payload."""
+    return next((epoch, seq) for epoch in range(EPOCHS) for seq in range(100) if batch(epoch, seq) == of)
+
+
+class Model:
+    """One state. An action is a method; :meth:`enabled` names those that are possible.
+
+    Args:
+        batches: how many the engine publishes in one epoch at most.
+        ticks: how often the clock moves at most, but for pauses.
+    """
+
+    def __init__(self, batches: int, ticks: int) -> None:
+        self.now = CLOCK
+        self.batches, self.ticks = batches, ticks
+
+        # The engine.
+        self.epoch = 0
+        self.seq = 0
+
+        # The network between it and kvbus.
+        self.connected = False
+        self.wire: list[tuple[int, int]] = []
+        """Epoch and number of what was sent and not read, oldest first."""
+        self.request: tuple[int, int] | None = None
+        """Id and start of the request that is open."""
+        self.unserved = False
+        """The engine has not read it."""
+        self.answers: list[tuple[int, int]] = []
+        """Epoch and number of what is on its way to answer it; END as the number of the last."""
+
+        # kvbus, and what is known of what it has done.
+        self.bus = Bus(Hooks(self._published, self._ask, self._cancel, self._delivered, self._new_epoch))
+        self.last_seq = -1
+        self.delivered: tuple[int, int] | None = None
+        """Epoch and number of the batch that was taken in last, of the epoch kvbus knows."""
+
+        self.checking = Checking()
+        self.trusting = Trusting()
+
+    # -- what kvbus does ---------------------------------------------------------------------------------------------
+
+    def _published(self, seq: int, message: bytes) -> None:
+        if seq != self.last_seq + 1:
+            raise PromiseError(f"the output numbers {seq} after {self.last_seq}")
+        self.last_seq = seq
+        self.checking.published(seq, message)
+        self.trusting.published(seq, message)
+
+    def _ask(self, request: int, start: int) -> None:
+        self.request, self.unserved = (request, start), True
+
+    def _cancel(self, request: int) -> None:
+        if self.request is not None and self.request[0] == request:
+            self.request, self.unserved = None, False
+            self.answers.clear()
+
+    def _delivered(self, seq: int, message: bytes) -> None:
+        epoch, number = origin(message)
+        assert number == seq
+        if self.delivered is not None and (epoch != self.delivered[0] or seq <= self.delivered[1]):
+            raise PromiseError(
+                f"batch {seq} of epoch {epoch} was taken in behind {self.delivered[1]} of {self.delivered[0]}"
+            )
+        self.delivered = epoch, seq
+
+    def _new_epoch(self) -> None:
+        self.delivered = None
+
+    # -- what may happen ---------------------------------------------------------------------------------------------
+
+    def publishes(self) -> None:
+        """the engine publishes"""
+        if self.connected:
+            self.wire.append((self.epoch, self.seq))
+        self.seq += 1
+
+    def connects(self) -> None:
+        """kvbus connects to the engine"""
+        self.connected = True
+        self.bus.connected(self.now, up=True)
+
+    def arrives(self) -> None:
+        """a live batch arrives"""
+        self._read_live(self.wire.pop(0))
+
+    def serves(self) -> None:
+        """the engine reads the request and answers from its buffer"""
+        assert self.request is not None
+        first = max(self.request[1], self.seq - BUFFER, 0)
+        self.unserved = False
+        self.answers = [*((self.epoch, seq) for seq in range(first, self.seq)), (self.epoch, END)]
+
+    def answers_one(self) -> None:
+        """one message of the engine's answer arrives"""
+        assert self.request is not None
+        request = self.request[0]
+        epoch, seq = self.answers.pop(0)
+        if seq == END:
+            self.bus.replay_ended(request, self.now)
+        else:
+            self.bus.replayed(request, seq, batch(epoch, seq), self.now)
+
+    def tick(self) -> None:
+        """a second passes"""
+        self.ticks -= 1
+        self._time_passes(1.0)
+
+    def checking_subscribes(self) -> None:
+        """the router that checks subscribes"""
+        self.checking.subscribe()
+
+    def checking_asks(self) -> None:
+        """the router that checks asks for a replay"""
+        self.checking.ask(self.bus, self.now)
+
+    def checking_reads(self) -> None:
+        """the router that checks reads one message of its answer"""
+        self.checking.read_answer(self.bus, self.now)
+
+    def checking_goes_on(self) -> None:
+        """the router that checks reads again"""
+        self.checking.stalled = False
+        self.checking.read_live()
+
+    def trusting_subscribes(self) -> None:
+        """the router that trusts subscribes and gets the state"""
+        self.trusting.subscribe(self.bus, self.now)
+
+    # faults
+
+    def loses(self) -> None:
+        """a live batch is lost"""
+        del self.wire[0]
+
+    def doubles(self) -> None:
+        """a live batch arrives, and will again"""
+        self._read_live(self.wire[0])
+
+    def overtakes(self) -> None:
+        """a live batch overtakes another"""
+        self._read_live(self.wire.pop(1))
+
+    def cut(self) -> None:
+        """the connection to the engine breaks, what was on the wire is lost"""
+        self._disconnect()
+
+    def restarts(self) -> None:
+        """the engine restarts, what was on the wire is lost"""
+        self._disconnect()
+        self.epoch, self.seq = self.epoch + 1, 0
+
+    def breaks_off(self) -> None:
+        """the request, or the rest of the engine's answer, is lost"""
+        self.unserved = False
+        self.answers.clear()
+
+    def pause(self) -> None:
+        """deadlines pass before kvbus reads what waits"""
+        self._time_passes(PAUSE)
+
+    def kill(self) -> None:
+        """kvbus is killed and comes back with its log"""
+        self._kill(checkpoint=False)
+
+    def kill_after_checkpoint(self) -> None:
+        """kvbus writes a checkpoint, is killed and comes back"""
+        self._kill(checkpoint=True)
+
+    def checking_stalls(self) -> None:
+        """the router that checks does not read"""
+        self.checking.stalled = True
+
+    def checking_loses(self) -> None:
+        """what waits for the router that checks is dropped"""
+        self.checking.queue.clear()
+
+    def checking_leaves(self) -> None:
+        """the connections of the router that checks break"""
+        self.checking.leave()
+
+    def checking_breaks_off(self) -> None:
+        """the answer to the router that checks breaks off"""
+        self.checking.break_answer()
+
+    def trusting_leaves(self) -> None:
+        """the connection of the router that trusts breaks"""
+        self.trusting.leave()
+
+    # helpers
+
+    def _read_live(self, one: tuple[int, int]) -> None:
+        epoch, seq = one
+        self.bus.live(seq, batch(epoch, seq), self.now)
+
+    def _disconnect(self) -> None:
+        self.wire.clear()
+        self.answers.clear()
+        self.connected = False
+        self.bus.connected(self.now, up=False)
+
+    def _time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.bus.tick(self.now)
+
+    def _kill(self, *, checkpoint: bool) -> None:
+        self.wire.clear()
+        self.answers.clear()
+        self.request, self.unserved, self.connected = None, False, False
+        self.checking.leave()
+        self.trusting.leave()
+        self.bus.killed(self.now, checkpoint=checkpoint)
+
+    def fair(self) -> Iterator[Callable[[], None]]:
+        """What is possible without a fault and without time, most urgent first."""
+        checking, wire, trusting = self.checking, self.wire, self.trusting
+        if not self.connected:
+            yield self.connects
+        if wire:
+            yield self.arrives
+        if self.unserved:
+            yield self.serves
+        if self.answers:
+            yield self.answers_one
+        if not trusting.connected:
+            yield self.trusting_subscribes
+        if not checking.connected:
+            yield self.checking_subscribes
+        if checking.wants and not checking.stalled:
+            yield self.checking_asks
+        if checking.answer is not None and not checking.stalled:
+            yield self.checking_reads
+        if checking.stalled:
+            yield self.checking_goes_on
+
+    def faults(self) -> Iterator[Callable[[], None]]:
+        """What may go wrong."""
+        checking, wire = self.checking, self.wire
+        if wire:
+            yield from (self.loses, self.doubles)
+        if len(wire) > 1 and wire[0] != wire[1]:
+            yield self.overtakes
+        if self.connected:
+            yield self.cut
+        if self.epoch + 1 < EPOCHS:
+            yield self.restarts
+        if self.unserved or self.answers:
+            yield self.breaks_off
+        yield from (self.pause, self.kill, self.kill_after_checkpoint)
+        if checking.connected:
+            yield self.checking_leaves
+            if not checking.stalled:
+                yield self.checking_stalls
+            elif checking.queue:
+                yield self.checking_loses
+        if checking.answer is not None:
+            yield self.checking_breaks_off
+        if self.trusting.connected:
+            yield self.trusting_leaves
+
+    def enabled(self, *, faults: bool) -> Iterator[Callable[[], None]]:
+        """Everything that is possible now."""
+        if self.seq < self.batches:
+            yield self.publishes
+        yield from self.fair()
+        if self.ticks:
+            yield self.tick
+        if faults:
+            yield from self.faults()
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+
+    @property
+    def truth(self) -> frozenset[int]:
+        """The engine's cache."""
+        return cached(self.epoch, self.seq)
+
+    @property
+    def knows_all(self) -> bool:
+        """kvbus has taken in the newest batch of the engine, in the epoch the engine is in."""
+        return self.delivered == (self.epoch, self.seq - 1) if self.seq else self.delivered is None
+
+    def check(self) -> None:
+        """Raise :class:`PromiseError` where a promise does not hold."""
+        source, index = self.bus.source, self.bus.index
+        all_accounted_for(source)
+        if self.bus.journal > JOURNAL:
+            raise PromiseError("the journal holds more than it may")
+        if self.trusting.connected and self.trusting.blocks != index:
+            raise PromiseError(f"the router that trusts holds {self.trusting.blocks}, announced is {index}")
+        in_step = self.checking.idle and self.checking.next == self.bus.next_seq
+        if in_step and self.checking.blocks != index:
+            raise PromiseError(f"the router that checks holds {self.checking.blocks}, announced is {index}")
+        if source.state is State.LIVE and self.knows_all and not source.sequencer.pending:
+            self._is_true(index)
+
+    def _is_true(self, index: set[int]) -> None:
+        if not index <= self.truth:
+            raise PromiseError(f"announced is {index}, the engine holds {set(self.truth)}")
+        if not self.bus.source.partial and index != self.truth:
+            raise PromiseError(f"nothing is partial, announced is {index}, the engine holds {set(self.truth)}")
+
+    def finish(self) -> float:
+        """No more faults: everything arrives, time passes. The seconds until both routers are exact.
+
+        Where batches cannot be had any more, the routers hold a part and the source says so.
+        """
+        began = self.now
+        while self.now - began <= NEVER:
+            while (action := next(self.fair(), None)) is not None:
+                action()
+            self.check()
+            if self.settled:
+                return self.now - began
+            self._time_passes(1.0)
+        raise PromiseError(
+            f"not exact after {NEVER} s: the engine holds {set(self.truth)}, the router that checks"
+            f" {self.checking.blocks}, the one that trusts {self.trusting.blocks}; source {self.bus.source.state},"
+            f" partial {self.bus.source.partial}"
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Everything that can be had is at both routers."""
+        source = self.bus.source
+        if self.request is not None or source.state is not State.LIVE or not self.knows_all:
+            return False
+        if not self.checking.idle or self.checking.next != self.bus.next_seq:
+            return False
+        return not source.partial or (self.seq > BUFFER and not source.sequencer.backfill_pending)
+
+    def digest(self) -> bytes:
+        """Equal for states that go on alike."""
+        checking, trusting, bus = self.checking, self.trusting, self.bus
+        request = None if self.request is None else self.request[1]
+        parts = (
+            [self.batches, self.ticks, self.epoch, self.seq, self.connected, self.wire],
+            [request, self.unserved, self.answers, self.last_seq, self.delivered],
+            bus.relay,
+            [*bus.saved, *(part for body, payloads in bus.log for part in (body, *payloads))],
+            [checking.connected, checking.next, checking.blocks, checking.wants, checking.stalled],
+            checking.queue,
+            checking.answer,
+            [trusting.connected, sorted(trusting.blocks) if trusting.connected else None],
+        )
+        return digest(parts, self.now)

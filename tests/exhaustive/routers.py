@@ -1,0 +1,104 @@
+"""The two routers: one that asks for replays and checks numbers, one that never asks and takes the state it is sent."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from tests.doubles.router import PlainSetRouter, events_of
+from tests.exhaustive.bus import Batch, Bus
+
+
+class Router:
+    """A set of blocks, and whether it is connected."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self.next = 0
+        self.view = PlainSetRouter()
+
+    @property
+    def blocks(self) -> set[int]:
+        return {block for *_, block in self.view.blocks if isinstance(block, int)}
+
+    def apply(self, seq: int, payload: bytes) -> None:
+        assert seq == self.next, f"a router got {seq} where {self.next} was due"
+        self.next = seq + 1
+        self.view.take(seq, payload)
+        assert self.view.violations == [], f"a router got what no stream may hold: {self.view.violations}"
+
+
+class Checking(Router):
+    """Asks when it subscribes and at each hole. What comes live while an answer is read waits.
+
+    In order and with nothing asked it reads at once: only a stalled one leaves its queue lying.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: deque[Batch] = deque()
+        self.answer: Any = None
+        self.wants = False
+        """It has to ask."""
+        self.stalled = False
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way to it."""
+        return self.connected and not self.queue and self.answer is None and not self.wants
+
+    def subscribe(self) -> None:
+        self.connected = self.wants = True
+
+    def leave(self) -> None:
+        self.queue.clear()
+        self.answer = None
+        self.connected = self.wants = self.stalled = False
+
+    def published(self, seq: int, payload: bytes) -> None:
+        if self.connected:
+            self.queue.append((seq, payload))
+            self.read_live()
+
+    def read_live(self) -> None:
+        while self.queue and not self.wants and self.answer is None and not self.stalled:
+            seq, payload = self.queue[0]
+            if seq > self.next:
+                self.wants = True
+                return
+            self.queue.popleft()
+            if seq == self.next:
+                self.apply(seq, payload)
+
+    def ask(self, bus: Bus, now: float) -> None:
+        self.answer, self.wants = bus.asked(self.next, now), False
+
+    def read_answer(self, bus: Bus, now: float) -> None:
+        batch = bus.answer(self.answer, now)
+        if batch is None:
+            self.answer = None
+            self.read_live()
+        else:
+            self.apply(*batch)
+
+    def break_answer(self) -> None:
+        self.answer, self.wants = None, True
+
+
+class Trusting(Router):
+    """Applies what comes. It reads at once: nothing it does is seen by anybody, and a new state replaces what it has."""
+
+    def subscribe(self, bus: Bus, now: float) -> None:
+        batches = bus.subscribed(now)
+        assert events_of(batches[0][1])[0]["type"] == "AllBlocksCleared", "a state does not begin with a clear"
+        self.next = batches[0][0]
+        for batch in batches:
+            self.apply(*batch)
+        self.connected = True
+
+    def leave(self) -> None:
+        self.connected = False
+
+    def published(self, seq: int, payload: bytes) -> None:
+        if self.connected:
+            self.apply(seq, payload)

@@ -1,0 +1,60 @@
+"""A short search finds nothing, and finds each of these defects when it is put in."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbus.core.outgoing import Outgoing
+from kvbus.core.outputs.incomplete import IncompleteSeqs
+from kvbus.core.sequencing.backfill import Backfill
+from kvbus.core.sequencing.fingerprints import Fingerprints
+from kvbus.core.sequencing.replay_requests import OpenRequest
+from kvbus.core.write_ahead_log import Frame, Records
+from tests.exhaustive.search import FAULTS, SCENES, CounterExampleError, Limits, Search, one_block_a_batch
+from tests.long import LONG
+
+SHORT = {"start": 4, "first": 3, "fed": 3, "again": 3, "reading": 3, "running": 3}
+DEPTH = {"start": 6, "first": 4, "fed": 4, "again": 4, "reading": 4, "running": 4} if LONG else SHORT
+
+
+def explore(scene: str, depth: int) -> Search:
+    search = Search(scene, Limits(depth))
+    for _ in search.levels():
+        pass
+    return search
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_order_keeps_every_promise(scene: str) -> None:
+    found = explore(scene, DEPTH[scene]).found
+    assert len(found.levels) == DEPTH[scene]
+    assert all(found.levels), "a search that finds no new state sees nothing"
+    assert {*found.exact_after} <= {*FAULTS, "no fault"}
+
+
+def test_the_running_scene_is_quiet_and_exact() -> None:
+    with one_block_a_batch():
+        model = Search("running", Limits(0)).at(())
+    assert next(model.fair(), None) is None
+    assert model.settled
+    assert model.finish() == 0.0
+
+
+# -- what a short search finds -----------------------------------------------------------------------------------------
+
+DEFECTS = {
+    "no clear at a new epoch": (Outgoing, "clear", lambda *_: None, "start"),
+    "another epoch's answer is accepted": (OpenRequest, "contradicts", lambda *_: False, "first"),
+    "a batch of another epoch passes for a copy": (Fingerprints, "matches", lambda *_: True, "first"),
+    "batches are sent before their records are written": (Records, "take", lambda _: Frame(b"\x90", []), "first"),
+    "a seq inside a state is a cursor": (IncompleteSeqs, "add", lambda *_: None, "reading"),
+    "what nobody answered for is not asked for again": (Backfill, "due", lambda *_: False, "again"),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_found(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+    where, name, instead, scene = DEFECTS[defect]
+    monkeypatch.setattr(where, name, instead)
+    with pytest.raises(CounterExampleError):
+        explore(scene, SHORT[scene])

@@ -1,0 +1,287 @@
+"""The real daemon as a simulated process: what it has of the outside is simulated, everything else is its own code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from kvbus.config import Config, load
+from kvbus.daemon import build, outputs, seq_reservation, source_sockets, state_place, state_store
+from kvbus.daemon import daemon as daemon_module
+from kvbus.daemon.daemon import Daemon
+from kvbus.daemon.reload import Reloader
+from kvbus.errors import KvbusError
+from kvbus.outputs.zmq.driver import ZmqOutput
+from kvbus.transport.live import stream as live_stream
+from kvbus.transport.zmtp import addresses, peer, tcp
+from tests.vopr.disk import Platter, SimDisk
+from tests.vopr.engines import Directory, SimLive, SimRequest
+from tests.vopr.network import Network, queued_bytes
+from tests.vopr.process import SimLoop
+from tests.vopr.schedule import Schedule
+
+
+class SimTime:
+    """In place of the module ``time``."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.time = schedule.wall
+
+    def perf_counter(self) -> float:
+        """Return the running process's clock."""
+        return asyncio.get_running_loop().time()
+
+    def strftime(self, form: str) -> str:
+        """Return the time of day as a text that only rises."""
+        del form
+        return f"{self._schedule.wall():.3f}"
+
+
+class SimSecrets:
+    """In place of the module ``secrets``."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.token_bytes = chance.randbytes
+
+
+class NoZap:
+    """In place of the ZAP handler: no output of a simulated bus has keys."""
+
+    def allow(self, domain: str, keys: Any) -> None:
+        """There is nobody to allow."""
+
+    def forget(self, domain: str) -> None:
+        """There is nothing to forget."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@contextlib.contextmanager
+def simulated(schedule: Schedule, network: Network, directory: Directory, setup: Setup) -> Iterator[None]:
+    """Every socket, clock and chance of the daemon is the world's meanwhile; logs rotate at the size of a small world."""
+    time = SimTime(schedule)
+    chance = schedule.chance("the bus")
+
+    def live(_context: Any, endpoint: str, *, topics: Any, events: Any, **_: Any) -> SimLive:
+        return SimLive(directory, endpoint, events, topics)
+
+    def request(_context: Any, endpoint: str, frames: list[bytes], on_message: Any, **_: Any) -> SimRequest:
+        return SimRequest(directory, endpoint, frames, on_message)
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (daemon_module, "time", time),
+        (source_sockets, "time", time),
+        (state_store, "time", time),
+        (state_store, "MIN_ROTATE", setup.rotate),
+        (seq_reservation, "AHEAD", setup.ahead),
+        (state_place, "default_directory", lambda: Path("/dev/shm")),  # noqa: S108 - on the simulated disk
+        (live_stream, "time", time),
+        (daemon_module, "make_context", lambda: None),
+        (daemon_module, "end", lambda _: True),
+        (daemon_module, "ZapHandler", lambda _: NoZap()),
+        (outputs, "factories", lambda config: [ZmqOutput for _ in config.outputs]),
+        (source_sockets, "LiveStream", live),
+        (source_sockets, "RequestConnection", request),
+        (addresses, "bind", network.bind),
+        (tcp, "queued_bytes", queued_bytes),
+        (peer, "_IDS", itertools.count(1)),
+        (build, "secrets", SimSecrets(chance)),
+    ]
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.ExitStack() as stack:
+            for where, name, what in replaced:
+                stack.enter_context(mock.patch.object(where, name, what))
+            yield
+    finally:
+        logging.disable(before)
+
+
+class Setup:
+    """What a world is made of, drawn from a seed.
+
+    Args:
+        chance: the seed's.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        kinds = ["replay", "replay", "replay", "replay", "snapshot", "deaf"]
+        self.engines = [chance.choice(kinds) for _ in range(chance.choice([1, 2, 2, 3]))]
+        self.ranks = [0] * len(self.engines)
+        """What each engine says its rank is; the configuration says 0."""
+        self.rotate = chance.choice([3_000, 30_000])
+        self.ahead = chance.choice([8, 64, 64, 4096])
+        self.buffer = chance.choice([5, 30, 300])
+        self.hwm = chance.choice([20, 1000])
+        self.settings: dict[str, Any] = {
+            "http": None,
+            "state_dir": chance.choice([None, "/state", "/state"]),
+            "source_timeout": chance.choice([3.0, 30.0]),
+            "on_lost": "clear",
+            "reorder_batches": chance.choice([10, 20_000]),
+        }
+        output = {
+            "journal_batches": chance.choice([2, 20, 10_000]),
+            "send_hwm": chance.choice([5, 10_000]),
+            "send_bytes": chance.choice([2_000, 1 << 20]),
+            "queue_batches": chance.choice([3, 10_000, 10_000]),
+        }
+        self.outputs = [
+            {"name": "each", "endpoint": "tcp://*:6000", "replay_endpoint": "tcp://*:7000", **output},
+        ]
+        if chance.random() < 0.5:
+            self.outputs.append(
+                {
+                    "name": "all",
+                    "endpoint": "tcp://*:8000",
+                    "replay_endpoint": "tcp://*:8001",
+                    "layout": "merged",
+                    "profile": "dynamo",
+                    **output,
+                }
+            )
+
+    def config(self, sources: list[int], *, elsewhere: bool = False) -> Config:
+        """Return the configuration with these of the engines; ``elsewhere``: at other addresses."""
+        moved = ("tcp://*:", "tcp://*:1") if elsewhere else ("", "")
+        return load(
+            None,
+            env={},
+            overrides={
+                **self.settings,
+                "sources": [self._source(number) for number in sources],
+                "outputs": [{key: _moved(value, *moved) for key, value in each.items()} for each in self.outputs],
+            },
+        )
+
+    def _source(self, number: int) -> dict[str, Any]:
+        host = f"tcp://engine{number}"
+        source: dict[str, Any] = {"name": f"engine{number}", "endpoint": f"{host}:5557", "slot": number}
+        if self.engines[number] != "deaf":
+            source["replay_endpoint"] = f"{host}:5558"
+        if self.engines[number] == "snapshot":
+            source["snapshot_endpoint"] = f"{host}:5559"
+        return source
+
+    def endpoints(self, output: int, slot: int) -> tuple[str, str]:
+        """Where routers find a stream."""
+        return (f"tcp://*:{6000 + slot}", f"tcp://*:{7000 + slot}") if output == 0 else ("tcp://*:8000", "tcp://*:8001")
+
+
+def _moved(value: Any, old: str, new: str) -> Any:
+    return value.replace(old, new) if old and isinstance(value, str) else value
+
+
+class Bus:
+    """One place where a daemon runs: it may be killed, and started again.
+
+    Args:
+        schedule: the world's.
+        network: the world's.
+        setup: its configuration.
+        failed: called with each exception that nobody caught.
+    """
+
+    def __init__(self, schedule: Schedule, network: Network, setup: Setup, failed: Any) -> None:
+        self.schedule, self.network, self.setup, self._failed = schedule, network, setup, failed
+        self.platter = Platter(schedule.chance("disk"))
+        self._disk = SimDisk(self.platter)
+        self.sources = list(range(len(setup.engines)))
+        self.loop: SimLoop | None = None
+        self.daemon: Daemon | None = None
+        self.refused = 0
+        """Starts that were refused."""
+        self._reloader: Reloader | None = None
+        self.after_turn: Any = lambda: None
+
+    @property
+    def running(self) -> bool:
+        """Whether the daemon runs and serves."""
+        return self.loop is not None and self.daemon is not None and self.daemon.started
+
+    def start(self) -> None:
+        """Start a process, if there is none."""
+        if self.loop is None:
+            self.network.begin_numbering()
+            self.loop = SimLoop(self.schedule, self._failed)
+            self.loop.after_turn = self.after_turn
+            self.loop.call_soon(self._boot, self.loop)
+
+    def _boot(self, loop: SimLoop) -> None:
+        try:
+            self._disk = SimDisk(self.platter)
+            self.daemon = Daemon(self.setup.config(self.sources), disk=self._disk)
+        except KvbusError:
+            self.refused += 1
+            loop.call_soon(self._gone, loop)
+            return
+        self._reloader = Reloader(self.daemon, lambda: self.setup.config(self.sources))
+        loop.create_task(self._serve(loop, self.daemon))
+
+    async def _serve(self, loop: SimLoop, daemon: Daemon) -> None:
+        try:
+            await daemon.start()
+        except KvbusError:
+            self.refused += 1
+            loop.call_soon(self._gone, loop)
+
+    def _gone(self, loop: SimLoop) -> None:
+        loop.kill()
+        self._disk.die()
+        if self.loop is loop:
+            self.loop = self.daemon = self._reloader = None
+
+    def second(self, *, elsewhere: bool) -> bool:
+        """Start another process with the same state; return whether it runs beside this one.
+
+        Args:
+            elsewhere: its outputs are at other addresses; else they are the same.
+        """
+        loop, disk = SimLoop(self.schedule, self._failed), SimDisk(self.platter)
+        config = self.setup.config(self.sources, elsewhere=elsewhere)
+        try:
+            with loop.running():
+                second = Daemon(config, disk=disk)
+                starting = second.start()
+                with contextlib.suppress(StopIteration):
+                    starting.send(None)
+        except KvbusError:
+            return False
+        finally:
+            loop.kill()
+            disk.die()
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.loop is not None:
+            self._gone(self.loop)
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        if self.loop is not None and self.daemon is not None and self.daemon.started:
+            self.daemon.started, daemon = False, self.daemon
+            loop, reloader = self.loop, self._reloader
+            loop.call_soon(lambda: loop.create_task(self._close(loop, daemon, reloader)))
+
+    async def _close(self, loop: SimLoop, daemon: Daemon, reloader: Reloader | None) -> None:
+        daemon.started = True
+        if reloader is not None:
+            reloader.close()
+        await daemon.close()
+        loop.call_soon(self._gone, loop)
+
+    def reload(self) -> None:
+        """SIGHUP, with the sources as they are listed now."""
+        if self.running and self.loop is not None and self._reloader is not None:
+            self.loop.call_soon(self._reloader.reload)

@@ -1,0 +1,327 @@
+"""Simulated engines, and what libzmq does between them and a bus.
+
+An engine publishes on a PUB and answers replays on a ROUTER, as vLLM and SGLang do: from one thread, so an answer is
+what the buffer held at that moment. The sockets of a source are :class:`SimLive` and :class:`SimRequest`, in place of
+:class:`~kvbus.transport.ingress.LiveStream` and :class:`~kvbus.transport.ingress.RequestConnection`: queues that drop at
+their high-water mark, connections whose breaks lose what is on its way, a monitor whose events come by another way than
+the messages, subscriptions that take effect later than the connection, and answers in parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.transport.ingress import Events
+from kvbus.transport.pump import CAP
+from tests.properties.world import Change, Engine, Setup, seq_frame
+from tests.vopr.process import SimLoop
+from tests.vopr.schedule import Schedule
+
+RECONNECT = 0.1
+"""Seconds until libzmq dials again, at first."""
+
+
+class EngineNode:
+    """An engine's process at its address: the truth, its sockets, and whether it can be reached."""
+
+    def __init__(self, schedule: Schedule, name: str, kind: str, rank: int, buffer: int, hwm: int) -> None:
+        self.schedule, self.name = schedule, name
+        self.chance = schedule.chance(f"engine {name}")
+        self.engine = Engine(kind, Setup(engines=(kind,), buffer_steps=buffer), rank)
+        self.hwm = hwm
+        self.running = True
+        self.reachable = True
+        self.stalled = False
+        """The link carries nothing, and nobody notices."""
+        self.rate = 10.0
+        self.live: list[SimLive] = []
+        self.requests: list[SimRequest] = []
+        self.sent = 0
+        """Bytes published."""
+        self.break_answer: int | None = None
+        """The next answer breaks off behind so many messages."""
+        self.drop_of_answer: int | None = None
+        """The next answer lacks the message at this place."""
+        self.answer_pace = 0.0005
+        self.first = True
+        schedule.after(self.chance.random(), self._step)
+
+    @property
+    def up(self) -> bool:
+        """Whether connections to it succeed."""
+        return self.running and self.reachable
+
+    # -- publishing --------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        if self.running and self.rate:
+            self.publish(self._changes())
+        self.schedule.after(self.chance.uniform(0.5, 1.5) / (self.rate or 1.0), self._step)
+
+    def _changes(self) -> list[Change]:
+        chance = self.chance
+        if self.first:  # an event of two blocks shows the engine's block size
+            self.first = False
+            return [("chain", 2, "GPU"), ("remove", 1, "GPU"), ("remove", 2, "GPU")]
+        changes: list[Change] = []
+        for _ in range(chance.choice([1, 1, 2, 4])):
+            medium = chance.choice(["GPU", "GPU", "GPU", "CPU"])
+            what = chance.choice(["store", "store", "chain", "chain", "remove", "remove", "remove"])
+            changes.append((what, chance.randint(2 if what == "chain" else 1, 40), medium))
+        if chance.random() < 0.01:
+            changes.append(("clear",))
+        return changes
+
+    def publish(self, changes: list[Change]) -> None:
+        """Publish one batch to whoever subscribes."""
+        seq, payload = self.engine.publish(changes)
+        self.sent += len(payload)
+        message = [b"", seq_frame(seq, self.engine.publisher), payload]
+        for live in self.live:
+            live.send(message)
+
+    def publish_again(self) -> None:
+        """Send the newest batch once more."""
+        if self.running and self.engine.buffer:
+            seq, payload = self.engine.buffer[-1]
+            for live in self.live:
+                live.send([b"", seq_frame(seq, self.engine.publisher), payload])
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """The process dies."""
+        self.running = False
+        self.disconnect()
+
+    def start(self) -> None:
+        """A new one begins, with an empty cache and from seq 0."""
+        if not self.running:
+            self.engine.restart()
+            self.first = True
+            self.running = True
+
+    def disconnect(self) -> None:
+        """Every connection breaks."""
+        for live in list(self.live):
+            live.broken()
+        for request in list(self.requests):
+            request.broken()
+
+    def stall(self, *, stalled: bool) -> None:
+        """The link carries nothing, or goes on with what waits."""
+        self.stalled = stalled
+        if not stalled:
+            for live in self.live:
+                live.move()
+            for request in self.requests:
+                request.move()
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def answer(self, frames: list[bytes]) -> list[list[bytes]]:
+        """Return what the ROUTER sends for a request."""
+        publisher = self.engine.publisher
+        if len(frames) < 2:
+            return [self.engine.snapshot()]
+        start = int.from_bytes(frames[-1], "big")
+        answer = [[b"", b"", seq_frame(seq, publisher), payload] for seq, payload in self.engine.buffer if seq >= start]
+        answer.append([b"", b"", END_SEQ, b""])
+        if self.break_answer is not None:
+            answer, self.break_answer = answer[: self.break_answer], None
+        if self.drop_of_answer is not None and len(answer) > 1:  # its queue is empty at first: not the first one
+            del answer[1 + self.drop_of_answer % (len(answer) - 1)]
+            self.drop_of_answer = None
+        return answer
+
+
+class Directory:
+    """Which engine has which address. Names may move."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, EngineNode] = {}
+
+    def find(self, endpoint: str) -> EngineNode | None:
+        """Return the engine at ``tcp://name:port``."""
+        return self.nodes.get(endpoint.removeprefix("tcp://").rpartition(":")[0])
+
+
+class _Socket:
+    """What arrives on one libzmq socket, for the loop of its process."""
+
+    def __init__(self, directory: Directory, endpoint: str, handler: Callable[[list[bytes]], None]) -> None:
+        loop: Any = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        self.loop, self.schedule = loop, loop.schedule
+        self.directory, self.endpoint = directory, endpoint
+        self.node: EngineNode | None = None
+        self.wire: deque[list[bytes]] = deque()
+        self.queue: deque[list[bytes]] = deque()
+        self.closed = False
+        self._moving = False
+        self._handler = handler
+        self._after: Callable[[], None] = lambda: None
+        loop.sockets[id(self)] = self
+
+    def _arrive(self, most: int) -> None:
+        """So many messages come off the wire."""
+        for _ in range(min(most, len(self.wire))):
+            self.queue.append(self.wire.popleft())
+        if self.queue:
+            self.loop.mark(self, self._readable)
+
+    def _readable(self) -> None:
+        if self.closed:
+            return
+        try:
+            for _ in range(min(CAP, len(self.queue))):
+                self._handler(self.queue.popleft())
+                if self.closed:
+                    return
+        finally:
+            self._after()
+        if self.queue:
+            self.loop.mark(self, self._readable)
+
+    def close(self) -> None:
+        """Close the socket: what it has not handed over is gone."""
+        self.closed = True
+        self.loop.sockets.pop(id(self), None)
+        self.loop.unmark(self)
+        self._leave()
+        self.wire.clear()
+        self.queue.clear()
+
+    def _leave(self) -> None:
+        raise NotImplementedError
+
+
+class SimLive(_Socket):
+    """The subscription to one engine; see :class:`kvbus.transport.ingress.LiveStream`."""
+
+    def __init__(self, directory: Directory, endpoint: str, events: Events, topics: Sequence[bytes]) -> None:
+        super().__init__(directory, endpoint, events.message)
+        del topics
+        self._events = events
+        self._after = events.drained or self._after
+        self._wait = RECONNECT
+        self._told: deque[bool] = deque()
+        self.chance = self.schedule.chance(f"live {endpoint} {self.schedule.now}")
+        self.schedule.after(0.001, self._dial)
+
+    def _dial(self) -> None:
+        if self.closed or self.node is not None:
+            return
+        node = self.directory.find(self.endpoint)
+        if node is None or not node.up or node.stalled:
+            self.schedule.after(self._wait, self._dial)
+            self._wait = min(2.0, 2 * self._wait)
+            return
+        self._wait = RECONNECT
+        self.node = node
+        self._monitor(True)
+        # the publisher takes in the subscription later than this side knows of the connection
+        self.schedule.after(self.chance.choice([0.0005, 0.0005, 0.05]), self._joined, node)
+
+    def _joined(self, node: EngineNode) -> None:
+        if self.node is node and not self.closed and self not in node.live:
+            node.live.append(self)
+
+    def _monitor(self, up: bool) -> None:
+        self._told.append(up)
+        self.schedule.after(self.chance.choice([0.0, 0.0, 0.01]), self._say)
+
+    def _say(self) -> None:
+        if not self.closed:
+            self.loop.mark((self, "monitor"), self._monitored)
+
+    def _monitored(self) -> None:
+        while self._told and not self.closed:
+            self._events.connection(self._told.popleft())
+
+    def send(self, message: list[bytes]) -> None:
+        """The engine publishes: drop it if the queue is full."""
+        node = self.node
+        if node is None or len(self.wire) + len(self.queue) >= node.hwm:
+            return
+        self.wire.append(message)
+        self.move()
+
+    def move(self) -> None:
+        """What waits is on its way, unless the link stalls."""
+        if not self._moving and self.wire and self.node is not None and not self.node.stalled:
+            self._moving = True
+            self.schedule.after(self.chance.choice([0.0002, 0.0002, 0.005]), self._come)
+
+    def _come(self) -> None:
+        self._moving = False
+        if not self.closed and self.node is not None and not self.node.stalled:
+            self._arrive(len(self.wire))
+            self.move()
+
+    def broken(self) -> None:
+        """The connection breaks: what is on its way is lost, what has arrived is not."""
+        self._leave()
+        self.wire.clear()
+        if not self.closed:
+            self._monitor(False)
+            self.schedule.after(RECONNECT, self._dial)
+
+    def _leave(self) -> None:
+        if self.node is not None and self in self.node.live:
+            self.node.live.remove(self)
+        self.node = None
+
+
+class SimRequest(_Socket):
+    """One request on its own connection; see :class:`kvbus.transport.ingress.RequestConnection`."""
+
+    def __init__(self, directory: Directory, endpoint: str, request: list[bytes], handler: Any) -> None:
+        super().__init__(directory, endpoint, handler)
+        self._request: list[bytes] | None = request
+        self.chance = self.schedule.chance(f"request {endpoint} {self.schedule.now}")
+        self.schedule.after(0.001, self._dial)
+
+    def _dial(self) -> None:
+        if self.closed or self._request is None:
+            return
+        node = self.directory.find(self.endpoint)
+        if node is None or not node.up or node.stalled:
+            self.schedule.after(RECONNECT, self._dial)  # the request waits in its socket for the connection
+            return
+        self.node = node
+        node.requests.append(self)
+        self.schedule.after(self.chance.choice([0.001, 0.001, 0.1]), self._asked, node)
+
+    def _asked(self, node: EngineNode) -> None:
+        if self.closed or self.node is not node or self._request is None:
+            return
+        self.wire.extend(node.answer(self._request))
+        self._request = None
+        self.move()
+
+    def move(self) -> None:
+        """What waits is on its way, unless the link stalls."""
+        if not self._moving and self.wire and self.node is not None and not self.node.stalled:
+            self._moving = True
+            self.schedule.after(self.node.answer_pace, self._come)
+
+    def _come(self) -> None:
+        self._moving = False
+        if not self.closed and self.node is not None and not self.node.stalled:
+            self._arrive(self.chance.choice([1, 3, 20, 1000]))
+            self.move()
+
+    def broken(self) -> None:
+        """The connection breaks: libzmq connects again, and the engine knows nothing of the request."""
+        self._leave()
+        self.wire.clear()
+
+    def _leave(self) -> None:
+        if self.node is not None and self in self.node.requests:
+            self.node.requests.remove(self)
+        self.node = None

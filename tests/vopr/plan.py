@@ -1,0 +1,132 @@
+"""Plans: drawn from a seed, printed and read as scripts, shortened when they fail."""
+
+from __future__ import annotations
+
+import ast
+import random
+import time
+
+from tests.vopr.schedule import Schedule
+from tests.vopr.world import Entry, World
+
+SHRINK_SECONDS = 120.0
+
+
+def _faults(chance: random.Random, *, disk: bool) -> list[Entry]:
+    """One thing that goes wrong, with what ends it: seconds from its beginning, method, arguments."""
+    n, m = chance.randrange(8), chance.randrange(64)
+    later = chance.choice([0.05, 0.5, 2.0, 8.0])
+    makers: list[tuple[int, list[Entry]]] = [
+        (4, [(0, "engine_stops", (n,)), (later, "engine_starts", (n,))]),
+        (2, [(0, "engine_rate", (n, chance.choice([0.0, 1.0, 100.0]))), (later, "engine_rate", (n, 10.0))]),
+        (3, [(0, "engine_bursts", (n, chance.choice([5, 50, 200])))]),
+        (2, [(0, "engine_skips_a_number", (n,))]),
+        (2, [(0, "engine_repeats", (n,))]),
+        (1, [(0, "engine_trims", (n, chance.randint(1, 5)))]),
+        (4, [(0, "engine_link_breaks", (n,))]),
+        (3, [(0, "engine_is_out_of_reach", (n,)), (later, "engine_is_in_reach", (n,))]),
+        (3, [(0, "engine_link_stalls", (n, True)), (later, "engine_link_stalls", (n, False))]),
+        (3, [(0, "answer_breaks_off", (n, chance.choice([0, 1, 2, 10]))), (0.01, "engine_link_breaks", (n,))]),
+        (3, [(0, "answer_lacks", (n, chance.randrange(40))), (0.01, "engine_link_breaks", (n,))]),
+        (1, [(0, "answers_are_slow", (n, chance.choice([0.05, 0.5])))]),
+        (3, [(0, "bus_is_killed", ()), (later, "start", ())]),
+        (1, [(0, "second_process", (n % 2 == 0,))]),
+        (1, [(0, "bus_has_descriptors", (chance.choice([3, 8]),)), (later, "bus_has_descriptors", (10**6,))]),
+        (1, [(0, "engine_moves", (n,)), (later, "old_engines_stop", ())]),
+        (1, [(0, "disk_has_room_for", (chance.choice([0, 1, 100, 3000]),)), (later, "disk_has_room_for", (None,))]),
+        (1, [(0, "bus_stops", ()), (later + 3, "start", ())]),
+        (4, [(0, "bus_pauses", (chance.choice([0.3, 3.0, 10.0]),))]),
+        (2, [(0, "bus_is_slow", (chance.choice([0.001, 0.01]),)), (later, "bus_is_slow", (0.00002,))]),
+        (1, [(0, "bus_reloads", ((n,),)), (later, "bus_reloads", ((0, 1, 2),))]),
+        (1, [(0, "clock_steps", (chance.choice([-3600.0, 3600.0, 0.5]),))]),
+        (5, [(0, "join", (chance.choice(["trusting", "checking", "asking", "client"]), n, chance.choice([n, 9])))]),
+        (3, [(0, "router_leaves", (m,))]),
+        (4, [(0, "router_reads", (m, False)), (later, "router_reads", (m, True))]),
+        (4, [(0, "router_link_breaks", (m,))]),
+        (3, [(0, "router_link_holds", (m, False)), (later, "router_link_holds", (m, True))]),
+        (1, [(0, "router_asks_again", (m,))]),
+    ]
+    if disk:
+        makers += [
+            (1, [(0, "power_is_cut", ()), (later, "start", ())]),
+            (1, [(0, "bus_is_killed", ()), (later / 2, "a_bit_flips", (m,)), (later, "start", ())]),
+        ]
+    return chance.choices([entries for _, entries in makers], [weight for weight, _ in makers])[0]
+
+
+def draw(seed: int, rounds: int = 4, *, disk: bool = False) -> list[Entry]:
+    """Return the plan of a seed; ``disk``: the disk loses and falsifies what it keeps, too."""
+    chance = Schedule(seed).chance("plan")
+    plan: list[Entry] = [(0.0, "start", ())]
+    for number, kind in enumerate(["trusting", "checking", "asking", "client"] * 2):
+        plan.append((chance.uniform(0, 3), "join", (kind, number, number)))
+    begin = 0.0
+    for _ in range(rounds):
+        length = chance.choice([3.0, 10.0, 20.0])
+        for _ in range(chance.randint(1, 14)):
+            at = begin + chance.uniform(0, length)
+            plan += [(at + after, name, args) for after, name, args in _faults(chance, disk=disk)]
+        begin += length
+        plan.append((begin, "settle", (chance.choice([0.0, 2.0]),)))
+    plan.sort(key=lambda entry: entry[0])
+    last = max(at for at, name, _ in plan if name == "settle")
+    return [entry for entry in plan if entry[0] <= last]
+
+
+def text(seed: int, plan: list[Entry]) -> str:
+    """Return a plan as a script."""
+    lines = [f"seed {seed}"]
+    lines += [f"{at:.3f} {name}({', '.join(map(repr, args))})" for at, name, args in plan]
+    return "\n".join(lines) + "\n"
+
+
+def parse(script: str) -> tuple[int, list[Entry]]:
+    """Read a script: its seed and its plan."""
+    first, *lines = [line for line in script.splitlines() if line.strip() and not line.startswith("#")]
+    plan: list[Entry] = []
+    for line in lines:
+        at, _, call = line.partition(" ")
+        parsed = ast.parse(call, mode="eval").body
+        assert isinstance(parsed, ast.Call)
+        assert isinstance(parsed.func, ast.Name)
+        plan.append((float(at), parsed.func.id, tuple(ast.literal_eval(arg) for arg in parsed.args)))
+    return int(first.split()[1]), plan
+
+
+def run(seed: int, plan: list[Entry]) -> tuple[World, Exception | None]:
+    """Run a plan; the world as it ended, and what failed."""
+    world = World(seed)
+    try:
+        world.run(plan)
+    except Exception as error:  # noqa: BLE001 - whatever fails, the script is what matters
+        return world, error
+    return world, None
+
+
+def what_failed(error: Exception) -> str:
+    """Return the same for the same failure, whatever the numbers in its text."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else ""
+    letters = "".join(letter for letter in str(error)[:60] if letter.isalpha())
+    return f"{type(error).__name__}:{where}:{letters}"
+
+
+def shrink(seed: int, plan: list[Entry], error: Exception, seconds: float = SHRINK_SECONDS) -> list[Entry]:
+    """Leave out whatever the same failure does not need, larger pieces first."""
+    end = time.monotonic() + seconds
+    kind = what_failed(error)
+    piece = max(1, len(plan) // 2)
+    while piece and time.monotonic() < end:
+        at, shorter = 0, False
+        while at < len(plan) and time.monotonic() < end:
+            fewer = plan[:at] + plan[at + piece :]
+            _, again = run(seed, fewer)
+            if again is not None and what_failed(again) == kind:
+                plan, shorter = fewer, True
+            else:
+                at += piece
+        if not shorter or piece > 1:
+            piece //= 2
+    return plan

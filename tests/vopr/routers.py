@@ -1,0 +1,432 @@
+"""Simulated routers, each with its own reading of the protocol.
+
+``trusting`` takes what comes and looks at no number. ``checking`` does the same, and takes exception to every number
+and event that is not what the protocol promises. ``asking`` asks the replay from 0 when it begins and from the next seq
+at a gap, as Dynamo and llm-d do. ``client`` is kvbus's own sequence machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from kvbus.client.outputs import Ask, Deliver, StopAsking
+from kvbus.client.sequence import Sequence
+from kvbus.client.updates import Lost, Restarted
+from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, REBUILDS
+from tests.doubles.router import PlainSetRouter, events_of
+from tests.vopr.network import End, Network
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+decode = msgspec.msgpack.decode
+
+Key = tuple[int, str, int]
+"""Rank, medium, hash."""
+
+
+class WrongError(AssertionError):
+    """A router was told what the protocol does not allow."""
+
+
+def ready(kind: bytes, identity: bytes = b"") -> bytes:
+    """Return a READY command."""
+    body = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
+    body += b"\x08Identity" + len(identity).to_bytes(4, "big") + identity
+    return bytes([4, len(body)]) + body
+
+
+def message(frames: list[bytes]) -> bytes:
+    """Encode a message of short frames."""
+    last = len(frames) - 1
+    return b"".join(bytes([n < last, len(frame)]) + frame for n, frame in enumerate(frames))
+
+
+class Zmtp:
+    """A router's side of a ZMTP connection, for an honest peer."""
+
+    def __init__(self, received: Callable[[list[bytes]], None], hello: bytes) -> None:
+        self._buffer = bytearray()
+        self._frames: list[bytes] = []
+        self._greeted = False
+        self._received = received
+        self.hello = GREETING + hello
+
+    def feed(self, data: bytes) -> None:
+        """Take in bytes; hand on whole messages."""
+        buffer = self._buffer
+        buffer += data
+        at, size = 0, len(buffer)
+        if not self._greeted:
+            if size < 64:
+                return
+            self._greeted, at = True, 64
+        while size - at >= 2:
+            flags = buffer[at]
+            head = 9 if flags & 2 else 2
+            if size - at < head:
+                break
+            end = at + head + int.from_bytes(buffer[at + 1 : at + head], "big")
+            if end > size:
+                break
+            frame = bytes(buffer[at + head : end])
+            at = end
+            if flags & 4:
+                continue
+            self._frames.append(frame)
+            if not flags & 1:
+                frames, self._frames = self._frames, []
+                self._received(frames)
+        del buffer[:at]
+
+
+class View:
+    """The plainest set of blocks, by rank."""
+
+    def __init__(self) -> None:
+        self.blocks: set[Key] = set()
+
+    def apply(self, payload: bytes) -> None:
+        """Apply a batch."""
+        rank = decode(payload)[2]
+        for event in events_of(payload):
+            kind = event["type"]
+            if kind == "AllBlocksCleared":
+                self.blocks = {key for key in self.blocks if key[0] != rank}
+                continue
+            keys = [(rank, event.get("medium") or "GPU", block) for block in event["block_hashes"]]
+            if kind == "BlockStored":
+                self.blocks.update(keys)
+            else:
+                self.blocks.difference_update(keys)
+
+
+class Router:
+    """A router on one stream: a SUB that connects again and again.
+
+    Args:
+        network: the network.
+        name: of the router, for messages.
+        endpoints: of the live stream and of its replay.
+        host: the router's address.
+    """
+
+    topics: tuple[bytes, ...] = (b"",)
+    identity = b""
+
+    def __init__(self, network: Network, name: str, endpoints: tuple[str, str], host: str) -> None:
+        self.network, self.schedule = network, network.schedule
+        self.name, self.host = name, host
+        self.chance: random.Random = self.schedule.chance(f"router {name}")
+        self.endpoint, self.replay_endpoint = endpoints
+        self.view = View()
+        self.sub: End | None = None
+        self.gone = False
+        self.reading = True
+        self.newest = -1
+        """The highest seq that came live."""
+        self._floor = -1
+        self.numbering_in_doubt = False
+        """A power cut may have taken the numbering with it: the next connection may bring lower seqs."""
+        self._dial()
+
+    # -- the live stream ---------------------------------------------------------------------------------------------
+
+    def _dial(self) -> None:
+        if self.gone or self.sub is not None:
+            return
+        hello = ready(b"SUB") + b"".join(message([b"\x01" + topic]) for topic in self.topics)
+        zmtp = Zmtp(self._live, hello)
+        self.sub = self.network.connect(self.endpoint, self.host, zmtp.feed, self._disconnected)
+        if self.sub is None:
+            self.schedule.after(self.chance.uniform(0.1, 0.5), self._dial)
+            return
+        self.sub.send(zmtp.hello)
+        self.sub.read(on=self.reading)
+        self._floor = self.network.floors.get(self.endpoint, -1)
+        if self.numbering_in_doubt:
+            self.numbering_in_doubt = False
+            self.newest = -1
+            self.numbering_lost()
+        self.connected()
+
+    def _disconnected(self) -> None:
+        self.sub = None
+        self.interrupted()
+        self.schedule.after(self.chance.uniform(0.1, 0.5), self._dial)
+
+    def _live(self, frames: list[bytes]) -> None:
+        if len(frames) != 3 or len(frames[1]) != 8:
+            raise WrongError(f"{self.name}: a message of {len(frames)} frames")
+        seq = int.from_bytes(frames[1], "big")
+        self.schedule.note(frames[1] + frames[2])
+        if seq <= self.newest:
+            raise WrongError(f"{self.name}: seq {seq} after {self.newest}")
+        if seq <= self._floor:
+            raise WrongError(f"{self.name}: seq {seq}, which an earlier process of the bus has used")
+        self.newest = seq
+        seen = self.network.seen
+        seen[self.endpoint] = max(seq, seen.get(self.endpoint, -1))
+        self.live(seq, frames)
+
+    def connected(self) -> None:
+        """A connection stands."""
+
+    def interrupted(self) -> None:
+        """The connection is gone."""
+
+    def live(self, seq: int, frames: list[bytes]) -> None:
+        """Take in a live batch."""
+        del seq
+        self.view.apply(frames[2])
+
+    def numbering_lost(self) -> None:
+        """Seqs may begin anew."""
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def read(self, *, on: bool) -> None:
+        """Read, or stop reading."""
+        self.reading = on
+        if self.sub is not None:
+            self.sub.read(on=on)
+
+    def break_connection(self) -> None:
+        """The live connection breaks, and is made again."""
+        if self.sub is not None:
+            self.sub.close(reset=True)
+            self._disconnected()
+
+    def hold(self, *, up: bool) -> None:
+        """The live link carries nothing, or does again."""
+        if self.sub is not None:
+            self.sub.hold(up=up)
+
+    def leave(self) -> None:
+        """The router ends."""
+        self.gone = True
+        if self.sub is not None:
+            self.sub.close()
+
+    @property
+    def blocks(self) -> set[Key]:
+        """What it holds."""
+        return self.view.blocks
+
+
+class Checking(Router):
+    """Trusts, and takes exception to whatever a router that never asks is not to be told."""
+
+    def __init__(self, *args: Any) -> None:
+        self._last: int | None = None
+        self._strict: dict[int, PlainSetRouter] = {}
+        super().__init__(*args)
+
+    def connected(self) -> None:
+        self._last = None
+
+    def live(self, seq: int, frames: list[bytes]) -> None:
+        batch = decode(frames[2])
+        if self._last is None or seq != self._last + 1:
+            first = batch[1][0] if batch[1] else None
+            kind = first.get("type") if isinstance(first, dict) else first and first[0]
+            if kind != "AllBlocksCleared":
+                raise WrongError(f"{self.name}: seq {seq} after {self._last} and no state")
+            self._strict.clear()
+            self.view.blocks.clear()
+        self._last = seq
+        strict = self._strict.setdefault(batch[2], PlainSetRouter())
+        strict.take(seq, frames[2])
+        if strict.violations:
+            raise WrongError(f"{self.name}: {strict.violations[0]}")
+        super().live(seq, frames)
+
+
+class Asking(Router):
+    """Asks from 0 when it begins, and from the next seq at a gap; live batches wait for the answer."""
+
+    PATIENCE = 3.0
+    """Seconds without a message until it asks again."""
+
+    def __init__(self, *args: Any) -> None:
+        self._next = 0
+        self._held: dict[int, bytes] = {}
+        self._request: End | None = None
+        self._number = 0
+        self._heard = 0.0
+        self._synced = False
+        super().__init__(*args)
+        self._ask()
+
+    def numbering_lost(self) -> None:
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.view = View()
+        self._next = 0
+        self._held.clear()
+        self._synced = False
+        self._ask()
+
+    def live(self, seq: int, frames: list[bytes]) -> None:
+        if seq < self._next:
+            return
+        self._held[seq] = frames[2]
+        if self._synced:
+            self._advance()
+            if self._held and self._request is None:
+                self._ask()
+
+    def _advance(self) -> None:
+        while (payload := self._held.pop(self._next, None)) is not None:
+            self.view.apply(payload)
+            self._next += 1
+
+    def _ask(self) -> None:
+        if self._request is not None:
+            self._request.close()
+            self._request = None
+        if self.gone:
+            return
+        self._number += 1
+        number = self._number
+        self._heard = self.schedule.now
+        zmtp = Zmtp(lambda frames: self._answered(number, frames), ready(b"DEALER", self.identity))
+        self._request = self.network.connect(self.replay_endpoint, self.host, zmtp.feed, lambda: None)
+        if self._request is not None:
+            self._request.send(zmtp.hello + message([b"", self._next.to_bytes(8, "big")]))
+        self.schedule.after(self.PATIENCE, self._late, number)
+
+    def _late(self, number: int) -> None:
+        if number != self._number or self.gone or (self._synced and self._request is None):
+            return
+        if self._request is not None and self.schedule.now - self._heard < self.PATIENCE:
+            self.schedule.after(self.PATIENCE, self._late, number)
+        else:
+            self._ask()
+
+    def _answered(self, number: int, frames: list[bytes]) -> None:
+        if number != self._number or self.gone:
+            return
+        self._heard = self.schedule.now
+        seq_bytes, payload = frames[-2], frames[-1]
+        self.schedule.note(seq_bytes + payload)
+        if seq_bytes == END_SEQ:
+            self._end()
+            return
+        seq = int.from_bytes(seq_bytes, "big")
+        if seq > self._next and self._next:
+            raise WrongError(f"{self.name}: an answer from {seq} on; {self._next} was asked")
+        if seq < self._next:
+            return
+        self.view.apply(payload)
+        self._next = seq + 1
+
+    def _end(self) -> None:
+        if self._request is not None:
+            self._request.close()
+            self._request = None
+        for seq in [seq for seq in self._held if seq < self._next]:
+            del self._held[seq]
+        self._synced = True
+        self._advance()
+        if self._held:  # an answer with a hole, or END alone: the stream goes on with what the subscription has brought
+            self._next = min(self._held)
+            self._advance()
+        if self._held:
+            self._ask()
+
+    def ask_again(self) -> None:
+        """It restarts."""
+        if self.sub is not None:
+            self.sub.close()
+            self._disconnected()
+        self._begin_anew()
+
+    def leave(self) -> None:
+        super().leave()
+        if self._request is not None:
+            self._request.close()
+
+
+class Client(Router):
+    """kvbus's own sequence machine, on simulated sockets."""
+
+    topics = (b"", ASKS_REPLAY)
+    identity = REBUILDS + b"vopr"
+
+    def __init__(self, *args: Any) -> None:
+        self.sequence = Sequence()
+        self._request: End | None = None
+        self._number = 0
+        self._timer = 0
+        super().__init__(*args)
+        self._follow(self.sequence.open(self.schedule.now))
+
+    def connected(self) -> None:
+        self._follow(self.sequence.connected(self.schedule.now))
+
+    def interrupted(self) -> None:
+        self._follow(self.sequence.interrupted())
+
+    def live(self, seq: int, frames: list[bytes]) -> None:
+        del seq
+        self._follow(self.sequence.live(frames[0], frames[1], frames[2], self.schedule.now))
+
+    def _follow(self, outputs: list[Any]) -> None:
+        for output in outputs:
+            if isinstance(output, Deliver):
+                self.view.apply(output.payload)
+            elif isinstance(output, Ask):
+                self._ask(output.start)
+            elif isinstance(output, StopAsking):
+                self._stop()
+            elif isinstance(output, Lost | Restarted):
+                self.view = View()
+        deadline = self.sequence.deadline
+        if deadline is not None:
+            self._timer += 1
+            self.schedule.at(deadline, self._tick, self._timer)
+
+    def _tick(self, timer: int) -> None:
+        if timer == self._timer and not self.gone:
+            self._follow(self.sequence.tick(self.schedule.now))
+
+    def _stop(self) -> None:
+        self._number += 1
+        if self._request is not None:
+            self._request.close()
+            self._request = None
+
+    def _ask(self, start: int) -> None:
+        self._stop()
+        number = self._number
+        zmtp = Zmtp(lambda frames: self._answered(number, frames), ready(b"DEALER", self.identity))
+        self._dial_replay(number, zmtp, start)
+
+    def _dial_replay(self, number: int, zmtp: Zmtp, start: int) -> None:
+        if number != self._number or self.gone:
+            return
+        self._request = self.network.connect(self.replay_endpoint, self.host, zmtp.feed, lambda: None)
+        if self._request is None:
+            self.schedule.after(0.1, self._dial_replay, number, zmtp, start)
+        else:
+            self._request.send(zmtp.hello + message([b"", start.to_bytes(8, "big")]))
+
+    def _answered(self, number: int, frames: list[bytes]) -> None:
+        if number != self._number or self.gone:
+            return
+        if frames[-2] == END_SEQ:
+            self._stop()
+            self._follow(self.sequence.replay_ended(self.schedule.now))
+        else:
+            self._follow(self.sequence.replayed(b"", frames[-2], frames[-1], self.schedule.now))
+
+    def leave(self) -> None:
+        super().leave()
+        self._stop()
+
+
+KINDS: dict[str, type[Router]] = {"trusting": Router, "checking": Checking, "asking": Asking, "client": Client}

@@ -1,0 +1,368 @@
+"""A world: engines, one bus, routers, and everything that can go wrong, each as a method with plain arguments.
+
+A plan is a list of entries: a time, the name of such a method, its arguments. Between them the world runs by itself.
+:meth:`World.settle` ends all faults, waits until every router holds exactly what its engine does, and fails if that
+takes longer than the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvbus.core.sequencing.settings import State
+from kvbus.core.source import Source
+from kvbus.daemon.daemon import Daemon
+from tests.doubles.accounting import all_accounted_for
+from tests.vopr.bus import Bus, Setup, simulated
+from tests.vopr.engines import Directory, EngineNode
+from tests.vopr.network import Network
+from tests.vopr.process import COST, DESCRIPTORS
+from tests.vopr.routers import KINDS, Asking, Key, Router, WrongError
+from tests.vopr.schedule import Schedule
+
+Entry = tuple[float, str, tuple[Any, ...]]
+"""Seconds since the beginning (quiescences not counted), the name of a method, its arguments."""
+
+BLOCK = 64
+"""Bytes that a block counts as, where retained memory is compared with what engines have sent."""
+
+KEPT = 20_000
+KEPT_OF_A_BYTE = 4
+"""What a bus may keep, by its own measures: so many bytes, and so many for each byte that it was sent."""
+
+BOUND = 60.0
+"""Virtual seconds from the end of the last fault until every router is exact."""
+
+
+class World:
+    """Everything there is.
+
+    Args:
+        seed: of the setup, and of every chance that is not in the plan.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.schedule = schedule = Schedule(seed)
+        self.network = Network(schedule)
+        self.directory = Directory()
+        self.setup = Setup(schedule.chance("setup"))
+        self.bus = Bus(schedule, self.network, self.setup, self._failed)
+        self.bus.after_turn = self._look
+        self.engines = [
+            EngineNode(schedule, f"engine{number}", kind, rank, self.setup.buffer, self.setup.hwm)
+            for number, (kind, rank) in enumerate(zip(self.setup.engines, self.setup.ranks, strict=True))
+        ]
+        for node in self.engines:
+            self.directory.nodes[node.name] = node
+        self.routers: list[tuple[tuple[int, int], Router]] = []
+        self.times: list[tuple[float, frozenset[str]]] = []
+        """Of each quiescence: the seconds until all was exact, and the faults before it."""
+        self._faults: set[str] = set()
+        self._joined = 0
+        self._reloaded = False
+        self._moves = 0
+        self.old: list[EngineNode] = []
+        self._turns = 0
+        self._sent_before = 0
+        self._errors: list[BaseException] = []
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(self, plan: Iterable[Entry]) -> None:
+        """Carry out a plan. It raises whatever is wrong."""
+        with simulated(self.schedule, self.network, self.directory, self.setup):
+            try:
+                begun = self.schedule.now
+                for at, name, args in plan:
+                    self.schedule.run_until(max(self.schedule.now, begun + at))
+                    before = self.schedule.now
+                    getattr(self, name)(*args)
+                    begun += self.schedule.now - before
+                    if name not in ("settle", "start", "join"):
+                        self._faults.add(name)
+            finally:
+                self.bus.kill()
+
+    def _failed(self, message: str, error: BaseException | None) -> None:
+        self._errors.append(error or WrongError(message))
+
+    def _look(self) -> None:
+        """What holds after each turn of the bus."""
+        if self._errors:
+            raise self._errors[0]
+        daemon = self.bus.daemon
+        if daemon is None:
+            return
+        for source in daemon.relay.present:
+            all_accounted_for(source)
+        self._turns += 1
+        if self._turns % 50 == 0:
+            self._look_at_memory(daemon)
+
+    def _look_at_memory(self, daemon: Daemon) -> None:
+        """All that is kept is within its limits, and in proportion to what engines have sent."""
+        kept = 0
+        for source in daemon.relay.present:
+            settings, held = source.spec.settings, source.sequencer.held
+            assert len(held) <= settings.reorder_batches + 1, "batches held"  # and the very next one
+            kept += held.bytes + BLOCK * source.normalizer.entries
+        sent = sum(node.sent for node in (*self.engines, *self.old)) + self._sent_before
+        for output in daemon.relay.outputs:
+            for stream in output.streams:
+                journal = stream.journal
+                assert len(journal) <= journal.max_batches, "batches in the journal"
+                assert journal.bytes <= journal.max_bytes or len(journal) == 1, "bytes in the journal"
+                kept += journal.bytes
+        for driver in daemon.outputs.drivers:
+            for live in driver._live.values():  # type: ignore[attr-defined]  # noqa: SLF001
+                ring = live._ring  # noqa: SLF001
+                assert ring.bytes <= ring._max_bytes or ring.end - ring.first == 1, "bytes in the ring"  # noqa: SLF001
+                assert ring.end - ring.first <= ring._max_batches, "batches in the ring"  # noqa: SLF001
+                kept += ring.bytes
+        assert kept <= KEPT + KEPT_OF_A_BYTE * sent, f"{kept} bytes are kept of {sent}"
+
+    # -- engines -----------------------------------------------------------------------------------------------------
+
+    def _node(self, number: int) -> EngineNode:
+        return self.engines[number % len(self.engines)]
+
+    def engine_stops(self, number: int) -> None:
+        self._node(number).stop()
+
+    def engine_starts(self, number: int) -> None:
+        self._node(number).start()
+
+    def engine_rate(self, number: int, rate: float) -> None:
+        self._node(number).rate = rate
+
+    def engine_bursts(self, number: int, batches: int) -> None:
+        node = self._node(number)
+        for _ in range(batches if node.running else 0):
+            node.publish(node._changes())  # noqa: SLF001
+
+    def engine_skips_a_number(self, number: int) -> None:
+        self._node(number).engine.seq += 1
+
+    def engine_repeats(self, number: int) -> None:
+        self._node(number).publish_again()
+
+    def engine_trims(self, number: int, keep: int) -> None:
+        engine = self._node(number).engine
+        engine.buffer = engine.buffer[-keep:]
+
+    def engine_moves(self, number: int) -> None:
+        """Its name is another engine's from now on; who is connected stays with the one before."""
+        number %= len(self.engines)
+        old = self.engines[number]
+        self._moves += 1
+        name = f"{old.name.partition(' ')[0]} {self._moves}"
+        new = EngineNode(self.schedule, name, old.engine.kind, old.engine.rank, self.setup.buffer, self.setup.hwm)
+        self.engines[number] = self.directory.nodes[f"engine{number}"] = new
+        self.old.append(old)
+
+    def old_engines_stop(self) -> None:
+        """Those that stood on after their names had moved."""
+        for node in self.old:
+            node.stop()
+            node.rate = 0.0
+            self._sent_before += node.sent
+        self.old.clear()
+
+    def engine_link_breaks(self, number: int) -> None:
+        self._node(number).disconnect()
+
+    def engine_is_out_of_reach(self, number: int) -> None:
+        node = self._node(number)
+        node.reachable = False
+        node.disconnect()
+
+    def engine_is_in_reach(self, number: int) -> None:
+        self._node(number).reachable = True
+
+    def engine_link_stalls(self, number: int, stalled: bool) -> None:
+        self._node(number).stall(stalled=stalled)
+
+    def answer_breaks_off(self, number: int, messages: int) -> None:
+        self._node(number).break_answer = messages
+
+    def answer_lacks(self, number: int, message: int) -> None:
+        self._node(number).drop_of_answer = message
+
+    def answers_are_slow(self, number: int, pace: float) -> None:
+        self._node(number).answer_pace = pace
+
+    # -- the bus -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.bus.start()
+
+    def bus_is_killed(self) -> None:
+        self.bus.kill()
+
+    def bus_stops(self) -> None:
+        self.bus.stop()
+
+    def power_is_cut(self) -> None:
+        self.bus.kill()
+        self.bus.platter.power_cut()
+        self.network.seen.clear()
+        for _, router in self.routers:
+            router.numbering_in_doubt = True
+
+    def a_bit_flips(self, number: int) -> None:
+        self.bus.platter.flip_a_bit(number)
+
+    def disk_has_room_for(self, size: int | None) -> None:
+        self.bus.platter.room = size
+
+    def second_process(self, elsewhere: bool) -> None:
+        elsewhere = elsewhere and self.setup.settings["state_dir"] is not None
+        if self.bus.running and self.bus.second(elsewhere=elsewhere):
+            raise WrongError("two processes have the same state")
+
+    def bus_pauses(self, seconds: float) -> None:
+        if self.bus.loop is not None:
+            self.bus.loop.pause(seconds)
+
+    def bus_is_slow(self, cost: float) -> None:
+        if self.bus.loop is not None:
+            self.bus.loop.cost = cost
+
+    def bus_reloads(self, sources: tuple[int, ...]) -> None:
+        if self.bus.running:
+            self._reloaded = True
+            self.bus.sources = sorted({number % len(self.engines) for number in sources})
+            self.bus.reload()
+
+    def bus_has_descriptors(self, most: int) -> None:
+        if self.bus.loop is not None:
+            self.bus.loop.max_descriptors = most
+
+    def clock_steps(self, seconds: float) -> None:
+        self.schedule.wall_offset += seconds
+
+    # -- routers -----------------------------------------------------------------------------------------------------
+
+    def join(self, kind: str, stream: int, host: int) -> None:
+        """A router comes."""
+        places = [(0, slot) for slot in range(len(self.engines))]
+        if len(self.setup.outputs) > 1:
+            places.append((1, 0))
+        place = places[stream % len(places)]
+        self._joined += 1
+        name = f"{kind} {self._joined} on {place}"
+        router = KINDS[kind](self.network, name, self.setup.endpoints(*place), f"10.0.0.{host}")
+        self.routers.append((place, router))
+
+    def _router(self, number: int) -> Router | None:
+        return self.routers[number % len(self.routers)][1] if self.routers else None
+
+    def router_leaves(self, number: int) -> None:
+        if len(self.routers) > 2:
+            self.routers.pop(number % len(self.routers))[1].leave()
+
+    def router_reads(self, number: int, on: bool) -> None:
+        if router := self._router(number):
+            router.read(on=on)
+
+    def router_link_breaks(self, number: int) -> None:
+        if router := self._router(number):
+            router.break_connection()
+
+    def router_link_holds(self, number: int, up: bool) -> None:
+        if router := self._router(number):
+            router.hold(up=up)
+
+    def router_asks_again(self, number: int) -> None:
+        router = self._router(number)
+        if isinstance(router, Asking):
+            router.ask_again()
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Every fault is over."""
+        self.old_engines_stop()
+        for node in self.engines:
+            node.start()
+            node.reachable = True
+            node.stall(stalled=False)
+            node.break_answer = node.drop_of_answer = None
+            node.answer_pace = 0.0005
+        self.bus.platter.room = None
+        if self.bus.loop is None:
+            self.bus.start()
+        if self.bus.loop is not None:
+            self.bus.loop.cost = COST
+            self.bus.loop.max_descriptors = DESCRIPTORS
+        for _, router in self.routers:
+            router.hold(up=True)
+            router.read(on=True)
+
+    def settle(self, rate: float) -> None:
+        """Every fault ends, engines publish so many batches a second, and soon every router is exact."""
+        self.heal()
+        for node in self.engines:
+            node.publish(node._changes())  # noqa: SLF001
+            node.rate = max(rate, 2.0) if node.engine.kind == "deaf" else rate  # else the lost tail is unknown
+        loop = self.bus.loop
+        begun = max(self.schedule.now, 0.0 if loop is None else loop.busy_until)  # a pause is over when it is over
+        while True:
+            self.schedule.run_until(self.schedule.now + 0.25)
+            if self.bus.loop is None:
+                self.bus.start()  # a service manager would
+            wrong = self._wrong()
+            if not wrong:
+                break
+            if self.schedule.now - begun > BOUND:
+                raise WrongError(f"{BOUND:.0f} s after the last fault: {wrong}")
+        self.times.append((max(0.0, self.schedule.now - begun), frozenset(self._faults)))
+        self._faults.clear()
+        for node in self.engines:
+            node.rate = 10.0
+
+    def _wrong(self) -> str:
+        """What is not as it should be; empty if everything is."""
+        daemon = self.bus.daemon
+        if not self.bus.running or daemon is None:
+            return "the bus does not run"
+        for number in self.bus.sources:
+            source, node = daemon.relay.sources[number], self.engines[number]
+            if source.state is not State.LIVE or source.sequencer.pending:
+                return f"{node.name} is {source.state}, {source.sequencer.pending} pending"
+            engine = node.engine
+            whole = engine.kind != "deaf" and [seq for seq, _ in engine.buffer] == list(range(engine.seq))
+            if whole and source.partial and not source.normalizer.full:
+                return f"{node.name} could be known and is partial"
+        for place, router in self.routers:
+            wrong = self._of_router(place, router, daemon.relay.sources, daemon.relay.outputs)
+            if wrong:
+                return f"{router.name}: {wrong}"
+        return ""
+
+    def _of_router(self, place: tuple[int, int], router: Router, sources: list[Source], outputs: Any) -> str:
+        if place[0] == 0 and place[1] not in self.bus.sources:
+            return ""
+        output = outputs[place[0]]
+        expected: set[Key] = set()
+        free: set[Key] = set()
+        for number in self.bus.sources if output.merged else [place[1]]:
+            source, engine = sources[number], self.engines[number].engine
+            rank = output.rank_of(number, source)
+            known = {"GPU", *source.normalizer.media}
+            truth = {(rank, medium, block) for (medium, block), count in engine.truth.items() if count}
+            if source.partial:
+                free |= truth
+            else:
+                expected |= {key for key in truth if key[1] in known}
+                free |= {key for key in truth if key[1] not in known}
+        found = router.blocks
+        if output.merged and self._reloaded:
+            # a source that is left out while the bus is down is cleared by nobody on a merged stream
+            found = {key for key in found if key[0] in {output.rank_of(n, sources[n]) for n in self.bus.sources}}
+        if found - expected - free:
+            return f"blocks too many: {sorted(found - expected - free)}"
+        if expected - found:
+            return f"blocks too few: {sorted(expected - found)}"
+        return ""
