@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,8 +12,11 @@ import zmq
 
 from kvbus.core.types import Refused
 from kvbus.transport.monitor import ConnectionMonitor
-from kvbus.transport.pump import Handler, Pump
+from kvbus.transport.pump import Handler, Pump, waiting
 from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, attach_again, make_socket, rebuilding_id
+
+BACKLOG_S: Final = 10.0
+"""Seconds for which a change of the connection waits for batches received before it; see :class:`LiveStream`."""
 
 LOOK_AGAIN: Final = 0.05
 """Seconds between two looks at an aborted request, while parts of its answer still wait to be read."""
@@ -45,6 +49,10 @@ class Events:
 class LiveStream:
     """The subscription to one engine publisher.
 
+    Batches and connections come from libzmq on two sockets. When an engine dies, its last batches may still wait to be
+    read. They are of the old connection, so its loss is reported after them, once the queue has been empty or after
+    :data:`BACKLOG_S` seconds.
+
     Args:
         context: the process's ZeroMQ context.
         endpoint: the publisher's live endpoint.
@@ -70,8 +78,11 @@ class LiveStream:
         socket = make_socket(context, zmq.SUB)
         self._endpoint = endpoint
         self._events = events
+        self._changes: deque[bool] = deque()
+        self._changed_at = 0.0
+        self._loop = asyncio.get_running_loop()
         self._monitor = ConnectionMonitor(
-            socket, events.connection, refused=events.refused, abandoned=None if bind else self._revive
+            socket, self._changed, refused=events.refused, abandoned=None if bind else self._revive
         )
         try:
             policy.put_on(socket, bind=bind)
@@ -82,7 +93,20 @@ class LiveStream:
             self._monitor.close()
             socket.close()
             raise
-        self._pump = Pump(socket, events.message, events.drained)
+        self._pump = Pump(socket, events.message, self._drained)
+
+    def _changed(self, up: bool) -> None:
+        if not self._changes:
+            self._changed_at = self._loop.time()
+        self._changes.append(up)
+        self._pump.kick()
+
+    def _drained(self) -> None:
+        if self._changes and (not waiting(self._pump.socket) or self._loop.time() - self._changed_at >= BACKLOG_S):
+            while self._changes:
+                self._events.connection(self._changes.popleft())
+        if self._events.drained is not None:
+            self._events.drained()
 
     def _revive(self, stood: bool) -> None:
         """Connect again where libzmq has abandoned the endpoint."""

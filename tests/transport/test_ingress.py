@@ -8,6 +8,7 @@ import zmq
 
 from kvbus.core.wire.frames import replay_request
 from kvbus.errors import BindError
+from kvbus.transport import ingress
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from tests.ports import free_port
@@ -61,6 +62,34 @@ async def test_an_engine_that_comes_later_and_again(context):
         await eventually(lambda: said[-1] is False, "the engine's end")
         assert said == [True, False] * 2
         assert got == [[b"", u64(0), b"first life"], [b"", u64(0), b"second life"]]
+
+
+@both_loops
+@pytest.mark.parametrize("patience", [60.0, 0.0])
+async def test_batches_received_before_the_connection_was_lost_come_first(context, monkeypatch, patience):
+    """An engine dies with thousands of its batches in kvbus's queue. They are waited for, and not for ever."""
+    monkeypatch.setattr(ingress, "BACKLOG_S", patience)
+    where, batches = endpoint(), 20_000
+    happened: list[Any] = []
+    engine = EnginePublisher(where, None, bind=True)
+
+    def message(frames: list[bytes]) -> None:
+        if len(happened) == 1:
+            engine.close(linger=60)  # it has sent everything, and is gone before the second batch is read
+        happened.append(frames[2])
+
+    stream = LiveStream(context, where, bind=False, topics=[b""], events=Events(message, happened.append))
+    try:
+        async with engine:
+            await engine.wait_for_subscriber(60)
+            await eventually(lambda: happened == [True], "the connection")
+            for n in range(batches):
+                engine.publish(b"%d" % n)
+            await eventually(lambda: len(happened) == batches + 2, "every batch, and that the connection is lost")
+    finally:
+        stream.close()
+        await turns()
+    assert (happened.index(False) == batches + 1) == (patience > 0)
 
 
 @both_loops
