@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from kvbus.core.outputs.output import NewStream
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.source import SourceSpec
 from kvbus.core.types import CacheReset, Refused
 
@@ -128,6 +130,14 @@ class SnapshotAsked(msgspec.Struct, gc=False):
     frames: list[bytes]
 
 
+class AnswerPulled(msgspec.Struct, frozen=True):
+    """A router can take more of an answer: the last of the commands is the :class:`~kvbus.core.commands.SendPart`."""
+
+    output: int
+    stream: int
+    answer: ReplayAnswer | SnapshotAnswer
+
+
 class Subscribed(msgspec.Struct, frozen=True):
     """These routers need the state of a stream: they have just subscribed, or batches for them were dropped.
 
@@ -173,6 +183,7 @@ RelayEvent = (
     | RequestSent
     | ReplayAsked
     | SnapshotAsked
+    | AnswerPulled
     | Subscribed
     | ClearsEveryTier
     | Tick

@@ -23,6 +23,7 @@ from kvbus.core.commands import (
     RequestSnapshot,
 )
 from kvbus.core.events import (
+    AnswerPulled,
     BatchReceived,
     CacheResetTried,
     ClearsEveryTier,
@@ -96,6 +97,7 @@ class Relay:
             CacheResetTried: self._cache_reset_tried,
             ReplayAsked: self._out.asked,
             SnapshotAsked: self._out.snapshot_asked,
+            AnswerPulled: self._out.pulled,
             Subscribed: self._out.subscribed,
             ClearsEveryTier: self._clears_every_tier,
             Tick: self._tick,

@@ -24,6 +24,7 @@ from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon import state_store as statestore
 from kvbus.daemon.state_store import StateStore
+from tests.doubles.answers import reading
 from tests.doubles.router import PlainSetRouter
 from tests.typed import there
 
@@ -88,7 +89,7 @@ class Process:
 
     def kill(self) -> None:
         """What the kernel has is what there is: nothing is closed in order."""
-        self.relay.records = None
+        self.relay.keep_records(keep=False)
         self.store.close()
 
 
@@ -414,7 +415,7 @@ def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_
         stream.journal.append(seq, there(long.at(long.position(seq))).payload)
     (command,) = process.relay.handle(ReplayAsked(0, 0, [b"id", b"", (3).to_bytes(8, "big")]), 1.0)
     assert isinstance(command, AnswerReplay)
-    assert command.answer.next_message() is not None
+    assert reading(lambda event: process.relay.handle(event, 1.0), command).next_message() is not None
     process.publish(2)
     process.kill()
     again = Process(tmp_path)
@@ -424,9 +425,10 @@ def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_
     (command,) = again.relay.handle(ReplayAsked(0, 0, [b"id", b"", (4).to_bytes(8, "big")]), 1.0)
     assert isinstance(command, AnswerReplay)
     router = PlainSetRouter()
-    while (message := command.answer.next_message()) is not None and message[-2] != END_SEQ:
+    answer = reading(lambda event: again.relay.handle(event, 1.0), command)
+    while (message := answer.next_message()) is not None and message[-2] != END_SEQ:
         router.apply(int.from_bytes(message[-2], "big"), message[-1])
-    assert command.answer.outcome == "compacted"
+    assert answer.outcome == "compacted"
     assert {block for _, _, block in router.blocks} == again.blocks
     assert router.violations == []
 

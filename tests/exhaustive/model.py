@@ -177,7 +177,7 @@ class Model:
 
     def checking_reads(self) -> None:
         """the router that checks reads one message of its answer"""
-        self.checking.read_answer(self.bus)
+        self.checking.read_answer(self.bus, self.now)
 
     def checking_goes_on(self) -> None:
         """the router that checks reads again"""
