@@ -44,6 +44,12 @@ def message(frames: list[bytes]) -> bytes:
     return b"".join(bytes([n < last, len(frame)]) + frame for n, frame in enumerate(frames))
 
 
+def begins_with_clear(payload: bytes) -> bool:
+    """Whether a batch is the beginning of a state."""
+    events = events_of(payload)
+    return bool(events) and events[0]["type"] == "AllBlocksCleared"
+
+
 class Zmtp:
     """A router's side of a ZMTP connection, for an honest peer."""
 
@@ -255,9 +261,7 @@ class Checking(Router):
     def live(self, seq: int, frames: list[bytes]) -> None:
         batch = decode(frames[2])
         if self._last is None or seq != self._last + 1:
-            first = batch[1][0] if batch[1] else None
-            kind = first.get("type") if isinstance(first, dict) else first and first[0]
-            if kind != "AllBlocksCleared":
+            if not begins_with_clear(frames[2]):
                 raise WrongError(f"{self.name}: seq {seq} after {self._last} and no state")
             self._strict.clear()
             self.view.clear()
@@ -298,10 +302,23 @@ class Asking(Router):
         if seq < self._next:
             return
         self._held[seq] = frames[2]
-        if self._synced:
-            self._advance()
-            if self._held and self.request is None:
-                self._ask()
+        if self._synced and self.request is None:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._advance()
+        if self._held:
+            self._ask()
+
+    def break_answer(self) -> None:
+        """It notices, and goes on with what is live, unless that shows a gap."""
+        super().break_answer()
+        if self.request is not None and self._synced:
+            self.request = None
+            self._number += 1
+            for seq in [seq for seq in self._held if seq < self._next]:
+                del self._held[seq]
+            self._go_on()
 
     def _advance(self) -> None:
         while (payload := self._held.pop(self._next, None)) is not None:
@@ -341,7 +358,7 @@ class Asking(Router):
             self._end()
             return
         seq = int.from_bytes(seq_bytes, "big")
-        if seq > self._next and self._next:
+        if seq > self._next and self._next and not begins_with_clear(payload):
             raise WrongError(f"{self.name}: an answer from {seq} on; {self._next} was asked")
         if seq < self._next:
             return
@@ -358,9 +375,7 @@ class Asking(Router):
         self._advance()
         if self._held:  # an answer with a hole, or END alone: the stream goes on with what the subscription has brought
             self._next = min(self._held)
-            self._advance()
-        if self._held:
-            self._ask()
+            self._go_on()
 
     def ask_again(self) -> None:
         """It restarts."""
