@@ -13,15 +13,16 @@ from typing import Any, Final, Protocol
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from kvbus.admin import routers, views
 from kvbus.admin.access import Access, how_to_get_in
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.page import status_page
+from kvbus.admin.views import router_json, source_json
 from kvbus.config import Config, SourceStream
 from kvbus.core.relay import Relay
-from kvbus.core.stats import HttpRefusal, ProcessStats
+from kvbus.core.stats import HttpRefusal, OutputStats, ProcessStats
 from kvbus.errors import BindError
 from kvbus.telemetry.metrics import CONTENT_TYPE, Exposition
+from kvbus.telemetry.readings import Driver, LiveBlocks, read_routers, read_source
 
 log = logging.getLogger("kvbus.admin.http")
 
@@ -44,8 +45,12 @@ class Observed(Protocol):
     started: bool
 
     @property
-    def drivers(self) -> Sequence[routers.Driver]:
+    def drivers(self) -> Sequence[Driver]:
         """Of each output, what knows its routers."""
+
+    @property
+    def output_stats(self) -> Sequence[OutputStats]:
+        """What each driver counts."""
 
 
 class AdminServer:
@@ -161,10 +166,17 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _sources(self, _request: web.Request) -> web.Response:
-        return web.json_response(views.sources_json(self._observed.relay, self._observed.streams))
+        relay, streams = self._observed.relay, self._observed.streams
+        return web.json_response(
+            [
+                source_json(read_source(relay.sources[slot]), stream.endpoint, stream.replay_endpoint)
+                for slot, stream in sorted(streams.items())
+            ]
+        )
 
     async def _routers(self, _request: web.Request) -> web.Response:
-        return web.json_response(routers.routers_json(self._observed.relay, self._observed.drivers))
+        readings = read_routers(self._observed.relay, self._observed.drivers)
+        return web.json_response([router_json(output, router) for output, router in readings])
 
     async def _blocks(self, request: web.Request) -> web.StreamResponse:
         name = request.query.get("source")
@@ -178,7 +190,7 @@ class AdminServer:
         process.http_dumps += 1
         try:
             # copying each source's state at one moment is cheap; the text takes time, so write it in parts
-            lines = itertools.chain.from_iterable([views.LiveBlocks(source).lines() for source in sources])
+            lines = itertools.chain.from_iterable([LiveBlocks(source).lines() for source in sources])
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
             # stop if the client reads nothing, or is gone

@@ -1,27 +1,18 @@
-"""The content of ``/sources`` and ``/blocks``, as plain data."""
+"""The content of ``/sources`` and ``/routers``, as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvbus.config import SourceStream
-from kvbus.core.blocks.announce import group_of, out_parent
-from kvbus.core.blocks.index import Chunk, Index, TableKey
-from kvbus.core.missing import missing
-from kvbus.core.relay import Relay
-from kvbus.core.source import Source
-from kvbus.core.types import Hash, printable
-from kvbus.telemetry.table import queue_depth
+from kvbus.core.stats import RouterView
+from kvbus.telemetry.readings import SourceReading
 
 
-def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
+def source_json(source: SourceReading, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
     """Return one entry of ``/sources``."""
-    sequencer, stats = source.sequencer, source.stats
-    media = {} if source.expired else source.normalizer.index.media()
-    why = missing(source)
+    stats, why = source.stats, source.missing
     return {
-        "name": source.spec.label,
+        "name": source.name,
         "rank": source.rank,
         "endpoint": endpoint,
         "replay_endpoint": replay_endpoint,
@@ -31,12 +22,13 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
         "partial_reason": why.reason if why else None,
         "missing_before": why.before if why else None,
         "heals": why.heals if why else None,
-        "epoch": sequencer.epoch,
-        "last_seq": sequencer.next - 1,
-        "dialect": source.dialect.name,
-        "block_size": source.normalizer.block_size,
-        "queue_depth": queue_depth(source),
-        "unverified": len(sequencer.unverified),
+        "remarks": list(source.remarks.values()),
+        "epoch": source.epoch,
+        "last_seq": source.last_seq,
+        "dialect": source.dialect,
+        "block_size": source.block_size,
+        "queue_depth": source.queue_depth,
+        "unverified": source.unverified,
         "counts": {
             "batches": stats.batches,
             "bytes": stats.bytes,
@@ -47,60 +39,31 @@ def source_json(source: Source, endpoint: str, replay_endpoint: str | None) -> d
             "missing": stats.missing,
             "recovered": stats.recovered,
             "lost": stats.lost,
-            "pending": sequencer.pending,
+            "pending": source.pending,
             "duplicates": stats.duplicates,
             "restarts": stats.restarts,
             "rejected": {str(reason): n for reason, n in stats.rejected.items()},
             "filtered": {str(reason): n for reason, n in stats.filtered.items()},
         },
-        "blocks": {medium: count for medium, count in media.items() if count},
+        "blocks": {medium: count for medium, count in source.blocks.items() if count},
     }
 
 
-def sources_json(relay: Relay, streams: Mapping[int, SourceStream]) -> list[dict[str, Any]]:
-    """Return the body of ``/sources``, by slot."""
-    return [
-        source_json(relay.sources[slot], stream.endpoint, stream.replay_endpoint)
-        for slot, stream in sorted(streams.items())
-    ]
-
-
-class LiveBlocks:
-    """The live blocks of a source at one moment; later batches do not change them. It copies dictionaries only."""
-
-    def __init__(self, source: Source) -> None:
-        self.label = source.spec.label
-        self.rank = source.rank
-        # routers hold no block of an expired source
-        self.index = Index() if source.expired else source.normalizer.index.copy()
-        self._copies = {key: table.copies.copy() for key, table in source.normalizer.index.tables.items()}
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of ``/blocks``: one live block each, as routers know it, parents first on each medium."""
-        seen: set[tuple[TableKey, Hash]] = set()
-        for key, chunk, a, b in self.index.snapshot():
-            copies = self._copies[key]
-            tokens = chunk.token_list()
-            names, pieces = chunk.reblocked() if chunk.derived is not None else (chunk.hashes, 1)
-            size = chunk.block_size // pieces
-            for at in range(a * pieces, b * pieces):
-                if chunk.derived is not None:
-                    if (key, names[at]) in seen:
-                        continue  # two nodes may cover one page: routers know it by one hash, as one block
-                    seen.add((key, names[at]))
-                yield {
-                    "source": self.label,
-                    "rank": self.rank,
-                    "hash": printable(names[at]),
-                    "parent": printable(names[at - 1] if at else self._parent(chunk)),
-                    "medium": chunk.meta.medium,
-                    "group_idx": key[0],
-                    "block_size": size,
-                    "token_ids": tokens[at * size : (at + 1) * size],
-                    "copies": 1 + copies.get(chunk.hashes[at // pieces], 0),
-                }
-
-    def _parent(self, chunk: Chunk) -> Hash | None:
-        if chunk.derived is not None:
-            return chunk.out_parent
-        return out_parent(self.index, group_of(chunk), chunk.parent)
+def router_json(output: str, router: RouterView) -> dict[str, Any]:
+    """Return one entry of ``/routers``."""
+    return {
+        "output": output,
+        "stream": router.stream,
+        "peer": router.peer,
+        "since": router.since,
+        "topics": router.topics,
+        "subscriptions": router.subscriptions,
+        "state": router.state,
+        "state_sent": {"count": router.states_sent, "at": router.state_sent_at},
+        "queued": router.queued_batches,
+        "bytes": router.queued_bytes,
+        "behind_seconds": round(router.behind_seconds, 3),
+        "dropped": {"batches": router.dropped_batches, "events": router.dropped_events},
+        "left": router.left,
+        "left_at": router.left_at,
+    }

@@ -15,11 +15,12 @@ from msgspec import UNSET, UnsetType, structs
 from kvbus.core.blocks.index import Chunk, Index, Meta, Rest, Table, TableKey, live_runs, set_of_chunks
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source
-from kvbus.core.write_ahead_log import StateError, decoded
+from kvbus.core.write_ahead_log import StateError
 
 CHUNKS_PER_RECORD: Final = 256
 
 _encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 def dump(relay: Relay) -> Iterator[bytes]:
@@ -109,7 +110,10 @@ class Loader:
         Raises:
             StateError: it belongs to another version or another configuration.
         """
-        record = decoded(blob)
+        try:
+            record = _decode(blob)
+        except msgspec.DecodeError as error:
+            raise StateError(str(error)) from error
         kind = record[0] if record else None
         try:
             if kind == "head":

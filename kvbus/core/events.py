@@ -2,7 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+
+from kvbus.core.outputs.output import NewStream
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.snapshot import SnapshotAnswer
+from kvbus.core.source import SourceSpec
+from kvbus.core.types import CacheReset, Refused
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The relay begins, with no state of a former process; before all other events.
+
+    ``wall`` is the time of day, as in :class:`Tick`.
+    """
+
+    wall: float = 0.0
+
+
+class SourcePlaced(msgspec.Struct, frozen=True):
+    """A source is put into a slot; one that was there is gone. All others go on as if nothing had happened.
+
+    ``streams`` says for each output how the slot's own stream is to be; a merged output has none. The numbering of a
+    slot goes on, whichever source has it.
+    """
+
+    source: int
+    spec: SourceSpec
+    streams: Sequence[NewStream]
+
+
+class SourceRemoved(msgspec.Struct, frozen=True):
+    """A source is taken away: its blocks are cleared downstream, and its slot is free."""
+
+    source: int
 
 
 class SourceUp(msgspec.Struct, frozen=True):
@@ -15,6 +50,20 @@ class SourceDown(msgspec.Struct, frozen=True):
     """The last connection to the engine's publisher is gone."""
 
     source: int
+
+
+class HandshakeFailed(msgspec.Struct, frozen=True):
+    """A connection with the engine's publisher failed before anything was said."""
+
+    source: int
+    reason: Refused
+
+
+class CacheResetTried(msgspec.Struct, frozen=True):
+    """The engine was asked to reset its cache, and this came of it."""
+
+    source: int
+    outcome: CacheReset
 
 
 class BatchReceived(msgspec.Struct, gc=False):
@@ -53,6 +102,14 @@ class ReplayAborted(msgspec.Struct, frozen=True):
     request: int
 
 
+class RequestSent(msgspec.Struct, frozen=True):
+    """Request ``request`` has left after all, or, if ``sent`` is False, waits because it could not be sent."""
+
+    source: int
+    request: int
+    sent: bool
+
+
 class ReplayAsked(msgspec.Struct, gc=False):
     """A router asks stream ``stream`` of output ``output`` for a replay; frames as a ROUTER received them.
 
@@ -71,6 +128,14 @@ class SnapshotAsked(msgspec.Struct, gc=False):
     output: int
     stream: int
     frames: list[bytes]
+
+
+class AnswerPulled(msgspec.Struct, frozen=True):
+    """A router can take more of an answer: the last of the commands is the :class:`~kvbus.core.commands.SendPart`."""
+
+    output: int
+    stream: int
+    answer: ReplayAnswer | SnapshotAnswer
 
 
 class Subscribed(msgspec.Struct, frozen=True):
@@ -103,15 +168,22 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 RelayEvent = (
-    SourceUp
+    Started
+    | SourcePlaced
+    | SourceRemoved
+    | SourceUp
     | SourceDown
+    | HandshakeFailed
+    | CacheResetTried
     | BatchReceived
     | Oversize
     | ReplayReceived
     | ReplayAborted
     | SnapshotReceived
+    | RequestSent
     | ReplayAsked
     | SnapshotAsked
+    | AnswerPulled
     | Subscribed
     | ClearsEveryTier
     | Tick

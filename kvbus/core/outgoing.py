@@ -9,12 +9,12 @@ from kvbus.core import write_ahead_log as wal
 from kvbus.core.blocks.announce import blocks_in, removals_of
 from kvbus.core.blocks.compaction import ClearsWhere, Part, StateSnapshot, most_blocks
 from kvbus.core.blocks.index import Index
-from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, SendState
-from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, SendPart, SendState
+from kvbus.core.events import AnswerPulled, ReplayAsked, SnapshotAsked, Subscribed
+from kvbus.core.outputs import replay_answer
 from kvbus.core.outputs.fitting import Cleared, fit, halves
 from kvbus.core.outputs.output import NewStream, Output
-from kvbus.core.outputs.replay_answer import ReplayAnswer
-from kvbus.core.outputs.snapshot import SnapshotAnswer, parse_snapshot_request
+from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart, parse_snapshot_request, reply
 from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.source import Source
 from kvbus.core.wire.codec import AnyEvent
@@ -34,10 +34,10 @@ class Outgoing:
     Args:
         sources: the relay's, in their places.
         outputs: the relay's.
-        record: keeps what a restart has to do again (:mod:`kvbus.core.write_ahead_log`).
+        do: keeps a record (:mod:`kvbus.core.write_ahead_log`) and has it applied.
     """
 
-    def __init__(self, sources: list[Source], outputs: list[Output], record: Callable[..., None]) -> None:
+    def __init__(self, sources: list[Source], outputs: list[Output], do: Callable[[wal.Record, float], None]) -> None:
         self._sources = sources
         self._outputs = outputs
         self._plain = [(number, each) for number, each in enumerate(outputs) if each.spec.profile.as_it_comes]
@@ -45,21 +45,17 @@ class Outgoing:
         """Outputs whose routers do not take batches as they come: see :mod:`kvbus.core.outputs.fitting`."""
         self.names_cleared = any(output.spec.profile.clears != "rank" for output in outputs)
         """Whether a clear has to be said by removals on some output."""
-        self._record = record
+        self._do = do
         self.wall = 0.0
         """The time of day, for the ``ts`` of batches no engine sent; nothing is decided by it."""
         self.commands: list[Command] = []
         """What the shell has to do."""
 
-    def take_commands(self) -> list[Command]:
-        """The commands so far."""
-        commands, self.commands = self.commands, []
-        return commands
-
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> None:
+    def begin(self, record: wal.Begun, now: float) -> None:
         """Where a numbering goes on from a former process, routers get AllBlocksCleared."""
+        self.wall = record.wall
         for number, output in enumerate(self._outputs):
             for at, stream in output.open_streams.items():
                 if not stream.first_seq:
@@ -228,11 +224,11 @@ class Outgoing:
         for number, output in enumerate(self._outputs):
             for at, stream in enumerate(output.streams):
                 if stream.heartbeat_due(now):
-                    self._record(wal.HEARTBEAT, number, at, self.wall)
-                    self.heartbeat(number, at, now)
+                    self._do(wal.Heartbeat(number, at, self.wall), now)
 
-    def heartbeat(self, number: int, at: int, now: float) -> None:
+    def heartbeat(self, record: wal.Heartbeat, now: float) -> None:
         """An empty batch on one stream."""
+        number, at, self.wall = record.output, record.stream, record.wall
         output = self._outputs[number]
         stream = output.streams[at]
         source = self._sources[0 if output.spec.merged else at]
@@ -249,38 +245,38 @@ class Outgoing:
         """A router asks for a replay."""
         del now
         request = self._parsed(event, parse_replay_request)
-        if request is None:
-            return
-        stream = self._outputs[event.output].streams[event.stream]
-        answer = ReplayAnswer(
-            stream,
-            request,
-            lambda start: self._snapshot_from(event.output, event.stream, start),
-            has_state=event.has_state,
-        )
-        self.commands.append(AnswerReplay(event.output, event.stream, answer))
+        if request is not None:
+            stream = self._outputs[event.output].streams[event.stream]
+            answer = replay_answer.begin(stream, request, has_state=event.has_state)
+            self.commands.append(AnswerReplay(event.output, event.stream, answer))
 
     def snapshot_asked(self, event: SnapshotAsked, now: float) -> None:
         """A router asks for a snapshot."""
         del now
         request = self._parsed(event, parse_snapshot_request)
-        if request is None:
-            return
-        stream = self._outputs[event.output].streams[event.stream]
-        published = stream.next_seq > stream.first_seq
-        answer = SnapshotAnswer(
-            request,
-            stream.publisher_id,
-            (lambda: self._newest_snapshot(event.output, event.stream)) if published else None,
-        )
-        self.commands.append(AnswerSnapshot(event.output, event.stream, answer))
+        if request is not None:
+            stream = self._outputs[event.output].streams[event.stream]
+            published = stream.next_seq > stream.first_seq
+            answer = SnapshotAnswer(request.envelope, stream.publisher_id, request.valid, published)
+            self.commands.append(AnswerSnapshot(event.output, event.stream, answer))
+
+    def pulled(self, event: AnswerPulled, now: float) -> None:
+        """A router can take more of its answer."""
+        number, at, answer = event.output, event.stream, event.answer
+        part: replay_answer.JournalPart | replay_answer.StatePart | replay_answer.EndPart | SnapshotPart
+        if isinstance(answer, SnapshotAnswer):
+            part = reply(answer, lambda: self._newest_snapshot(number, at))
+        else:
+            stream = self._outputs[number].streams[at]
+            part = replay_answer.next_part(answer, stream, lambda start: self._snapshot_from(number, at, start, now))
+        self.commands.append(SendPart(number, at, part))
 
     def _parsed(
         self, event: ReplayAsked | SnapshotAsked, parse: Callable[[Sequence[bytes]], Asked | None]
     ) -> Asked | None:
         request = parse(event.frames)
         if request is None:
-            self._outputs[event.output].stats.replay_requests["malformed"] += 1
+            self._outputs[event.output].stats.malformed += 1
         return request
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -302,12 +298,11 @@ class Outgoing:
         transfer = StateTransfer(snapshot, stream.next_seq, stream.topic, stream.publisher_id)
         for _ in range(transfer.first_seq, transfer.end_seq):
             self._publish_empty(number, at, now)
-        self._incomplete(number, at, transfer.first_seq + 1, transfer.end_seq)
+        self._incomplete(number, at, transfer.first_seq + 1, transfer.end_seq, now)
         self.commands.append(SendState(number, at, event.routers, transfer))
 
     def _publish_empty(self, number: int, at: int, now: float) -> None:
-        self._record(wal.HEARTBEAT, number, at, self.wall)
-        self.heartbeat(number, at, now)
+        self._do(wal.Heartbeat(number, at, self.wall), now)
 
     def _newest_snapshot(self, number: int, at: int) -> StateSnapshot:
         """The live state of a stream as of its newest batch."""
@@ -318,7 +313,7 @@ class Outgoing:
             snapshot = output.snapshots[at] = self._snapshot_of(output, at)
         return snapshot
 
-    def _snapshot_from(self, number: int, at: int, start: int) -> StateSnapshot:
+    def _snapshot_from(self, number: int, at: int, start: int, now: float) -> StateSnapshot:
         """The live state of a stream, to be sent in the seqs from ``start`` on; a recent one if the journal follows it.
 
         Where there are too few seqs for it, empty batches make room.
@@ -333,16 +328,20 @@ class Outgoing:
         if snapshot is None or snapshot.seq + 1 - start < snapshot.fewest:
             snapshot = output.snapshots[at] = self._snapshot_of(output, at)
             while stream.next_seq - start < snapshot.fewest:
-                self._publish_empty(number, at, stream.idle_since or 0.0)
+                self._publish_empty(number, at, now)
             snapshot.seq = stream.next_seq - 1
         # up to the snapshot's seq the requester's set is not that of the journal at the same seq
-        self._incomplete(number, at, start + 1, snapshot.seq + 1)
+        self._incomplete(number, at, start + 1, snapshot.seq + 1, now)
         return snapshot
 
-    def _incomplete(self, number: int, at: int, first: int, end: int) -> None:
+    def _incomplete(self, number: int, at: int, first: int, end: int, now: float) -> None:
         if first < end:
-            self._record(wal.INCOMPLETE, number, at, first, end)
-            self._outputs[number].streams[at].incomplete.add(first, end)
+            self._do(wal.SeqsIncomplete(number, at, first, end), now)
+
+    def incomplete(self, record: wal.SeqsIncomplete, now: float) -> None:
+        """Remember seqs that are no cursor."""
+        del now
+        self._outputs[record.output].streams[record.stream].incomplete.add(record.first, record.end)
 
     def _known_snapshot(self, output: Output, at: int) -> StateSnapshot | None:
         snapshot = output.snapshots.get(at)

@@ -33,12 +33,18 @@ class SourceStats(msgspec.Struct):
     restarts: int = 0
     replays: int = 0
     replay_timeouts: int = 0
+    requests_failed: int = 0
+    """Attempts to send a request that failed in this process."""
     held_overflow: int = 0
     stale_replies: int = 0
     timeouts: int = 0
 
     # Normalizing.
     rebuilds: int = 0
+    reannounced: int = 0
+    """Stores of several blocks from the root on that were all live: hits announced again, or real copies."""
+    most_copies: int = 0
+    """The most copies of one block beyond its first, ever."""
 
     # What was not taken, by reason.
     rejected: Counter[str] = msgspec.field(default_factory=Counter)
@@ -48,14 +54,23 @@ class SourceStats(msgspec.Struct):
     """By outcome: how often the engine was asked to reset its cache."""
 
 
+class NumberingStats(msgspec.Struct):
+    """What the relay counts of one output, before any driver gets it."""
+
+    heartbeats: int = 0
+    malformed: int = 0
+    """Requests without even an identity: nobody can be answered."""
+    other_group: int = 0
+    """Events that are left out, because the output's routers take one group."""
+
+
 class OutputStats(msgspec.Struct):
-    """What one output has sent and what it could not send."""
+    """What one output's driver has sent and what it could not send."""
 
     # The live stream.
     batches: int = 0
     events: int = 0
     bytes: int = 0
-    heartbeats: int = 0
     subscribers: int = 0
     routers: int = 0
     """Connected routers, whatever they have subscribed to."""

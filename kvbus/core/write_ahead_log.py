@@ -1,34 +1,128 @@
-"""The write-ahead log's records: what has happened to the relay since the last checkpoint, in the order it happened.
+"""The write-ahead log's records: what the relay has decided since the last checkpoint, in the order of the decisions.
 
-Batches delivered, new epochs, losses, withdrawals, heartbeats, since when a source is partial. Handling the log again
-on top of a checkpoint gives the same index, the same numbering and the same journal, because the relay is
-deterministic. A record is on its way to the disk before anything that follows from it is sent.
+A record says what happens to indexes, numberings and journals; :mod:`kvbus.core.applying` does it. The relay decides,
+keeps the record and has it applied. After a restart the records of the log are applied again, on top of a checkpoint:
+that gives the same state, because applying is deterministic. A record is on its way to the disk before anything that
+follows from it is sent.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from kvbus.core.sequencing.fingerprints import fingerprint, length
 
-DELIVERED: Final = 0
-NEW_EPOCH: Final = 1
-LOST: Final = 2
-EXPIRED: Final = 3
-REANNOUNCED: Final = 4
-HEARTBEAT: Final = 5
-BEGUN: Final = 6
-SNAPSHOT: Final = 7
-INCOMPLETE: Final = 8
-PARTIAL: Final = 9
-CLEARS_EVERY_TIER: Final = 10
 
-Record = tuple[Any, ...]
+class Delivered(msgspec.Struct, tag=0, array_like=True, gc=False):
+    """A batch is the next one of its source. On disk ``payload`` is empty: payloads are written as they came."""
+
+    source: int
+    seq: int
+    topic: bytes
+    fingerprint: int
+    payload: bytes = b""
+
+
+class EpochBegun(msgspec.Struct, tag=1, array_like=True, gc=False):
+    """The source's publisher begins anew, under this id: nothing is known of its cache.
+
+    ``partial``: not all of it can be had.
+    """
+
+    source: int
+    partial: bool
+    publisher_id: bytes | None
+
+
+class BatchesLost(msgspec.Struct, tag=2, array_like=True, gc=False):
+    """``count`` batches of the source will never come."""
+
+    source: int
+    count: int
+
+
+class Expired(msgspec.Struct, tag=3, array_like=True, gc=False):
+    """The engine was gone for too long: its blocks are cleared downstream, and kept in case it comes back."""
+
+    source: int
+
+
+class Reannounced(msgspec.Struct, tag=4, array_like=True, gc=False):
+    """An engine that had expired is back in the same epoch: its blocks are announced again."""
+
+    source: int
+
+
+class Heartbeat(msgspec.Struct, tag=5, array_like=True, gc=False):
+    """An empty batch on one stream, ``wall`` its time of day."""
+
+    output: int
+    stream: int
+    wall: float
+
+
+class Begun(msgspec.Struct, tag=6, array_like=True, gc=False):
+    """The relay began at the time of day ``wall``: a numbering that goes on opens with AllBlocksCleared."""
+
+    wall: float
+
+
+class SnapshotTaken(msgspec.Struct, tag=7, array_like=True, gc=False):
+    """The publisher's snapshot as of batch ``seq`` takes the place of what was known of its cache."""
+
+    source: int
+    seq: int
+    chunks: list[bytes]
+
+
+class SeqsIncomplete(msgspec.Struct, tag=8, array_like=True, gc=False):
+    """The seqs from ``first`` to ``end`` of a stream are no cursor: see :mod:`kvbus.core.outputs.incomplete`."""
+
+    output: int
+    stream: int
+    first: int
+    end: int
+
+
+class PartialSince(msgspec.Struct, tag=9, array_like=True, gc=False):
+    """The source is partial since this time of day; None: it is not."""
+
+    source: int
+    wall: float | None
+
+
+class EveryTierCleared(msgspec.Struct, tag=10, array_like=True, gc=False):
+    """The engine's AllBlocksCleared speaks of every tier."""
+
+    source: int
+
+
+class PublisherKnown(msgspec.Struct, tag=11, array_like=True, gc=False):
+    """The id of the source's publisher, in the epoch it is in; None: its batches carry none."""
+
+    source: int
+    publisher_id: bytes | None
+
+
+Record = (
+    Delivered
+    | EpochBegun
+    | BatchesLost
+    | Expired
+    | Reannounced
+    | Heartbeat
+    | Begun
+    | SnapshotTaken
+    | SeqsIncomplete
+    | PartialSince
+    | EveryTierCleared
+    | PublisherKnown
+)
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(list[Any]).decode
+_decode: Final = msgspec.msgpack.Decoder(list[Record]).decode
 
 
 class StateError(ValueError):
@@ -43,53 +137,39 @@ class Frame(NamedTuple):
 
 
 class Records:
-    """What has happened since the last frame. Payloads are kept apart: they are written as they came."""
+    """What has happened since the last frame."""
 
-    __slots__ = ("heads", "payloads")
+    __slots__ = ("heads",)
 
     def __init__(self) -> None:
         self.heads: list[Record] = []
-        self.payloads: list[bytes] = []
-
-    def delivered(self, i: int, seq: int, topic: bytes, payload: bytes, known: int) -> None:
-        """A batch of source ``i``; ``known`` is its payload's fingerprint."""
-        self.heads.append((DELIVERED, i, seq, topic, known))
-        self.payloads.append(payload)
 
     def take(self) -> Frame:
         """All of them, as they are written; from now on there are none."""
-        frame = Frame(_encode(self.heads), self.payloads)
-        self.heads, self.payloads = [], []
-        return frame
+        heads, self.heads = self.heads, []
+        payloads = []
+        for record in heads:
+            if type(record) is Delivered:
+                payloads.append(record.payload)
+                record.payload = b""
+        return Frame(_encode(heads), payloads)
 
 
-def decode_records(body: bytes, payloads: bytes) -> list[list[Any]] | None:
-    """The records a frame was made of, payloads in place of their fingerprints; None if one is not what it was.
+def decode_records(body: bytes, payloads: bytes) -> list[Record] | None:
+    """The records a frame was made of; None if a payload is not what it was.
 
     Raises:
         StateError: they are no records.
     """
-    records = decoded(body)
+    try:
+        records = _decode(body)
+    except msgspec.DecodeError as error:
+        raise StateError(f"no records: {error}") from error
     at = 0
     for record in records:
-        if not isinstance(record, list) or not record:
-            raise StateError(f"no record: {record!r}")
-        if record[0] == DELIVERED:
-            known = record[-1]
-            end = at + length(known)
-            record[-1], at = payloads[at:end], end
-            if fingerprint(record[-1]) != known:
+        if type(record) is Delivered:
+            end = at + length(record.fingerprint)
+            record.payload, at = payloads[at:end], end
+            if fingerprint(record.payload) != record.fingerprint:
                 return None
-    return records
-
-
-def decoded(body: bytes) -> list[Any]:
-    """One MessagePack array.
-
-    Raises:
-        StateError: it is none.
-    """
-    try:
-        return _decode(body)
-    except msgspec.DecodeError as error:
-        raise StateError(str(error)) from error
+    return records if at == len(payloads) else None

@@ -45,6 +45,7 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         duplicates=config.duplicates,
         groups=config.groups,
         orphans=config.orphans,
+        clears=stream.clears,
         max_blocks=config.limits.max_blocks,
     )
     return SourceSpec(stream.label, stream.rank, settings, rules, config.on_lost, config.source_timeout, stream.topic)
@@ -64,6 +65,7 @@ def _output_spec(
 ) -> OutputSpec:
     output = config.outputs[number]
     merged = output.layout == "merged"
+    slots = (0,) if merged else range(max(streams) + 1)
     if merged:
         new = [new_stream(config, output, streams[min(streams)], reservations.first(number, 0))]
     else:
@@ -71,7 +73,7 @@ def _output_spec(
             new_stream(config, output, streams[slot], reservations.first(number, slot))
             if slot in streams
             else NewStream()
-            for slot in range(max(streams) + 1)
+            for slot in slots
         ]
     return OutputSpec(
         output.name,

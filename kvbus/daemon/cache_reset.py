@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import aiohttp
 
 from kvbus.config import Config, SourceStream
-from kvbus.core.events import ClearsEveryTier, RelayEvent
+from kvbus.core.events import CacheResetTried, ClearsEveryTier, RelayEvent
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
@@ -95,7 +95,7 @@ class CacheResets:
                 return
             outcome = await self._ask(name, base, slots)
             for slot in slots:
-                self._source(slot).stats.cache_resets[outcome] += 1
+                self._feed(CacheResetTried(slot, outcome))
             if outcome is CacheReset.FUTILE:
                 return
             before = self._batches(slots)

@@ -9,10 +9,11 @@ from typing import Final
 
 from kvbus.config import Config, parts
 from kvbus.core.events import RelayEvent
-from kvbus.core.relay import Relay
+from kvbus.core.stats import OutputStats
 from kvbus.daemon.keys import Keys, output_domain
 from kvbus.errors import ConfigError, Problem
 from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
+from kvbus.transport.answer_reader import Pull
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zap import ZapHandler
 
@@ -27,8 +28,8 @@ class Outputs:
 
     Args:
         config: the configuration.
-        relay: the relay that publishes on the outputs.
         feed: called with each router's request, as an event.
+        pull: called for each part of an answer.
         before_send: called before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running.
 
@@ -39,19 +40,22 @@ class Outputs:
     def __init__(
         self,
         config: Config,
-        relay: Relay,
         feed: Callable[[RelayEvent], None],
+        pull: Pull,
         before_send: Callable[[], None] | None,
         clock: Callable[[], float],
     ) -> None:
         sessions = config.limits.max_replay_sessions
+        made = factories(config)
+        self.stats = [OutputStats() for _ in made]
+        """What each driver counts."""
         self.drivers: list[OutputDriver] = [
             factory(
                 number,
                 config.outputs[number],
-                Services(relay.outputs[number].stats, feed, before_send, clock, sessions),
+                Services(self.stats[number], feed, pull, before_send, clock, sessions),
             )
-            for number, factory in enumerate(factories(config))
+            for number, factory in enumerate(made)
         ]
 
     def flush(self) -> None:

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Final, cast
 
 from kvbus.config import SourceStream
 from kvbus.core.commands import CancelReplay, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
     BatchReceived,
+    HandshakeFailed,
     Oversize,
     RelayEvent,
     ReplayAborted,
     ReplayReceived,
+    RequestSent,
     SnapshotReceived,
     SourceDown,
     SourceUp,
 )
 from kvbus.core.outputs.snapshot import REQUEST as SNAPSHOT_REQUEST
-from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
+from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.pump import Handler
 from kvbus.transport.sockets import Context, PeerPolicy
 
 log = logging.getLogger("kvbus.daemon")
+
+FIRST_PAUSE: Final = 0.05
+LAST_PAUSE: Final = 1.0
+"""Seconds before a request that could not be sent is tried again; they double from one to the other."""
+
+
+class _Waiting:
+    """A request that could not be sent. The relay is told at once, outside the command that asked."""
+
+    def __init__(self, failed: Callable[[], None], again: Callable[[], None], pause: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._handles = (loop.call_soon(failed), loop.call_later(pause, again))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.cancel()
 
 
 class SourceSockets:
@@ -35,7 +55,6 @@ class SourceSockets:
 
     Args:
         context: the process's ZeroMQ context.
-        relay: the relay that has the sources.
         feed: called with each event: connections, answers, failures.
         feed_live: called with each live batch, as an event; batches arrive in bursts, and ``drained`` follows each.
         latency: histogram of the seconds from a batch's receipt to its hand-over to the transport.
@@ -44,14 +63,12 @@ class SourceSockets:
     def __init__(
         self,
         context: Context,
-        relay: Relay,
         feed: Callable[[RelayEvent], None],
         feed_live: Callable[[RelayEvent], None],
         drained: Callable[[], None],
         latency: Histogram,
     ) -> None:
         self._context = context
-        self._relay = relay
         self._feed = feed
         self._feed_live = feed_live
         self._drained = drained
@@ -59,7 +76,7 @@ class SourceSockets:
         self._live: dict[int, LiveStream] = {}
         self._streams: dict[int, SourceStream] = {}
         self._policies: dict[int, PeerPolicy] = {}
-        self._requests: dict[tuple[int, int], RequestConnection] = {}
+        self._requests: dict[tuple[int, int], RequestConnection | _Waiting] = {}
 
     def open(self, stream: SourceStream, policy: PeerPolicy) -> None:
         """Subscribe to one engine publisher.
@@ -105,7 +122,7 @@ class SourceSockets:
 
     def _refuser(self, stream: SourceStream) -> Callable[[Refused], None]:
         def refused(reason: Refused) -> None:
-            self._relay.sources[stream.index].stats.refused[reason] += 1
+            self._feed(HandshakeFailed(stream.index, reason))
             log.warning("source %s: handshake failed: %s", stream.label, reason.value)
 
         return refused
@@ -118,19 +135,36 @@ class SourceSockets:
         return oversize
 
     def ask(self, command: RequestReplay | RequestSnapshot) -> None:
-        """Ask an engine for a replay or a snapshot."""
+        """Ask an engine for a replay or a snapshot. A request that cannot be sent now is tried again and again."""
+        if isinstance(command, RequestReplay):
+            log.debug("source %s: replay asked from %d", self._streams[command.source].label, command.start)
+        self._ask(command, FIRST_PAUSE)
+
+    def _ask(self, command: RequestReplay | RequestSnapshot, pause: float) -> None:
+        slot, number = command.source, command.request
+        try:
+            self._requests[slot, number] = self._connection(command)
+        except BindError as error:
+            log.warning("source %s: %s; trying again", self._streams[slot].label, error)
+            self._requests[slot, number] = _Waiting(
+                lambda: self._feed(RequestSent(slot, number, sent=False)),
+                lambda: self._ask(command, min(2 * pause, LAST_PAUSE)),
+                pause,
+            )
+            return
+        if pause > FIRST_PAUSE:
+            self._feed(RequestSent(slot, number, sent=True))
+
+    def _connection(self, command: RequestReplay | RequestSnapshot) -> RequestConnection:
         slot, stream = command.source, self._streams[command.source]
         event: type[ReplayReceived | SnapshotReceived]
         if isinstance(command, RequestReplay):
             endpoint, request, event = stream.replay_endpoint, replay_request(command.start), ReplayReceived
-            log.debug("source %s: replay asked from %d", stream.label, command.start)
         else:
             endpoint, request, event = stream.snapshot_endpoint, [SNAPSHOT_REQUEST], SnapshotReceived
-        if endpoint is None:  # pragma: no cover - the relay asks only where there is an endpoint
-            return
-        self._requests[slot, command.request] = RequestConnection(
+        return RequestConnection(
             self._context,
-            endpoint,
+            cast("str", endpoint),  # the relay asks only where there is one
             request,
             lambda frames: self._feed(event(slot, command.request, frames)),
             on_abort=lambda: self._feed(ReplayAborted(slot, command.request)),

@@ -18,6 +18,7 @@ from kvbus.demo.screen import Cell, Match, OutputRow, RouterRow, Screen, SourceR
 from kvbus.demo.story import Story
 from kvbus.demo.verdict import Comparison, Verdict, compare, truth_keys, view_keys
 from kvbus.errors import BindError
+from kvbus.telemetry.readings import read_source
 
 OUTPUTS: Final = (("dynamo", "dynamo"), ("sgl-router", "sglang"))
 """The bus's outputs: name and profile, which is a family of routers with an encoding and a replay framing."""
@@ -159,8 +160,7 @@ class Stage:
         rates = self._rates()
         config, relay, address = self.daemon.config, self.daemon.relay, self.daemon.http_address
         outputs = []
-        for settings, output in zip(config.outputs, relay.outputs, strict=True):
-            stats = output.stats
+        for settings, output, stats in zip(config.outputs, relay.outputs, self.daemon.output_stats, strict=True):
             outputs.append(
                 OutputRow(
                     settings.name,
@@ -240,7 +240,7 @@ class Stage:
 
     def _source(self, i: int) -> dict[str, Any]:
         """Return the entry of ``/sources`` for one source."""
-        return source_json(self.daemon.relay.sources[i], "", None)
+        return source_json(read_source(self.daemon.relay.sources[i]), "", None)
 
     def _counts(self, i: int) -> dict[str, int]:
         counts: dict[str, int] = self._source(i)["counts"]

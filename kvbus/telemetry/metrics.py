@@ -12,8 +12,9 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from kvbus.core.relay import Relay
-from kvbus.core.stats import Histogram, ProcessStats
-from kvbus.telemetry.table import OUTPUTS, PROCESS, ROUTERS, SOURCES, Routers, Row
+from kvbus.core.stats import Histogram, OutputStats, ProcessStats
+from kvbus.telemetry.readings import Driver, read_outputs, read_source
+from kvbus.telemetry.table import OUTPUTS, PROCESS, SOURCES, Row
 
 T = TypeVar("T")
 
@@ -29,8 +30,12 @@ class Observed(Protocol):
     process: ProcessStats
 
     @property
-    def drivers(self) -> Sequence[Routers]:
+    def drivers(self) -> Sequence[Driver]:
         """Of each output, what knows its routers."""
+
+    @property
+    def output_stats(self) -> Sequence[OutputStats]:
+        """What each driver counts."""
 
 
 class RelayCollector(Collector):
@@ -41,13 +46,13 @@ class RelayCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
-        relay, process = self._observed.relay, self._observed.process
-        sources = [((source.spec.label,), source) for source in relay.present]
-        outputs = [((output.spec.name,), output) for output in relay.outputs]
+        observed = self._observed
+        relay, process = observed.relay, observed.process
+        sources = [((source.name,), source) for source in map(read_source, relay.present)]
+        readings = read_outputs(relay, observed.drivers, observed.output_stats)
+        outputs = [((output.name,), output) for output in readings]
         yield from (_family(row, ("source",), sources) for row in SOURCES)
         yield from (_family(row, ("output",), outputs) for row in OUTPUTS)
-        routers = [(name, driver) for (name, _), driver in zip(outputs, self._observed.drivers, strict=True)]
-        yield from (_family(row, ("output",), routers) for row in ROUTERS)
         yield from (_family(row, (), [((), process)]) for row in PROCESS)
         yield _histogram(
             "relay_latency_seconds", "From a batch received to handed to the transport.", process.relay_latency

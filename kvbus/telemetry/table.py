@@ -1,7 +1,7 @@
 """The table of all metrics but the histograms: one row each, with its name, its help text, and what it reads.
 
-A name that ends in ``_total`` is a counter, every other one a gauge. A row reads one source, one output, the routers of
-an output or the process.
+A name that ends in ``_total`` is a counter, every other one a gauge. A row renders the reading of one source, of one
+output or of the process.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from kvbus.core.outputs.output import Output
+from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.settings import State
-from kvbus.core.source import Source
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM, CacheReset, Filtered, Reason, Refused
+from kvbus.telemetry.readings import OutputReading, SourceReading
 
 T = TypeVar("T")
 
@@ -24,6 +24,8 @@ Samples = Iterable[tuple[Sequence[str], float]]
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
+EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
+"""Of events, one more: the rest of their batch did leave."""
 REPLAY_OUTCOMES: Final = (
     "complete",
     "compacted",
@@ -38,18 +40,6 @@ REPLAY_OUTCOMES: Final = (
 STATE_REASONS: Final = ("subscribed", "lost")
 HTTP_REASONS: Final = ("too_many", "slow")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
-
-
-class Routers(Protocol):
-    """The routers of an output, as its driver knows them."""
-
-    @property
-    def queue_max(self) -> int:
-        """The most batches that wait for one of them."""
-
-    @property
-    def behind_seconds(self) -> float:
-        """How far behind the one is that is furthest behind."""
 
 
 class Row(NamedTuple, Generic[T]):
@@ -81,17 +71,7 @@ def _known(counter: Counter[str], keys: Iterable[str]) -> Iterable[tuple[str, in
     return _counts(counter, dict.fromkeys((*keys, *counter)))
 
 
-def queue_depth(source: Source) -> int:
-    """Return how many batches wait for their turn: in the reorder buffer, or in order and not handed on yet."""
-    return len(source.sequencer.held) + len(source.sequencer.actions)
-
-
-def _live_blocks(source: Source) -> Iterable[tuple[str, int]]:
-    media = {DEVICE_MEDIUM: 0, **source.normalizer.index.media()}
-    return ((medium, 0 if source.expired else count) for medium, count in media.items())
-
-
-SOURCES: Final[tuple[Row[Source], ...]] = (
+SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     _one("source_batches_total", "Live messages received, valid or not.", lambda s: s.stats.batches),
     _one("source_bytes_total", "Payload bytes of live batches.", lambda s: s.stats.bytes),
     _one("source_gaps_total", "Gaps found in the numbering.", lambda s: s.stats.gaps),
@@ -119,6 +99,11 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
         lambda s: s.stats.replay_timeouts,
     ),
     _one(
+        "source_requests_failed_total",
+        "Attempts to send the engine a request that failed in kvbus itself (no file descriptor); it is tried again.",
+        lambda s: s.stats.requests_failed,
+    ),
+    _one(
         "source_stale_replies_total",
         "Replay messages that answer no open request.",
         lambda s: s.stats.stale_replies,
@@ -132,6 +117,17 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
         "source_rebuilds_total",
         "Times the live set was announced again in another block size.",
         lambda s: s.stats.rebuilds,
+    ),
+    _one(
+        "source_reannounced_total",
+        "Stores of several blocks from the root on that were all live: hits announced again, or real copies.",
+        lambda s: s.stats.reannounced,
+    ),
+    _by(
+        "remark",
+        "source_remark",
+        "1 while something is remarkable about the stream (no_prefix, reannounced); /sources says it in words.",
+        lambda s: ((remark, float(remark in s.remarks)) for remark in Remark),
     ),
     _one(
         "source_timeouts_total",
@@ -149,11 +145,11 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
         "1 while the engine may hold blocks that kvbus cannot know of (trimmed history, lost batches, full index).",
         lambda s: float(s.partial),
     ),
-    _one("source_epoch", "Epoch of the publisher, counted from 0.", lambda s: s.sequencer.epoch),
+    _one("source_epoch", "Epoch of the publisher, counted from 0.", lambda s: s.epoch),
     _one(
         "source_last_sequence",
         "Seq of the newest batch delivered, -1 for none.",
-        lambda s: s.sequencer.next - 1,
+        lambda s: s.last_seq,
     ),
     _one(
         "source_last_batch_timestamp_seconds",
@@ -163,30 +159,30 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
     _one(
         "source_pending_batches",
         "Missing batches that are neither recovered nor lost yet.",
-        lambda s: s.sequencer.pending,
+        lambda s: s.pending,
     ),
     _one(
         "source_queue_depth",
         "Batches that wait for their turn: in the reorder buffer, or in order and not handed on yet.",
-        queue_depth,
+        lambda s: s.queue_depth,
     ),
     _one(
         "source_queue_limit",
         "Limit of batches in the reorder buffer.",
-        lambda s: s.spec.settings.reorder_batches,
+        lambda s: s.queue_limit,
     ),
-    _one("source_queue_bytes", "Payload bytes in the reorder buffer.", lambda s: s.sequencer.held.bytes),
+    _one("source_queue_bytes", "Payload bytes in the reorder buffer.", lambda s: s.queue_bytes),
     _one(
         "source_queue_bytes_limit",
         "Limit of payload bytes in the reorder buffer.",
-        lambda s: s.spec.settings.reorder_bytes,
+        lambda s: s.queue_bytes_limit,
     ),
     _one(
         "source_index_entries",
         "Blocks remembered: the live ones, and coarse ones and tails that are left out.",
-        lambda s: s.normalizer.entries,
+        lambda s: s.index_entries,
     ),
-    _one("source_index_limit", "Limit of blocks in the index.", lambda s: s.spec.rules.max_blocks),
+    _one("source_index_limit", "Limit of blocks in the index.", lambda s: s.index_limit),
     _by(
         "type",
         "source_events_total",
@@ -221,14 +217,14 @@ SOURCES: Final[tuple[Row[Source], ...]] = (
         "Times the engine was asked to reset its cache (on_partial: reset), by outcome.",
         lambda s: _counts(s.stats.cache_resets, CacheReset),
     ),
-    _by("medium", "blocks", "Live blocks, as announced to routers.", _live_blocks),
+    _by("medium", "blocks", "Live blocks, as announced to routers.", lambda s: {DEVICE_MEDIUM: 0, **s.blocks}.items()),
 )
 
-OUTPUTS: Final[tuple[Row[Output], ...]] = (
+OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     _one("output_batches_total", "Batches sent, heartbeats among them.", lambda o: o.stats.batches),
     _one("output_events_total", "Events sent.", lambda o: o.stats.events),
     _one("output_bytes_total", "Payload bytes sent.", lambda o: o.stats.bytes),
-    _one("output_heartbeats_total", "Empty batches sent on an idle stream.", lambda o: o.stats.heartbeats),
+    _one("output_heartbeats_total", "Empty batches sent on an idle stream.", lambda o: o.heartbeats),
     _one(
         "replay_batches_total",
         "Messages of replay answers sent, END among them.",
@@ -259,27 +255,27 @@ OUTPUTS: Final[tuple[Row[Output], ...]] = (
         "stream",
         "output_sequence",
         "Newest seq of each stream, -1 for none.",
-        lambda o: ((str(slot), stream.next_seq - 1) for slot, stream in o.open_streams.items()),
+        lambda o: ((str(slot), seq) for slot, seq in o.sequences.items()),
     ),
     _one(
         "output_journal_batches",
         "Batches kept for replay.",
-        lambda o: sum(len(stream.journal) for stream in o.streams),
+        lambda o: o.journal_batches,
     ),
     _one(
         "output_journal_bytes",
         "Payload bytes kept for replay.",
-        lambda o: sum(stream.journal.bytes for stream in o.streams),
+        lambda o: o.journal_bytes,
     ),
     _one(
         "output_journal_batches_limit",
         "Most batches kept for replay, all streams together.",
-        lambda o: o.spec.journal_batches * len(o.open_streams),
+        lambda o: o.journal_batches_limit,
     ),
     _one(
         "output_journal_bytes_limit",
         "Most payload bytes kept for replay, all streams together.",
-        lambda o: o.spec.journal_bytes * len(o.open_streams),
+        lambda o: o.journal_bytes_limit,
     ),
     _by(
         "reason",
@@ -290,8 +286,8 @@ OUTPUTS: Final[tuple[Row[Output], ...]] = (
     _by(
         "reason",
         "output_dropped_events_total",
-        "Events in those batches.",
-        lambda o: _known(o.stats.dropped_events, DROP_REASONS),
+        "Events in those batches, and events that the profile leaves out (other_group).",
+        lambda o: _known(o.stats.dropped_events, EVENT_REASONS),
     ),
     _by(
         "reason",
@@ -317,14 +313,11 @@ OUTPUTS: Final[tuple[Row[Output], ...]] = (
         "Replay requests of routers, by outcome.",
         lambda o: _counts(o.stats.replay_requests, REPLAY_OUTCOMES),
     ),
-)
-
-ROUTERS: Final[tuple[Row[Routers], ...]] = (
-    _one("output_router_queue_max", "The most batches that wait for one router.", lambda r: r.queue_max),
+    _one("output_router_queue_max", "The most batches that wait for one router.", lambda o: o.queue_max),
     _one(
         "output_router_behind_seconds",
         "How long the oldest batch has been published that a connected router has not got.",
-        lambda r: r.behind_seconds,
+        lambda o: o.behind_seconds,
     ),
 )
 

@@ -13,10 +13,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvbus.admin import http as http_module
-from kvbus.admin import views
 from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
-from kvbus.telemetry.table import DROP_REASONS
+from kvbus.telemetry.readings import LiveBlocks
+from kvbus.telemetry.table import DROP_REASONS, EVENT_REASONS
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
 from tests.doubles.payloads import cleared, removed, store, tokens_of
@@ -98,6 +98,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             "partial_reason": None,
             "missing_before": None,
             "heals": None,
+            "remarks": [],
             "epoch": 0,
             "last_seq": -1,
             "dialect": entry["dialect"],
@@ -310,7 +311,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
         engine.publish(batch(store(list(range(count)), tokens=[7] * count, block_size=1)))
         await relayed(client, 1)
         parts, turns = Counter[Any](), Counter[Any]()
-        lines = views.LiveBlocks.lines
+        lines = LiveBlocks.lines
 
         def counted(cut):
             for line in lines(cut):
@@ -319,7 +320,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
                 parts["most in a turn"] = max(parts["most in a turn"], parts["this turn"])
                 yield line
 
-        monkeypatch.setattr(views.LiveBlocks, "lines", counted)
+        monkeypatch.setattr(LiveBlocks, "lines", counted)
         dump = asyncio.create_task(client.blocks())
         while not dump.done():
             parts["this turn"] = 0
@@ -403,7 +404,7 @@ async def test_label_children_exist_at_zero_before_anything_happened():
         kinds = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
         assert children("kvbus_source_events_total", "type") == dict.fromkeys(kinds, 0)
         assert children("kvbus_output_dropped_batches_total", "reason") == dict.fromkeys(DROP_REASONS, 0)
-        assert children("kvbus_output_dropped_events_total", "reason") == dict.fromkeys(DROP_REASONS, 0)
+        assert children("kvbus_output_dropped_events_total", "reason") == dict.fromkeys(EVENT_REASONS, 0)
         outcomes = (
             "complete",
             "compacted",

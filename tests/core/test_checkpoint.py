@@ -115,3 +115,9 @@ def test_what_is_no_record_of_a_dump_is_refused(record, said):
     with pytest.raises(StateError, match=re.escape(said)):
         loader.feed(pack(record))
     assert not loader.complete
+
+
+@pytest.mark.parametrize("blob", [b"", b"\x80", b"\x91"])
+def test_what_is_no_array_is_refused(blob):
+    with pytest.raises(StateError):
+        Loader(Script().relay).feed(blob)

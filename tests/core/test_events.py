@@ -1,11 +1,19 @@
 """Events are what any shell may hand in: the relay takes each of them, whatever its frames hold."""
 
+from collections.abc import Sequence
 from typing import get_args
 
 import msgspec
 import pytest
 
 from kvbus.core.events import RelayEvent
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import NewStream
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.snapshot import SnapshotAnswer
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
+from kvbus.core.types import CacheReset, Refused
 from tests.core.dsl import Script
 
 HOSTILE = [[], [b""], [b"\xff" * 8] * 2, [b"id", b"", b"\x00" * 8], [b"", b"\xff" * 8, b"\x90"], [b""] * 20]
@@ -13,7 +21,18 @@ HOSTILE = [[], [b""], [b"\xff" * 8] * 2, [b"id", b"", b"\x00" * 8], [b"", b"\xff
 
 def made(kind, frames):
     """An event of this kind, of source or output 0."""
-    values = {int: 0, float: 0.0, bool: False, list[bytes]: frames, tuple[int, ...]: (1,)}
+    values = {
+        int: 0,
+        float: 0.0,
+        bool: False,
+        list[bytes]: frames,
+        tuple[int, ...]: (1,),
+        SourceSpec: SourceSpec("other", 0, Settings(), Rules()),
+        Sequence[NewStream]: [NewStream()],
+        Refused: Refused.KEY,
+        CacheReset: CacheReset.ACCEPTED,
+        ReplayAnswer | SnapshotAnswer: ReplayAnswer(frames, "4", 0, 1),
+    }
     return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})
 
 

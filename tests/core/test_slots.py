@@ -1,7 +1,7 @@
 """Sources that come and go: slots, numberings, and what everybody else sees of it, which is nothing."""
 
 from kvbus.core.commands import Publish
-from kvbus.core.events import BatchReceived, Tick
+from kvbus.core.events import BatchReceived, SourcePlaced, SourceRemoved, Started, Tick
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.output import NewStream, OutputSpec
 from kvbus.core.relay import Relay
@@ -33,7 +33,7 @@ def test_a_source_that_is_removed_is_cleared_on_its_own_stream():
     one = relay("a", "b")
     feed(one, 0, 0, 1)
     feed(one, 1, 0, 2)
-    assert sent(one.remove(1, 2.0)) == [(1, 1)]
+    assert sent(one.handle(SourceRemoved(1), 2.0)) == [(1, 1)]
     assert [source.spec.label for source in one.present] == ["a"]
     assert list(one.outputs[0].open_streams) == [0]
     assert feed(one, 0, 1, 3) == [(0, 1)]
@@ -41,20 +41,20 @@ def test_a_source_that_is_removed_is_cleared_on_its_own_stream():
 
 def test_one_that_never_said_anything_goes_without_a_word():
     one = relay("a", "b")
-    assert sent(one.remove(1, 2.0)) == []
+    assert sent(one.handle(SourceRemoved(1), 2.0)) == []
 
 
 def test_the_numbering_of_a_slot_goes_on_whoever_is_in_it():
     one = relay("a", "b")
     feed(one, 1, 0, 2)
-    one.remove(1, 2.0)
-    assert sent(one.place(1, source("c"), [NewStream(first_seq=4096)], 3.0)) == [(1, 2)]
+    one.handle(SourceRemoved(1), 2.0)
+    assert sent(one.handle(SourcePlaced(1, source("c"), [NewStream(first_seq=4096)]), 3.0)) == [(1, 2)]
     assert feed(one, 1, 0, 9) == [(1, 3)]
 
 
 def test_a_slot_far_out_and_the_free_ones_before_it():
     one = relay("a")
-    assert sent(one.place(5, source("f"), [NewStream(first_seq=100)], 3.0)) == [(5, 100)]
+    assert sent(one.handle(SourcePlaced(5, source("f"), [NewStream(first_seq=100)]), 3.0)) == [(5, 100)]
     assert feed(one, 5, 0, 9) == [(5, 101)]
     assert [source.spec.label for source in one.present] == ["a", "f"]
     assert list(one.outputs[0].open_streams) == [0, 5]
@@ -66,7 +66,7 @@ def test_free_slots_are_silent():
         [source("a"), NOBODY, source("c")],
         [OutputSpec("out", PROFILES["vllm"], [None] * 3, heartbeat=1.0, first_seqs=[7, 7, 7])],
     )
-    assert sent(one.begin(0.0)) == [(0, 7), (2, 7)]
+    assert sent(one.handle(Started(), 0.0)) == [(0, 7), (2, 7)]
     assert sent(one.handle(Tick(1.0), 50.0)) == [(0, 8), (2, 8)]
 
 
@@ -74,7 +74,7 @@ def test_a_merged_stream_hears_of_both_and_goes_on():
     one = relay("a", "b", merged=True)
     feed(one, 0, 0, 1)
     feed(one, 1, 0, 2)
-    assert sent(one.remove(0, 2.0)) == [(0, 2)]
-    assert sent(one.place(0, source("c"), [NewStream()], 3.0)) == []
+    assert sent(one.handle(SourceRemoved(0), 2.0)) == [(0, 2)]
+    assert sent(one.handle(SourcePlaced(0, source("c"), [NewStream()]), 3.0)) == []
     assert feed(one, 1, 1, 3) == [(0, 3)]
     assert one.outputs[0].rank_of(1, one.sources[1]) == 1

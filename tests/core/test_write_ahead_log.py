@@ -4,26 +4,26 @@ import msgspec
 import pytest
 
 from kvbus.core.sequencing.fingerprints import fingerprint
-from kvbus.core.write_ahead_log import DELIVERED, LOST, NEW_EPOCH, Records, StateError, decode_records
+from kvbus.core.write_ahead_log import BatchesLost, Delivered, EpochBegun, Records, StateError, decode_records
 
 
 def written():
     records = Records()
-    records.heads.append((NEW_EPOCH, 0))
+    records.heads.append(EpochBegun(0, partial=True, publisher_id=None))
     for seq, payload in enumerate([b"one", b"", b"three"]):
-        records.delivered(1, seq, b"kv", payload, fingerprint(payload))
-    records.heads.append((LOST, 0, 3))
+        records.heads.append(Delivered(1, seq, b"kv", fingerprint(payload), payload))
+    records.heads.append(BatchesLost(0, 3))
     return records
 
 
 def test_what_is_written_is_read_in_order():
     body, payloads = written().take()
     assert decode_records(body, b"".join(payloads)) == [
-        [NEW_EPOCH, 0],
-        [DELIVERED, 1, 0, b"kv", b"one"],
-        [DELIVERED, 1, 1, b"kv", b""],
-        [DELIVERED, 1, 2, b"kv", b"three"],
-        [LOST, 0, 3],
+        EpochBegun(0, partial=True, publisher_id=None),
+        Delivered(1, 0, b"kv", fingerprint(b"one"), b"one"),
+        Delivered(1, 1, b"kv", fingerprint(b""), b""),
+        Delivered(1, 2, b"kv", fingerprint(b"three"), b"three"),
+        BatchesLost(0, 3),
     ]
 
 
@@ -39,7 +39,7 @@ def test_a_payload_that_is_not_what_it_was(payloads):
     assert decode_records(written().take().body, payloads) is None
 
 
-@pytest.mark.parametrize("said", [[3], [[]], [None], ["text"]])
+@pytest.mark.parametrize("said", [[3], [[]], [None], ["text"], [[99, 0]], [[1, "one", True, None]], [[0, 1]]])
 def test_an_array_of_something_else(said):
     with pytest.raises(StateError, match="no record"):
         decode_records(msgspec.msgpack.encode(said), b"")

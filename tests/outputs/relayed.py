@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from kvbus.core.commands import Publish, SendState
-from kvbus.core.events import BatchReceived, RelayEvent, SourceUp
+from kvbus.core.commands import Publish, SendPart, SendState
+from kvbus.core.events import AnswerPulled, BatchReceived, RelayEvent, SourceUp
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
+from kvbus.core.stats import OutputStats
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.outputs.contract import Services
 from kvbus.transport.sockets import PLAIN
@@ -59,8 +60,8 @@ class Relayed:
     def __init__(self, name: str, directory: Path, **settings: Any) -> None:
         engine = SourceSpec("engine", 0, Settings(replay=False), Rules())
         self.relay = Relay([engine], [OutputSpec("routers", PROFILES["vllm"], [TOPIC], heartbeat=0)])
-        self.stats = self.relay.outputs[0].stats
-        services = Services(self.stats, self.feed, None, lambda: 0.0, 4)
+        self.stats = OutputStats()
+        services = Services(self.stats, self.feed, self.pull, None, lambda: 0.0, 4)
         self.config, self.driver = make_driver(name, directory, {"on_subscribe": "state", **settings}, services)
         self.kind = KINDS[name]
         self.readers: list[Reader] = []
@@ -79,6 +80,9 @@ class Relayed:
                 self.published[command.seq] = command.events
                 self.driver.publish(command)
         self.driver.flush()
+
+    def pull(self, event: AnswerPulled) -> SendPart:
+        raise AssertionError(f"nobody has asked: {event}")
 
     def store(self, count: int) -> None:
         """The engine stores so many blocks more, in one batch."""

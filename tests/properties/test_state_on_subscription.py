@@ -25,6 +25,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import Profile, Wire
+from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, unpack
 from tests.doubles.router import RankedRouter
 from tests.properties.test_compaction import keys_of
@@ -161,8 +162,16 @@ class Stage:
             self.handle(SourceUp(i))
 
     def handle(self, event: Any) -> Any:
+        return self.carry_out(self.relay.handle(event, 0.0))
+
+    def pull(self, event: Any) -> list[Any]:
+        *others, part = self.relay.handle(event, 0.0)
+        self.carry_out(others)
+        return [part]
+
+    def carry_out(self, commands: list[Any]) -> Any:
         answer = None
-        for command in self.relay.handle(event, 0.0):
+        for command in commands:
             if isinstance(command, Publish):
                 for connection in self.connections.values():
                     reader = connection.reader
@@ -174,7 +183,7 @@ class Stage:
                     connection.live.clear()
                     connection.waiting, connection.reader = False, command.transfer.reader()
             elif isinstance(command, AnswerReplay):
-                answer = command.answer
+                answer = reading(self.pull, command)
         return answer
 
     def connect(self) -> Connection:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pytest
 
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.commands import (
@@ -35,6 +36,7 @@ from kvbus.core.events import (
     SnapshotReceived,
     SourceDown,
     SourceUp,
+    Started,
     Tick,
 )
 from kvbus.core.normalizing.normalizer import Rules
@@ -46,6 +48,7 @@ from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, fold
 from kvbus.core.write_ahead_log import Frame, Records, decode_records
 from tests.doubles.accounting import all_accounted_for
+from tests.doubles.answers import reading
 from tests.doubles.router import RankedRouter
 
 encode = msgspec.msgpack.encode
@@ -284,6 +287,7 @@ def step(method: Callable[..., None]) -> Callable[..., None]:
         method(self, *args)
         self.nothing_uncounted()
         self.nothing_unbounded()
+        self.nothing_kept_back()
 
     return taken
 
@@ -304,6 +308,8 @@ class World:
         self.relay.records = Records()
         self.last_seq = dict.fromkeys(self.places, -1)
         self.routers = {place: Router() for place in self.places}
+        self.rebuilding: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
+        """What came live while a router asked."""
         self.late: dict[tuple[int, int], LateRouter] = {}
         self.saved = list(dump(self.relay))
         self.log: list[Frame] = []
@@ -369,7 +375,9 @@ class World:
                 if place in self.late:
                     self.late[place].live.append((command.seq, command.payload))
                 router = self.routers[place]
-                if not router.deaf and not router.apply(command.seq, command.payload):
+                if place in self.rebuilding:
+                    self.rebuilding[place].append((command.seq, command.payload))
+                elif not router.deaf and not router.apply(command.seq, command.payload):
                     self._router_replay(place)
             elif isinstance(command, RequestReplay):
                 self.lines[command.source].asked = command.request
@@ -384,7 +392,7 @@ class World:
                 line.asked = None
                 line.answers = [(request, frames) for request, frames in line.answers if request != command.request]
             else:
-                assert isinstance(command, (AnswerReplay, AnswerSnapshot))
+                pytest.fail(f"nobody has asked for {command}")
 
     def _serve(self, command: RequestReplay) -> None:
         line = self.lines[command.source]
@@ -398,16 +406,23 @@ class World:
 
     def _ask(self, place: tuple[int, int], start: int) -> Any:
         event = ReplayAsked(*place, [b"r", b"", seq_frame(start)])
-        commands = self.relay.handle(event, self.now)
-        self._carry_out([command for command in commands if not isinstance(command, AnswerReplay)])
-        (answer,) = [command.answer for command in commands if isinstance(command, AnswerReplay)]
-        return answer
+        (command,) = self.relay.handle(event, self.now)
+        assert isinstance(command, AnswerReplay)
+        return reading(self._pull, command)
+
+    def _pull(self, event: Any) -> list[Any]:
+        *others, part = self.relay.handle(event, self.now)
+        self._carry_out(others)
+        return [part]
 
     def _router_replay(self, place: tuple[int, int]) -> None:
         router = self.routers[place]
         answer = self._ask(place, router.next)
+        live = self.rebuilding[place] = []
         while (message := answer.next_message()) is not None:
             if message[-2] == END_SEQ:
+                del self.rebuilding[place]
+                assert all(router.apply(seq, payload) for seq, payload in live if not router.deaf)
                 return
             assert router.apply(int.from_bytes(message[-2][:8], "big"), message[-1]), "the answer has a hole"
         raise AssertionError("an answer without END")
@@ -538,12 +553,9 @@ class World:
     @step
     def kvbus_is_killed(self, new_generation: bool) -> None:
         """And comes back with its state: same index, same numbering; counters and connections begin anew."""
-        self._feed(Tick(self.now))  # an answer may have made room in the numbering, which leaves with the next event
         self._write_log()
-        before = [blocks_of(source) for source in self.relay.sources]
         marks = [source.sequencer.next for source in self.relay.sources]
         epochs = [source.sequencer.epoch for source in self.relay.sources]
-        partials = [source.partial_since for source in self.relay.sources]
         if new_generation:
             self.saved, self.log = list(dump(self.relay)), []
         for source in range(len(self.lines)):
@@ -563,11 +575,11 @@ class World:
         relay.recovery_finished(self.now)
         for n, at in self.places:
             assert relay.outputs[n].streams[at].next_seq == self.last_seq[n, at] + 1
-        assert [blocks_of(source) for source in relay.sources] == before
         for known, mark, epoch in zip(relay.sources, marks, epochs, strict=True):
             assert known.sequencer.next <= mark
             assert known.sequencer.epoch <= epoch
-        assert [source.partial_since for source in relay.sources] == partials
+        kept = {(n, at): relay.outputs[n].streams[at].journal.first_seq for n, at in self.places}
+        assert everything(relay, kept) == everything(self.relay, kept)
         relay.records = Records()
         self.relay = relay
         self._answers_are_gone()
@@ -586,7 +598,7 @@ class World:
         self.last_seq = {place: seq - 1 for place, seq in self.first_seqs.items()}
         self.saved, self.log = list(dump(self.relay)), []
         self._answers_are_gone()
-        self._carry_out(self.relay.begin(self.now, self.now))
+        self._feed(Started(self.now))
 
     def _answers_are_gone(self) -> None:
         """Late routers lose their answers with the process, and begin anew."""
@@ -630,10 +642,9 @@ class World:
     def router_asks_for_a_snapshot(self, place: int) -> None:
         """On an output that offers none it is still answered."""
         at = self._place(place)
-        for command in self.relay.handle(SnapshotAsked(*at, [b"r", b"snapshot"]), self.now):
-            assert isinstance(command, (AnswerSnapshot, Publish))
-            if isinstance(command, Publish):
-                self._carry_out([command])
+        (command,) = self.relay.handle(SnapshotAsked(*at, [b"r", b"snapshot"]), self.now)
+        assert isinstance(command, AnswerSnapshot)
+        assert reading(self._pull, command).next_message() is not None
 
     # -- what must hold ------------------------------------------------------------------------------------------
 
@@ -652,6 +663,11 @@ class World:
         for output in self.relay.outputs:
             for stream in output.streams:
                 assert len(stream.journal) <= setup.journal_batches
+
+    def nothing_kept_back(self) -> None:
+        """Every number has left with the event that used it."""
+        for n, at in self.places:
+            assert self.relay.outputs[n].streams[at].next_seq == self.last_seq[n, at] + 1
 
     @step
     def quiescence(self) -> None:
@@ -712,7 +728,9 @@ class World:
             if not source.partial and engine.kind != "snapshot" and not source.stats.rejected["index_full"]:
                 tails = {(key[1], block) for key, t in source.normalizer.tails.tables.items() for block in t.blocks}
                 assert tails == {
-                    (medium, engine.hash_of(TAIL + block)) for (medium, block), count in engine.tails.items() if count
+                    (medium, engine.hash_of(TAIL + block))
+                    for (medium, block), count in engine.tails.items()
+                    if count and medium in {"GPU", *source.normalizer.media}
                 }
             if not source.partial:
                 # a clear ends the unknown beginning of an epoch; a tier that nothing has spoken of since may hold blocks
@@ -732,6 +750,45 @@ class World:
         yield from (f"    {line}" for line in self.script)
 
 
-def blocks_of(source: Any) -> dict[Any, set[Any]]:
-    """What a source's index holds, by table."""
-    return {key: set(table.blocks) for key, table in source.normalizer.index.tables.items() if table.blocks}
+def everything(relay: Relay, kept: dict[tuple[int, int], int | None]) -> dict[str, Any]:
+    """The state that records are applied to: the same live, and after a restart that applies them again.
+
+    ``kept`` says with which seq each journal begins that has only what came after the checkpoint.
+    """
+    return {
+        "sources": [
+            {
+                **{name: getattr(source, name) for name in OF_A_SOURCE},
+                "partial": source.sequencer.partial,
+                "normalizer": source.normalizer.dump(),
+                "blocks": tables_of(source.normalizer.index),
+                "tails": tables_of(source.normalizer.tails),
+            }
+            for source in relay.sources
+        ],
+        "streams": [
+            (
+                stream.next_seq,
+                stream.topic,
+                [
+                    (seq, seq in stream.incomplete, entry.empty or entry.payload)
+                    for seq in range(stream.next_seq if kept[n, at] is None else kept[n, at], stream.next_seq)  # type: ignore[arg-type]
+                    if (entry := stream.journal.at(stream.journal.position(seq))) is not None
+                ],
+            )
+            for n, output in enumerate(relay.outputs)
+            for at, stream in enumerate(output.streams)
+        ],
+    }
+
+
+OF_A_SOURCE = ("rank", "ranked", "ts", "topic", "publisher_id", "lost", "partial_since", "announced", "expired")
+
+
+def tables_of(index: Any) -> dict[Any, Any]:
+    """What an index holds, by table: blocks with their copies, sub-blocks with their references."""
+    return {
+        key: ({block: table.copies.get(block, 0) for block in table.blocks}, dict(table.refs))
+        for key, table in index.tables.items()
+        if table.blocks
+    }

@@ -66,17 +66,17 @@ def subscribed(bus: Bus, *routers: Router) -> int:
     """Subscriptions there are; libzmq sends one again after a reconnection only when its socket is used."""
     for router in routers:
         router.read()
-    return bus.daemon.relay.outputs[0].stats.subscribers
+    return bus.daemon.outputs.stats[0].subscribers
 
 
 def refused(bus: Bus) -> dict[str, int]:
-    return {str(reason): count for reason, count in bus.daemon.relay.outputs[0].stats.refused.items() if count}
+    return {str(reason): count for reason, count in bus.daemon.outputs.stats[0].refused.items() if count}
 
 
 async def test_the_right_key_gets_the_live_stream_and_the_replay(keys):
     async with bus_and_engine(keys) as (bus, engine):
         with Router(bus, client_context(keys.router, keys.bus)) as router:
-            await eventually(lambda: bus.daemon.relay.outputs[0].stats.subscribers, "the subscription")
+            await eventually(lambda: bus.daemon.outputs.stats[0].subscribers, "the subscription")
             assert await router.replay() == [0, 1, 2]
             engine.publish(batch(store([4])))
             await eventually(lambda: router.read() == 4, "the live batch")
@@ -95,7 +95,7 @@ async def asks_in_vain(router: Router, bus: Bus, reason: Refused, *also: Reason)
     try:
         await eventually(lambda: sum(refused(bus).values()) >= 2, "two refusals")
         assert set(refused(bus)) <= {reason, Refused.CLOSED, *also}
-        assert bus.daemon.relay.outputs[0].stats.subscribers == 0
+        assert bus.daemon.outputs.stats[0].subscribers == 0
         assert not dealer.poll(0)
         assert router.read() == 0
     finally:
@@ -152,7 +152,7 @@ async def test_the_lists_of_two_outputs_are_two_lists(keys, tmp_path):
         try:
             sub.setsockopt(zmq.SUBSCRIBE, b"")
             sub.connect(outputs[0]["endpoint"])
-            first, second = (output.stats for output in bus.daemon.relay.outputs)
+            first, second = bus.daemon.outputs.stats
             await eventually(lambda: first.refused[Refused.KEY], "refused by the first")
             sub.connect(outputs[1]["endpoint"])
             await eventually(lambda: second.subscribers == 1, "let in by the second")
@@ -206,7 +206,7 @@ async def test_a_router_refused_today_is_let_in_once_its_key_is_added(keys):
             Router(bus, client_context(keys.router, keys.bus)) as router,
             Router(bus, client_context(keys.stranger, keys.bus)) as late,
         ):
-            stats = bus.daemon.relay.outputs[0].stats
+            stats = bus.daemon.outputs.stats[0]
             await eventually(lambda: stats.subscribers == 1 and stats.refused[Refused.KEY], "one in, one out")
             keys.allow(keys.router, keys.stranger)
             reloader.reload()
@@ -225,7 +225,7 @@ async def test_a_key_that_is_withdrawn_cuts_its_router_off_at_once(keys):
             Router(bus, client_context(keys.router, keys.bus)) as router,
             Router(bus, client_context(keys.stranger, keys.bus)) as revoked,
         ):
-            stats = bus.daemon.relay.outputs[0].stats
+            stats = bus.daemon.outputs.stats[0]
             await eventually(lambda: stats.subscribers == 2, "both in")
             engine.publish(batch(store([4])))
             await eventually(lambda: router.read() == revoked.read() == 4, "a batch for both")
@@ -247,7 +247,7 @@ async def test_a_new_key_of_our_own(keys):
     """Routers that know the new public key are let in after the reload, those with the old one are not."""
     async with bus_and_engine(keys) as (bus, _):
         reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
-        stats = bus.daemon.relay.outputs[0].stats
+        stats = bus.daemon.outputs.stats[0]
         keys.bus.secret_file.write_text(keys.engine.secret_file.read_text())
         reloader.reload()
         await eventually(lambda: bus.daemon.process.config_reloads["applied"], "the reload")
@@ -265,7 +265,7 @@ async def test_files_that_change_are_noticed_without_a_signal(keys):
         reloader.watch()
         try:
             with Router(bus, client_context(keys.stranger, keys.bus)) as router:
-                stats, process = bus.daemon.relay.outputs[0].stats, bus.daemon.process
+                stats, process = bus.daemon.outputs.stats[0], bus.daemon.process
                 await eventually(lambda: stats.refused[Refused.KEY], "refused")
                 keys.allowed.write_text("no key at all")
                 await eventually(lambda: process.key_reloads["refused"], "the bad file seen")

@@ -36,7 +36,7 @@ async def test_with_keys_they_read_it(tmp_path: Path) -> None:
         ):
             assert await dump.ends() == 0, dump.said
             assert [json.loads(line)["hash"] for line in dump.printed.splitlines()] == [1]
-            stats = bus.daemon.relay.outputs[0].stats
+            stats = bus.daemon.outputs.stats[0]
             await eventually(lambda: stats.subscribers == 2, "both subscribed")
             engine.publish(batch(store([2])))
             assert await tail.ends() == 0, tail.said

@@ -97,7 +97,7 @@ async def test_a_key_that_is_withdrawn_ends_its_own_connections_alone(keys: Keyr
     ):
         await engine.wait_for_subscriber(60)
         engine.publish(batch(store([1])))
-        stats = bus.daemon.relay.outputs[0].stats
+        stats = bus.daemon.outputs.stats[0]
         with (
             Blocks(client_context(keys.router, keys.bus), bus.out) as stays,
             Blocks(client_context(keys.stranger, keys.bus), bus.out) as goes,

@@ -34,7 +34,7 @@ async def through_the_bus(name: str, case: str) -> None:
         try:
             if case != "joins_at_the_end":
                 router.subscribe()
-                await eventually(lambda: bus.daemon.relay.outputs[0].stats.subscribers, "the router's subscription")
+                await eventually(lambda: bus.daemon.outputs.stats[0].subscribers, "the router's subscription")
             framing: Literal["3", "4"] = "3" if case == "old_framing" else "4"
             async with EnginePublisher(bus.engine, bus.engine_replay, framing=framing, bind=not dials) as engine:
                 await eventually(lambda: bus.source.state == "live", "the bus in sync with an engine that is new")

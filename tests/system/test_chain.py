@@ -46,7 +46,7 @@ async def the_chain(*, by_snapshot: bool) -> None:
             router.subscribe()
             try:
                 outputs = second.daemon.relay.outputs
-                await eventually(lambda: outputs[0].stats.subscribers, "the router's subscription")
+                await eventually(lambda: second.daemon.outputs.stats[0].subscribers, "the router's subscription")
                 await router.replay()
                 for message in messages[half:]:
                     engine.publish(message.payload, seq=message.seq)

@@ -68,7 +68,7 @@ class Raw:
 
 @contextlib.asynccontextmanager
 async def subscribed(bus: Bus, *endpoints: str, output: int = 0) -> AsyncIterator[list[Raw]]:
-    stats = bus.daemon.relay.outputs[output].stats
+    stats = bus.daemon.outputs.stats[output]
     before = stats.subscribers
     with contextlib.ExitStack() as stack:
         raws = [stack.enter_context(contextlib.closing(Raw(endpoint))) for endpoint in endpoints]
@@ -252,8 +252,8 @@ def test_an_idle_output_beats() -> None:
             answer = await replay(bus.out_replay)
             assert [int.from_bytes(m[-2], "big") for m in answer[:-1]] == list(range(len(answer) - 1))
             assert router.seqs[-1] < len(answer) + 1
-            stats = bus.daemon.relay.outputs[0].stats
-            assert stats.heartbeats == stats.batches - 1
+            stats = bus.daemon.outputs.stats[0]
+            assert bus.daemon.relay.outputs[0].stats.heartbeats == stats.batches - 1
 
     run_async(main)
 
@@ -349,7 +349,7 @@ async def behind_a_cut(
         router = RouterOnASet(bus.out, bus.out_replay)
         router.subscribe()
         try:
-            await eventually(lambda: bus.daemon.relay.outputs[0].stats.subscribers, "the router")
+            await eventually(lambda: bus.daemon.outputs.stats[0].subscribers, "the router")
             await eventually(lambda: bus.source.state == "live", "the bus in sync")
             await engine.wait_for_subscriber(60)
             yield bus, engine, router, cuts

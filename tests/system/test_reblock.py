@@ -32,7 +32,7 @@ def test_a_router_joins_late_where_blocks_are_cut(journal: int, monkeypatch: pyt
         ):
             there, late = (StrictRouter(bus.out, bus.out_replay) for _ in range(2))
             try:
-                stats = bus.daemon.relay.outputs[0].stats
+                stats = bus.daemon.outputs.stats[0]
                 await eventually(lambda: stats.subscribers == 2, "the subscriptions")
                 engine = Engine(publisher)
                 await engine.publish(60)
@@ -64,7 +64,7 @@ def test_tails_of_prompts_and_a_reset_of_every_tier(block_size: int | str) -> No
         ):
             router = StrictRouter(bus.out, bus.out_replay)
             try:
-                stats = bus.daemon.relay.outputs[0].stats
+                stats = bus.daemon.outputs.stats[0]
                 await eventually(lambda: stats.subscribers, "the subscription")
                 for _ in range(200):
                     pool.prompt([rng.randrange(2) for _ in range(rng.randrange(WHOLE, 2 * WHOLE))], True)

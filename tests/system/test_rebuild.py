@@ -33,7 +33,7 @@ BUFFER: Final = 50
 @contextlib.asynccontextmanager
 async def routers(bus: Bus, count: int = 1, *, replay: str | None = None, hwm: int = 0) -> AsyncIterator[Any]:
     """Strict routers, subscribed."""
-    stats = bus.daemon.relay.outputs[0].stats
+    stats = bus.daemon.outputs.stats[0]
     before = stats.subscribers
     made = [StrictRouter(bus.out, replay or bus.out_replay, hwm=hwm) for _ in range(count)]
     try:
@@ -138,7 +138,7 @@ def test_late_routers_share_one_cut_while_traffic_goes_on(cuts: list[int], tmp_p
             await asyncio.gather(*(router.read() for router in late), engine.publish(JOURNAL // 4))
             await in_step(bus, engine, *late)
             assert cuts == [newest]
-            assert output.stats.replay_requests["compacted"] == count
+            assert bus.daemon.outputs.stats[0].replay_requests["compacted"] == count
             assert [router.holes for router in late] == [0] * count
 
     run(test())
@@ -167,7 +167,9 @@ def test_a_requester_so_slow_that_the_journal_is_trimmed_past_it(cuts: list[int]
             await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
             assert stream.journal.first_seq is not None
             assert stream.journal.first_seq > newest + 1
-            assert output.stats.replay_batches < newest - first, "most of the answer waits for the requester"
+            assert bus.daemon.outputs.stats[0].replay_batches < newest - first, (
+                "most of the answer waits for the requester"
+            )
             trimmed = stream.next_seq - 1
             await router.read()
             assert cuts == ([newest] if journal == JOURNAL else [trimmed])
@@ -185,7 +187,6 @@ def test_requesters_that_die_are_forgotten_and_the_others_served(tmp_path: Path)
             circuit(batches=3000, blocks=10_000, replay_endpoint=replay) as (bus, engine),
             routers(bus, 4, replay=replay, hwm=1) as (slow, *others),
         ):
-            output = bus.daemon.relay.outputs[0]
             async with routers(bus, 3, replay=replay, hwm=1) as doomed:
                 for router in (slow, *doomed):
                     router.ask()
@@ -193,7 +194,7 @@ def test_requesters_that_die_are_forgotten_and_the_others_served(tmp_path: Path)
                 assert bus.daemon.outputs.drivers[0].busy == 4
             await asyncio.gather(*(router.rebuild() for router in others), engine.publish(JOURNAL // 2))
             await eventually(lambda: bus.daemon.outputs.drivers[0].busy == 1, "only the slow one is still served")
-            assert output.stats.replay_requests["gone"] == 3
+            assert bus.daemon.outputs.stats[0].replay_requests["gone"] == 3
             await slow.read()
             await in_step(bus, engine, slow, *others)
             await eventually(lambda: not bus.daemon.outputs.drivers[0].busy, "all of it sent")
@@ -235,7 +236,7 @@ def test_a_strict_router_takes_a_hundred_thousand_numbers() -> None:
             await in_step(bus, engine, router)
             assert router.late == 0
             assert router.next > 100_000
-            assert bus.daemon.relay.outputs[0].stats.replay_batches > 100_000
+            assert bus.daemon.outputs.stats[0].replay_batches > 100_000
 
     run(test())
 
@@ -252,8 +253,8 @@ def test_beyond_a_million_numbers_an_answer_begins_late_and_is_whole() -> None:
             await router.rebuild()
             await in_step(bus, engine, router)
             assert (router.late, router.holes) == (1, 0)
-            assert output.stats.replay_requests["late"] == 1
-            assert output.stats.replay_batches < 10 * JOURNAL
+            assert bus.daemon.outputs.stats[0].replay_requests["late"] == 1
+            assert bus.daemon.outputs.stats[0].replay_batches < 10 * JOURNAL
             view = BlockView()
             async with Subscriber(bus.out, bus.out_replay) as subscriber:
                 updates: list[Any] = []
@@ -295,7 +296,7 @@ def test_the_router_restarts_fifty_times() -> None:
                     await engine.publish(10)
                     await in_step(bus, engine, router)
                     assert (router.holes, router.view.clears) == (0, 1)
-            assert bus.daemon.relay.outputs[0].stats.replay_requests["compacted"] == 50
+            assert bus.daemon.outputs.stats[0].replay_requests["compacted"] == 50
 
     run(test())
 

@@ -127,7 +127,7 @@ async def test_the_others_notice_nothing():
     async with running(Fleet("abc")) as fleet, fleet.engine(0) as first, fleet.engine(2) as third:
         relay, a, c = fleet.daemon.relay, fleet.router(0), fleet.router(2)
         with following(a, c):
-            await eventually(lambda: relay.outputs[0].stats.subscribers == 2, "both routers")
+            await eventually(lambda: fleet.daemon.outputs.stats[0].subscribers == 2, "both routers")
             async with traffic(first), traffic(third):
                 await eventually(lambda: all(relay.sources[slot].state == "live" for slot in (0, 2)), "in sync")
                 # a batch may have come both ways while the engines were caught up with: from here on none does
@@ -174,7 +174,7 @@ async def test_a_source_that_is_removed_is_cleared_and_its_place_is_free():
         with following(router):
             async with fleet.engine(1) as engine:
                 await engine.wait_for_subscriber(60)
-                await eventually(lambda: fleet.daemon.relay.outputs[0].stats.subscribers, "the router")
+                await eventually(lambda: fleet.daemon.outputs.stats[0].subscribers, "the router")
                 for n in range(3):
                     engine.publish(batch(store([n + 1])))
                 await eventually(lambda: router.read() == 3, "three batches")
@@ -187,7 +187,7 @@ async def test_a_source_that_is_removed_is_cleared_and_its_place_is_free():
                 await fleet.reload()
                 async with fleet.engine(5) as other:
                     await other.wait_for_subscriber(60)
-                    stats = fleet.daemon.relay.outputs[0].stats
+                    stats = fleet.daemon.outputs.stats[0]
                     await eventually(lambda: router.read() and stats.subscribers, "the router back")
                     other.publish(batch(store([77])))
                     await eventually(lambda: fleet.relayed(1, 1), "its batch relayed")

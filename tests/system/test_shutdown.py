@@ -108,7 +108,7 @@ def test_one_that_is_not_taken_is_cut_off_at_the_deadline(tmp_path: Path) -> Non
 async def test_whoever_is_cut_off_and_still_reads_gets_its_end() -> None:
     """One answer of a requester at a time: its second request has to wait, and is not left waiting for ever."""
     async with running_bus() as bus:
-        stats = bus.daemon.relay.outputs[0].stats
+        stats = bus.daemon.outputs.stats[0]
         async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
             for n in range(COUNT):
                 engine.publish(batch(store([n], tokens=[2**20 + n] * 4000, block_size=4000)))

@@ -51,7 +51,7 @@ async def the_protocol(kind: int) -> None:
             live = context.socket(zmq.SUB)
             live.setsockopt(zmq.SUBSCRIBE, b"")
             live.connect(bus.out)
-            await eventually(lambda: bus.daemon.relay.outputs[0].stats.subscribers, "the subscription")
+            await eventually(lambda: bus.daemon.outputs.stats[0].subscribers, "the subscription")
             seq, publisher, *chunks = await answered(ask(context, kind, endpoint, b"snapshot"))
             assert int.from_bytes(seq, "big", signed=True) == -1
             assert len(publisher) == 16

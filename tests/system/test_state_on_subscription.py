@@ -129,7 +129,7 @@ async def publish(bus: Bus, engine: Engine, count: int) -> None:
 
 
 def stats_of(bus: Bus) -> Any:
-    return bus.daemon.relay.outputs[0].stats
+    return bus.daemon.outputs.stats[0]
 
 
 def stream_of(bus: Bus) -> OutputStream:

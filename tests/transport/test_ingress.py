@@ -8,7 +8,6 @@ import zmq
 
 from kvbus.core.wire.frames import replay_request
 from kvbus.errors import BindError
-from kvbus.transport import ingress
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from tests.ports import free_port
@@ -62,34 +61,6 @@ async def test_an_engine_that_comes_later_and_again(context):
         await eventually(lambda: said[-1] is False, "the engine's end")
         assert said == [True, False] * 2
         assert got == [[b"", u64(0), b"first life"], [b"", u64(0), b"second life"]]
-
-
-@both_loops
-@pytest.mark.parametrize("patience", [60.0, 0.0])
-async def test_batches_received_before_the_connection_was_lost_come_first(context, monkeypatch, patience):
-    """An engine dies with thousands of its batches in kvbus's queue. They are waited for, and not for ever."""
-    monkeypatch.setattr(ingress, "BACKLOG_S", patience)
-    where, batches = endpoint(), 20_000
-    happened: list[Any] = []
-    engine = EnginePublisher(where, None, bind=True)
-
-    def message(frames: list[bytes]) -> None:
-        if len(happened) == 1:
-            engine.close(linger=60)  # it has sent everything, and is gone before the second batch is read
-        happened.append(frames[2])
-
-    stream = LiveStream(context, where, bind=False, topics=[b""], events=Events(message, happened.append))
-    try:
-        async with engine:
-            await engine.wait_for_subscriber(60)
-            await eventually(lambda: happened == [True], "the connection")
-            for n in range(batches):
-                engine.publish(b"%d" % n)
-            await eventually(lambda: len(happened) == batches + 2, "every batch, and that the connection is lost")
-    finally:
-        stream.close()
-        await turns()
-    assert (happened.index(False) == batches + 1) == (patience > 0)
 
 
 @both_loops
@@ -207,4 +178,50 @@ async def test_hundreds_of_requests_leave_nothing_behind(context):
         await eventually(lambda: got and END in got[-1], "the last one's END")
         assert len(got) == 51
         client.close()
+        await turns()
+
+
+@both_loops
+@pytest.mark.parametrize("bind", [False, True])
+async def test_what_a_connection_has_brought_comes_before_its_end(context, bind):
+    """However late it is read: behind the end it would pass for the next connection's."""
+    where, beside = endpoint(), endpoint()
+    order: list[Any] = []
+    engines = zmq.Context()
+    engine = engines.socket(zmq.XPUB)
+    engine.setsockopt(zmq.SNDHWM, 0)
+    engine.setsockopt(zmq.LINGER, 60_000)
+    witness = context.socket(zmq.SUB)
+    ended = witness.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+    def received(frames: list[bytes]) -> None:
+        order.append(int.from_bytes(frames[1], "big"))
+        if order == [True, 0]:  # while this process does nothing else: a thousand batches, and the engine's end
+            for n in range(1, 1000):
+                engine.send_multipart([b"", u64(n), b"batch"])
+            engine.close()
+            engines.term()
+            assert ended.poll(60_000)
+
+    witness.setsockopt(zmq.SUBSCRIBE, b"nothing")
+    engine.bind(beside)
+    witness.connect(beside)
+    if not bind:
+        engine.bind(where)
+    stream = LiveStream(context, where, bind=bind, topics=[b""], events=Events(received, order.append))
+    if bind:
+        engine.connect(where)
+    try:
+        await eventually(lambda: order == [True], "the connection")
+        for _ in range(2):
+            await eventually(lambda: engine.poll(0), "both subscriptions")
+            engine.recv()
+        engine.send_multipart([b"", u64(0), b"batch"])
+        await eventually(lambda: order[-1] is False, "its end")
+        assert order == [True, *range(1000), False]
+    finally:
+        stream.close()
+        witness.disable_monitor()
+        ended.close()
+        witness.close()
         await turns()

@@ -115,7 +115,7 @@ async def test_an_oversize_request_costs_its_sender_the_connection_and_nobody_el
             sub.setsockopt(zmq.SUBSCRIBE, b"x" * 5000)
             sub.connect(bus.out)
             assert await router.replay() == [0]
-            assert bus.daemon.relay.outputs[0].stats.subscribers == 0
+            assert bus.daemon.outputs.stats[0].subscribers == 0
             rude.disable_monitor()
             monitor.close()
         finally:

@@ -214,7 +214,7 @@ async def test_the_journal_moves_on_while_a_slow_requester_reads(context):
         await eventually(lambda: bus.source.sequencer.next == 200, "the first batches relayed")
         client = Requester(context, bus.out_replay, hwm=1, small=True)
         client.ask(0)
-        stats = bus.daemon.relay.outputs[0].stats
+        stats = bus.daemon.outputs.stats[0]
         await eventually(lambda: stats.replay_batches, "the answer begun")
         for first in range(200, 6000, 200):
             publish(first, first + 200)

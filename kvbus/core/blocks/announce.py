@@ -37,7 +37,7 @@ def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[lis
     events: list[AnyEvent] = []
     room = size
     pause = size - PAUSE
-    for chunk, first, end in _runs(index, known):
+    for _, chunk, first, end in runs(index, known):
         tokens: list[Any] | None = None
         start = first
         while start < end:
@@ -62,7 +62,7 @@ def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[lis
 def removals_of(index: Index) -> list[AnyEvent]:
     """The removals that empty a router of these blocks, leaves first."""
     events: list[AnyEvent] = []
-    for chunk, first, end in reversed(list(_runs(index))):
+    for _, chunk, first, end in reversed(list(runs(index))):
         names = chunk.hashes if chunk.derived is None else chunk.derived
         for stop in range(end, first, -MAX_RUN):
             gone = list(reversed(names[max(first, stop - MAX_RUN) : stop]))
@@ -79,8 +79,11 @@ def removals_of(index: Index) -> list[AnyEvent]:
     return events
 
 
-def _runs(index: Index, known: Sequence[Index] = ()) -> Iterator[tuple[Chunk, int, int]]:
-    """Runs ``[first, end)`` of the live blocks of each chunk, or of the live sub-blocks of one that is reblocked."""
+def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[tuple[TableKey, Chunk, int, int]]:
+    """Runs ``[first, end)`` of the live blocks of each chunk, or of the live sub-blocks of one that is reblocked.
+
+    Each has its table's key. Blocks that are in one of the indexes ``known`` are left out.
+    """
     announced = {(key, name) for other in known for key, name in _derived_names(other)}
     for key, chunk, a, b in index.snapshot():
         if chunk.derived is None:
@@ -88,15 +91,15 @@ def _runs(index: Index, known: Sequence[Index] = ()) -> Iterator[tuple[Chunk, in
                 fresh = [
                     at for at in range(a, b) if not any(other.announces(*key, chunk.hashes[at]) for other in known)
                 ]
-                yield from ((chunk, *run) for run in _consecutive(fresh))
+                yield from ((key, chunk, *run) for run in _consecutive(fresh))
             else:
-                yield chunk, a, b
+                yield key, chunk, a, b
             continue
         derived, per_block = chunk.reblocked()
         # two nodes may cover one page: it has one name, and is announced once
         fresh = [at for at in range(a * per_block, b * per_block) if (key, derived[at]) not in announced]
         announced.update((key, derived[at]) for at in fresh)
-        yield from ((chunk, *run) for run in _consecutive(fresh))
+        yield from ((key, chunk, *run) for run in _consecutive(fresh))
 
 
 def _derived_names(index: Index) -> Iterator[tuple[TableKey, Hash]]:

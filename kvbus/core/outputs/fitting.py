@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvbus.core.blocks.announce import blocks_in
 from kvbus.core.blocks.index import Index
-from kvbus.core.stats import OutputStats
+from kvbus.core.stats import NumberingStats
 from kvbus.core.types import medium_key
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.parts import changed, hashes_of, is_store, parts, value
@@ -31,7 +31,7 @@ def fit(
     *,
     merged: bool,
     group: int | None,
-    stats: OutputStats,
+    stats: NumberingStats,
 ) -> Sequence[AnyEvent]:
     """The events of one source for routers of a family; the same object where nothing changes.
 
@@ -75,11 +75,11 @@ def _named(events: Sequence[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
     return found
 
 
-def _of_group(events: Sequence[AnyEvent], group: int | None, stats: OutputStats) -> Sequence[AnyEvent]:
+def _of_group(events: Sequence[AnyEvent], group: int | None, stats: NumberingStats) -> Sequence[AnyEvent]:
     kept = [event for event in events if isinstance(event, AllBlocksCleared) or value(event, "group_idx") == group]
     if len(kept) == len(events):
         return events
-    stats.dropped_events["other_group"] += len(events) - len(kept)
+    stats.other_group += len(events) - len(kept)
     return kept
 
 

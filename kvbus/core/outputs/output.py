@@ -11,15 +11,15 @@ from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.source import Source
-from kvbus.core.stats import OutputStats
+from kvbus.core.stats import NumberingStats
 from kvbus.core.wire.profiles import Profile
 
 
 class OutputSpec(msgspec.Struct, frozen=True):
     """One output. ``topics`` has one entry per stream: as many as sources, or one where the layout is merged.
 
-    A topic of None is the source's own. ``first_seqs`` says where each numbering begins, ``publisher_ids`` (16 bytes
-    each) puts the snapshot protocol's 24-byte sequence frames on this output.
+    A topic of None is the source's own. ``first_seqs`` says where each numbering begins. ``publisher_ids`` (16
+    bytes each) puts the snapshot protocol's 24-byte sequence frames on this output.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Output:
     def __init__(self, spec: OutputSpec, ranks: Sequence[int]) -> None:
         self.spec = spec
         self.merged = spec.merged
-        self.stats = OutputStats()
+        self.stats = NumberingStats()
         self.streams: list[OutputStream] = []
         for i, topic in enumerate(spec.topics):
             rank = 0 if spec.merged else ranks[i]

@@ -15,7 +15,7 @@ class Answers(Machine):
     """Takes in what comes back for a request. Whatever comes for an older one is counted and dropped."""
 
     def sent(self, request: int, now: float) -> None:
-        """A request has left the process. Before, it may have waited behind a backlog of batches."""
+        """A request has left the process. Before, it may have waited behind a backlog; at infinity, it waits still."""
         self._replay_client.sent(request, now)
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float) -> None:

@@ -1,0 +1,146 @@
+"""What each record of the write-ahead log does to indexes, numberings and journals.
+
+It is the same whether the relay has just decided it or a former process had. What the decision followed from is not
+asked here: a sequencer has it, and after a restart the relay's :meth:`~kvbus.core.relay.Relay.apply_record` brings the
+sequencer to where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvbus.core import write_ahead_log as wal
+from kvbus.core.outgoing import Outgoing
+from kvbus.core.source import Source
+from kvbus.core.types import Reason
+from kvbus.core.wire import codec
+
+
+class Applier:
+    """Applies records.
+
+    Args:
+        sources: the relay's, in their places.
+        out: the relay's outgoing side.
+        max_events: the most events of a batch.
+    """
+
+    def __init__(self, sources: list[Source], out: Outgoing, max_events: int) -> None:
+        self._sources = sources
+        self._out = out
+        self._max_events = max_events
+        self._by_type: dict[type, Callable[[Any, float], None]] = {
+            wal.Delivered: self.delivered,
+            wal.EpochBegun: self._epoch_begun,
+            wal.BatchesLost: self._batches_lost,
+            wal.Expired: self._expired,
+            wal.Reannounced: self._reannounced,
+            wal.Heartbeat: out.heartbeat,
+            wal.Begun: out.begin,
+            wal.SnapshotTaken: self._snapshot_taken,
+            wal.SeqsIncomplete: out.incomplete,
+            wal.PartialSince: self._partial_since,
+            wal.EveryTierCleared: self._every_tier_cleared,
+            wal.PublisherKnown: self._publisher_known,
+        }
+
+    def apply(self, record: wal.Record, now: float) -> None:
+        """Do what a record says."""
+        self._by_type[type(record)](record, now)
+
+    def delivered(self, record: wal.Delivered, now: float) -> None:
+        """Decode, normalize and publish one batch."""
+        slot, payload = record.source, record.payload
+        source = self._sources[slot]
+        source.topic = record.topic
+        taken = source.normalizer.fast_path(payload)
+        if taken is not None:
+            plain, unchanged = taken
+            source.stats.last_batch = source.ts = plain.ts
+            if plain.rank != source.rank or not source.ranked:
+                source.see_rank(plain.rank)
+                unchanged = unchanged and plain.rank == source.rank
+            if source.dialect.name is None:
+                source.dialect.see(payload)
+            if plain.events and not source.expired:
+                source.announced = True
+                whole = payload if unchanged else None
+                self._out.publish(slot, source, plain.events, now, whole)
+                if self._out.fitted:
+                    self._out.publish_fitted(slot, source, plain.events, now, whole)
+            return
+        batch = codec.decode_batch(payload, self._max_events)
+        if isinstance(batch, Reason):
+            source.stats.rejected[batch] += 1
+            return
+        source.stats.last_batch = batch.ts
+        source.ts = batch.ts
+        if batch.rank is not None:
+            source.see_rank(batch.rank)
+        source.dialect.see(payload)
+        events = source.normalizer.apply(batch, first_of_epoch=record.seq == 0)
+        if source.normalizer.emptied and source.sequencer.partial:
+            source.lost = 0
+            source.sequencer.complete(certain=source.normalizer.take_for_empty())
+        if source.expired:
+            return
+        if events:
+            source.announced = True
+            self._out.publish_all(slot, source, events, now)
+
+    def clear(self, slot: int, source: Source, now: float) -> None:
+        """Clear a source's blocks downstream, if any were announced."""
+        if source.announced:
+            source.announced = False
+            self._out.clear(slot, source, now)
+
+    def _epoch_begun(self, record: wal.EpochBegun, now: float) -> None:
+        self._sources[record.source].publisher_id = record.publisher_id
+        self._forget(record.source, now)
+
+    def _batches_lost(self, record: wal.BatchesLost, now: float) -> None:
+        source = self._sources[record.source]
+        source.lost += record.count
+        if source.spec.on_lost == "clear":
+            self._forget(record.source, now, same_epoch=True)
+
+    def _expired(self, record: wal.Expired, now: float) -> None:
+        source = self._sources[record.source]
+        source.expired = True
+        source.stats.timeouts += 1
+        source.sequencer.expire()
+        self.clear(record.source, source, now)
+
+    def _reannounced(self, record: wal.Reannounced, now: float) -> None:
+        source = self._sources[record.source]
+        source.expired = False
+        self._out.publish_all(record.source, source, list(source.normalizer.announce()), now)
+        source.announced = len(source.normalizer.index) > 0
+
+    def _snapshot_taken(self, record: wal.SnapshotTaken, now: float) -> None:
+        source = self._sources[record.source]
+        self._forget(record.source, now)
+        for chunk in record.chunks:  # each is a batch, and none the first of the epoch
+            self.delivered(wal.Delivered(record.source, -1, source.topic, 0, chunk), now)
+
+    def _partial_since(self, record: wal.PartialSince, now: float) -> None:
+        del now
+        self._sources[record.source].partial_since = record.wall
+
+    def _every_tier_cleared(self, record: wal.EveryTierCleared, now: float) -> None:
+        del now
+        self._sources[record.source].normalizer.clears_every_tier()
+
+    def _publisher_known(self, record: wal.PublisherKnown, now: float) -> None:
+        del now
+        self._sources[record.source].publisher_id = record.publisher_id
+
+    def _forget(self, slot: int, now: float, *, same_epoch: bool = False) -> None:
+        """Forget what was known of this source's cache: it cannot be relied on any more."""
+        source = self._sources[slot]
+        self.clear(slot, source, now)
+        source.normalizer.reset(same_epoch=same_epoch)
+        source.ranked = source.ranked and same_epoch
+        if not same_epoch:
+            source.lost, source.partial_since = 0, None

@@ -1,0 +1,203 @@
+"""What there is to see of a running bus, read once: ``/metrics``, ``/sources``, ``/routers`` and ``/blocks`` show it.
+
+Every reading is a value of one moment: later events do not change it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from msgspec import structs
+
+from kvbus.core.blocks.announce import group_of, out_parent, runs
+from kvbus.core.blocks.index import Chunk, Index
+from kvbus.core.missing import Missing, missing
+from kvbus.core.outputs.output import Output
+from kvbus.core.relay import Relay
+from kvbus.core.remarks import Remark, remarks
+from kvbus.core.sequencing.settings import State
+from kvbus.core.source import Source
+from kvbus.core.stats import OutputStats, RouterView, SourceStats
+from kvbus.core.types import Hash, printable
+
+Counts = TypeVar("Counts", SourceStats, OutputStats)
+
+
+class Driver(Protocol):
+    """What knows the routers of an output."""
+
+    @property
+    def routers(self) -> list[RouterView]:
+        """The connected ones, and those that left last."""
+
+    @property
+    def queue_max(self) -> int:
+        """The most batches that wait for one of them."""
+
+    @property
+    def behind_seconds(self) -> float:
+        """How far behind the one is that is furthest behind."""
+
+
+class SourceReading(msgspec.Struct, frozen=True):
+    """One source.
+
+    Attributes:
+        pending: missing batches that are neither recovered nor lost yet.
+        queue_depth: batches that wait for their turn: in the reorder buffer, or in order and not handed on yet.
+        unverified: batches of which it is not known which epoch they belong to.
+        index_entries: blocks remembered: the live ones, and coarse ones and tails that are left out.
+        blocks: live blocks by medium, as routers know them: none of an expired source.
+    """
+
+    name: str
+    rank: int
+    state: State
+    partial: bool
+    partial_since: float | None
+    missing: Missing | None
+    remarks: dict[Remark, str]
+    epoch: int
+    last_seq: int
+    dialect: str | None
+    block_size: int | None
+    pending: int
+    queue_depth: int
+    queue_limit: int
+    queue_bytes: int
+    queue_bytes_limit: int
+    unverified: int
+    index_entries: int
+    index_limit: int
+    blocks: dict[str, int]
+    stats: SourceStats
+
+
+class OutputReading(msgspec.Struct, frozen=True):
+    """One output: what the relay has numbered, and what the driver made of it.
+
+    Attributes:
+        sequences: the newest seq of each open stream, -1 for none.
+        queue_max: the most batches that wait for one router.
+        behind_seconds: how far behind the router is that is furthest behind.
+        stats: the driver's counters, with what the relay had refused or left out before.
+    """
+
+    name: str
+    heartbeats: int
+    sequences: dict[int, int]
+    journal_batches: int
+    journal_bytes: int
+    journal_batches_limit: int
+    journal_bytes_limit: int
+    queue_max: int
+    behind_seconds: float
+    stats: OutputStats
+
+
+def read_source(source: Source) -> SourceReading:
+    """Read one source."""
+    sequencer, normalizer, spec = source.sequencer, source.normalizer, source.spec
+    media = normalizer.index.media()
+    return SourceReading(
+        name=spec.label,
+        rank=source.rank,
+        state=source.state,
+        partial=source.partial,
+        partial_since=source.partial_since,
+        missing=missing(source),
+        remarks=remarks(source),
+        epoch=sequencer.epoch,
+        last_seq=sequencer.next - 1,
+        dialect=source.dialect.name,
+        block_size=normalizer.block_size,
+        pending=sequencer.pending,
+        queue_depth=len(sequencer.held) + len(sequencer.actions),
+        queue_limit=spec.settings.reorder_batches,
+        queue_bytes=sequencer.held.bytes,
+        queue_bytes_limit=spec.settings.reorder_bytes,
+        unverified=len(sequencer.unverified),
+        index_entries=normalizer.entries,
+        index_limit=spec.rules.max_blocks,
+        blocks=dict.fromkeys(media, 0) if source.expired else dict(media),
+        stats=_copied(source.stats),
+    )
+
+
+def read_outputs(relay: Relay, drivers: Sequence[Driver], stats: Sequence[OutputStats]) -> list[OutputReading]:
+    """Read all outputs; ``drivers`` and ``stats`` are theirs, in order."""
+    return [_read_output(*each) for each in zip(relay.outputs, drivers, stats, strict=True)]
+
+
+def _read_output(output: Output, driver: Driver, stats: OutputStats) -> OutputReading:
+    counted = _copied(stats)
+    counted.replay_requests["malformed"] += output.stats.malformed
+    if output.stats.other_group:
+        counted.dropped_events["other_group"] += output.stats.other_group
+    streams, open_streams, spec = output.streams, output.open_streams, output.spec
+    return OutputReading(
+        name=spec.name,
+        heartbeats=output.stats.heartbeats,
+        sequences={slot: stream.next_seq - 1 for slot, stream in open_streams.items()},
+        journal_batches=sum(len(stream.journal) for stream in streams),
+        journal_bytes=sum(stream.journal.bytes for stream in streams),
+        journal_batches_limit=spec.journal_batches * len(open_streams),
+        journal_bytes_limit=spec.journal_bytes * len(open_streams),
+        queue_max=driver.queue_max,
+        behind_seconds=driver.behind_seconds,
+        stats=counted,
+    )
+
+
+def read_routers(relay: Relay, drivers: Sequence[Driver]) -> list[tuple[str, RouterView]]:
+    """Read all routers, each with its output's name."""
+    return [
+        (output.spec.name, router)
+        for output, driver in zip(relay.outputs, drivers, strict=True)
+        for router in driver.routers
+    ]
+
+
+def _copied(stats: Counts) -> Counts:
+    counters = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    return structs.replace(
+        stats, **{name: value.copy() for name, value in counters.items() if isinstance(value, Counter)}
+    )
+
+
+class LiveBlocks:
+    """The live blocks of a source. It copies dictionaries only."""
+
+    def __init__(self, source: Source) -> None:
+        self._label = source.spec.label
+        self._rank = source.rank
+        # routers hold no block of an expired source
+        self._index = Index() if source.expired else source.normalizer.index.copy()
+        self._copies = {key: table.copies.copy() for key, table in source.normalizer.index.tables.items()}
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of ``/blocks``: one live block each, as routers know it, parents first on each medium."""
+        for key, chunk, first, end in runs(self._index):
+            tokens = chunk.token_list()
+            names, pieces = chunk.reblocked() if chunk.derived is not None else (chunk.hashes, 1)
+            size = chunk.block_size // pieces
+            for at in range(first, end):
+                yield {
+                    "source": self._label,
+                    "rank": self._rank,
+                    "hash": printable(names[at]),
+                    "parent": printable(names[at - 1] if at else self._parent(chunk)),
+                    "medium": chunk.meta.medium,
+                    "group_idx": key[0],
+                    "block_size": size,
+                    "token_ids": tokens[at * size : (at + 1) * size],
+                    "copies": 1 + self._copies[key].get(chunk.hashes[at // pieces], 0),
+                }
+
+    def _parent(self, chunk: Chunk) -> Hash | None:
+        if chunk.derived is not None:
+            return chunk.out_parent
+        return out_parent(self._index, group_of(chunk), chunk.parent)

@@ -1,0 +1,138 @@
+"""The shell tells the core by events, and changes none of its objects: whatever it calls them, mypy knows their types.
+
+In a copy of the package every place that changes something reached through an object gets a line that asks mypy what
+that object is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+OWN = {"Histogram", "HttpRefusal", "OutputStats", "ProcessStats"}
+"""Classes of ``kvbus.core.stats`` of which the shell has objects of its own."""
+
+APART = {"core", "client"}
+"""The core itself; the client, which has objects of the core's classes and no relay."""
+
+CHANGING = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft"),
+    *("remove", "setdefault", "sort", "subtract", "update"),
+}
+"""Methods of built-in containers that change them."""
+
+QUESTION = re.compile(r"^(\S+?):(\d+): note: Revealed type is \"(.*)\"$")
+
+
+def changed(statement: ast.stmt) -> Iterator[ast.expr]:
+    """What a statement changes, and what it calls a changing method of."""
+    if isinstance(statement, ast.Assign | ast.Delete):
+        yield from statement.targets
+    elif isinstance(statement, ast.AugAssign | ast.AnnAssign | ast.For | ast.AsyncFor):
+        yield statement.target
+    elif isinstance(statement, ast.With | ast.AsyncWith):
+        yield from (item.optional_vars for item in statement.items if item.optional_vars is not None)
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Attribute) and function.attr in CHANGING:
+                yield function.value
+            elif isinstance(function, ast.Name) and function.id in {"setattr", "delattr"}:
+                yield ast.Attribute(node.args[0], "_")
+
+
+def owners(target: ast.expr) -> Iterator[str]:
+    """The expressions through which a target is reached, as source text."""
+    if isinstance(target, ast.Tuple | ast.List):
+        for each in target.elts:
+            yield from owners(each)
+    while isinstance(target, ast.Attribute | ast.Subscript | ast.Starred):
+        target = target.value
+        yield ast.unparse(target)
+
+
+def asking(text: str) -> str:
+    """A module that asks for the types of all owners, each in front of the statement that it is about."""
+    lines = text.split("\n")
+    for node in sorted((n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.stmt)), key=lambda n: -n.lineno):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        simple = not hasattr(node, "body")
+        found = {owner for target in changed(node) if simple or target for owner in owners(target)}
+        if found and lines[node.lineno - 1].lstrip().startswith(("elif", "else", "except", "finally")):
+            continue  # of a branch: its statements are asked one by one
+        indent = " " * node.col_offset
+        lines[node.lineno - 1 : node.lineno - 1] = [f"{indent}reveal_type({owner})" for owner in sorted(found)]
+    return "\n".join(lines)
+
+
+def offences(root: Path) -> list[str]:
+    """Objects of the core that the shell changes, in a tree that is rewritten for it."""
+    for path in sorted(root.joinpath("kvbus").rglob("*.py")):
+        if path.relative_to(root).parts[1] not in APART:
+            path.write_text(asking(path.read_text()))
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--cache-dir=/dev/null", "--no-error-summary"]
+    options = ["--follow-imports=silent", "--ignore-missing-imports", "--python-version=3.11", "--check-untyped-defs"]
+    told = subprocess.run(
+        [*command, *options, "kvbus"], cwd=root, capture_output=True, text=True, timeout=240, check=False
+    )
+    found = []
+    asked = 0
+    for row in told.stdout.splitlines():
+        answer = QUESTION.match(row)
+        if answer is None:
+            continue
+        asked += 1
+        file, _, kind = answer.groups()
+        names = set(re.findall(r"kvbus\.core\.[\w.]*\.(\w+)", kind))
+        if names - OWN:
+            found.append(f"{file}: {kind}")
+    assert asked > 100, told.stdout + told.stderr
+    return found
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "kvbus", tmp_path / "kvbus", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+HOLES = """
+
+from kvbus.core.relay import Relay
+from kvbus.core.source import Source
+
+
+def _holes(anything: Relay, other: Source) -> None:
+    for _, harmless in anything.outputs[0].open_streams.items():
+        harmless.next_seq = 7
+    mine = other.stats
+    mine.refused["key"] += 1
+    if mine:
+        anything.sources.clear()
+    setattr(anything, "backlog", True)
+    del other.sequencer.actions[0]
+"""
+
+
+def test_the_shell_changes_nothing_of_the_core_and_each_hole_is_found(copy: Path) -> None:
+    path = copy / "kvbus/daemon/daemon.py"
+    path.write_text(path.read_text() + HOLES)
+    found = offences(copy)
+    assert {row.partition(":")[0] for row in found} == {"kvbus/daemon/daemon.py"}, found
+    assert {row.partition(": ")[2].rpartition(".")[2] for row in found} >= {
+        "OutputStream",
+        "SourceStats",
+        "Relay",
+        "Source",
+        "Sequencer",
+    }

@@ -1,0 +1,130 @@
+"""Every record does after a restart what it did when it was decided."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from kvbus.core.checkpoint import Loader, dump
+from kvbus.core.commands import RequestReplay, RequestSnapshot
+from kvbus.core.events import (
+    BatchReceived,
+    ClearsEveryTier,
+    RelayEvent,
+    ReplayReceived,
+    SnapshotReceived,
+    SourceDown,
+    SourceUp,
+    Started,
+    Subscribed,
+    Tick,
+)
+from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source import SourceSpec
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.core.write_ahead_log import Delivered, EpochBegun, Record, StateError, decode_records
+from tests.doubles.payloads import batch, cleared, payload, removed, store
+from tests.properties.world import everything
+
+ONE, OTHER = b"1" * 16, b"2" * 16
+"""Ids of two epochs of the publisher."""
+
+
+def make_relay() -> Relay:
+    source = SourceSpec("engine", 0, Settings(replay=True, snapshot=True), Rules(), timeout=5.0)
+    return Relay([source], [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=1.0, first_seqs=[40])])
+
+
+class Kept:
+    """A relay whose records are kept, and an engine that has the newest batch for replay."""
+
+    def __init__(self) -> None:
+        self.relay = make_relay()
+        self.saved = list(dump(self.relay))
+        self.relay.keep_records(keep=True)
+        self.now = 100.0
+        self.asked: RequestSnapshot | None = None
+        self.kinds: set[type] = set()
+        self.newest: list[bytes] = []
+
+    def take(self, event: RelayEvent, after: float = 0.0) -> None:
+        self.now += after
+        todo = [event]
+        while todo:
+            for command in self.relay.handle(todo.pop(0), self.now):
+                if isinstance(command, RequestReplay):
+                    todo.append(ReplayReceived(0, command.request, self.newest))
+                    todo.append(ReplayReceived(0, command.request, [b"", b"", END_SEQ, b""]))
+                elif isinstance(command, RequestSnapshot):
+                    self.asked = command
+
+    def live(self, seq: int, *events: Any, publisher: bytes = b"") -> None:
+        topic, number, body = batch(seq, *events)
+        self.newest = [b"", topic, number + publisher, body]
+        self.take(BatchReceived(0, self.newest[1:]))
+
+    def snapshot(self, seq: int, *events: Any, publisher: bytes) -> None:
+        assert self.asked is not None
+        chunks = [payload(*events)] if seq >= 0 else []
+        frames = [b"", seq.to_bytes(8, "big", signed=True), publisher, *chunks]
+        self.take(SnapshotReceived(0, self.asked.request, frames))
+
+    def is_the_same_again(self) -> None:
+        """A relay that loads the checkpoint and applies the records stands where this one does."""
+        assert self.relay.records is not None
+        body, payloads = self.relay.records.take()
+        records = decode_records(body, b"".join(payloads))
+        assert records is not None
+        self.kinds |= {type(record) for record in records}
+        again = make_relay()
+        loader = Loader(again)
+        for blob in self.saved:
+            loader.feed(blob)
+        for record in records:
+            again.apply_record(record, self.now)
+        again.recovery_finished(self.now)
+        kept = {(0, 0): again.outputs[0].streams[0].journal.first_seq}
+        assert everything(again, kept) == everything(self.relay, kept)
+        self.saved = list(dump(self.relay))
+
+
+def test_each_record_does_the_same_again() -> None:
+    kept = Kept()
+    kept.take(Started(7.0))
+    kept.take(SourceUp(0))
+    kept.live(4, store([1]))
+    kept.snapshot(4, store([1, 2, 3]), publisher=ONE)
+    kept.is_the_same_again()
+    kept.live(5, store([4], 3), removed([1]), publisher=ONE)
+    many = list(range(10, 6000))  # a state in two batches
+    kept.live(6, cleared(), store(many, tokens=many, block_size=1), publisher=ONE)
+    kept.take(ClearsEveryTier(0))
+    kept.take(Subscribed(0, 0, (1,)))
+    kept.is_the_same_again()
+    kept.live(9, store([5]), publisher=ONE)
+    for _ in range(4):
+        kept.take(Tick(8.0), after=2.5)
+    kept.take(Tick(9.0), after=1.5)
+    kept.is_the_same_again()
+    kept.live(0, store([8]), publisher=OTHER)
+    kept.snapshot(-1, publisher=OTHER)
+    kept.live(1, store([9]), publisher=OTHER)
+    kept.is_the_same_again()
+    kept.take(SourceDown(0))
+    kept.take(Tick(30.0), after=10.0)
+    kept.is_the_same_again()
+    kept.take(SourceUp(0))
+    kept.take(Tick(31.0), after=1.0)
+    kept.is_the_same_again()
+    assert kept.kinds == set(get_args(Record))
+
+
+@pytest.mark.parametrize("record", [Delivered(7, 0, b"", 0, b""), EpochBegun(1, partial=False, publisher_id=None)])
+def test_a_record_of_another_relay_is_refused(record: Record) -> None:
+    with pytest.raises(StateError):
+        make_relay().apply_record(record, 0.0)
