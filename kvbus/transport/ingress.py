@@ -48,6 +48,9 @@ class Events:
 class LiveStream:
     """The subscription to one engine publisher.
 
+    Batches and connections come from libzmq on two sockets. When an engine dies, its last batches may still wait to be
+    read. They are of the old connection, so its loss is reported after them (:meth:`Pump.call_behind`).
+
     Args:
         context: the process's ZeroMQ context.
         endpoint: the publisher's live endpoint.
