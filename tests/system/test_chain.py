@@ -75,7 +75,7 @@ async def lost_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_bus(output={"snapshot_endpoint": snapshots, "heartbeat": 0.2}) as first:
         upstream = {"endpoint": first.out, "replay_endpoint": "tcp://127.0.0.1:9", "snapshot_endpoint": snapshots}
         async with (
-            running_bus(source=upstream, replay_timeout=1.0) as second,
+            running_bus(source=upstream, replay_timeout=0.2) as second,
             EnginePublisher(first.engine, first.engine_replay, bind=True) as engine,
         ):
             await eventually(lambda: first.source.state == "live", "the first bus in sync")
