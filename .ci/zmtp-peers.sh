@@ -22,7 +22,7 @@ jeromq() {
     cd jeromq
     command -v java javac mvn >/dev/null || return $unavailable
     javac --release 11 -version || return $unavailable
-    if ! same_jars "$jars" 2>/dev/null; then
+    if ! same_jars "$jars" &>/dev/null; then
         rm -rf "$jars"
         mvn --batch-mode --quiet --strict-checksums dependency:copy-dependencies "-DoutputDirectory=$jars" ||
             return $unavailable
@@ -36,8 +36,8 @@ zeromq-rs() {
     cargo --version || return $unavailable
     printf 'rustc 1.89\n%s\n' "$(rustc --version)" | sort --check --version-sort || return $unavailable
     cargo fetch --locked --quiet || return $unavailable # Cargo.lock holds what it must be
-    cargo build --locked --offline --quiet --release --target-dir "$home/zeromq-rs/target" || return 1
-    cp "$home/zeromq-rs/target/release/peer" "$home/zeromq-rs/"
+    cargo build --locked --offline --quiet --target-dir "$home/zeromq-rs/target" || return 1
+    cp "$home/zeromq-rs/target/debug/peer" "$home/zeromq-rs/"
 }
 
 result=0

@@ -47,7 +47,7 @@ class SourceUp(msgspec.Struct, frozen=True):
 
 
 class SourceDown(msgspec.Struct, frozen=True):
-    """The last connection to the engine's publisher is gone."""
+    """The last connection to the engine's publisher is gone. What it has brought comes before this."""
 
     source: int
 

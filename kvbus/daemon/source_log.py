@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
-from kvbus.core.remarks import Remark, remarks
+from kvbus.core.remarks import remarks
 from kvbus.core.source import Source
 
 log = logging.getLogger("kvbus.daemon")
@@ -19,7 +19,7 @@ class SourceLog:
     def __init__(self) -> None:
         self._states: dict[int, str] = {}
         self._partial: dict[int, float | None] = {}
-        self._remarks: dict[int, set[Remark]] = {}
+        self._remarks: dict[int, set[str]] = {}
 
     def look(self, relay: Relay, slots: Iterable[int]) -> None:
         """Log what has changed about the sources in these slots."""

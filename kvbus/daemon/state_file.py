@@ -20,7 +20,8 @@ from kvbus.daemon.disk import Disk
 
 T = TypeVar("T")
 
-MAGIC: Final = b"kvbus-state-010\n"
+_FAMILY: Final = b"kvbus-state-"
+MAGIC: Final = _FAMILY + b"010\n"
 ID_BYTES: Final = 8
 
 _HEADER: Final = struct.Struct("=16s16s8s8sQ")
@@ -64,9 +65,17 @@ def header(whose: bytes, file_id: bytes, before: bytes, length: int) -> bytes:
     return packed + _CRC.pack(crc32(packed))
 
 
+def other_version(name: str, begin: bytes) -> str | None:
+    """Say of which version a file is that begins so; None if it is this one's, or does not say."""
+    found, known = begin[len(_FAMILY) : len(MAGIC) - 1], MAGIC[len(_FAMILY) : -1]
+    if not begin.startswith(_FAMILY) or found == known or not found.isdigit():
+        return None
+    return f"{name} is of version {found.decode()}, and this kvbus reads version {known.decode()}"
+
+
 def _parse(name: str, begin: bytes, whose: bytes) -> tuple[bytes, bytes, int]:
     if not begin.startswith(MAGIC):
-        raise StateError(f"{name} is of another version")
+        raise StateError(f"{name} is damaged")
     if len(begin) < HEADER_SIZE or _CRC.unpack_from(begin, _HEADER.size)[0] != crc32(begin[: _HEADER.size]):
         raise StateError(f"{name} is damaged")
     _, found, file_id, before, length = _HEADER.unpack_from(begin)

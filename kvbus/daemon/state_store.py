@@ -27,7 +27,7 @@ from kvbus.core.write_ahead_log import Frame, StateError, decode_records
 from kvbus.daemon import commit_record
 from kvbus.daemon.commit_record import NO_LOG, CommitRecord, Committed
 from kvbus.daemon.disk import NO_ROOM, Disk
-from kvbus.daemon.state_file import HEADER_SIZE, ID_BYTES, StateFile, header, identity, write_frame
+from kvbus.daemon.state_file import HEADER_SIZE, ID_BYTES, StateFile, header, identity, other_version, write_frame
 
 log = logging.getLogger("kvbus.state")
 
@@ -90,7 +90,7 @@ class StateStore:
                 return False
             self._load(relay, found, now)
         except (StateError, OSError) as error:
-            self._unusable = str(error)
+            self._unusable = self._other_version() or str(error)
             raise StateError(self._unusable) from error
         self._log_id, self._generation = found.log_id, found.generation
         return True
@@ -140,7 +140,20 @@ class StateStore:
 
     def _check_empty(self) -> None:
         if self._generation:
-            raise StateError("there is no commit record, or it is another version's")
+            raise StateError("there is no commit record")
+
+    def _other_version(self) -> str | None:
+        """Say which file is of which other version; None if none is."""
+        for name in [_name(generation, kind) for kind in ("dump", "log") for generation in self._generations(kind)]:
+            with contextlib.suppress(OSError):
+                fd = self._disk.open(self._directory, name)
+                try:
+                    said = other_version(name, self._disk.pread(fd, HEADER_SIZE, 0))
+                finally:
+                    self._disk.close(fd)
+                if said is not None:
+                    return said
+        return None
 
     def _load(self, relay: Relay, found: Committed, now: float) -> None:
         generation = max((n for n in self._generations("dump") if n <= found.generation), default=None)

@@ -14,7 +14,7 @@ from tests.exhaustive.search import FAULTS, SCENES, CounterExampleError, Limits,
 from tests.long import LONG
 
 SHORT = {"start": 4, "first": 3, "fed": 3, "again": 3, "reading": 3, "running": 3}
-DEPTH = {"start": 6, "first": 4, "fed": 4, "again": 4, "reading": 4, "running": 4} if LONG else SHORT
+DEPTH = {"start": 5, "first": 4, "fed": 4, "again": 4, "reading": 4, "running": 4} if LONG else SHORT
 
 
 def explore(scene: str, depth: int) -> Search:

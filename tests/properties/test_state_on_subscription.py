@@ -157,6 +157,8 @@ class Stage:
         self.naming = Naming("unsigned")
         self.said = [0] * sources
         self.connections: dict[int, Connection] = {}
+        self.has_state = True
+        """Whoever asks has just got the state by its subscription, or is about to."""
         self.names = 0
         for i in range(sources):
             self.handle(SourceUp(i))
@@ -203,7 +205,7 @@ class Stage:
         connection.waiting, connection.reader = True, None
 
     def replay(self, start: int) -> list[tuple[int, bytes]]:
-        answer = self.handle(ReplayAsked(0, 0, [b"id", b"", start.to_bytes(8, "big")], has_state=True))
+        answer = self.handle(ReplayAsked(0, 0, [b"id", b"", start.to_bytes(8, "big")], has_state=self.has_state))
         found = []
         while (message := answer.next_message()) is not None:
             if message and message[-2] != END_SEQ:

@@ -126,7 +126,7 @@ public final class Peer {
             option(socket, arguments[at]);
         }
         socket.setRcvHWM(0); // with CURVE, what finds the queue full is handed on sealed (JeroMQ's issue 1009)
-        socket.setHandshakeIvl(2000); // one handshake in a hundred never begins (1022), and is given up after 30 s
+        socket.setHandshakeIvl(5000); // one handshake in a hundred never begins (1022), and is given up after 30 s
         socket.monitor(EVENTS, ZMQ.EVENT_HANDSHAKE_PROTOCOL | ZMQ.EVENT_DISCONNECTED);
         inBackground(() -> watch(context));
         if (arguments[1].equals("subscribe")) {
