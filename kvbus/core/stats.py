@@ -41,6 +41,10 @@ class SourceStats(msgspec.Struct):
 
     # Normalizing.
     rebuilds: int = 0
+    reannounced: int = 0
+    """Stores of several blocks from the root on that were all live: hits announced again, or real copies."""
+    most_copies: int = 0
+    """The most copies of one block beyond its first, ever."""
 
     # What was not taken, by reason.
     rejected: Counter[str] = msgspec.field(default_factory=Counter)

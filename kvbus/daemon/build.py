@@ -45,6 +45,7 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         duplicates=config.duplicates,
         groups=config.groups,
         orphans=config.orphans,
+        clears=stream.clears,
         max_blocks=config.limits.max_blocks,
     )
     return SourceSpec(stream.label, stream.rank, settings, rules, config.on_lost, config.source_timeout, stream.topic)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM, CacheReset, Filtered, Reason, Refused
@@ -116,6 +117,17 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
         "source_rebuilds_total",
         "Times the live set was announced again in another block size.",
         lambda s: s.stats.rebuilds,
+    ),
+    _one(
+        "source_reannounced_total",
+        "Stores of several blocks from the root on that were all live: hits announced again, or real copies.",
+        lambda s: s.stats.reannounced,
+    ),
+    _by(
+        "remark",
+        "source_remark",
+        "1 while something is remarkable about the stream (no_prefix, reannounced); /sources says it in words.",
+        lambda s: ((remark, float(remark in s.remarks)) for remark in Remark),
     ),
     _one(
         "source_timeouts_total",

@@ -48,6 +48,9 @@ class Events:
 class LiveStream:
     """The subscription to one engine publisher.
 
+    Batches and connections come from libzmq on two sockets. When an engine dies, its last batches may still wait to be
+    read. They are of the old connection, so its loss is reported after them (:meth:`Pump.call_behind`).
+
     Args:
         context: the process's ZeroMQ context.
         endpoint: the publisher's live endpoint.
@@ -74,7 +77,7 @@ class LiveStream:
         self._endpoint = endpoint
         self._events = events
         self._monitor = ConnectionMonitor(
-            socket, events.connection, refused=events.refused, abandoned=None if bind else self._revive
+            socket, self._changed, refused=events.refused, abandoned=None if bind else self._revive
         )
         try:
             policy.put_on(socket, bind=bind)
@@ -86,6 +89,10 @@ class LiveStream:
             socket.close()
             raise
         self._pump = Pump(socket, events.message, events.drained)
+
+    def _changed(self, up: bool) -> None:
+        """Report it behind what the connection has brought: behind its end that would pass for the next one's."""
+        self._pump.call_behind(lambda: self._events.connection(up))
 
     def _revive(self, stood: bool) -> None:
         """Connect again where libzmq has abandoned the endpoint."""

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 from kvbus.config import Config, load
+from kvbus.core.blocks import compaction
 from kvbus.daemon import build, outputs, seq_reservation, source_sockets, state_place, state_store
 from kvbus.daemon import daemon as daemon_module
 from kvbus.daemon.daemon import Daemon
@@ -81,6 +82,8 @@ def simulated(schedule: Schedule, network: Network, directory: Directory, setup:
         (daemon_module, "time", time),
         (source_sockets, "time", time),
         (state_store, "time", time),
+        (compaction, "MOST_BLOCKS", setup.most),
+        (compaction, "BLOCKS_PER_BATCH", min(setup.most, compaction.BLOCKS_PER_BATCH)),
         (state_store, "MIN_ROTATE", setup.rotate),
         (seq_reservation, "AHEAD", setup.ahead),
         (state_place, "default_directory", lambda: Path("/dev/shm")),  # noqa: S108 - on the simulated disk
@@ -119,6 +122,10 @@ class Setup:
         self.engines = [chance.choice(kinds) for _ in range(chance.choice([1, 2, 2, 3]))]
         self.ranks = [0] * len(self.engines)
         """What each engine says its rank is; the configuration says 0."""
+        self.block_size: int | None = chance.choice([None, None, 1])
+        """What blocks leave as; engines have blocks of 2 tokens."""
+        self.most = chance.choice([8, 64, 4095])
+        """Blocks of one batch that the bus puts together."""
         self.rotate = chance.choice([3_000, 30_000])
         self.ahead = chance.choice([8, 64, 64, 4096])
         self.buffer = chance.choice([5, 30, 300])
@@ -126,6 +133,7 @@ class Setup:
         self.settings: dict[str, Any] = {
             "http": None,
             "state_dir": chance.choice([None, "/state", "/state"]),
+            "block_size": self.block_size or "auto",
             "source_timeout": chance.choice([3.0, 30.0]),
             "on_lost": "clear",
             "reorder_batches": chance.choice([10, 20_000]),

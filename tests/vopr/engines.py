@@ -167,6 +167,17 @@ class _Socket:
         self._after: Callable[[], None] = lambda: None
         loop.sockets[id(self)] = self
 
+    def _paused(self, again: Callable[[], None]) -> bool:
+        """Whether libzmq's own threads stand still, as they do while the process is stopped; they go on a little later.
+
+        So timers that are due run before anything that waited is seen.
+        """
+        until = self.loop.paused_until
+        if until <= self.schedule.now:
+            return False
+        self.schedule.at(until + 0.003, again)
+        return True
+
     def _arrive(self, most: int) -> None:
         """So many messages come off the wire."""
         for _ in range(min(most, len(self.wire))):
@@ -236,7 +247,7 @@ class SimLive(_Socket):
         self.schedule.after(self.chance.choice([0.0, 0.0, 0.01]), self._say)
 
     def _say(self) -> None:
-        if not self.closed:
+        if not self.closed and not self._paused(self._say):
             self.loop.mark((self, "monitor"), self._monitored)
 
     def _monitored(self) -> None:
@@ -258,6 +269,8 @@ class SimLive(_Socket):
             self.schedule.after(self.chance.choice([0.0002, 0.0002, 0.005]), self._come)
 
     def _come(self) -> None:
+        if self._paused(self._come):
+            return
         self._moving = False
         if not self.closed and self.node is not None and not self.node.stalled:
             self._arrive(len(self.wire))
@@ -311,6 +324,8 @@ class SimRequest(_Socket):
             self.schedule.after(self.node.answer_pace, self._come)
 
     def _come(self) -> None:
+        if self._paused(self._come):
+            return
         self._moving = False
         if not self.closed and self.node is not None and not self.node.stalled:
             self._arrive(self.chance.choice([1, 3, 20, 1000]))

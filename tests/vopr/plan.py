@@ -12,8 +12,15 @@ from tests.vopr.world import Entry, World
 SHRINK_SECONDS = 120.0
 
 
-def _faults(chance: random.Random, *, disk: bool) -> list[Entry]:
-    """One thing that goes wrong, with what ends it: seconds from its beginning, method, arguments."""
+def _faults(chance: random.Random, kinds: int, count: int, *, disk: bool) -> list[list[Entry]]:
+    """Draw so many faults of so many kinds."""
+    weights = [weight for weight, _ in _makers(chance, disk=disk)]
+    allowed = chance.choices(range(len(weights)), weights, k=kinds)
+    return [_makers(chance, disk=disk)[chance.choice(allowed)][1] for _ in range(count)]
+
+
+def _makers(chance: random.Random, *, disk: bool) -> list[tuple[int, list[Entry]]]:
+    """Everything that goes wrong, with its weight and what ends it: seconds from its beginning, method, arguments."""
     n, m = chance.randrange(8), chance.randrange(64)
     later = chance.choice([0.05, 0.5, 2.0, 8.0])
     makers: list[tuple[int, list[Entry]]] = [
@@ -45,13 +52,17 @@ def _faults(chance: random.Random, *, disk: bool) -> list[Entry]:
         (4, [(0, "router_link_breaks", (m,))]),
         (3, [(0, "router_link_holds", (m, False)), (later, "router_link_holds", (m, True))]),
         (1, [(0, "router_asks_again", (m,))]),
+        (2, [(0, "router_asks_again", (m,)), (chance.choice([0.003, 0.01, 0.03]), "router_answer_breaks", (m,))]),
+        (2, [(0, "join", ("asking", n, n)), (chance.choice([0.003, 0.01, 0.03]), "router_answer_breaks", (-1,))]),
+        (2, [(0, "join", ("asking", n, n)), (chance.uniform(0.05, 0.2), "router_link_breaks", (-1,))]),
+        (1, [(0, "router_reads_answers", (m, False)), (later, "router_reads_answers", (m, True))]),
     ]
     if disk:
         makers += [
             (1, [(0, "power_is_cut", ()), (later, "start", ())]),
             (1, [(0, "bus_is_killed", ()), (later / 2, "a_bit_flips", (m,)), (later, "start", ())]),
         ]
-    return chance.choices([entries for _, entries in makers], [weight for weight, _ in makers])[0]
+    return makers
 
 
 def draw(seed: int, rounds: int = 4, *, disk: bool = False) -> list[Entry]:
@@ -63,9 +74,10 @@ def draw(seed: int, rounds: int = 4, *, disk: bool = False) -> list[Entry]:
     begin = 0.0
     for _ in range(rounds):
         length = chance.choice([3.0, 10.0, 20.0])
-        for _ in range(chance.randint(1, 14)):
+        kinds = chance.choice([1, 2, 4, 100])  # few kinds at a time find what many at once drown
+        for entries in _faults(chance, kinds, chance.randint(1, 14), disk=disk):
             at = begin + chance.uniform(0, length)
-            plan += [(at + after, name, args) for after, name, args in _faults(chance, disk=disk)]
+            plan += [(at + after, name, args) for after, name, args in entries]
         begin += length
         plan.append((begin, "settle", (chance.choice([0.0, 2.0]),)))
     plan.sort(key=lambda entry: entry[0])

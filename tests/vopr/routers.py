@@ -24,7 +24,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + byt
 decode = msgspec.msgpack.decode
 
 Key = tuple[int, str, int]
-"""Rank, medium, hash."""
+"""Rank, medium, first token: what blocks are known by, whatever names they have."""
 
 
 class WrongError(AssertionError):
@@ -86,21 +86,35 @@ class View:
     """The plainest set of blocks, by rank."""
 
     def __init__(self) -> None:
-        self.blocks: set[Key] = set()
+        self._tokens: dict[tuple[int, str, Any], int] = {}
+        """By rank, medium and hash: the block's first token."""
+
+    @property
+    def blocks(self) -> set[Key]:
+        """The blocks."""
+        return {(rank, medium, token) for (rank, medium, _), token in self._tokens.items()}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._tokens.clear()
 
     def apply(self, payload: bytes) -> None:
         """Apply a batch."""
-        rank = decode(payload)[2]
+        rank, tokens = decode(payload)[2], self._tokens
         for event in events_of(payload):
             kind = event["type"]
             if kind == "AllBlocksCleared":
-                self.blocks = {key for key in self.blocks if key[0] != rank}
+                for key in [key for key in tokens if key[0] == rank]:
+                    del tokens[key]
                 continue
-            keys = [(rank, event.get("medium") or "GPU", block) for block in event["block_hashes"]]
+            medium = event.get("medium") or "GPU"
             if kind == "BlockStored":
-                self.blocks.update(keys)
+                size, ids = event["block_size"], event["token_ids"]
+                for at, block in enumerate(event["block_hashes"]):
+                    tokens[rank, medium, block] = ids[at * size]
             else:
-                self.blocks.difference_update(keys)
+                for block in event["block_hashes"]:
+                    tokens.pop((rank, medium, block), None)
 
 
 class Router:
@@ -123,6 +137,7 @@ class Router:
         self.endpoint, self.replay_endpoint = endpoints
         self.view = View()
         self.sub: End | None = None
+        self.request: End | None = None
         self.gone = False
         self.reading = True
         self.newest = -1
@@ -204,6 +219,16 @@ class Router:
         if self.sub is not None:
             self.sub.hold(up=up)
 
+    def break_answer(self) -> None:
+        """The connection of a request breaks."""
+        if self.request is not None:
+            self.request.close(reset=True)
+
+    def read_answers(self, *, on: bool) -> None:
+        """Read what comes as an answer, or stop reading."""
+        if self.request is not None:
+            self.request.read(on=on)
+
     def leave(self) -> None:
         """The router ends."""
         self.gone = True
@@ -235,7 +260,7 @@ class Checking(Router):
             if kind != "AllBlocksCleared":
                 raise WrongError(f"{self.name}: seq {seq} after {self._last} and no state")
             self._strict.clear()
-            self.view.blocks.clear()
+            self.view.clear()
         self._last = seq
         strict = self._strict.setdefault(batch[2], PlainSetRouter())
         strict.take(seq, frames[2])
@@ -253,7 +278,6 @@ class Asking(Router):
     def __init__(self, *args: Any) -> None:
         self._next = 0
         self._held: dict[int, bytes] = {}
-        self._request: End | None = None
         self._number = 0
         self._heard = 0.0
         self._synced = False
@@ -276,7 +300,7 @@ class Asking(Router):
         self._held[seq] = frames[2]
         if self._synced:
             self._advance()
-            if self._held and self._request is None:
+            if self._held and self.request is None:
                 self._ask()
 
     def _advance(self) -> None:
@@ -285,24 +309,24 @@ class Asking(Router):
             self._next += 1
 
     def _ask(self) -> None:
-        if self._request is not None:
-            self._request.close()
-            self._request = None
+        if self.request is not None:
+            self.request.close()
+            self.request = None
         if self.gone:
             return
         self._number += 1
         number = self._number
         self._heard = self.schedule.now
         zmtp = Zmtp(lambda frames: self._answered(number, frames), ready(b"DEALER", self.identity))
-        self._request = self.network.connect(self.replay_endpoint, self.host, zmtp.feed, lambda: None)
-        if self._request is not None:
-            self._request.send(zmtp.hello + message([b"", self._next.to_bytes(8, "big")]))
+        self.request = self.network.connect(self.replay_endpoint, self.host, zmtp.feed, lambda: None)
+        if self.request is not None:
+            self.request.send(zmtp.hello + message([b"", self._next.to_bytes(8, "big")]))
         self.schedule.after(self.PATIENCE, self._late, number)
 
     def _late(self, number: int) -> None:
-        if number != self._number or self.gone or (self._synced and self._request is None):
+        if number != self._number or self.gone or (self._synced and self.request is None):
             return
-        if self._request is not None and self.schedule.now - self._heard < self.PATIENCE:
+        if self.request is not None and self.schedule.now - self._heard < self.PATIENCE:
             self.schedule.after(self.PATIENCE, self._late, number)
         else:
             self._ask()
@@ -325,9 +349,9 @@ class Asking(Router):
         self._next = seq + 1
 
     def _end(self) -> None:
-        if self._request is not None:
-            self._request.close()
-            self._request = None
+        if self.request is not None:
+            self.request.close()
+            self.request = None
         for seq in [seq for seq in self._held if seq < self._next]:
             del self._held[seq]
         self._synced = True
@@ -347,8 +371,8 @@ class Asking(Router):
 
     def leave(self) -> None:
         super().leave()
-        if self._request is not None:
-            self._request.close()
+        if self.request is not None:
+            self.request.close()
 
 
 class Client(Router):
@@ -359,7 +383,6 @@ class Client(Router):
 
     def __init__(self, *args: Any) -> None:
         self.sequence = Sequence()
-        self._request: End | None = None
         self._number = 0
         self._timer = 0
         super().__init__(*args)
@@ -396,9 +419,9 @@ class Client(Router):
 
     def _stop(self) -> None:
         self._number += 1
-        if self._request is not None:
-            self._request.close()
-            self._request = None
+        if self.request is not None:
+            self.request.close()
+            self.request = None
 
     def _ask(self, start: int) -> None:
         self._stop()
@@ -409,11 +432,11 @@ class Client(Router):
     def _dial_replay(self, number: int, zmtp: Zmtp, start: int) -> None:
         if number != self._number or self.gone:
             return
-        self._request = self.network.connect(self.replay_endpoint, self.host, zmtp.feed, lambda: None)
-        if self._request is None:
+        self.request = self.network.connect(self.replay_endpoint, self.host, zmtp.feed, lambda: None)
+        if self.request is None:
             self.schedule.after(0.1, self._dial_replay, number, zmtp, start)
         else:
-            self._request.send(zmtp.hello + message([b"", start.to_bytes(8, "big")]))
+            self.request.send(zmtp.hello + message([b"", start.to_bytes(8, "big")]))
 
     def _answered(self, number: int, frames: list[bytes]) -> None:
         if number != self._number or self.gone:

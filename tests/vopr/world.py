@@ -21,6 +21,26 @@ from tests.vopr.process import COST, DESCRIPTORS
 from tests.vopr.routers import KINDS, Asking, Key, Router, WrongError
 from tests.vopr.schedule import Schedule
 
+NO_RESTART = frozenset(
+    {
+        "bus_pauses",
+        "bus_is_slow",
+        "clock_steps",
+        "engine_bursts",
+        "engine_rate",
+        "engine_repeats",
+        "engine_trims",
+        "router_answer_breaks",
+        "router_asks_again",
+        "router_leaves",
+        "router_link_breaks",
+        "router_link_holds",
+        "router_reads",
+        "router_reads_answers",
+    }
+)
+"""What no bus may take for a restart of an engine that answers replays."""
+
 Entry = tuple[float, str, tuple[Any, ...]]
 """Seconds since the beginning (quiescences not counted), the name of a method, its arguments."""
 
@@ -64,6 +84,8 @@ class World:
         self._moves = 0
         self.old: list[EngineNode] = []
         self._turns = 0
+        self._settled: Daemon | None = None
+        self._restarts: list[int] = []
         self._sent_before = 0
         self._errors: list[BaseException] = []
 
@@ -274,6 +296,14 @@ class World:
         if router := self._router(number):
             router.hold(up=up)
 
+    def router_answer_breaks(self, number: int) -> None:
+        if router := self._router(number):
+            router.break_answer()
+
+    def router_reads_answers(self, number: int, on: bool) -> None:
+        if router := self._router(number):
+            router.read_answers(on=on)
+
     def router_asks_again(self, number: int) -> None:
         router = self._router(number)
         if isinstance(router, Asking):
@@ -299,6 +329,7 @@ class World:
         for _, router in self.routers:
             router.hold(up=True)
             router.read(on=True)
+            router.read_answers(on=True)
 
     def settle(self, rate: float) -> None:
         """Every fault ends, engines publish so many batches a second, and soon every router is exact."""
@@ -317,10 +348,22 @@ class World:
                 break
             if self.schedule.now - begun > BOUND:
                 raise WrongError(f"{BOUND:.0f} s after the last fault: {wrong}")
+        self._nothing_restarted()
         self.times.append((max(0.0, self.schedule.now - begun), frozenset(self._faults)))
         self._faults.clear()
         for node in self.engines:
             node.rate = 10.0
+
+    def _nothing_restarted(self) -> None:
+        """A restart is counted where there may have been one, and nowhere else."""
+        daemon = self.bus.daemon
+        assert daemon is not None
+        counted = [source.stats.restarts for source in daemon.relay.sources]
+        if self._faults <= NO_RESTART and self._settled is daemon:
+            for number in self.bus.sources:
+                if self.setup.engines[number] != "deaf" and counted[number] != self._restarts[number]:
+                    raise WrongError(f"engine{number} has restarted, says the bus")
+        self._settled, self._restarts = daemon, counted
 
     def _wrong(self) -> str:
         """What is not as it should be; empty if everything is."""
@@ -351,7 +394,10 @@ class World:
             source, engine = sources[number], self.engines[number].engine
             rank = output.rank_of(number, source)
             known = {"GPU", *source.normalizer.media}
-            truth = {(rank, medium, block) for (medium, block), count in engine.truth.items() if count}
+            held = [key for key, count in engine.truth.items() if count]
+            truth = {(rank, medium, block) for medium, block in held}
+            if self.setup.block_size == 1:  # each of the engine's blocks leaves as two
+                truth |= {(rank, medium, block + 100) for medium, block in held}
             if source.partial:
                 free |= truth
             else:

@@ -140,7 +140,7 @@ class FastPath:
         undo: list[Undo] = []
         copies: list[Counted] = []
         gone: set[Hash] = set()
-        stores = added = done = 0
+        stores = added = done = again = 0
         bytes_hashes = False
         for event in batch.events:
             if type(event) is not PlainStored:
@@ -188,6 +188,7 @@ class FastPath:
             if hashes[0] in blocks:
                 if not self._copy(event, tokens, shape, copies):
                     break
+                again += parent is None and count > 1
                 done += 1
                 stores += 1
                 continue
@@ -219,6 +220,7 @@ class FastPath:
                     unchanged = False
                     batch.events = [event for event in batch.events if event.block_hashes]  # type: ignore[union-attr]
                     self._stats.filtered[Filtered.COPY] += len(copies)
+                    self._stats.reannounced += again
                 return batch, unchanged
         self._undo(batch, done, undo, copies)
         return None
@@ -242,7 +244,8 @@ class FastPath:
         counts = shape.table.copies
         for block in hashes:
             if self._count_copies:
-                counts[block] = counts.get(block, 0) + 1
+                counts[block] = count = counts.get(block, 0) + 1
+                self._stats.most_copies = max(self._stats.most_copies, count)
             copies.append((counts, block, int(self._count_copies)))
         event.block_hashes = ()
         return True

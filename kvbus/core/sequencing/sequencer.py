@@ -60,12 +60,12 @@ class Sequencer(Answers):
         return self._tracker.next
 
     @property
-    def held(self) -> ReorderBuffer:
+    def held(self) -> ReorderBuffer[bytes]:
         """The batches that wait for their turn."""
         return self._tracker.held
 
     @property
-    def unverified(self) -> ReorderBuffer:
+    def unverified(self) -> ReorderBuffer[bytes]:
         """The stale batches, kept until the publisher has said which epoch they are of."""
         return self._known.unverified.stale
 
