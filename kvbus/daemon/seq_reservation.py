@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import struct
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ AHEAD: Final = 4096
 """Numbers reserved at a time: the gap a kill leaves, which replay answers fill with empty batches."""
 
 UNKNOWN: Final = 1 << 48
-"""Where the numbering goes on if its reservation is damaged: ten million batches a second take a year to get there."""
+"""Where the numbering goes on if its reservation is damaged: ten million batches a second take a year to get there. The
+time is added, in microseconds, so that a second damage leads further on, and not back to where the first one led."""
 
 _MAGIC: Final = b"kvbus-seq-mark-2"
 _COPY: Final = struct.Struct("=QQ")
@@ -222,7 +224,7 @@ def _open(disk: Disk, directory: Path, name: str) -> _Reservation:
         seed = _seed(file)
         found = _read(disk.pread(fd, _SIZE, 0), seed)
         if found is None:
-            number = UNKNOWN if existed else 0
+            number = UNKNOWN + time.time_ns() // 1000 if existed else 0
             if existed:
                 log.warning("%s is no seq reservation, or a damaged one: the numbering goes on at %d", file, number)
             disk.pwrite(fd, _MAGIC, 0)

@@ -36,6 +36,10 @@ class SimTime:
         self._schedule = schedule
         self.time = schedule.wall
 
+    def time_ns(self) -> int:
+        """Return the time of day in nanoseconds."""
+        return int(self.time() * 1e9)
+
     def perf_counter(self) -> float:
         """Return the running process's clock."""
         return asyncio.get_running_loop().time()
@@ -85,6 +89,7 @@ def simulated(schedule: Schedule, network: Network, directory: Directory, setup:
         (compaction, "MOST_BLOCKS", setup.most),
         (compaction, "BLOCKS_PER_BATCH", min(setup.most, compaction.BLOCKS_PER_BATCH)),
         (state_store, "MIN_ROTATE", setup.rotate),
+        (seq_reservation, "time", time),
         (seq_reservation, "AHEAD", setup.ahead),
         (state_place, "default_directory", lambda: Path("/dev/shm")),  # noqa: S108 - on the simulated disk
         (live_stream, "time", time),

@@ -12,14 +12,14 @@ from tests.vopr.world import Entry, World
 SHRINK_SECONDS = 120.0
 
 
-def _faults(chance: random.Random, kinds: int, count: int, *, disk: bool) -> list[list[Entry]]:
+def _faults(chance: random.Random, kinds: int, count: int) -> list[list[Entry]]:
     """Draw so many faults of so many kinds."""
-    weights = [weight for weight, _ in _makers(chance, disk=disk)]
+    weights = [weight for weight, _ in _makers(chance)]
     allowed = chance.choices(range(len(weights)), weights, k=kinds)
-    return [_makers(chance, disk=disk)[chance.choice(allowed)][1] for _ in range(count)]
+    return [_makers(chance)[chance.choice(allowed)][1] for _ in range(count)]
 
 
-def _makers(chance: random.Random, *, disk: bool) -> list[tuple[int, list[Entry]]]:
+def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
     """Everything that goes wrong, with its weight and what ends it: seconds from its beginning, method, arguments."""
     n, m = chance.randrange(8), chance.randrange(64)
     later = chance.choice([0.05, 0.5, 2.0, 8.0])
@@ -40,6 +40,8 @@ def _makers(chance: random.Random, *, disk: bool) -> list[tuple[int, list[Entry]
         (1, [(0, "second_process", (n % 2 == 0,))]),
         (1, [(0, "bus_has_descriptors", (chance.choice([3, 8]),)), (later, "bus_has_descriptors", (10**6,))]),
         (1, [(0, "engine_moves", (n,)), (later, "old_engines_stop", ())]),
+        (1, [(0, "power_is_cut", ()), (later, "start", ())]),
+        (1, [(0, "bus_is_killed", ()), (later / 2, "a_bit_flips", (m,)), (later, "start", ())]),
         (1, [(0, "disk_has_room_for", (chance.choice([0, 1, 100, 3000]),)), (later, "disk_has_room_for", (None,))]),
         (1, [(0, "bus_stops", ()), (later + 3, "start", ())]),
         (4, [(0, "bus_pauses", (chance.choice([0.3, 3.0, 10.0]),))]),
@@ -57,16 +59,11 @@ def _makers(chance: random.Random, *, disk: bool) -> list[tuple[int, list[Entry]
         (2, [(0, "join", ("asking", n, n)), (chance.uniform(0.05, 0.2), "router_link_breaks", (-1,))]),
         (1, [(0, "router_reads_answers", (m, False)), (later, "router_reads_answers", (m, True))]),
     ]
-    if disk:
-        makers += [
-            (1, [(0, "power_is_cut", ()), (later, "start", ())]),
-            (1, [(0, "bus_is_killed", ()), (later / 2, "a_bit_flips", (m,)), (later, "start", ())]),
-        ]
     return makers
 
 
-def draw(seed: int, rounds: int = 4, *, disk: bool = False) -> list[Entry]:
-    """Return the plan of a seed; ``disk``: the disk loses and falsifies what it keeps, too."""
+def draw(seed: int, rounds: int = 4) -> list[Entry]:
+    """Return the plan of a seed."""
     chance = Schedule(seed).chance("plan")
     plan: list[Entry] = [(0.0, "start", ())]
     for number, kind in enumerate(["trusting", "checking", "asking", "client"] * 2):
@@ -75,7 +72,7 @@ def draw(seed: int, rounds: int = 4, *, disk: bool = False) -> list[Entry]:
     for _ in range(rounds):
         length = chance.choice([3.0, 10.0, 20.0])
         kinds = chance.choice([1, 2, 4, 100])  # few kinds at a time find what many at once drown
-        for entries in _faults(chance, kinds, chance.randint(1, 14), disk=disk):
+        for entries in _faults(chance, kinds, chance.randint(1, 14)):
             at = begin + chance.uniform(0, length)
             plan += [(at + after, name, args) for after, name, args in entries]
         begin += length

@@ -188,8 +188,9 @@ class Router:
         if seq <= self._floor:
             raise WrongError(f"{self.name}: seq {seq}, which an earlier process of the bus has used")
         self.newest = seq
-        seen = self.network.seen
-        seen[self.endpoint] = max(seq, seen.get(self.endpoint, -1))
+        if not self.numbering_in_doubt:
+            seen = self.network.seen
+            seen[self.endpoint] = max(seq, seen.get(self.endpoint, -1))
         self.live(seq, frames)
 
     def connected(self) -> None:
