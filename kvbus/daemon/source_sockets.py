@@ -130,7 +130,7 @@ class SourceSockets:
             return
         self._requests[slot, command.request] = RequestConnection(
             self._context,
-            endpoint,
+            self._live[slot].beside(endpoint) if slot in self._live else endpoint,
             request,
             lambda frames: self._feed(event(slot, command.request, frames)),
             on_abort=lambda: self._feed(ReplayAborted(slot, command.request)),
