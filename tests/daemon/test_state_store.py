@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.core.commands import AnswerReplay, RequestReplay
+from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Subscribed, Tick
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.journal import Journal
@@ -510,4 +510,35 @@ def test_no_dump_begins_while_batches_wait_to_be_handled(tmp_path: Path, monkeyp
     again = Process(tmp_path)
     known = again.relay.sources[0].sequencer.next
     assert again.blocks == set(range(known)) - {seq - 1 for seq in range(2, 10, 3)}
+    again.kill()
+
+
+def test_a_state_that_routers_may_be_ahead_of_is_cleared_and_announced_when_the_engine_is_in_sync(
+    tmp_path: Path,
+) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    again = Process(tmp_path)
+    relay = again.relay
+    relay.resume_at(lambda _output, _stream: 5000)
+    router = PlainSetRouter()
+    sent = [command for command in relay.begin(1.0, 1.0) if isinstance(command, Publish)]
+    assert [command.seq for command in sent] == [5000]
+    (question,) = [each for each in relay.handle(SourceUp(0), 1.0) if isinstance(each, RequestReplay)]
+    journal = process.relay.outputs[0].streams[0].journal
+    answer = [
+        [b"", b"", seq.to_bytes(8, "big"), there(journal.at(journal.position(seq))).payload]
+        for seq in range(question.start, 20)
+    ]
+    for frames in (*answer, [b"", b"", END_SEQ, b""]):
+        sent += [
+            command
+            for command in relay.handle(ReplayReceived(0, question.request, frames), 1.0)
+            if isinstance(command, Publish)
+        ]
+    for command in sent:
+        router.apply(command.seq, command.payload)
+    assert [command.seq for command in sent] == list(range(5000, 5000 + len(sent)))
+    assert {block for _, _, block in router.blocks} == again.blocks == process.blocks
     again.kill()
