@@ -410,6 +410,12 @@ class Config(_Section):
         "is free; null: none, and a restart loses what the engine's replay no longer has.",
         example="auto",
     )
+    state_sync: Literal["none", "batch"] = _key(
+        "none",
+        "What of `state_dir` outlives a power cut. none: no seq is used twice, and routers are cleared after it; "
+        "batch: the state, because kvbus waits for the disk before it sends anything.",
+        example="batch",
+    )
     shutdown_timeout: Seconds = _key(
         5.0,
         "Time that routers get, at the end, to take what is queued for them and the replay answers under way.",

@@ -103,7 +103,7 @@ def reserve_seqs(
     Raises:
         InUseError: another process numbers one of these streams.
     """
-    reservations = SeqReservations(directory, disk)
+    reservations = SeqReservations(directory, disk, sync=config.state_sync == "batch")
     try:
         for number, output in enumerate(config.outputs):
             for slot in (0,) if output.layout == "merged" else streams:
