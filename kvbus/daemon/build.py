@@ -46,6 +46,8 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         groups=config.groups,
         orphans=config.orphans,
         max_blocks=config.limits.max_blocks,
+        max_groups=config.limits.max_groups,
+        max_index_bytes=config.limits.max_index_bytes,
     )
     return SourceSpec(stream.label, stream.rank, settings, rules, config.on_lost, config.source_timeout, stream.topic)
 
