@@ -84,8 +84,8 @@ fuzz: $(STAMP) ## coverage-guided fuzzing of codec, frames and relay (SECONDS=60
 	@for target in codec frames relay; do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(or $(SECONDS),60) --found .hypothesis/fuzz || exit 1; done
 
-flood: $(STAMP) ## ten times what a bus may hold, memory measured (SECONDS=60)
-	@FLOOD_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest tests/hostile/test_flood.py $(ARGS)
+flood: $(STAMP) ## a bus at its limits, and a crowd of routers: lag and memory (SECONDS=60)
+	@FLOOD_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest -s tests/hostile/test_flood.py tests/hostile/test_crowd.py $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy (the package strict, tests too), import walls
 	@$(BIN)/ruff check .

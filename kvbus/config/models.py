@@ -279,6 +279,21 @@ class Limits(_Section):
         unit="blocks",
         ge=1,
     )
+    max_index_bytes: Int = _key(
+        4_294_967_296,
+        "Most memory that the blocks of one source may take, as kvbus estimates it; at the limit stores are refused.",
+        example=4_294_967_296,
+        unit="bytes",
+        ge=1,
+    )
+    max_groups: Int = _key(
+        64,
+        "Most KV cache groups of one source (hybrid models have a handful); stores of further ones are refused.",
+        example=64,
+        unit="groups",
+        ge=1,
+        le=4096,
+    )
     max_held_bytes: Int = _key(
         268_435_456,
         "Payload in the reorder buffer of each source; at the limit the newest are dropped, and asked for again.",
@@ -409,6 +424,12 @@ class Config(_Section):
         "in memory (`$XDG_RUNTIME_DIR`, `/dev/shm`), else on disk (`/var/lib/kvbus`, `$XDG_STATE_HOME`), where 1 GiB "
         "is free; null: none, and a restart loses what the engine's replay no longer has.",
         example="auto",
+    )
+    state_sync: Literal["none", "batch"] = _key(
+        "none",
+        "What of `state_dir` outlives a power cut. none: no seq is used twice, and routers are cleared after it; "
+        "batch: the state, because kvbus waits for the disk before it sends anything.",
+        example="batch",
     )
     shutdown_timeout: Seconds = _key(
         5.0,

@@ -127,6 +127,8 @@ class Loader:
                 for row in rows:
                     self._chunk(table, row)
             elif kind == "end":
+                for source in self._relay.sources:
+                    source.normalizer.count()
                 self.complete = True
             else:
                 raise StateError(f"unknown record {kind!r}")

@@ -47,6 +47,8 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         orphans=config.orphans,
         clears=stream.clears,
         max_blocks=config.limits.max_blocks,
+        max_groups=config.limits.max_groups,
+        max_index_bytes=config.limits.max_index_bytes,
     )
     return SourceSpec(stream.label, stream.rank, settings, rules, config.on_lost, config.source_timeout, stream.topic)
 
@@ -103,7 +105,7 @@ def reserve_seqs(
     Raises:
         InUseError: another process numbers one of these streams.
     """
-    reservations = SeqReservations(directory, disk)
+    reservations = SeqReservations(directory, disk, sync=config.state_sync == "batch")
     try:
         for number, output in enumerate(config.outputs):
             for slot in (0,) if output.layout == "merged" else streams:

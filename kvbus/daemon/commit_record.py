@@ -4,6 +4,9 @@ A log alone cannot tell a torn end from one that was taken away. So kvbus writes
 before anything that follows from it is sent, how long the log is now. What is shorter was damaged; what is behind that
 length was never sent and may be torn. The record also has the highest seq reservation of all streams.
 
+It also says in which boot of the machine the state was written, and whether all of it was synced. After a power cut a
+state that was not synced may be older than what was sent, and so may be the seq reservations.
+
 A killed process may have stored one half of a write, and a bit may flip, so everything is there twice. The length has a
 place for logs of even and of odd generations: the place of a new log is filled before the record names it.
 """
@@ -24,9 +27,10 @@ NO_LOG: Final = bytes(8)
 NEW: Final = "commit.new"
 """What a record is called until it is complete."""
 
-_MAGIC: Final = b"kvbus-commit-01\n"
-_ENTRY: Final = struct.Struct("=QQ8sQ")
-"""Version, generation, the log's id, the highest seq reservation; the CRC-32 follows. The higher version counts."""
+_MAGIC: Final = b"kvbus-commit-02\n"
+_ENTRY: Final = struct.Struct("=QQ8sQ16s?")
+"""Version, generation, the log's id, the highest seq reservation, the boot, whether all is synced; the CRC-32 follows.
+The higher version counts."""
 
 _CRC: Final = struct.Struct("=I")
 _LENGTH: Final = struct.Struct("=QQ")
@@ -45,6 +49,8 @@ class Committed(NamedTuple):
     log_id: bytes = NO_LOG
     length: int = 0
     highest: int = 0
+    boot: bytes = bytes(16)
+    synced: bool = False
 
 
 def read(disk: Disk, directory: int) -> Committed | None:
@@ -67,18 +73,18 @@ def read(disk: Disk, directory: int) -> Committed | None:
     valid = [entry for entry in entries if entry is not None]
     if not valid or not found.startswith(_MAGIC):
         raise StateError("the commit record is damaged, or of another version")
-    _, generation, log_id, _ = max(valid)
-    highest = max(entry[-1] for entry in valid)
+    _, generation, log_id, _, boot, synced = max(valid)
+    highest = max(entry[3] for entry in valid)
     if log_id == NO_LOG:
-        return Committed(generation, highest=highest)
+        return Committed(generation, highest=highest, boot=boot, synced=synced)
     at = _place(generation)
     lengths = [_LENGTH.unpack_from(found, at + copy * _LENGTH.size) for copy in (0, 1)]
     key = int.from_bytes(log_id, "little")
     length = max((length for length, check in lengths if check == length ^ key), default=0)
-    return Committed(generation, log_id, length, highest)
+    return Committed(generation, log_id, length, highest, boot, synced)
 
 
-def _entry(found: bytes, at: int) -> tuple[int, int, bytes, int] | None:
+def _entry(found: bytes, at: int) -> tuple[int, int, bytes, int, bytes, bool] | None:
     entry = found[at : at + _ENTRY.size]
     return _ENTRY.unpack(entry) if _CRC.unpack_from(found, at + _ENTRY.size)[0] == crc32(entry) else None
 
@@ -94,10 +100,12 @@ class CommitRecord:
         disk: the disk.
         directory: the open directory. A record that is there is replaced.
         committed: what the new record says at first.
+        sync: sync all but the lengths: the log behind a length that is out of date is as it was synced.
     """
 
-    def __init__(self, disk: Disk, directory: int, committed: Committed) -> None:
+    def __init__(self, disk: Disk, directory: int, committed: Committed, *, sync: bool = False) -> None:
         self._disk = disk
+        self._sync = sync
         self._version = 0
         self._said = committed
         self._fd = disk.create(directory, NEW)
@@ -105,7 +113,9 @@ class CommitRecord:
             disk.pwrite(self._fd, _MAGIC + bytes(_SIZE - len(_MAGIC)), 0)
             self._at = self._key = 0
             self.switch(committed)
+            disk.sync(self._fd)  # whatever is synced: that there was a state is not forgotten
             disk.rename(directory, NEW, NAME)
+            disk.sync_directory(directory)
         except BaseException:
             disk.close(self._fd)
             raise
@@ -130,10 +140,13 @@ class CommitRecord:
     def _say(self, committed: Committed) -> None:
         self._said = committed
         self._version += 1
-        entry = _ENTRY.pack(self._version, committed.generation, committed.log_id, committed.highest)
+        _, _, _, highest, boot, synced = committed
+        entry = _ENTRY.pack(self._version, committed.generation, committed.log_id, highest, boot, synced)
         entry += _CRC.pack(crc32(entry))
         for copy in (0, 1):
             self._disk.pwrite(self._fd, entry, len(_MAGIC) + copy * _ENTRY_SIZE)
+        if self._sync:
+            self._disk.sync(self._fd)
 
     def close(self) -> None:
         """Close the file."""

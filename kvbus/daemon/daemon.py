@@ -109,17 +109,18 @@ class Daemon:
         """Load the state of an earlier process. If it cannot be used, the relay begins empty."""
         if directory is None:
             return None
-        store = StateStore(directory, self.identity(), self._disk)
+        store = StateStore(directory, self.identity(), self._disk, sync=self.config.state_sync == "batch")
         try:
             self.restored = store.load(self.relay, self.clock.time())
         except StateError:
             self.restored = False
         if not self.restored:
-            self.reservations.skip(store.reserved)
+            store.reserved = self.reservations.skip(store.reserved, margin=store.may_be_older)
             self.relay = make_relay(self.config, self.streams, self.reservations)
-        elif self._behind():
-            log.warning("the state is older than what routers have got: they are cleared and get it again")
-            self.reservations.skip(max(store.reserved, *next_seqs(self.relay).values()))
+        elif store.may_be_older or self._behind():
+            log.warning("the state may be older than what routers have got: they are cleared and get it again")
+            reached = max(store.reserved, *next_seqs(self.relay).values())
+            store.reserved = self.reservations.skip(reached, margin=store.may_be_older)
             self.relay.resume_at(self.reservations.first)
             self.restored = False
             store.distrust()

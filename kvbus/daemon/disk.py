@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,8 @@ from typing import Final
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write fails with on a full disk."""
 
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """A link leads anywhere, and a FIFO may keep whoever opens it waiting for ever."""
@@ -126,6 +129,16 @@ class Disk:
             BlockingIOError: another process has the lock.
         """
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def boot_id(self) -> bytes:
+        """Return 16 bytes that are others after the machine was started anew; zeros where that cannot be known.
+
+        What was written since a start and not synced is in memory, and all of it can be read.
+        """
+        try:
+            return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
+        except (OSError, ValueError):
+            return bytes(16)
 
     def random_bytes(self, count: int) -> bytes:
         """Return bytes that nobody has had before, for the id of a file."""

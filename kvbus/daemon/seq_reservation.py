@@ -32,6 +32,9 @@ UNKNOWN: Final = 1 << 48
 """Where the numbering goes on if its reservation is damaged: ten million batches a second take a year to get there. The
 time is added, in microseconds, so that a second damage leads further on, and not back to where the first one led."""
 
+MARGIN: Final = 1 << 32
+"""How much further the numbering goes on where the reservations themselves may be older than what was sent."""
+
 _MAGIC: Final = b"kvbus-seq-mark-2"
 _COPY: Final = struct.Struct("=QQ")
 """The number, and the lowest number that a state may go on with; the CRC-32 of both and of the stream follows."""
@@ -81,12 +84,14 @@ class SeqReservations:
     Args:
         directory: where the files are, made if it is not there; None: the reservations end with the process.
         disk: the real one, or a test's.
+        sync: wait until a number is on the disk, before it counts.
 
     Attributes:
         also: called with each number that is reserved, before it counts.
     """
 
-    def __init__(self, directory: Path | None, disk: Disk | None = None) -> None:
+    def __init__(self, directory: Path | None, disk: Disk | None = None, *, sync: bool = False) -> None:
+        self._sync = sync
         self._disk = disk or Disk()
         self._directory = directory
         self._streams: dict[StreamKey, _Reservation] = {}
@@ -123,10 +128,18 @@ class SeqReservations:
         """Return the lowest number a state may go on with. One with a lower number is older than what was sent."""
         return self._streams[output, slot].lowest
 
-    def skip(self, to: int) -> None:
-        """Let every stream begin at ``to`` or later. On disk nothing changes until a number is used."""
+    def skip(self, to: int, *, margin: bool = False) -> int:
+        """Let every stream begin at ``to`` or later. On disk nothing changes until a number is used.
+
+        It returns the highest number that a stream begins with.
+
+        Args:
+            to: a number that may have been reached.
+            margin: all of these numbers may be older than what was sent.
+        """
         for stream in self._streams.values():
-            stream.number = max(stream.number, to)
+            stream.number = max(stream.number, to) + margin * MARGIN
+        return max((stream.number for stream in self._streams.values()), default=to)
 
     def use(self, output: int, slot: int, seq: int) -> None:
         """Reserve ``seq`` and numbers after it, if it is not reserved. Called before ``seq`` is sent."""
@@ -161,6 +174,8 @@ class SeqReservations:
         if stream.fd is not None:
             try:
                 _store(self._disk, stream.fd, stream.seed, number, lowest)
+                if self._sync:
+                    self._disk.sync(stream.fd)
             except OSError as error:
                 log.error("seq %d is not reserved (%s): after a kill the numbering may go back", number, error)  # noqa: TRY400
 
@@ -216,24 +231,27 @@ def _open(disk: Disk, directory: Path, name: str) -> _Reservation:
         except NotAFileError:
             disk.unlink(there, file)
             fd = disk.share(there, file)
+        try:
+            _check_owner(disk, fd)
+            lock(disk, fd, f"the numbering of {name} ({directory / file})", _SIZE)
+            seed = _seed(file)
+            found = _read(disk.pread(fd, _SIZE, 0), seed)
+            if found is None:
+                found = UNKNOWN + time.time_ns() // 1000 if existed else 0, 0
+                if existed:
+                    log.warning(
+                        "%s is no seq reservation, or a damaged one: the numbering goes on at %d", file, found[0]
+                    )
+                disk.pwrite(fd, _MAGIC, 0)
+                _store(disk, fd, seed, *found)
+                disk.sync(fd)  # that there is one is not forgotten, whatever else is synced
+                disk.sync_directory(there)
+            sign(disk, fd, _SIZE)
+        except BaseException:
+            disk.close(fd)
+            raise
     finally:
         disk.close(there)
-    try:
-        _check_owner(disk, fd)
-        lock(disk, fd, f"the numbering of {name} ({directory / file})", _SIZE)
-        seed = _seed(file)
-        found = _read(disk.pread(fd, _SIZE, 0), seed)
-        if found is None:
-            number = UNKNOWN + time.time_ns() // 1000 if existed else 0
-            if existed:
-                log.warning("%s is no seq reservation, or a damaged one: the numbering goes on at %d", file, number)
-            disk.pwrite(fd, _MAGIC, 0)
-            _store(disk, fd, seed, number, 0)
-            found = number, 0
-        sign(disk, fd, _SIZE)
-    except BaseException:
-        disk.close(fd)
-        raise
     return _Reservation(fd, seed, *found)
 
 

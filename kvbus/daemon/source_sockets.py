@@ -162,9 +162,10 @@ class SourceSockets:
             endpoint, request, event = stream.replay_endpoint, replay_request(command.start), ReplayReceived
         else:
             endpoint, request, event = stream.snapshot_endpoint, [SNAPSHOT_REQUEST], SnapshotReceived
+        where = cast("str", endpoint)  # the relay asks only where there is one
         return RequestConnection(
             self._context,
-            cast("str", endpoint),  # the relay asks only where there is one
+            self._live[slot].beside(where) if slot in self._live else where,
             request,
             lambda frames: self._feed(event(slot, command.request, frames)),
             on_abort=lambda: self._feed(ReplayAborted(slot, command.request)),

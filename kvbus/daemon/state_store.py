@@ -8,8 +8,11 @@ slices beside the traffic. A checkpoint gets its name when it is complete; until
 The commit record (:mod:`kvbus.daemon.commit_record`) names the current log, and says how long it has to be. Each log
 names the one before it, back to the one that the checkpoint names. If any of them is missing or is not what it was,
 kvbus refuses the state, moves it aside, counts it, and begins empty. Only what is behind the committed length may be
-torn: nothing that follows from it was sent. Nothing is synced to disk: a state outlives the process, not a power
-failure.
+torn: nothing that follows from it was sent.
+
+Without ``sync`` nothing is synced to disk: a state outlives the process, not a power cut. In another boot of the
+machine it may be older than what was sent, so it is loaded as one that routers may be ahead of. With ``sync`` each
+frame is on the disk before anything is sent, and each file and name before the commit record speaks of it.
 """
 
 from __future__ import annotations
@@ -46,9 +49,11 @@ class StateStore:
         directory: made if it is not there.
         names: names of sources and outputs; the store loads only a state of the same ones.
         disk: the real one, or a test's.
+        sync: wait for the disk before anything is sent.
     """
 
-    def __init__(self, directory: Path, names: Sequence[str], disk: Disk | None = None) -> None:
+    def __init__(self, directory: Path, names: Sequence[str], disk: Disk | None = None, *, sync: bool = False) -> None:
+        self._sync = sync
         self._disk = disk or Disk()
         self._path = directory
         self._directory = -1
@@ -66,6 +71,8 @@ class StateStore:
         self._record: CommitRecord | None = None
         self._unusable: str | None = None
         """What is wrong with the state on disk."""
+        self.reserved = 0
+        """The highest seq that an earlier process may have used on any stream, as the commit record has it."""
         self.refused = 0
         """Files that could not be used and were moved aside."""
         self.failed = False
@@ -83,10 +90,10 @@ class StateStore:
         self._generation = max([0, *self._generations("dump"), *self._generations("log")])
         try:
             found = self._found = commit_record.read(self._disk, self._directory)
-            if found is None:
-                self._check_empty()
-                return False
-            if found.log_id == NO_LOG:
+            if found is not None:
+                self.reserved = found.highest
+            if found is None or found.log_id == NO_LOG:
+                self._check_empty(found)
                 return False
             self._load(relay, found, now)
         except (StateError, OSError) as error:
@@ -96,9 +103,11 @@ class StateStore:
         return True
 
     @property
-    def reserved(self) -> int:
-        """The highest seq that an earlier process may have used on any stream, as the commit record has it."""
-        return self._found.highest if self._found is not None else 0
+    def may_be_older(self) -> bool:
+        """What is on the disk may be older than what was sent: it was not synced, and the machine was started anew."""
+        if self._found is None:
+            return self._unusable is not None
+        return self._found.boot != self._disk.boot_id() and not self._found.synced
 
     def distrust(self) -> None:
         """Write what was loaded as a new state, because the relay has changed it."""
@@ -110,18 +119,20 @@ class StateStore:
         Raises:
             OSError: nothing can be written, and the disk is not full.
         """
-        goes_on = self._log_id != NO_LOG
         found = self._found or Committed()
+        goes_on = self._log_id != NO_LOG and (found.synced or not self._sync)
         try:
-            if self._unusable is not None:
-                self._move_aside(self._unusable)
             if goes_on:
                 self._drop(lambda generation: generation > self._generation)
             else:
-                found = Committed(highest=found.highest)
+                found = self._committed(0, NO_LOG, 0)
+                self._log_id, self._log_end = NO_LOG, 0
             self._relay = relay
             relay.keep_records(keep=True)
-            self._record = CommitRecord(self._disk, self._directory, found)
+            first = found._replace(highest=self.reserved)
+            self._record = CommitRecord(self._disk, self._directory, first, sync=self._sync)
+            if self._unusable is not None:
+                self._move_aside(self._unusable)
             self._begin_generation(whole=not goes_on)
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -138,9 +149,11 @@ class StateStore:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def _check_empty(self) -> None:
-        if self._generation:
+    def _check_empty(self, found: Committed | None) -> None:
+        if found is None and self._generation:
             raise StateError("there is no commit record")
+        if self._generations("dump"):
+            raise StateError("it was given up by a process that was killed then")
 
     def _other_version(self) -> str | None:
         """Say which file is of which other version; None if none is."""
@@ -226,9 +239,10 @@ class StateStore:
                 with contextlib.suppress(IsADirectoryError):
                     self._disk.unlink(self._directory, name)
         for name in names:
-            if name == commit_record.NAME or (name.startswith("state-") and name.endswith((".dump", ".log"))):
+            if name.startswith("state-") and name.endswith((".dump", ".log")):
                 self._disk.rename(self._directory, name, f"{name}.refused-{stamp}")
                 self.refused += 1
+        self.refused = max(self.refused, 1)  # all of them may be gone
         self._disk.unlink(self._directory, SPARE)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -243,6 +257,8 @@ class StateStore:
             return
         try:
             self._log_end += write_frame(self._disk, self._log, self._log_id, self._log_end, frame)
+            if self._sync:
+                self._disk.sync(self._log)
             self._record.commit(self._log_end)
         except OSError as error:
             self.fail(error)
@@ -290,8 +306,13 @@ class StateStore:
         self._go_on(whole=whole)
 
     def _commit_generation(self) -> None:
+        if self._sync:
+            self._disk.sync_directory(self._directory)
         if self._record is not None:
-            self._record.switch(Committed(self._generation, self._log_id, self._log_end))
+            self._record.switch(self._committed(self._generation, self._log_id, self._log_end))
+
+    def _committed(self, generation: int, log_id: bytes, length: int) -> Committed:
+        return Committed(generation, log_id, length, boot=self._disk.boot_id(), synced=self._sync)
 
     def _create(self, name: str, before: bytes, length: int, over: str | None = None) -> tuple[int, bytes]:
         """Make a file, ``over`` an old one that is no longer needed if there is one; return it and its id.
@@ -304,6 +325,8 @@ class StateStore:
         old = None if over is None else disk.reuse(self._directory, over)
         fd = disk.create(self._directory, name) if old is None else old
         disk.writev(fd, [begin])
+        if self._sync:
+            disk.sync(fd)
         if over is not None and old is not None:
             disk.rename(self._directory, over, name)
         return fd, file_id
@@ -315,16 +338,22 @@ class StateStore:
         while whole or time.perf_counter() < until:
             body = next(self._slices, None)
             if body is None:
+                if self._sync:
+                    self._disk.sync(self._checkpoint)
                 self._disk.close(self._checkpoint)
                 self._checkpoint = self._slices = None
                 name = _name(self._generation, "part")
                 self._disk.rename(self._directory, name, _name(self._generation, "dump"))
+                if self._sync:
+                    self._disk.sync_directory(self._directory)
                 if whole:
                     self._commit_generation()
                 self._drop(lambda generation: generation < self._generation)
                 return
             at = self._checkpoint_end
             self._checkpoint_end += write_frame(self._disk, self._checkpoint, self._checkpoint_id, at, Frame(body, []))
+        if self._sync:
+            self._disk.sync(self._checkpoint)
 
     def _drop(self, needless: Callable[[int], bool]) -> None:
         for kind in ("dump", "log", "part"):
@@ -346,8 +375,13 @@ class StateStore:
 
     def _give_up(self) -> None:
         """Delete what the next process would take for the newest state, and what keeps a full disk full."""
+        needless = {SPARE, commit_record.NAME, commit_record.NEW}
+        if self._record is not None:
+            with contextlib.suppress(OSError):
+                self._record.switch(self._committed(0, NO_LOG, 0))
+                needless.remove(commit_record.NAME)  # it has the seq reservations
         for name in self._disk.names(self._directory):
-            ours = name in (SPARE, commit_record.NAME, commit_record.NEW)
+            ours = name in needless
             if ours or (name.startswith("state-") and name.endswith((".dump", ".log", ".part"))):
                 try:
                     self._disk.unlink(self._directory, name)

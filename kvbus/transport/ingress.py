@@ -101,6 +101,19 @@ class LiveStream:
         attach_again(self._pump.socket, self._endpoint)
         self._pump.kick()
 
+    def beside(self, endpoint: str) -> str:
+        """Return an endpoint at the address that this subscription has reached, if both have the same host name.
+
+        The name may have moved to another engine since, whose answers do not belong to this stream.
+        """
+        host, _, port = self._endpoint.rpartition(":")
+        other, _, other_port = endpoint.rpartition(":")
+        peer = self._monitor.peer
+        if peer is None or other != host or not host.startswith("tcp://") or port != str(peer[1]):
+            return endpoint
+        address = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
+        return f"tcp://{address}:{other_port}"
+
     def close(self) -> None:
         """Close the subscription."""
         self._monitor.close()

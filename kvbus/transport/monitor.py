@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket as sockets
 from collections.abc import Callable
 from typing import Final
 
@@ -55,6 +57,8 @@ class ConnectionMonitor:
         self._peers = 0
         self._failed = False
         self.up = False
+        self.peer: tuple[str, int] | None = None
+        """Address and port that the newest connection has reached; None where there is none, or it is no TCP."""
         events = _EVENTS if abandoned is None else _EVENTS | _DIALS
         self._pump = Pump(socket.get_monitor_socket(events), self._event)
 
@@ -63,6 +67,8 @@ class ConnectionMonitor:
         event = message["event"]
         if event & _DIALS:
             self._stop_waiting()
+            if event == zmq.EVENT_CONNECTED:
+                self.peer = _peer_of(message["value"])
             return
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._peers += 1
@@ -71,6 +77,7 @@ class ConnectionMonitor:
             if self._refused is not None:
                 self._refused(_reason(event, message["value"]))
         else:
+            self.peer = None
             stood = not self._failed and self._peers > 0
             if self._failed:
                 self._failed = False  # never counted: a probe of the port, or a peer with another protocol
@@ -101,6 +108,16 @@ class ConnectionMonitor:
             self._stop_waiting()
             self._watched.disable_monitor()
             self._pump.close()
+
+
+def _peer_of(fd: int) -> tuple[str, int] | None:
+    """Return whom a connection of libzmq's has reached. The connection may be gone already."""
+    try:
+        with sockets.socket(fileno=os.dup(fd)) as connection:
+            address = connection.getpeername()
+    except OSError:
+        return None
+    return (address[0].removeprefix("::ffff:"), address[1]) if isinstance(address, tuple) else None
 
 
 def _reason(event: int, value: int) -> Refused:

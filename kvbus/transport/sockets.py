@@ -8,7 +8,6 @@ import ipaddress
 import os
 import re
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -136,16 +135,11 @@ def _may_batch() -> bool:
     return bool(allowed)
 
 
-def set_options(socket: Socket, options: Mapping[int, int]) -> None:
-    """Set socket options. Call it before any bind or connect."""
-    for option, value in options.items():
-        socket.setsockopt(option, value)
-
-
 def make_socket(context: Context, kind: int, **more: int) -> Socket:
     """Make a socket with the options of its type; ``more`` overrides by option name, such as ``SNDHWM=10``."""
     socket = context.socket(kind)
-    set_options(socket, OPTIONS[kind])
+    for option, value in OPTIONS[kind].items():
+        socket.setsockopt(option, value)
     for name, value in more.items():
         socket.setsockopt(getattr(zmq, name), value)
     return socket

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import kvbus.daemon.disk
 from kvbus.daemon.disk import Disk, NotAFileError
 
 
@@ -136,3 +137,9 @@ def test_a_lock_ends_with_its_descriptor(disk: Disk, directory: int) -> None:
 def test_no_two_ids_are_the_same(disk: Disk) -> None:
     assert len({disk.random_bytes(8) for _ in range(100)}) == 100
     assert len(disk.random_bytes(8)) == 8
+
+
+def test_a_boot_has_an_id_where_the_kernel_has_one(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert disk.boot_id() == Disk().boot_id() != bytes(16)
+    monkeypatch.setattr(kvbus.daemon.disk, "_BOOT_ID", tmp_path / "none")
+    assert disk.boot_id() == bytes(16)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.core.commands import AnswerReplay, RequestReplay
-from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Subscribed, Tick
+from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Started, Subscribed, Tick
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.output import OutputSpec
@@ -281,7 +281,7 @@ def test_a_damaged_dump_is_refused_and_moved_aside(tmp_path: Path, position: int
     dump.write_bytes(body)
     aside = {path.name for kind in ("dump", "log") for path in the_files(tmp_path, kind)}
     assert refused(tmp_path)
-    assert {path.name.partition(".refused-")[0] for path in tmp_path.glob("*.refused-*")} == {*aside, "commit"}
+    assert {path.name.partition(".refused-")[0] for path in tmp_path.glob("*.refused-*")} == aside
     again = Process(tmp_path)
     assert again.resumed
     assert not again.blocks
@@ -378,7 +378,8 @@ def test_a_disk_that_is_full_costs_the_state_and_nothing_else(
     assert process.store.failed
     assert "No space left on device" in caplog.text
     assert process.store.refused == 0
-    assert list(tmp_path.iterdir()) == []  # what is out of date does not keep the disk full
+    # what is out of date does not keep the disk full
+    assert [path.name for path in tmp_path.iterdir()] == ["commit"]
     process.kill()
     # what is on disk is older than what was sent: it must not be taken for the truth
     assert not Process(tmp_path).resumed
@@ -463,7 +464,7 @@ def test_one_refused_state_is_kept_and_no_older_one(tmp_path: Path) -> None:
         process.connect()
         process.publish(3)
         process.kill()
-    assert process.store.refused == len(list(tmp_path.glob("*.refused-*"))) == 3
+    assert process.store.refused == len(list(tmp_path.glob("*.refused-*"))) == 2
 
 
 def test_a_log_whose_dump_is_gone_is_refused(tmp_path: Path) -> None:
@@ -519,4 +520,35 @@ def test_no_dump_begins_while_batches_wait_to_be_handled(tmp_path: Path, monkeyp
     again = Process(tmp_path)
     known = again.relay.sources[0].sequencer.next
     assert again.blocks == set(range(known)) - {seq - 1 for seq in range(2, 10, 3)}
+    again.kill()
+
+
+def test_a_state_that_routers_may_be_ahead_of_is_cleared_and_announced_when_the_engine_is_in_sync(
+    tmp_path: Path,
+) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    again = Process(tmp_path)
+    relay = again.relay
+    relay.resume_at(lambda _output, _stream: 5000)
+    router = PlainSetRouter()
+    sent = [command for command in relay.handle(Started(1.0), 1.0) if isinstance(command, Publish)]
+    assert [command.seq for command in sent] == [5000]
+    (question,) = [each for each in relay.handle(SourceUp(0), 1.0) if isinstance(each, RequestReplay)]
+    journal = process.relay.outputs[0].streams[0].journal
+    answer = [
+        [b"", b"", seq.to_bytes(8, "big"), there(journal.at(journal.position(seq))).payload]
+        for seq in range(question.start, 20)
+    ]
+    for frames in (*answer, [b"", b"", END_SEQ, b""]):
+        sent += [
+            command
+            for command in relay.handle(ReplayReceived(0, question.request, frames), 1.0)
+            if isinstance(command, Publish)
+        ]
+    for command in sent:
+        router.apply(command.seq, command.payload)
+    assert [command.seq for command in sent] == list(range(5000, 5000 + len(sent)))
+    assert {block for _, _, block in router.blocks} == again.blocks == process.blocks
     again.kill()

@@ -254,7 +254,7 @@ async def test_one_that_stalls_is_exact_when_it_reads_again(library: Library) ->
         dropped = stats_of(bus).dropped_batches["slow_router"]
         peer.child.send(signal.SIGCONT)
         begin = loop.time()
-        await eventually(lambda: stats_of(bus).states_sent["lost"] == 1, "its state", 5)
+        await eventually(lambda: stats_of(bus).states_sent["lost"] == 1, "its state")
         sent = loop.time() - begin
         await exact(bus, engine, peer)  # it has megabytes to read first, and this process too
         figures = (library.name, STALL, dropped, sent, loop.time() - begin)

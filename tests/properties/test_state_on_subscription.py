@@ -139,6 +139,9 @@ FAMILIES = [Router, Checking, FromZero]
 class Stage:
     """Engines, a relay whose output sends the state on subscription, and the shell's part of a transfer."""
 
+    has_state = True
+    """Whoever asks has just got the state by its subscription, or is about to."""
+
     def __init__(self, sources: int, journal: int, *, filled: bool) -> None:
         self.relay = Relay(
             [SourceSpec(f"e{i}", 0, Settings(replay=False, probe_interval=0.0), Rules()) for i in range(sources)],
@@ -157,8 +160,6 @@ class Stage:
         self.naming = Naming("unsigned")
         self.said = [0] * sources
         self.connections: dict[int, Connection] = {}
-        self.has_state = True
-        """Whoever asks has just got the state by its subscription, or is about to."""
         self.names = 0
         for i in range(sources):
             self.handle(SourceUp(i))

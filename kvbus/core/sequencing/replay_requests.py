@@ -40,10 +40,6 @@ class Purpose(StrEnum):
     HISTORY = "history"
 
 
-INTERRUPTIBLE: Final = (Purpose.PROBE, Purpose.HISTORY)
-"""Requests that nothing waits for: a more urgent one takes their place."""
-
-
 class OpenRequest(msgspec.Struct):
     """The open request, and what its answer has brought so far."""
 
@@ -195,8 +191,3 @@ class ReplayClient:
         self._stats.replay_timeouts += 1
         self.stop()
         return asked
-
-    @property
-    def interruptible(self) -> bool:
-        """Whether another request may be opened now."""
-        return self.open is None or self.open.purpose in INTERRUPTIBLE

@@ -2,6 +2,7 @@ import pytest
 from msgspec import UNSET
 
 from kvbus.core.blocks.index import Chunk, Index, Table, live_runs, raw_or_unset, slice_array
+from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.wire.codec import encode_value
 from kvbus.core.wire.schema import BlockStored
 from tests.doubles.payloads import payload, store, tokens_of
@@ -19,6 +20,7 @@ def put(index, hashes, parent=None, *, group=None, medium="GPU", size=16):
     chunk = Chunk(tuple(event.block_hashes), event.parent_block_hash, bytes(event.token_ids), index.meta(event))
     table = index.table(group, medium)
     table.blocks.update(dict.fromkeys(hashes, chunk))
+    index.size.add(chunk, len(hashes), chunk_bytes(chunk), first=True)
     return chunk
 
 
@@ -194,7 +196,10 @@ class TestWhole:
         put(index, [1, 2])
         copy = index.copy()
         put(index, [3], 2)
-        index.table(None, "GPU").remove(1)
+        table = index.table(None, "GPU")
+        chunk = table.remove(1)
+        assert chunk is not None
+        index.size.remove(table, 1, chunk)
         assert announced(copy) == [((None, "GPU"), [1, 2])]
         assert announced(index) == [((None, "GPU"), [2]), ((None, "GPU"), [3])]
         del copy

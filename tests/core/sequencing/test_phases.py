@@ -12,9 +12,11 @@ from kvbus.core.sequencing import phases
 from kvbus.core.sequencing.conflict import FIRST_PAUSE
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import (
+    ASKS,
     CONNECTED,
     SHOWN,
     TABLE,
+    UNHURRIED,
     Guard,
     Input,
     Phase,
@@ -24,7 +26,7 @@ from kvbus.core.sequencing.phases import (
     step,
     transitions,
 )
-from kvbus.core.sequencing.replay_requests import ATTEMPTS, OVERLAP
+from kvbus.core.sequencing.replay_requests import ATTEMPTS, OVERLAP, Purpose
 from kvbus.core.sequencing.settings import State
 from tests.core.dsl import Happens, down, live, replay_aborted, replay_end, replayed, snapshot, tick, up
 from tests.core.sequencing.script import SequencerScript, in_sync
@@ -236,6 +238,11 @@ def test_a_phase_is_reached(phase: Phase) -> None:
             act(script)
     assert script.sequencer.phase is phase
     assert script.sequencer.connected
+
+
+def test_what_nothing_waits_for_gives_way_to_a_gap_and_nothing_else_does() -> None:
+    assert {ASKS.get(phase) for phase in UNHURRIED} == {None, Purpose.PROBE, Purpose.HISTORY}
+    assert {phase for phase, cause in TABLE if cause is Input.HOLE} == set(UNHURRIED)
 
 
 def test_every_phase_is_drawn_and_described() -> None:

@@ -1,0 +1,74 @@
+"""A host name that moves to another engine while the old one still stands: the replay goes where the live stream is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ports import free_ports
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+import zmq
+from kvbus.transport.ingress import Events, LiveStream, RequestConnection
+from kvbus.transport.sockets import make_context
+
+live, replay = int(sys.argv[1]), int(sys.argv[2])
+hosts = Path("/etc/hosts")
+
+def engine(context, address):
+    publisher, router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+    publisher.bind(f"tcp://{address}:{live}")
+    router.bind(f"tcp://{address}:{replay}")
+    return publisher, router
+
+async def asked(context, stream, router):
+    # whether this engine is asked
+    request = RequestConnection(context, stream.beside(f"tcp://engine.test:{replay}"), [b"", b"1"], lambda _: None)
+    found = await asyncio.to_thread(router.poll, 2000)
+    if found:
+        router.recv_multipart()
+    request.close()
+    return bool(found)
+
+async def main():
+    context = make_context()
+    old, new = engine(context, "127.0.0.2"), engine(context, "127.0.0.3")
+    hosts.write_text("127.0.0.2 engine.test\\n")
+    up = asyncio.Queue()
+    stream = LiveStream(
+        context, f"tcp://engine.test:{live}", bind=False, topics=[b""], events=Events(lambda _: None, up.put_nowait)
+    )
+    assert await asyncio.wait_for(up.get(), 10)
+    hosts.write_text("127.0.0.3 engine.test\\n")
+    assert await asked(context, stream, old[1]), "the live stream's engine is asked"
+    for socket in old:
+        socket.close(0)
+    assert not await asyncio.wait_for(up.get(), 10)
+    assert await asyncio.wait_for(up.get(), 10)
+    assert await asked(context, stream, new[1]), "the name is looked up again with the live stream"
+    stream.close()
+    context.destroy(0)
+    print("moved")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(90)
+def test_the_replay_follows_the_live_stream_and_not_the_name(tmp_path: Path) -> None:
+    if os.getuid():
+        pytest.skip("needs root for an /etc/hosts of its own")
+    (tmp_path / "hosts").write_text("")
+    live, replay = free_ports(2)
+    mounted = f'mount --bind {tmp_path / "hosts"} /etc/hosts && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", mounted, "sh", sys.executable, "-c", CHILD, str(live), str(replay)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "mount" in done.stderr or "unshare" in done.stderr:
+        pytest.skip(f"no mount namespace here: {done.stderr}")
+    assert done.stdout == "moved\n", done.stderr
