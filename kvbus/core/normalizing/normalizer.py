@@ -16,6 +16,7 @@ from msgspec import UNSET, structs
 
 from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, removals_of, stores_of
 from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Rest, Table, TableKey, carried_bytes
+from kvbus.core.blocks.live_order import in_order
 from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.normalizing.admission import Admission, Step, complete
 from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
@@ -324,7 +325,7 @@ class Normalizer:
                 chunk.reblock_into(None, None)
             self._left_out.take_from(key, table, self._treatment)
         self._left_out.give_back(self.index, self._treatment)
-        for key, chunk, a, b in self.index.snapshot():
+        for key, chunk, a, b in in_order(self.index):
             if self._treatment(key[0], chunk) is Treatment.REBLOCK:
                 if chunk.derived is None:
                     self._reblocked(chunk, key[0], self._block_sizes[key[0]].base)
