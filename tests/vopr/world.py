@@ -75,7 +75,7 @@ class World:
             for number, (kind, rank) in enumerate(zip(self.setup.engines, self.setup.ranks, strict=True))
         ]
         for node in self.engines:
-            self.directory.nodes[node.name] = node
+            self.directory.nodes[node.name] = self.directory.nodes[f"@{node.name}"] = node
         self.routers: list[tuple[tuple[int, int], Router]] = []
         self.times: list[tuple[float, frozenset[str]]] = []
         """Of each quiescence: the seconds until all was exact, and the faults before it."""
@@ -181,7 +181,7 @@ class World:
         self._moves += 1
         name = f"{old.name.partition(' ')[0]} {self._moves}"
         new = EngineNode(self.schedule, name, old.engine.kind, old.engine.rank, self.setup.buffer, self.setup.hwm)
-        self.engines[number] = self.directory.nodes[f"engine{number}"] = new
+        self.engines[number] = self.directory.nodes[f"engine{number}"] = self.directory.nodes[f"@{name}"] = new
         self.old.append(old)
 
     def old_engines_stop(self) -> None:
