@@ -11,7 +11,7 @@ IMAGE  ?= kvbus:local
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo test coverage bench chaos interop profile profile-process soak explore fuzz flood lint format charts dockerfile wheel \
+.PHONY: help setup tools demo test coverage bench chaos vopr interop profile profile-process soak explore fuzz flood lint format charts dockerfile wheel \
 	image version lock clean
 
 help: ## this list
@@ -61,6 +61,10 @@ chaos: $(STAMP) ## faults over real sockets (FAULTS=10000 SEED=7 CELL=1 GENERATI
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) \
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(CELL),--cell $(CELL)) $(if $(GENERATION),--generation $(GENERATION)) \
 		$(if $(FIRST),--first $(FIRST)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WIDTH),--width $(WIDTH)) $(ARGS)
+
+vopr: $(STAMP) ## the whole daemon in simulated worlds (SEED=1 STEPS=1000000 SCRIPT=file)
+	@$(BIN)/python -m tests.vopr $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) \
+		$(if $(SCRIPT),--script $(SCRIPT)) $(ARGS)
 
 interop: $(STAMP) ## routers of other projects in every case, into docs/INTEROP.md (ARGS="--router AIBrix --case late")
 	@.ci/routers.sh $(VENV) dynamo || true

@@ -22,7 +22,7 @@ jeromq() {
     cd jeromq
     command -v java javac mvn >/dev/null || return $unavailable
     javac --release 11 -version || return $unavailable
-    if ! same_jars "$jars" 2>/dev/null; then
+    if ! same_jars "$jars" &>/dev/null; then
         rm -rf "$jars"
         mvn --batch-mode --quiet --strict-checksums dependency:copy-dependencies "-DoutputDirectory=$jars" ||
             return $unavailable
@@ -32,12 +32,19 @@ jeromq() {
 }
 
 zeromq-rs() {
-    cd zeromq-rs
+    local crate=$home/zeromq-rs/crate registry
     cargo --version || return $unavailable
     printf 'rustc 1.89\n%s\n' "$(rustc --version)" | sort --check --version-sort || return $unavailable
-    cargo fetch --locked --quiet || return $unavailable # Cargo.lock holds what it must be
-    cargo build --locked --offline --quiet --release --target-dir "$home/zeromq-rs/target" || return 1
-    cp "$home/zeromq-rs/target/release/peer" "$home/zeromq-rs/"
+    mkdir -p "$home/zeromq-rs" && rm -rf "$crate"
+    cp -r zeromq-rs "$crate"
+    cd "$crate"
+    # Cargo.lock.in holds what it must be; only where from is cargo's own configuration
+    cargo generate-lockfile --quiet || return $unavailable
+    registry=$(sed -n 's/^source = "\(.*\)"$/\1/p' Cargo.lock | sort -u)
+    sed "s|@REGISTRY@|$registry|" Cargo.lock.in >Cargo.lock
+    cargo fetch --locked --quiet || return $unavailable
+    cargo build --locked --offline --quiet --target-dir "$home/zeromq-rs/target" || return 1
+    cp "$home/zeromq-rs/target/debug/peer" "$home/zeromq-rs/"
 }
 
 result=0

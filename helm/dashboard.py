@@ -224,6 +224,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "cps",
             "Valid events and blocks that do not leave as they came, by reason.",
             (moved("kvbus_events_filtered_total"), f"{OF_SOURCE} {{{{reason}}}}"),
+            (moved("kvbus_source_reannounced_total"), f"{OF_SOURCE} announced again"),
         ),
         graph(
             "Live blocks",
@@ -234,15 +235,17 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Replay asked of the engine",
             "cps",
-            "Requests, probes of an idle engine among them, and answers given up.",
+            "Requests (probes of an idle engine too), answers given up, and attempts that failed in kvbus itself.",
             (rate("kvbus_source_replays_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} asked"),
             (rate("kvbus_source_replay_timeouts_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} given up"),
+            (rate("kvbus_source_requests_failed_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} not sent"),
         ),
         graph(
             "Partial",
             "short",
-            "1: the engine may hold blocks that kvbus cannot know of. Requests to reset its cache, by outcome.",
+            "1: the engine may hold blocks that kvbus cannot know of. Requests to reset its cache. Remarks.",
             (f"kvbus_source_partial{{{SOURCE}}}", OF_SOURCE),
+            (f"kvbus_source_remark{{{SOURCE}}}", f"{OF_SOURCE} {{{{remark}}}}"),
             (
                 rate("kvbus_source_cache_resets_total", SOURCE, f"{PER_SOURCE}, outcome"),
                 f"{OF_SOURCE} {{{{outcome}}}}",

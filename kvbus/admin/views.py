@@ -22,6 +22,7 @@ def source_json(source: SourceReading, endpoint: str, replay_endpoint: str | Non
         "partial_reason": why.reason if why else None,
         "missing_before": why.before if why else None,
         "heals": why.heals if why else None,
+        "remarks": list(source.remarks.values()),
         "epoch": source.epoch,
         "last_seq": source.last_seq,
         "dialect": source.dialect,

@@ -1,13 +1,10 @@
-"""The sequence machine's buffers: batches that wait for their turn, and fingerprints of delivered ones."""
+"""What the sequence machine keeps: batches that wait for their turn, and digests of delivered ones."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from kvbus.client.timeouts import BufferLimits
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,56 +15,8 @@ class Waiting:
     payload: bytes
     replayed: bool
 
-
-class ReorderBuffer:
-    """Batches that wait for their turn, by seq; limited in number and in payload bytes."""
-
-    def __init__(self, limits: BufferLimits) -> None:
-        self.overflow = False
-        """True once a batch was dropped; the machine sets it back to False."""
-        self.overflowed = 0
-        """Batches dropped so far."""
-        self._limits: Final = limits
-        self._batches: dict[int, Waiting] = {}
-        self._bytes = 0
-
     def __len__(self) -> int:
-        return len(self._batches)
-
-    def add(self, seq: int, batch: Waiting) -> bool:
-        """Keep a batch if there is room for it; return False if the buffer holds its seq already."""
-        if seq in self._batches:
-            return False
-        size = len(batch.payload)
-        full = len(self) >= self._limits.held_batches or self._bytes + size > self._limits.held_bytes
-        if full and self._batches:  # an empty buffer takes any batch, else the stream could never pass a gap
-            self.overflowed += 1
-            self.overflow = True
-        else:
-            self._batches[seq] = batch
-            self._bytes += size
-        return True
-
-    def pop(self, seq: int) -> Waiting | None:
-        """Remove and return a batch, None if it is not here."""
-        batch = self._batches.pop(seq, None)
-        if batch is not None:
-            self._bytes -= len(batch.payload)
-        return batch
-
-    def drop_before(self, seq: int) -> None:
-        """Drop the batches before this seq."""
-        for old in [held for held in self._batches if held < seq]:
-            self.pop(old)
-
-    def oldest(self) -> int | None:
-        """Return the lowest seq held, None if the buffer is empty."""
-        return min(self._batches, default=None)
-
-    def clear(self) -> None:
-        """Drop every batch."""
-        self._batches.clear()
-        self._bytes = 0
+        return len(self.payload)
 
 
 class Recent:

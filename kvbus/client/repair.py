@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvbus.client.buffers import Recent, ReorderBuffer, Waiting
+from kvbus.client.buffers import Recent, Waiting
 from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Output, Replace
 from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import Gap, Lost, LostReason, Restarted, RestartReason, Synced
+from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 
 if TYPE_CHECKING:
     from kvbus.core.outputs.snapshot import Snapshot
@@ -57,6 +58,8 @@ class Repair:
         # Public counters.
         self.epoch = 0
         self.duplicates = 0
+        self.overflowed = 0
+        """Batches dropped because the reorder buffer was full; the machine asks for them again."""
 
         # Settings: which requests are possible, and how long to wait.
         limits = limits or BufferLimits()
@@ -82,7 +85,8 @@ class Repair:
         self._reconnecting = False  # the connection is lost; the publisher may have restarted
 
         # Buffers.
-        self._held: Final = ReorderBuffer(limits)
+        self._held: Final[ReorderBuffer[Waiting]] = ReorderBuffer(limits.held_batches, limits.held_bytes)
+        self._overflow = False  # a batch was dropped: ask for it once the request is over
         self._recent: Final = Recent(limits.recent)
         self._settled = float("-inf")
         self._out: list[Output] = []
@@ -185,7 +189,8 @@ class Repair:
             self._ask(now)
             return
         self._flush()
-        while (oldest := self._held.oldest()) is not None:
+        while self._held:
+            oldest = self._held.first
             self._attempts += answered
             if self._attempts < self._timing.attempts:
                 self._retry_at = now + self._timing.retry_s
@@ -198,8 +203,8 @@ class Repair:
             self._out.append(Lost(self._due, oldest - 1, reason))
             self._next = oldest
             self._flush()
-        if self._held.overflow:
-            self._held.overflow = False
+        if self._overflow:
+            self._overflow = False
             self._ask(now)
             return
         self._attempts = 0
@@ -223,16 +228,15 @@ class Repair:
         self._snapshot_failed = False
         due = self._due
         self._held.drop_before(due)
-        oldest = self._held.oldest()
+        oldest = self._held.first if self._held else None
         self._out.append(Lost(due, oldest - 1 if oldest is not None and oldest > due else None, reason))
         self._incomplete = True
         self._confirm_at = now + self._timing.rebuild_s
         self._recent.clear()
         self._next = due if oldest is None else oldest
         self._flush()
-        first = self._held.oldest()
-        if first is not None:
-            self._out.append(Gap(self._due, first - 1))
+        if self._held:
+            self._out.append(Gap(self._due, self._held.first - 1))
             self._ask(now)
 
     @property
@@ -265,7 +269,7 @@ class Repair:
         self._recent.clear()
         # the next request's answer has all batches received before it
         self._held.clear()
-        self._held.overflow = False
+        self._overflow = False
         self._attempts = 0
         self._ask_again = self._snapshot_failed = self._incomplete = False
         self._needs_state = self._snapshot
@@ -282,12 +286,18 @@ class Repair:
         return not first
 
     def _hold(self, seq: int, batch: Waiting) -> None:
-        self.duplicates += not self._held.add(seq, batch)
+        if seq in self._held:
+            self.duplicates += 1
+        elif self._held.fits(batch):
+            self._held.add(seq, batch)
+        else:
+            self.overflowed += 1
+            self._overflow = True
 
     def _flush(self) -> None:
-        while (batch := self._held.pop(self._due)) is not None:
-            self._deliver(batch)
         self._held.drop_before(self._due)
+        while (batch := self._held.take(self._due)) is not None:
+            self._deliver(batch)
 
     def _deliver(self, batch: Waiting) -> None:
         seq = self._due

@@ -56,11 +56,6 @@ class Sequence(Repair):
         return len(self._held)
 
     @property
-    def overflowed(self) -> int:
-        """Batches dropped because the reorder buffer was full; the machine asks for them again."""
-        return self._held.overflowed
-
-    @property
     def syncing(self) -> bool:
         """Whether a replay or a snapshot is under way, or due."""
         return self._request is not None or self._retry_at is not None

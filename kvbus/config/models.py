@@ -93,6 +93,12 @@ class SourceConfig(_Section):
         le=4096,
     )
     topic: Text = _key("", "Subscription prefix; empty: everything.", example="kv@")
+    clears: Literal["auto", "device", "all"] = _key(
+        "auto",
+        "What the engine's AllBlocksCleared speaks of: the device's blocks (vLLM), those of every tier (SGLang), or "
+        "auto: of every tier where the engine opens its epoch with one or `api` is SGLang's, else of the device.",
+        example="auto",
+    )
     slot: Int | None = _key(
         None,
         "Slot of rank 0 among the streams of a per_source output (port + slot); rank r is at slot + r. Set it to keep "
@@ -322,6 +328,7 @@ class SourceStream:
         snapshot_endpoint: the rank's snapshots, if the source offers them.
         bind: whether kvbus binds ``endpoint``.
         topic: subscription prefix.
+        clears: what the engine's AllBlocksCleared speaks of.
         index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
     """
 
@@ -333,6 +340,7 @@ class SourceStream:
     snapshot_endpoint: str | None
     bind: bool
     topic: bytes
+    clears: Literal["auto", "device", "all"]
     index: int
 
 
@@ -469,6 +477,7 @@ class Config(_Section):
                     snapshot_endpoint=None if snapshot is None else endpoint_offset(snapshot, rank),
                     bind=source.bind,
                     topic=source.topic.encode(),
+                    clears=source.clears,
                     index=slot,
                 )
             )

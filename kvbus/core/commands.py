@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvbus.core.outputs.replay_answer import ReplayAnswer
-from kvbus.core.outputs.snapshot import SnapshotAnswer
+from kvbus.core.outputs.replay_answer import EndPart, JournalPart, ReplayAnswer, StatePart
+from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart
 from kvbus.core.outputs.state_transfer import StateTransfer
 
 
@@ -46,23 +46,31 @@ class CancelReplay(msgspec.Struct, frozen=True):
     request: int
 
 
-class AnswerReplay(msgspec.Struct):
-    """Send these messages to a router as fast as it takes them, until :meth:`ReplayAnswer.next_message` is None."""
+class AnswerReplay(msgspec.Struct, frozen=True):
+    """An answer to a router begins: feed :class:`~kvbus.core.events.AnswerPulled` as fast as the router takes it."""
 
     output: int
     stream: int
     answer: ReplayAnswer
 
 
-class AnswerSnapshot(msgspec.Struct):
-    """Send the one message of this answer; ``next_message`` gives ``[]`` while it is being built."""
+class AnswerSnapshot(msgspec.Struct, frozen=True):
+    """As :class:`AnswerReplay`, for the one message that a request for a snapshot gets."""
 
     output: int
     stream: int
     answer: SnapshotAnswer
 
 
-class SendState(msgspec.Struct):
+class SendPart(msgspec.Struct, frozen=True):
+    """What a pull gets: send the messages of ``part``, and pull ``part.answer`` unless that was over with them."""
+
+    output: int
+    stream: int
+    part: JournalPart | StatePart | EndPart | SnapshotPart
+
+
+class SendState(msgspec.Struct, frozen=True):
     """Send the transfer to these routers alone, and behind it the live stream from ``transfer.end_seq`` on."""
 
     output: int
@@ -71,4 +79,6 @@ class SendState(msgspec.Struct):
     transfer: StateTransfer
 
 
-Command = Publish | RequestReplay | RequestSnapshot | CancelReplay | AnswerReplay | AnswerSnapshot | SendState
+Command = (
+    Publish | RequestReplay | RequestSnapshot | CancelReplay | AnswerReplay | AnswerSnapshot | SendPart | SendState
+)

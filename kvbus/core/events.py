@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from kvbus.core.outputs.output import NewStream
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.source import SourceSpec
 from kvbus.core.types import CacheReset, Refused
 
@@ -45,7 +47,7 @@ class SourceUp(msgspec.Struct, frozen=True):
 
 
 class SourceDown(msgspec.Struct, frozen=True):
-    """The last connection to the engine's publisher is gone."""
+    """The last connection to the engine's publisher is gone. What it has brought comes before this."""
 
     source: int
 
@@ -100,6 +102,14 @@ class ReplayAborted(msgspec.Struct, frozen=True):
     request: int
 
 
+class RequestSent(msgspec.Struct, frozen=True):
+    """Request ``request`` has left after all, or, if ``sent`` is False, waits because it could not be sent."""
+
+    source: int
+    request: int
+    sent: bool
+
+
 class ReplayAsked(msgspec.Struct, gc=False):
     """A router asks stream ``stream`` of output ``output`` for a replay; frames as a ROUTER received them.
 
@@ -118,6 +128,14 @@ class SnapshotAsked(msgspec.Struct, gc=False):
     output: int
     stream: int
     frames: list[bytes]
+
+
+class AnswerPulled(msgspec.Struct, frozen=True):
+    """A router can take more of an answer: the last of the commands is the :class:`~kvbus.core.commands.SendPart`."""
+
+    output: int
+    stream: int
+    answer: ReplayAnswer | SnapshotAnswer
 
 
 class Subscribed(msgspec.Struct, frozen=True):
@@ -162,8 +180,10 @@ RelayEvent = (
     | ReplayReceived
     | ReplayAborted
     | SnapshotReceived
+    | RequestSent
     | ReplayAsked
     | SnapshotAsked
+    | AnswerPulled
     | Subscribed
     | ClearsEveryTier
     | Tick

@@ -9,12 +9,12 @@ from kvbus.core import write_ahead_log as wal
 from kvbus.core.blocks.announce import blocks_in, removals_of
 from kvbus.core.blocks.compaction import ClearsWhere, Part, StateSnapshot, most_blocks
 from kvbus.core.blocks.index import Index
-from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, SendState
-from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, SendPart, SendState
+from kvbus.core.events import AnswerPulled, ReplayAsked, SnapshotAsked, Subscribed
+from kvbus.core.outputs import replay_answer
 from kvbus.core.outputs.fitting import Cleared, fit, halves
 from kvbus.core.outputs.output import NewStream, Output
-from kvbus.core.outputs.replay_answer import ReplayAnswer
-from kvbus.core.outputs.snapshot import SnapshotAnswer, parse_snapshot_request
+from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart, parse_snapshot_request, reply
 from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.source import Source
 from kvbus.core.wire.codec import AnyEvent
@@ -245,31 +245,31 @@ class Outgoing:
         """A router asks for a replay."""
         del now
         request = self._parsed(event, parse_replay_request)
-        if request is None:
-            return
-        stream = self._outputs[event.output].streams[event.stream]
-        answer = ReplayAnswer(
-            stream,
-            request,
-            lambda start: self._snapshot_from(event.output, event.stream, start),
-            has_state=event.has_state,
-        )
-        self.commands.append(AnswerReplay(event.output, event.stream, answer))
+        if request is not None:
+            stream = self._outputs[event.output].streams[event.stream]
+            answer = replay_answer.begin(stream, request, has_state=event.has_state)
+            self.commands.append(AnswerReplay(event.output, event.stream, answer))
 
     def snapshot_asked(self, event: SnapshotAsked, now: float) -> None:
         """A router asks for a snapshot."""
         del now
         request = self._parsed(event, parse_snapshot_request)
-        if request is None:
-            return
-        stream = self._outputs[event.output].streams[event.stream]
-        published = stream.next_seq > stream.first_seq
-        answer = SnapshotAnswer(
-            request,
-            stream.publisher_id,
-            (lambda: self._newest_snapshot(event.output, event.stream)) if published else None,
-        )
-        self.commands.append(AnswerSnapshot(event.output, event.stream, answer))
+        if request is not None:
+            stream = self._outputs[event.output].streams[event.stream]
+            published = stream.next_seq > stream.first_seq
+            answer = SnapshotAnswer(request.envelope, stream.publisher_id, request.valid, published)
+            self.commands.append(AnswerSnapshot(event.output, event.stream, answer))
+
+    def pulled(self, event: AnswerPulled, now: float) -> None:
+        """A router can take more of its answer."""
+        number, at, answer = event.output, event.stream, event.answer
+        part: replay_answer.JournalPart | replay_answer.StatePart | replay_answer.EndPart | SnapshotPart
+        if isinstance(answer, SnapshotAnswer):
+            part = reply(answer, lambda: self._newest_snapshot(number, at))
+        else:
+            stream = self._outputs[number].streams[at]
+            part = replay_answer.next_part(answer, stream, lambda start: self._snapshot_from(number, at, start, now))
+        self.commands.append(SendPart(number, at, part))
 
     def _parsed(
         self, event: ReplayAsked | SnapshotAsked, parse: Callable[[Sequence[bytes]], Asked | None]
@@ -313,7 +313,7 @@ class Outgoing:
             snapshot = output.snapshots[at] = self._snapshot_of(output, at)
         return snapshot
 
-    def _snapshot_from(self, number: int, at: int, start: int) -> StateSnapshot:
+    def _snapshot_from(self, number: int, at: int, start: int, now: float) -> StateSnapshot:
         """The live state of a stream, to be sent in the seqs from ``start`` on; a recent one if the journal follows it.
 
         Where there are too few seqs for it, empty batches make room.
@@ -328,10 +328,10 @@ class Outgoing:
         if snapshot is None or snapshot.seq + 1 - start < snapshot.fewest:
             snapshot = output.snapshots[at] = self._snapshot_of(output, at)
             while stream.next_seq - start < snapshot.fewest:
-                self._publish_empty(number, at, stream.idle_since or 0.0)
+                self._publish_empty(number, at, now)
             snapshot.seq = stream.next_seq - 1
         # up to the snapshot's seq the requester's set is not that of the journal at the same seq
-        self._incomplete(number, at, start + 1, snapshot.seq + 1, stream.idle_since or 0.0)
+        self._incomplete(number, at, start + 1, snapshot.seq + 1, now)
         return snapshot
 
     def _incomplete(self, number: int, at: int, first: int, end: int, now: float) -> None:

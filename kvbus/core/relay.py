@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final
 
 from kvbus.core import write_ahead_log as wal
@@ -22,6 +23,7 @@ from kvbus.core.commands import (
     RequestSnapshot,
 )
 from kvbus.core.events import (
+    AnswerPulled,
     BatchReceived,
     CacheResetTried,
     ClearsEveryTier,
@@ -31,6 +33,7 @@ from kvbus.core.events import (
     ReplayAborted,
     ReplayAsked,
     ReplayReceived,
+    RequestSent,
     SnapshotAsked,
     SnapshotReceived,
     SourceDown,
@@ -87,12 +90,14 @@ class Relay:
             ReplayReceived: self._replayed,
             ReplayAborted: self._replay_aborted,
             SnapshotReceived: self._snapshot_received,
+            RequestSent: self._request_sent,
             SourceUp: self._up,
             SourceDown: self._down,
             HandshakeFailed: self._handshake_failed,
             CacheResetTried: self._cache_reset_tried,
             ReplayAsked: self._out.asked,
             SnapshotAsked: self._out.snapshot_asked,
+            AnswerPulled: self._out.pulled,
             Subscribed: self._out.subscribed,
             ClearsEveryTier: self._clears_every_tier,
             Tick: self._tick,
@@ -146,15 +151,25 @@ class Relay:
         elif isinstance(record, wal.SnapshotTaken):
             self.sources[record.source].sequencer.restore_snapshot(record.seq)
 
+    def resume_at(self, first_seq: Callable[[int, int], int]) -> None:
+        """Routers may have got more than this state knows. :meth:`begin` clears them before they get it again.
+
+        Args:
+            first_seq: the seq that a stream goes on at, by the number of its output and its place.
+        """
+        for number, output in enumerate(self.outputs):
+            for at, stream in output.open_streams.items():
+                stream.resume_at(first_seq(number, at))
+        for source in self.present:
+            source.expired, source.announced = True, False
+            source.sequencer.expire()
+
     def recovery_finished(self, now: float) -> None:
         """All of the log was applied: every source is away until its connection stands again."""
         for source in self.sources:
             source.sequencer.recovery_finished()
             if source.sequencer.next or len(source.normalizer.index):
                 source.down_since = now
-        for output in self.outputs:
-            for stream, lowest in zip(output.streams, output.spec.lowest_seqs, strict=False):
-                stream.next_seq = max(stream.next_seq, lowest)
 
     # -- sources there are -----------------------------------------------------------------------------------------
 
@@ -247,6 +262,11 @@ class Relay:
         source.stats.rejected[Reason.FRAME_SIZE] += 1
         source.sequencer.replay_aborted(event.request, now)
         self._run(event.source, source, now)
+
+    def _request_sent(self, event: RequestSent, now: float) -> None:
+        source = self.sources[event.source]
+        source.stats.requests_failed += not event.sent
+        source.sequencer.sent(event.request, now if event.sent else inf)
 
     def _snapshot_received(self, event: SnapshotReceived, now: float) -> None:
         source = self.sources[event.source]

@@ -33,12 +33,18 @@ class SourceStats(msgspec.Struct):
     restarts: int = 0
     replays: int = 0
     replay_timeouts: int = 0
+    requests_failed: int = 0
+    """Attempts to send a request that failed in this process."""
     held_overflow: int = 0
     stale_replies: int = 0
     timeouts: int = 0
 
     # Normalizing.
     rebuilds: int = 0
+    reannounced: int = 0
+    """Stores of several blocks from the root on that were all live: hits announced again, or real copies."""
+    most_copies: int = 0
+    """The most copies of one block beyond its first, ever."""
 
     # What was not taken, by reason.
     rejected: Counter[str] = msgspec.field(default_factory=Counter)

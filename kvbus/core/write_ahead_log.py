@@ -172,4 +172,4 @@ def decode_records(body: bytes, payloads: bytes) -> list[Record] | None:
             record.payload, at = payloads[at:end], end
             if fingerprint(record.payload) != record.fingerprint:
                 return None
-    return records
+    return records if at == len(payloads) else None

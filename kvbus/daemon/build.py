@@ -45,6 +45,7 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         duplicates=config.duplicates,
         groups=config.groups,
         orphans=config.orphans,
+        clears=stream.clears,
         max_blocks=config.limits.max_blocks,
         max_groups=config.limits.max_groups,
         max_index_bytes=config.limits.max_index_bytes,
@@ -87,7 +88,6 @@ def _output_spec(
         output.journal_bytes,
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
-        [reservations.lowest(number, slot) for slot in slots],
     )
 
 

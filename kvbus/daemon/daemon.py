@@ -14,13 +14,15 @@ from kvbus.config import Config, SourceStream
 from kvbus.core.commands import (
     AnswerReplay,
     AnswerSnapshot,
+    CancelReplay,
     Command,
     Publish,
     RequestReplay,
     RequestSnapshot,
+    SendPart,
     SendState,
 )
-from kvbus.core.events import RelayEvent, SourceDown, SourcePlaced, SourceRemoved, Started, Tick
+from kvbus.core.events import AnswerPulled, RelayEvent, SourceDown, SourcePlaced, SourceRemoved, Started, Tick
 from kvbus.core.stats import OutputStats, ProcessStats
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon.build import add_reservation, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
@@ -94,7 +96,7 @@ class Daemon:
         self.zap = ZapHandler(self._context)
         allow(self.zap, self.keys)
         before_send = self.state.flush if self.state is not None else None
-        self.outputs = Outputs(config, self.feed, before_send, self.clock.time)
+        self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
         self._admin = AdminServer(self)
@@ -111,8 +113,26 @@ class Daemon:
         try:
             self.restored = store.load(self.relay, self.clock.time())
         except StateError:
+            self.restored = False
+        if not self.restored:
+            self.reservations.skip(store.reserved)
             self.relay = make_relay(self.config, self.streams, self.reservations)
+        elif self._behind():
+            log.warning("the state is older than what routers have got: they are cleared and get it again")
+            self.reservations.skip(max(store.reserved, *next_seqs(self.relay).values()))
+            self.relay.resume_at(self.reservations.first)
+            self.restored = False
+            store.distrust()
+        self.reservations.also = store.reserve
         return store
+
+    def _behind(self) -> bool:
+        """Return whether a reservation shows that routers have got more than the state knows."""
+        return any(
+            stream.next_seq < self.reservations.lowest(number, slot)
+            for number, output in enumerate(self.relay.outputs)
+            for slot, stream in output.open_streams.items()
+        )
 
     def _begin_state(self) -> None:
         """Write the state from now on. Everything is bound, so no other process needs the state on disk."""
@@ -186,6 +206,13 @@ class Daemon:
         """Hand an event to the relay, and carry out its commands."""
         self.carry_out(self.relay.handle(event, self.clock.time()))
 
+    def pull(self, event: AnswerPulled) -> SendPart:
+        """Hand a pull to the relay, and carry out its commands but the last one, which is the part."""
+        commands = self.relay.handle(event, self.clock.time())
+        (part,) = (command for command in commands if isinstance(command, SendPart))
+        self.carry_out([command for command in commands if command is not part])
+        return part
+
     def _feed_live(self, event: RelayEvent) -> None:
         """Hand one batch of a burst to the relay. Its output is sent after the burst."""
         for command in self.relay.handle(event, self.clock.time()):
@@ -212,7 +239,7 @@ class Daemon:
             self.outputs.drivers[command.output].send_state(command)
         elif isinstance(command, RequestReplay | RequestSnapshot):
             self.source_sockets.ask(command)
-        else:
+        elif isinstance(command, CancelReplay):
             self.source_sockets.cancel(command)
 
     def _tick(self) -> None:

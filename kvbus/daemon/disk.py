@@ -1,43 +1,39 @@
 """The disk: all that kvbus asks of it to keep its state and its numbering.
 
 :class:`Disk` is the real one. A test may give another with the same methods, which loses, tears or reorders what was
-not synced. Files are opened by their names in an open directory, and used by their descriptors. A memory map is shared
-with the kernel, so what was stored in it outlives the process.
+not synced. Files are opened by their names in an open directory, and used by their descriptors.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a write fails with on a full disk."""
 
 
-class Mapped(Protocol):
-    """A file in memory."""
+_SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""A link leads anywhere, and a FIFO may keep whoever opens it waiting for ever."""
 
-    def __getitem__(self, at: slice, /) -> bytes:
-        """Return a part of it."""
 
-    def __setitem__(self, at: slice, value: bytes, /) -> None:
-        """Store as many bytes as the slice has."""
+class NotAFileError(PermissionError):
+    """A link, a FIFO, a directory or a device has the name of a file."""
 
-    def flush(self) -> object:
-        """Write it to the disk, and wait until it is there."""
-
-    def close(self) -> None:
-        """Give the memory back; what was stored stays."""
+    def __init__(self, name: str) -> None:
+        super().__init__(errno.EPERM, f"{name} is no regular file")
 
 
 class Disk:
-    """The real disk. Every method may raise ``OSError``."""
+    """The real disk. Every method may raise ``OSError``.
+
+    What is opened is a regular file of that very name, or :class:`NotAFileError` is raised.
+    """
 
     def make_directory(self, path: Path) -> None:
         """Make a directory and those above it, unless they are there."""
@@ -53,24 +49,30 @@ class Disk:
 
     def open(self, directory: int, name: str) -> int:
         """Open a file for reading."""
-        return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+        return _open(directory, name, os.O_RDONLY)
 
-    def create(self, directory: int, name: str, *, keep: bool = False) -> int:
-        """Open a file for writing at its beginning. It is made if it is not there, and emptied unless ``keep``."""
-        how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (0 if keep else os.O_TRUNC)
-        return os.open(name, how, 0o600, dir_fd=directory)
+    def create(self, directory: int, name: str) -> int:
+        """Make a file, in place of one of that name, and open it for writing."""
+        self.unlink(directory, name)
+        return _open(directory, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
-    def share(self, directory: int, name: str) -> int:
-        """Open a small file to lock, read, write and map. It is made if it is not there, and must be a regular file."""
-        how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        fd = os.open(name, how, 0o600, dir_fd=directory)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+    def reuse(self, directory: int, name: str) -> int | None:
+        """Open an old file for writing at its beginning; None if there is none that nobody else could miss."""
+        try:
+            fd = _open(directory, name, os.O_WRONLY)
+        except (FileNotFoundError, NotAFileError):
+            return None
+        if os.fstat(fd).st_nlink > 1:
             os.close(fd)
-            raise PermissionError(errno.EPERM, f"{name} is no regular file")
+            return None
         return fd
 
+    def share(self, directory: int, name: str) -> int:
+        """Open a small file to lock, read and write. It is made if it is not there."""
+        return _open(directory, name, os.O_RDWR | os.O_CREAT)
+
     def close(self, fd: int) -> None:
-        """Close a file or a directory. A lock on it ends, unless it is mapped."""
+        """Close a file or a directory. A lock on it ends."""
         os.close(fd)
 
     def size(self, fd: int) -> int:
@@ -85,9 +87,10 @@ class Disk:
         """Read up to ``size`` bytes at a position; fewer only at the end."""
         return os.pread(fd, size, at)
 
-    def pwrite(self, fd: int, data: bytes, at: int) -> int:
-        """Write at a position; return how many bytes were written."""
-        return os.pwrite(fd, data, at)
+    def pwrite(self, fd: int, data: bytes, at: int) -> None:
+        """Write a few bytes at a position, all or none of them."""
+        if os.pwrite(fd, data, at) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def writev(self, fd: int, pieces: Sequence[bytes | memoryview]) -> int:
         """Write behind what was written last; return how many bytes were written."""
@@ -116,10 +119,6 @@ class Disk:
         """Wait until the names in a directory are on the disk."""
         os.fsync(directory)
 
-    def map(self, fd: int, size: int) -> Mapped:
-        """Map the beginning of a file into memory. The map keeps the file open, and its lock."""
-        return mmap.mmap(fd, size)
-
     def lock(self, fd: int) -> None:
         """Lock a file until its last descriptor is closed.
 
@@ -131,3 +130,16 @@ class Disk:
     def random_bytes(self, count: int) -> bytes:
         """Return bytes that nobody has had before, for the id of a file."""
         return os.urandom(count)
+
+
+def _open(directory: int, name: str, how: int) -> int:
+    try:
+        fd = os.open(name, how | _SAFELY, 0o600, dir_fd=directory)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
+            raise NotAFileError(name) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotAFileError(name)
+    return fd

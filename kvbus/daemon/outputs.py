@@ -13,6 +13,7 @@ from kvbus.core.stats import OutputStats
 from kvbus.daemon.keys import Keys, output_domain
 from kvbus.errors import ConfigError, Problem
 from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
+from kvbus.transport.answer_reader import Pull
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zap import ZapHandler
 
@@ -28,6 +29,7 @@ class Outputs:
     Args:
         config: the configuration.
         feed: called with each router's request, as an event.
+        pull: called for each part of an answer.
         before_send: called before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running.
 
@@ -39,6 +41,7 @@ class Outputs:
         self,
         config: Config,
         feed: Callable[[RelayEvent], None],
+        pull: Pull,
         before_send: Callable[[], None] | None,
         clock: Callable[[], float],
     ) -> None:
@@ -50,7 +53,7 @@ class Outputs:
             factory(
                 number,
                 config.outputs[number],
-                Services(self.stats[number], feed, before_send, clock, sessions),
+                Services(self.stats[number], feed, pull, before_send, clock, sessions),
             )
             for number, factory in enumerate(made)
         ]

@@ -1,8 +1,9 @@
 """Seq reservations: no output stream's numbering ever goes back, not even over a SIGKILL.
 
-Each stream has one small file, mapped into memory. kvbus writes a number into it *before* it uses the numbers below,
-a few thousand at a time. That is a store of eight bytes, which the kernel keeps even if the process is killed. After
-a kill the numbering goes on at the number in the file. After a graceful shutdown it goes on exactly where it stopped.
+Each stream has one small file. kvbus writes a number into it *before* it uses the numbers below, a few thousand at a
+time. The kernel keeps it even if the process is killed. After a kill the numbering goes on at the number in the file.
+After a graceful shutdown it goes on exactly where it stopped. The number is there twice, each with a checksum of its
+own; where neither is right, the numbering goes on far ahead of all that can have been used.
 A process locks the files it uses: two processes would overwrite each other's reservations.
 """
 
@@ -12,11 +13,14 @@ import hashlib
 import logging
 import os
 import struct
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
-from kvbus.daemon.disk import Disk, Mapped
+from kvbus.daemon.disk import Disk, NotAFileError
 from kvbus.daemon.lock import lock, sign
 
 log = logging.getLogger("kvbus.daemon.seq_reservation")
@@ -24,10 +28,21 @@ log = logging.getLogger("kvbus.daemon.seq_reservation")
 AHEAD: Final = 4096
 """Numbers reserved at a time: the gap a kill leaves, which replay answers fill with empty batches."""
 
-_MAGIC: Final = b"kvbus-seq-mark-1"
-_U64: Final = struct.Struct("=Q")
-_SIZE: Final = len(_MAGIC) + _U64.size
+UNKNOWN: Final = 1 << 48
+"""Where the numbering goes on if its reservation is damaged: ten million batches a second take a year to get there. The
+time is added, in microseconds, so that a second damage leads further on, and not back to where the first one led."""
+
+_MAGIC: Final = b"kvbus-seq-mark-2"
+_COPY: Final = struct.Struct("=QQ")
+"""The number, and the lowest number that a state may go on with; the CRC-32 of both and of the stream follows."""
+
+_CRC: Final = struct.Struct("=I")
+_COPY_SIZE: Final = _COPY.size + _CRC.size
+_SIZE: Final = len(_MAGIC) + 2 * _COPY_SIZE
 """Bytes of a reservation. The name of the process that has the file follows."""
+
+_MOST: Final = 1 << 62
+"""No number is as high as this."""
 
 StreamKey = tuple[int, int]
 """A stream: its output's number in the configuration, and its slot (0 on a merged output)."""
@@ -41,21 +56,41 @@ def default_directory() -> Path | None:
     return None
 
 
+@dataclass(slots=True)
+class _Reservation:
+    """A stream's reservation, and its file.
+
+    Attributes:
+        fd: the file, locked; None where nothing is kept.
+        seed: what the stream adds to the checksums, so that no other stream's file is taken for its own.
+        number: no number from this one on was used.
+        lowest: a state with a lower number is older than what was sent.
+        used: this process may use the numbers below this one.
+    """
+
+    fd: int | None = None
+    seed: int = 0
+    number: int = 0
+    lowest: int = 0
+    used: int = 0
+
+
 class SeqReservations:
     """The reservations of all outgoing streams, by output and slot.
 
     Args:
         directory: where the files are, made if it is not there; None: the reservations end with the process.
         disk: the real one, or a test's.
+
+    Attributes:
+        also: called with each number that is reserved, before it counts.
     """
 
     def __init__(self, directory: Path | None, disk: Disk | None = None) -> None:
         self._disk = disk or Disk()
         self._directory = directory
-        self._reserved: dict[StreamKey, int] = {}
-        """This process may use each stream's numbers below this one."""
-        self._maps: dict[StreamKey, Mapped] = {}
-        """The mapped files; empty where nothing is kept."""
+        self._streams: dict[StreamKey, _Reservation] = {}
+        self.also: Callable[[int], None] | None = None
 
     def add(self, output: int, slot: int, name: str) -> None:
         """Add a stream, unless it is there. The same name finds the same file, whatever other streams there are.
@@ -64,34 +99,44 @@ class SeqReservations:
             InUseError: another process numbers this stream; nothing has changed.
         """
         key = output, slot
-        if key in self._reserved:
+        if key in self._streams:
             return
+        stream = _Reservation()
         directory = self._directory
         if directory is not None:
             try:
                 self._disk.make_directory(directory)
-                self._maps[key] = _open(self._disk, directory, name)
+                stream = _open(self._disk, directory, name)
             except OSError as error:
                 reason = error.strerror
                 log.warning("seq reservations cannot be kept in %s: %s; a restart begins at 0", directory, reason)
                 self._directory = None
                 self.release()
-        self._reserved[key] = 0
+        self._streams[key] = stream
 
     def first(self, output: int, slot: int) -> int:
         """Return the number a stream begins with: 0, or past all numbers that an earlier process can have used."""
-        mapped = self._maps.get((output, slot))
-        return int(_U64.unpack(mapped[len(_MAGIC) : _SIZE])[0]) if mapped is not None else 0
+        stream = self._streams.get((output, slot))
+        return stream.number if stream is not None else 0
 
     def lowest(self, output: int, slot: int) -> int:
-        """Return the lowest number a stream may go on with. A state with a lower one is older than what was sent."""
-        return max(0, self.first(output, slot) - AHEAD)
+        """Return the lowest number a state may go on with. One with a lower number is older than what was sent."""
+        return self._streams[output, slot].lowest
+
+    def skip(self, to: int) -> None:
+        """Let every stream begin at ``to`` or later. On disk nothing changes until a number is used."""
+        for stream in self._streams.values():
+            stream.number = max(stream.number, to)
 
     def use(self, output: int, slot: int, seq: int) -> None:
         """Reserve ``seq`` and numbers after it, if it is not reserved. Called before ``seq`` is sent."""
-        key = output, slot
-        if seq >= self._reserved[key]:
-            self._set(key, seq + AHEAD)
+        stream = self._streams[output, slot]
+        if seq >= stream.used:
+            stream.used = seq + AHEAD
+            if self.also is not None:
+                self.also(stream.used)
+            # a burst of batches is numbered before the first of them is in the state
+            self._set(stream, stream.used, max(0, seq - AHEAD))
 
     def close(self, next_seqs: Mapping[StreamKey, int]) -> None:
         """Close the files. The next process begins each stream with the number given here.
@@ -100,21 +145,24 @@ class SeqReservations:
             next_seqs: numbers by stream. A stream that is not in it keeps its reservation, and one that was never
                 added here is left alone.
         """
-        for key in next_seqs.keys() & self._reserved.keys():
-            self._set(key, next_seqs[key])
+        for key in next_seqs.keys() & self._streams.keys():
+            self._set(self._streams[key], next_seqs[key], next_seqs[key])
         self.release()
 
     def release(self) -> None:
         """Close the files as they are: the reservations stay, and other processes may use them."""
-        for mapped in self._maps.values():
-            mapped.close()
-        self._maps.clear()
+        for stream in self._streams.values():
+            if stream.fd is not None:
+                self._disk.close(stream.fd)
+                stream.fd = None
 
-    def _set(self, key: StreamKey, value: int) -> None:
-        self._reserved[key] = value
-        mapped = self._maps.get(key)
-        if mapped is not None:
-            mapped[len(_MAGIC) : _SIZE] = _U64.pack(value)
+    def _set(self, stream: _Reservation, number: int, lowest: int) -> None:
+        stream.number, stream.lowest = number, lowest
+        if stream.fd is not None:
+            try:
+                _store(self._disk, stream.fd, stream.seed, number, lowest)
+            except OSError as error:
+                log.error("seq %d is not reserved (%s): after a kill the numbering may go back", number, error)  # noqa: TRY400
 
 
 def reached(directory: Path, disk: Disk | None = None) -> int:
@@ -125,52 +173,90 @@ def reached(directory: Path, disk: Disk | None = None) -> int:
     try:
         for name in disk.names(there):
             if name.startswith("kvbus-") and name.endswith(".seq"):
-                highest = max(highest, _reserved(disk, there, name))
+                highest = max(highest, _reached(disk, there, name))
     finally:
         disk.close(there)
     return highest
 
 
-def _reserved(disk: Disk, directory: int, name: str) -> int:
+def _reached(disk: Disk, directory: int, name: str) -> int:
     try:
         fd = disk.open(directory, name)
     except OSError:
         return 0
     try:
-        found = disk.pread(fd, _SIZE, 0)
+        found = _read(disk.pread(fd, _SIZE, 0), _seed(name))
     except OSError:
         return 0
     finally:
         disk.close(fd)
-    return int(_U64.unpack_from(found, len(_MAGIC))[0]) if found.startswith(_MAGIC) and len(found) == _SIZE else 0
+    return 0 if found is None else found[0]
 
 
 def _digest(name: str) -> str:
     return hashlib.sha256(f"{os.getuid()}\n{name}".encode()).hexdigest()[:24]
 
 
-def _open(disk: Disk, directory: Path, name: str) -> Mapped:
-    """Map the file. Make a new one where there is none, or where the one there holds no reservation.
+def _seed(file: str) -> int:
+    return crc32(file.encode())
 
-    Everybody may be able to write to the directory: this follows no link, and refuses another user's file.
+
+def _open(disk: Disk, directory: Path, name: str) -> _Reservation:
+    """Open a stream's file and lock it. Make a new one where there is none, or where the one there is damaged.
+
+    Everybody may be able to write to the directory: this follows no link, and refuses another user's file. What is no
+    file is deleted, and counts as a damaged one.
     """
     file = f"kvbus-{_digest(name)}.seq"
     there = disk.open_directory(directory)
     try:
-        fd = disk.share(there, file)
+        existed = file in disk.names(there)
+        try:
+            fd = disk.share(there, file)
+        except NotAFileError:
+            disk.unlink(there, file)
+            fd = disk.share(there, file)
     finally:
         disk.close(there)
     try:
-        if disk.owner(fd) != os.getuid():
-            raise PermissionError(1, "the file there is somebody else's")
+        _check_owner(disk, fd)
         lock(disk, fd, f"the numbering of {name} ({directory / file})", _SIZE)
-        found = disk.pread(fd, _SIZE, 0)
-        if len(found) < _SIZE or not found.startswith(_MAGIC):
-            if found:
-                log.warning("%s is no file of seq reservations; made anew", file)
-            disk.truncate(fd, 0)
-            disk.pwrite(fd, _MAGIC + bytes(_U64.size), 0)
+        seed = _seed(file)
+        found = _read(disk.pread(fd, _SIZE, 0), seed)
+        if found is None:
+            number = UNKNOWN + time.time_ns() // 1000 if existed else 0
+            if existed:
+                log.warning("%s is no seq reservation, or a damaged one: the numbering goes on at %d", file, number)
+            disk.pwrite(fd, _MAGIC, 0)
+            _store(disk, fd, seed, number, 0)
+            found = number, 0
         sign(disk, fd, _SIZE)
-        return disk.map(fd, _SIZE)  # has a descriptor of its own, which keeps the lock
-    finally:
+    except BaseException:
         disk.close(fd)
+        raise
+    return _Reservation(fd, seed, *found)
+
+
+def _check_owner(disk: Disk, fd: int) -> None:
+    if disk.owner(fd) != os.getuid():
+        raise PermissionError(1, "the file there is somebody else's")
+
+
+def _store(disk: Disk, fd: int, seed: int, number: int, lowest: int) -> None:
+    copy = _COPY.pack(number, lowest)
+    copy += _CRC.pack(crc32(copy, seed))
+    for at in (0, _COPY_SIZE):  # one of them is whole, wherever a kill comes
+        disk.pwrite(fd, copy, len(_MAGIC) + at)
+
+
+def _read(content: bytes, seed: int) -> tuple[int, int] | None:
+    """Return a file's number and the lowest of a state; None if it is damaged."""
+    if len(content) < _SIZE or not content.startswith(_MAGIC):
+        return None
+    found = []
+    for at in (len(_MAGIC), len(_MAGIC) + _COPY_SIZE):
+        copy = content[at : at + _COPY.size]
+        if crc32(copy, seed) == _CRC.unpack_from(content, at + _COPY.size)[0]:
+            found.append(_COPY.unpack(copy))
+    number, lowest = max(found, default=(_MOST, 0))
+    return (number, lowest) if number < _MOST else None

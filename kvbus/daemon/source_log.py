@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
+from kvbus.core.remarks import remarks
 from kvbus.core.source import Source
 
 log = logging.getLogger("kvbus.daemon")
@@ -18,6 +19,7 @@ class SourceLog:
     def __init__(self) -> None:
         self._states: dict[int, str] = {}
         self._partial: dict[int, float | None] = {}
+        self._remarks: dict[int, set[str]] = {}
 
     def look(self, relay: Relay, slots: Iterable[int]) -> None:
         """Log what has changed about the sources in these slots."""
@@ -25,6 +27,7 @@ class SourceLog:
             source = relay.sources[slot]
             self._look_at_state(slot, source)
             self._look_at_partial(slot, source)
+            self._look_at_remarks(slot, source)
 
     def _look_at_state(self, slot: int, source: Source) -> None:
         before = self._states.get(slot, "connecting")
@@ -51,3 +54,13 @@ class SourceLog:
             log.info("source %s is no longer partial", source.spec.label)
         else:
             log.warning("source %s is partial: %s; until %s", source.spec.label, why.reason, why.heals)
+
+    def _look_at_remarks(self, slot: int, source: Source) -> None:
+        now = remarks(source)
+        before = self._remarks.get(slot, set())
+        if now.keys() == before:
+            return
+        self._remarks[slot] = set(now)
+        for remark, text in now.items():
+            if remark not in before:
+                log.warning("source %s: %s", source.spec.label, text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Final, cast
 
 from kvbus.config import SourceStream
 from kvbus.core.commands import CancelReplay, RequestReplay, RequestSnapshot
@@ -15,6 +17,7 @@ from kvbus.core.events import (
     RelayEvent,
     ReplayAborted,
     ReplayReceived,
+    RequestSent,
     SnapshotReceived,
     SourceDown,
     SourceUp,
@@ -23,11 +26,28 @@ from kvbus.core.outputs.snapshot import REQUEST as SNAPSHOT_REQUEST
 from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
+from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.pump import Handler
 from kvbus.transport.sockets import Context, PeerPolicy
 
 log = logging.getLogger("kvbus.daemon")
+
+FIRST_PAUSE: Final = 0.05
+LAST_PAUSE: Final = 1.0
+"""Seconds before a request that could not be sent is tried again; they double from one to the other."""
+
+
+class _Waiting:
+    """A request that could not be sent. The relay is told at once, outside the command that asked."""
+
+    def __init__(self, failed: Callable[[], None], again: Callable[[], None], pause: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._handles = (loop.call_soon(failed), loop.call_later(pause, again))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.cancel()
 
 
 class SourceSockets:
@@ -56,7 +76,7 @@ class SourceSockets:
         self._live: dict[int, LiveStream] = {}
         self._streams: dict[int, SourceStream] = {}
         self._policies: dict[int, PeerPolicy] = {}
-        self._requests: dict[tuple[int, int], RequestConnection] = {}
+        self._requests: dict[tuple[int, int], RequestConnection | _Waiting] = {}
 
     def open(self, stream: SourceStream, policy: PeerPolicy) -> None:
         """Subscribe to one engine publisher.
@@ -115,19 +135,36 @@ class SourceSockets:
         return oversize
 
     def ask(self, command: RequestReplay | RequestSnapshot) -> None:
-        """Ask an engine for a replay or a snapshot."""
+        """Ask an engine for a replay or a snapshot. A request that cannot be sent now is tried again and again."""
+        if isinstance(command, RequestReplay):
+            log.debug("source %s: replay asked from %d", self._streams[command.source].label, command.start)
+        self._ask(command, FIRST_PAUSE)
+
+    def _ask(self, command: RequestReplay | RequestSnapshot, pause: float) -> None:
+        slot, number = command.source, command.request
+        try:
+            self._requests[slot, number] = self._connection(command)
+        except BindError as error:
+            log.warning("source %s: %s; trying again", self._streams[slot].label, error)
+            self._requests[slot, number] = _Waiting(
+                lambda: self._feed(RequestSent(slot, number, sent=False)),
+                lambda: self._ask(command, min(2 * pause, LAST_PAUSE)),
+                pause,
+            )
+            return
+        if pause > FIRST_PAUSE:
+            self._feed(RequestSent(slot, number, sent=True))
+
+    def _connection(self, command: RequestReplay | RequestSnapshot) -> RequestConnection:
         slot, stream = command.source, self._streams[command.source]
         event: type[ReplayReceived | SnapshotReceived]
         if isinstance(command, RequestReplay):
             endpoint, request, event = stream.replay_endpoint, replay_request(command.start), ReplayReceived
-            log.debug("source %s: replay asked from %d", stream.label, command.start)
         else:
             endpoint, request, event = stream.snapshot_endpoint, [SNAPSHOT_REQUEST], SnapshotReceived
-        if endpoint is None:  # pragma: no cover - the relay asks only where there is an endpoint
-            return
-        self._requests[slot, command.request] = RequestConnection(
+        return RequestConnection(
             self._context,
-            endpoint,
+            cast("str", endpoint),  # the relay asks only where there is one
             request,
             lambda frames: self._feed(event(slot, command.request, frames)),
             on_abort=lambda: self._feed(ReplayAborted(slot, command.request)),

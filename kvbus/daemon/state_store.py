@@ -5,45 +5,31 @@ on. kvbus writes a record before it sends anything that follows from it, so a ki
 the next process does not know. When a log has grown, the next generation begins: its log at once, its checkpoint in
 slices beside the traffic. A checkpoint gets its name when it is complete; until then both logs count.
 
-kvbus writes in frames. A frame has the id of its file, its lengths, and a CRC-32 of its records, which carry the
-fingerprints of their payloads. The end of a log may be torn. If anything else is incomplete, kvbus refuses the state,
-moves it aside, counts it, and begins empty. Nothing is synced to disk: a state outlives the process, not a power
+The commit record (:mod:`kvbus.daemon.commit_record`) names the current log, and says how long it has to be. Each log
+names the one before it, back to the one that the checkpoint names. If any of them is missing or is not what it was,
+kvbus refuses the state, moves it aside, counts it, and begins empty. Only what is behind the committed length may be
+torn: nothing that follows from it was sent. Nothing is synced to disk: a state outlives the process, not a power
 failure.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import logging
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
-from zlib import crc32
+from typing import Final
 
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.relay import Relay
 from kvbus.core.write_ahead_log import Frame, StateError, decode_records
+from kvbus.daemon import commit_record
+from kvbus.daemon.commit_record import NO_LOG, CommitRecord, Committed
 from kvbus.daemon.disk import NO_ROOM, Disk
+from kvbus.daemon.state_file import HEADER_SIZE, ID_BYTES, StateFile, header, identity, other_version, write_frame
 
 log = logging.getLogger("kvbus.state")
-
-T = TypeVar("T")
-
-MAGIC: Final = b"kvbus-state-010\n"
-_HEAD: Final = struct.Struct("=8sQII")
-"""The file's id, length of the payloads, length of the body, the body's CRC-32; body and payloads follow."""
-
-_FILE_ID_BYTES: Final = 8
-"""Each file has a random id. A log may be written over an older one, whose frames have another id."""
-
-_SMALL: Final = 1024
-"""Up to this many bytes, copying a payload costs less than handing it to the kernel separately."""
-
-_CALL: Final = 96 * 1024
-"""Bytes written in one call, about. Larger writes make the kernel use larger areas of free memory. In a virtual machine
-the host has often taken those back, and each of their pages costs several times as much."""
 
 MIN_ROTATE: Final = 128 * 1024 * 1024
 """kvbus rotates a log that is larger than this and than four times its checkpoint. A checkpoint costs a few
@@ -58,24 +44,26 @@ class StateStore:
 
     Args:
         directory: made if it is not there.
-        identity: names of sources and outputs; the store loads only a state of the same ones.
+        names: names of sources and outputs; the store loads only a state of the same ones.
         disk: the real one, or a test's.
     """
 
-    def __init__(self, directory: Path, identity: Sequence[str], disk: Disk | None = None) -> None:
+    def __init__(self, directory: Path, names: Sequence[str], disk: Disk | None = None) -> None:
         self._disk = disk or Disk()
         self._path = directory
         self._directory = -1
         """The open directory, from :meth:`load` on."""
-        self._header = _header(identity)
+        self._identity = identity(names)
         self._generation = 0
         self._log: int | None = None
-        self._log_id = self._checkpoint_id = b""
-        self._log_bytes = 0
-        self._checkpoint_bytes = 0
+        self._log_id, self._log_end = NO_LOG, 0
+        self._checkpoint: int | None = None
+        self._checkpoint_id, self._checkpoint_end = NO_LOG, 0
         self._slices: Iterator[bytes] | None = None
-        self._checkpoint_file: int | None = None
         self._relay: Relay | None = None
+        self._found: Committed | None = None
+        """What the commit record of an earlier process said."""
+        self._record: CommitRecord | None = None
         self._unusable: str | None = None
         """What is wrong with the state on disk."""
         self.refused = 0
@@ -92,16 +80,29 @@ class StateStore:
         """
         self._disk.make_directory(self._path)
         self._directory = self._disk.open_directory(self._path)
-        dumps = self._generations("dump")
-        self._generation = max([0, *dumps, *self._generations("log")])
-        if not dumps:
-            return False
+        self._generation = max([0, *self._generations("dump"), *self._generations("log")])
         try:
-            self._load(relay, max(dumps), now)
+            found = self._found = commit_record.read(self._disk, self._directory)
+            if found is None:
+                self._check_empty()
+                return False
+            if found.log_id == NO_LOG:
+                return False
+            self._load(relay, found, now)
         except (StateError, OSError) as error:
-            self._unusable = str(error)
+            self._unusable = self._other_version() or str(error)
             raise StateError(self._unusable) from error
+        self._log_id, self._generation = found.log_id, found.generation
         return True
+
+    @property
+    def reserved(self) -> int:
+        """The highest seq that an earlier process may have used on any stream, as the commit record has it."""
+        return self._found.highest if self._found is not None else 0
+
+    def distrust(self) -> None:
+        """Write what was loaded as a new state, because the relay has changed it."""
+        self._log_id = NO_LOG
 
     def begin(self, relay: Relay) -> None:
         """Begin a new generation, and move aside a state that could not be loaded.
@@ -109,74 +110,109 @@ class StateStore:
         Raises:
             OSError: nothing can be written, and the disk is not full.
         """
-        if self._unusable is not None:
-            self._move_aside(self._unusable)
-        self._relay = relay
-        relay.keep_records(keep=True)
+        goes_on = self._log_id != NO_LOG
+        found = self._found or Committed()
         try:
-            self._begin_generation()
+            if self._unusable is not None:
+                self._move_aside(self._unusable)
+            if goes_on:
+                self._drop(lambda generation: generation > self._generation)
+            else:
+                found = Committed(highest=found.highest)
+            self._relay = relay
+            relay.keep_records(keep=True)
+            self._record = CommitRecord(self._disk, self._directory, found)
+            self._begin_generation(whole=not goes_on)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             self.fail(error)
 
+    def reserve(self, seq: int) -> None:
+        """Keep a seq reservation a second time."""
+        if self._record is not None:
+            try:
+                self._record.reserve(seq)
+            except OSError as error:
+                self.fail(error)
+
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def _load(self, relay: Relay, generation: int, now: float) -> None:
+    def _check_empty(self) -> None:
+        if self._generation:
+            raise StateError("there is no commit record")
+
+    def _other_version(self) -> str | None:
+        """Say which file is of which other version; None if none is."""
+        for name in [_name(generation, kind) for kind in ("dump", "log") for generation in self._generations(kind)]:
+            with contextlib.suppress(OSError):
+                fd = self._disk.open(self._directory, name)
+                try:
+                    said = other_version(name, self._disk.pread(fd, HEADER_SIZE, 0))
+                finally:
+                    self._disk.close(fd)
+                if said is not None:
+                    return said
+        return None
+
+    def _load(self, relay: Relay, found: Committed, now: float) -> None:
+        generation = max((n for n in self._generations("dump") if n <= found.generation), default=None)
+        if generation is None:
+            raise StateError("the checkpoint is missing")
         loader = Loader(relay)
-        for blob in self._frames(_name(generation, "dump"), _blob, torn_end=False):
-            loader.feed(blob)
+        checkpoint = self._open(_name(generation, "dump"))
+        try:
+            for blob in checkpoint.frames(_blob, checkpoint.size):
+                loader.feed(blob)
+        finally:
+            checkpoint.close()
         if not loader.complete:
             raise StateError("the checkpoint has no end")
         records = 0
-        for later in sorted(n for n in self._generations("log") if n >= generation):
-            for written in self._frames(_name(later, "log"), decode_records, torn_end=True):
-                for record in written:
-                    relay.apply_record(record, now)
-                records += len(written)
+        for name, length in self._chain(checkpoint.before, found):
+            read = self._open(name)
+            try:
+                for written in read.frames(decode_records, length, open_end=read.id == found.log_id):
+                    for record in written:
+                        relay.apply_record(record, now)
+                    records += len(written)
+            finally:
+                read.close()
+            self._log_end = read.end
         relay.recovery_finished(now)
         blocks = sum(len(source.normalizer.index) for source in relay.sources)
         log.info("state loaded: %d blocks, %d records of the write-ahead log", blocks, records)
 
-    def _frames(self, name: str, read: Callable[[bytes, bytes], T | None], *, torn_end: bool) -> Iterator[T]:
-        """Yield what ``read`` makes of each frame's body and payloads (None: they are damaged).
+    def _chain(self, first: bytes, found: Committed) -> list[tuple[str, int]]:
+        """Return the logs from the checkpoint's on, each with the length it must have.
 
-        A log may break off within a frame; the bytes after that are of an older log.
+        Raises:
+            StateError: one is missing.
         """
-        disk = self._disk
-        fd = disk.open(self._directory, name)
-        try:
-            at = len(self._header) + _FILE_ID_BYTES
-            begin = disk.pread(fd, at, 0)
-            header, file_id = begin[: len(self._header)], begin[len(self._header) :]
-            if torn_end and len(file_id) < _FILE_ID_BYTES and self._header.startswith(header):
-                return  # killed between making the file and writing its first bytes
-            if header != self._header or len(file_id) < _FILE_ID_BYTES:
-                raise StateError(f"{name} is of another version or another configuration")
-            size = disk.size(fd)
-            while head := disk.pread(fd, _HEAD.size, at):
-                at += len(head)
-                found, rest, body_size, crc = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0, 0, 0)
-                frame: T | None = None
-                if found == file_id and 0 < body_size <= size - at - rest:
-                    body = disk.pread(fd, body_size, at)
-                    if crc32(body) == crc:
-                        frame = read(body, disk.pread(fd, rest, at + body_size))
-                if frame is not None:
-                    yield frame
-                    at += body_size + rest
-                    continue
-                if not torn_end or file_id in disk.pread(fd, size - at, at):
-                    raise StateError(f"{name} is damaged")
-                return
-        finally:
-            disk.close(fd)
+        logs = {}
+        for generation in self._generations("log"):
+            if generation <= found.generation:
+                read = self._open(_name(generation, "log"))
+                read.close()
+                logs[read.id] = _name(generation, "log"), read.before, read.before_length
+        chain: list[tuple[str, int]] = []
+        file_id, length = found.log_id, found.length
+        while file_id in logs:
+            name, before, before_length = logs.pop(file_id)
+            chain.append((name, length))
+            if file_id == first:
+                return chain[::-1]
+            file_id, length = before, before_length
+        raise StateError("a write-ahead log is missing")
+
+    def _open(self, name: str) -> StateFile:
+        return StateFile(self._disk, self._directory, name, self._identity)
 
     def _generations(self, kind: str) -> list[int]:
         found = []
         for name in self._disk.names(self._directory):
             number = name.removeprefix("state-").removesuffix(f".{kind}")
-            if name == f"state-{number}.{kind}" and number.isdigit():
+            if name == _name(number, kind) and number.isdecimal():
                 found.append(int(number))
         return found
 
@@ -185,11 +221,12 @@ class StateStore:
         log.error("state refused (%s): moved aside as *.refused-%s, beginning empty", why, stamp)
         names = self._disk.names(self._directory)
         for name in names:
-            if name.startswith("state-") and ".refused-" in name:
+            if ".refused-" in name:
                 # one is enough to see what went wrong; more would fill the disk
-                self._disk.unlink(self._directory, name)
+                with contextlib.suppress(IsADirectoryError):
+                    self._disk.unlink(self._directory, name)
         for name in names:
-            if name.startswith("state-") and name.endswith((".dump", ".log")):
+            if name == commit_record.NAME or (name.startswith("state-") and name.endswith((".dump", ".log"))):
                 self._disk.rename(self._directory, name, f"{name}.refused-{stamp}")
                 self.refused += 1
         self._disk.unlink(self._directory, SPARE)
@@ -202,10 +239,11 @@ class StateStore:
         if records is None or not records.heads:
             return
         frame = records.take()
-        if self._log is None:
+        if self._log is None or self._record is None:
             return
         try:
-            self._log_bytes += self._write(self._log, self._log_id, frame)
+            self._log_end += write_frame(self._disk, self._log, self._log_id, self._log_end, frame)
+            self._record.commit(self._log_end)
         except OSError as error:
             self.fail(error)
 
@@ -219,7 +257,7 @@ class StateStore:
         try:
             if self._slices is not None:
                 self._go_on()
-            elif self._log_bytes > max(MIN_ROTATE, 4 * self._checkpoint_bytes) and not self._relay.backlog:
+            elif self._log_end > max(MIN_ROTATE, 4 * self._checkpoint_end) and not self._relay.backlog:
                 self._begin_generation()
         except OSError as error:
             self.fail(error)
@@ -229,59 +267,73 @@ class StateStore:
         """A checkpoint is being written, and :meth:`work` has more to do. Until its end large indexes stay frozen."""
         return self._slices is not None
 
-    def _begin_generation(self) -> None:
-        if self._relay is None:
+    def _begin_generation(self, *, whole: bool = False) -> None:
+        """Begin the next generation.
+
+        Args:
+            whole: write the whole checkpoint before its log is committed, because there is no state before it.
+        """
+        if self._relay is None or self._record is None:
             return
         self.flush()
         self._generation += 1
         self._close_files()
-        self._log, self._log_id = self._create(_name(self._generation, "log"), SPARE)
-        self._log_bytes = 0
-        self._checkpoint_bytes = 0
-        self._checkpoint_file, self._checkpoint_id = self._create(_name(self._generation, "part"))
+        name = _name(self._generation, "log")
+        self._log, self._log_id = self._create(name, self._log_id, self._log_end, over=SPARE)
+        self._log_end = HEADER_SIZE
+        if not whole:
+            self._commit_generation()
+        name = _name(self._generation, "part")
+        self._checkpoint, self._checkpoint_id = self._create(name, self._log_id, 0)
+        self._checkpoint_end = HEADER_SIZE
         self._slices = dump(self._relay)
-        self._go_on()
+        self._go_on(whole=whole)
 
-    def _create(self, name: str, over: str | None = None) -> tuple[int, bytes]:
+    def _commit_generation(self) -> None:
+        if self._record is not None:
+            self._record.switch(Committed(self._generation, self._log_id, self._log_end))
+
+    def _create(self, name: str, before: bytes, length: int, over: str | None = None) -> tuple[int, bytes]:
         """Make a file, ``over`` an old one that is no longer needed if there is one; return it and its id.
 
         The file gets its new header before its new name, so its old frames are never read under the new name.
         """
         disk = self._disk
-        file_id = disk.random_bytes(_FILE_ID_BYTES)
-        if over is not None and over in disk.names(self._directory):
-            fd = disk.create(self._directory, over, keep=True)
-            disk.writev(fd, [self._header + file_id])
+        file_id = disk.random_bytes(ID_BYTES)
+        begin = header(self._identity, file_id, before, length)
+        old = None if over is None else disk.reuse(self._directory, over)
+        fd = disk.create(self._directory, name) if old is None else old
+        disk.writev(fd, [begin])
+        if over is not None and old is not None:
             disk.rename(self._directory, over, name)
-        else:
-            fd = disk.create(self._directory, name)
-            disk.writev(fd, [self._header + file_id])
         return fd, file_id
 
-    def _go_on(self) -> None:
-        if self._slices is None or self._checkpoint_file is None:
+    def _go_on(self, *, whole: bool = False) -> None:
+        if self._slices is None or self._checkpoint is None:
             return
         until = time.perf_counter() + 0.003
-        while time.perf_counter() < until:
+        while whole or time.perf_counter() < until:
             body = next(self._slices, None)
             if body is None:
-                self._disk.close(self._checkpoint_file)
-                self._checkpoint_file = self._slices = None
-                part = _name(self._generation, "part")
-                self._disk.rename(self._directory, part, _name(self._generation, "dump"))
-                self._drop_older()
+                self._disk.close(self._checkpoint)
+                self._checkpoint = self._slices = None
+                name = _name(self._generation, "part")
+                self._disk.rename(self._directory, name, _name(self._generation, "dump"))
+                if whole:
+                    self._commit_generation()
+                self._drop(lambda generation: generation < self._generation)
                 return
-            self._checkpoint_bytes += self._write(self._checkpoint_file, self._checkpoint_id, Frame(body, []))
+            at = self._checkpoint_end
+            self._checkpoint_end += write_frame(self._disk, self._checkpoint, self._checkpoint_id, at, Frame(body, []))
 
-    def _drop_older(self) -> None:
+    def _drop(self, needless: Callable[[int], bool]) -> None:
         for kind in ("dump", "log", "part"):
-            for generation in sorted(self._generations(kind)):
-                if generation < self._generation:
-                    name = _name(generation, kind)
-                    if kind == "log":
-                        self._disk.rename(self._directory, name, SPARE)
-                    else:
-                        self._disk.unlink(self._directory, name)
+            for generation in filter(needless, sorted(self._generations(kind))):
+                name = _name(generation, kind)
+                if kind == "log":
+                    self._disk.rename(self._directory, name, SPARE)
+                else:
+                    self._disk.unlink(self._directory, name)
 
     def fail(self, error: OSError) -> None:
         """Go on without state."""
@@ -290,12 +342,13 @@ class StateStore:
         if self._relay is not None:
             self._relay.keep_records(keep=False)
         self._close_files()
-        self._drop()
+        self._give_up()
 
-    def _drop(self) -> None:
+    def _give_up(self) -> None:
         """Delete what the next process would take for the newest state, and what keeps a full disk full."""
         for name in self._disk.names(self._directory):
-            if name == SPARE or (name.startswith("state-") and name.endswith((".dump", ".log", ".part"))):
+            ours = name in (SPARE, commit_record.NAME, commit_record.NEW)
+            if ours or (name.startswith("state-") and name.endswith((".dump", ".log", ".part"))):
                 try:
                     self._disk.unlink(self._directory, name)
                 except OSError as error:
@@ -304,17 +357,17 @@ class StateStore:
 
     def _close_files(self) -> None:
         """Write no more to this generation."""
-        for fd in (self._log, self._checkpoint_file):
+        for fd in (self._log, self._checkpoint):
             if fd is not None:
                 self._disk.close(fd)
-        self._log = self._checkpoint_file = self._slices = None
+        self._log = self._checkpoint = self._slices = None
 
-    def rename(self, identity: Sequence[str]) -> None:
+    def rename(self, names: Sequence[str]) -> None:
         """Begin a new generation for changed sources. No batches may wait.
 
         If kvbus is killed before the new checkpoint is complete, the next process refuses the state.
         """
-        self._header = _header(identity)
+        self._identity = identity(names)
         if not self.failed:
             try:
                 self._begin_generation()
@@ -325,40 +378,19 @@ class StateStore:
         """Write the last records and close the files."""
         self.flush()
         self._close_files()
+        if self._record is not None:
+            self._record.close()
+            self._record = None
         if self._directory >= 0:
             self._disk.close(self._directory)
             self._directory = -1
         if self._relay is not None:
             self._relay.keep_records(keep=False)
 
-    def _write(self, fd: int, file_id: bytes, frame: Frame) -> int:
-        """Write a frame; return its number of bytes."""
-        body, payloads = frame
-        size = sum(map(len, payloads))
-        head = _HEAD.pack(file_id, size, len(body), crc32(body)) + body
-        if size <= _SMALL * len(payloads):
-            self._write_all(fd, [head + b"".join(payloads)])
-        else:
-            pieces, together = [head, *payloads], max(1, _CALL * len(payloads) // size)
-            for at in range(0, len(pieces), together):
-                self._write_all(fd, pieces[at : at + together])
-        return len(head) + size
 
-    def _write_all(self, fd: int, pieces: Sequence[bytes]) -> None:
-        written = self._disk.writev(fd, pieces)
-        if written < sum(map(len, pieces)):  # a signal came, or the disk is nearly full
-            view = memoryview(b"".join(pieces))[written:]
-            while view:
-                view = view[self._disk.writev(fd, [view]) :]
+def _blob(body: bytes, payloads: bytes) -> bytes | None:
+    return None if payloads else body
 
 
-def _header(identity: Sequence[str]) -> bytes:
-    return MAGIC + hashlib.sha256("\n".join(identity).encode()).digest()[:16]
-
-
-def _blob(body: bytes, _payloads: bytes) -> bytes:
-    return body
-
-
-def _name(generation: int, kind: str) -> str:
+def _name(generation: int | str, kind: str) -> str:
     return f"state-{generation}.{kind}"

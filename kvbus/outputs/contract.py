@@ -10,6 +10,7 @@ from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats, RouterView
+from kvbus.transport.answer_reader import Pull
 from kvbus.transport.sockets import PeerPolicy
 
 
@@ -20,6 +21,7 @@ class Services:
     Attributes:
         stats: counters of the output; the driver updates those of queues, drops and readers.
         feed: call it with each reader's request; :meth:`OutputDriver.answer` gets the answer.
+        pull: call it for each part of an answer (:class:`~kvbus.transport.answer_reader.AnswerReader` does).
         before_send: call it before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running; it measures the progress of readers.
         max_replay_sessions: limit of answers at once, on all streams of the output.
@@ -27,6 +29,7 @@ class Services:
 
     stats: OutputStats
     feed: Callable[[RelayEvent], None]
+    pull: Pull
     before_send: Callable[[], None] | None
     clock: Callable[[], float]
     max_replay_sessions: int

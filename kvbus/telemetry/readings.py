@@ -17,6 +17,7 @@ from kvbus.core.blocks.index import Chunk, Index
 from kvbus.core.missing import Missing, missing
 from kvbus.core.outputs.output import Output
 from kvbus.core.relay import Relay
+from kvbus.core.remarks import Remark, remarks
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
 from kvbus.core.stats import OutputStats, RouterView, SourceStats
@@ -60,6 +61,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     partial: bool
     partial_since: float | None
     missing: Missing | None
+    remarks: dict[Remark, str]
     epoch: int
     last_seq: int
     dialect: str | None
@@ -113,6 +115,7 @@ def read_source(source: Source) -> SourceReading:
         partial=source.partial,
         partial_since=source.partial_since,
         missing=missing(source),
+        remarks=remarks(source),
         epoch=sequencer.epoch,
         last_seq=sequencer.next - 1,
         dialect=source.dialect.name,

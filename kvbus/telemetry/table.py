@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM, CacheReset, Filtered, Reason, Refused
@@ -23,6 +24,8 @@ Samples = Iterable[tuple[Sequence[str], float]]
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
+EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
+"""Of events, one more: the rest of their batch did leave."""
 REPLAY_OUTCOMES: Final = (
     "complete",
     "compacted",
@@ -96,6 +99,11 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
         lambda s: s.stats.replay_timeouts,
     ),
     _one(
+        "source_requests_failed_total",
+        "Attempts to send the engine a request that failed in kvbus itself (no file descriptor); it is tried again.",
+        lambda s: s.stats.requests_failed,
+    ),
+    _one(
         "source_stale_replies_total",
         "Replay messages that answer no open request.",
         lambda s: s.stats.stale_replies,
@@ -109,6 +117,17 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
         "source_rebuilds_total",
         "Times the live set was announced again in another block size.",
         lambda s: s.stats.rebuilds,
+    ),
+    _one(
+        "source_reannounced_total",
+        "Stores of several blocks from the root on that were all live: hits announced again, or real copies.",
+        lambda s: s.stats.reannounced,
+    ),
+    _by(
+        "remark",
+        "source_remark",
+        "1 while something is remarkable about the stream (no_prefix, reannounced); /sources says it in words.",
+        lambda s: ((remark, float(remark in s.remarks)) for remark in Remark),
     ),
     _one(
         "source_timeouts_total",
@@ -271,8 +290,8 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     _by(
         "reason",
         "output_dropped_events_total",
-        "Events in those batches.",
-        lambda o: _known(o.stats.dropped_events, DROP_REASONS),
+        "Events in those batches, and events that the profile leaves out (other_group).",
+        lambda o: _known(o.stats.dropped_events, EVENT_REASONS),
     ),
     _by(
         "reason",

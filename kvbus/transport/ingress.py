@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +12,7 @@ from typing import Final
 import zmq
 
 from kvbus.core.types import Refused
+from kvbus.errors import BindError
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import Handler, Pump
 from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, attach_again, make_socket, rebuilding_id
@@ -45,6 +48,9 @@ class Events:
 class LiveStream:
     """The subscription to one engine publisher.
 
+    Batches and connections come from libzmq on two sockets. When an engine dies, its last batches may still wait to be
+    read. They are of the old connection, so its loss is reported after them (:meth:`Pump.call_behind`).
+
     Args:
         context: the process's ZeroMQ context.
         endpoint: the publisher's live endpoint.
@@ -71,7 +77,7 @@ class LiveStream:
         self._endpoint = endpoint
         self._events = events
         self._monitor = ConnectionMonitor(
-            socket, events.connection, refused=events.refused, abandoned=None if bind else self._revive
+            socket, self._changed, refused=events.refused, abandoned=None if bind else self._revive
         )
         try:
             policy.put_on(socket, bind=bind)
@@ -83,6 +89,10 @@ class LiveStream:
             socket.close()
             raise
         self._pump = Pump(socket, events.message, events.drained)
+
+    def _changed(self, up: bool) -> None:
+        """Report it behind what the connection has brought: behind its end that would pass for the next one's."""
+        self._pump.call_behind(lambda: self._events.connection(up))
 
     def _revive(self, stood: bool) -> None:
         """Connect again where libzmq has abandoned the endpoint."""
@@ -107,6 +117,9 @@ class RequestConnection:
         on_message: called with the frames of each message of the answer.
         on_abort: called when a frame over the limit has ended the answer, after `on_message` for all before it.
         policy: keys, and the largest frame to accept.
+
+    Raises:
+        BindError: the request could not be sent, for example because no file descriptor is left.
     """
 
     def __init__(
@@ -119,20 +132,23 @@ class RequestConnection:
         on_abort: Callable[[], None] = lambda: None,
         policy: PeerPolicy = PLAIN,
     ) -> None:
-        socket = make_socket(context, zmq.DEALER)
-        socket.setsockopt(zmq.ROUTING_ID, rebuilding_id())
         self._on_abort = on_abort
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None
-        self._monitor = ConnectionMonitor(socket, _ignore, abandoned=self._check_aborted)
-        try:
-            policy.put_on(socket, bind=False)
-            attach(socket, endpoint, bind=False)
-            socket.send_multipart(request)
-        except BaseException:
-            self._monitor.close()
-            socket.close()
-            raise
+        with contextlib.ExitStack() as opened:
+            try:
+                socket = make_socket(context, zmq.DEALER)
+                opened.callback(socket.close)
+                socket.setsockopt(zmq.ROUTING_ID, rebuilding_id())
+                self._monitor = ConnectionMonitor(socket, _ignore, abandoned=self._check_aborted)
+                opened.callback(self._monitor.close)
+                policy.put_on(socket, bind=False)
+                attach(socket, endpoint, bind=False)
+                os.close(os.open(os.devnull, os.O_RDONLY))  # libzmq's thread needs one, and says nothing without it
+                socket.send_multipart(request)
+            except (OSError, zmq.ZMQError) as error:
+                raise BindError(endpoint, error.strerror or str(error), verb="ask") from error
+            opened.pop_all()
         self._pump = Pump(socket, on_message)
 
     def _check_aborted(self, stood: bool) -> None:

@@ -8,6 +8,8 @@ continues by ``call_soon``. A send on the same socket may consume the signal: ca
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -19,13 +21,13 @@ CAP: Final = 128
 """Messages read in one go before the loop's other work gets its turn."""
 
 MAX_KEPT_FRAMES: Final = 64
-"""Frames kept of one message. The pump reads and drops the rest; the core rejects the message for its frame count."""
+"""Frames kept of one message. The rest is read and dropped; the core rejects the message for its frame count."""
 
 Handler = Callable[[list[bytes]], None]
 
 
-def receive(socket: Socket) -> list[bytes]:
-    """Receive one whole message.
+def receive(socket: Socket, most: int = MAX_KEPT_FRAMES) -> list[bytes]:
+    """Receive one whole message, and keep ``most`` frames of it.
 
     Raises:
         zmq.Again: none is waiting.
@@ -34,9 +36,14 @@ def receive(socket: Socket) -> list[bytes]:
     frames = [frame.bytes]
     while frame.more:
         frame = socket.recv(zmq.NOBLOCK, copy=False)
-        if len(frames) < MAX_KEPT_FRAMES:
+        if len(frames) < most:
             frames.append(frame.bytes)
     return frames
+
+
+def waiting(socket: Socket) -> bool:
+    """Whether a message waits. This rearms the descriptor's signal."""
+    return bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[arg-type, operator]
 
 
 class Pump:
@@ -55,6 +62,8 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._fd = socket.FD
         self._soon: asyncio.Handle | None = None
+        self._behind: deque[tuple[int, Callable[[], None]]] = deque()
+        """Calls that wait, each with the most messages that may still be before it."""
         self.closed = False
         self._loop.add_reader(self._fd, self._readable)
         self.kick()
@@ -64,6 +73,18 @@ class Pump:
         if self._soon is None and not self.closed:
             self._soon = self._loop.call_soon(self._readable)
 
+    def call_behind(self, call: Callable[[], None]) -> None:
+        """Call this behind the messages that wait now, and not before calls made earlier.
+
+        Nobody knows which messages have come since. So it is called when none is left, or as many have been read as
+        the socket holds.
+        """
+        if not self._behind and not self._pending():
+            call()
+            return
+        self._behind.append((int(self.socket.getsockopt(zmq.RCVHWM)) or sys.maxsize, call))
+        self.kick()
+
     def _readable(self) -> None:
         if self._soon is not None:
             self._soon.cancel()
@@ -71,7 +92,7 @@ class Pump:
         if self.closed:
             return
         try:
-            more = True
+            more, taken = True, 0
             for taken in range(CAP):
                 try:
                     frames = receive(self.socket)
@@ -84,14 +105,22 @@ class Pump:
                     break  # usually there is one message, and reading EVENTS is cheaper than an EAGAIN
             if self._after is not None:
                 self._after()
-            if more and self._pending():
+            pending = more and self._pending()
+            if self._behind:
+                self._call_those_behind(taken + 1, pending=pending)
+            if pending:
                 self.kick()
         except BaseException:
             self.kick()
             raise
 
+    def _call_those_behind(self, taken: int, *, pending: bool) -> None:
+        self._behind = deque((left - taken, call) for left, call in self._behind)
+        while self._behind and (not pending or self._behind[0][0] <= 0):
+            self._behind.popleft()[1]()
+
     def _pending(self) -> bool:
-        return bool(self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[arg-type, operator]
+        return waiting(self.socket)
 
     def sent(self) -> None:
         """Check the socket now, after a send on it; :meth:`kick` if a message is waiting."""

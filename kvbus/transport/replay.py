@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from kvbus.core.outputs.replay_answer import ReplayAnswer
-from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError
+from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.requester import Place, Requester
 from kvbus.transport.sockets import PLAIN, PeerPolicy
@@ -200,7 +199,7 @@ class ReplayServer:
         """Unfinished answers, waiting requests included."""
         return self._places + self._queued
 
-    def send(self, answer: ReplayAnswer | SnapshotAnswer) -> None:
+    def send(self, answer: AnswerReader) -> None:
         """Begin an answer, or let it wait for its turn: that of others, or of an earlier request of the same peer."""
         requester = self._requesters.get(answer.identity)
         if requester is None:

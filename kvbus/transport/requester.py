@@ -6,15 +6,12 @@ from collections import deque
 from enum import Enum
 from typing import Final
 
-from kvbus.core.outputs.replay_answer import ReplayAnswer
-from kvbus.core.outputs.snapshot import SnapshotAnswer
+from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.peer import Peer
 
 MAX_BEHIND: Final = 16
 """Requests of one peer that wait behind its first one. Beyond that kvbus does not read from it until some are over."""
-
-Answer = ReplayAnswer | SnapshotAnswer
 
 
 class Place(Enum):
@@ -51,9 +48,9 @@ class Requester:
         self.peer = peer
         self.identity = peer.id.to_bytes(8, "big")
         self.place = Place.IDLE
-        self.answer: Answer | None = None
+        self.answer: AnswerReader | None = None
         self.refused = False
-        self.behind: deque[tuple[Answer, bool]] = deque()
+        self.behind: deque[tuple[AnswerReader, bool]] = deque()
         self.credit = 0
         self.progress = now
         self._acknowledged = 0
@@ -63,7 +60,7 @@ class Requester:
         """Answers that are not over."""
         return (self.answer is not None) + len(self.behind)
 
-    def ask(self, answer: Answer, *, refused: bool) -> None:
+    def ask(self, answer: AnswerReader, *, refused: bool) -> None:
         """Add an answer. A requester that asks on and on is not read any more."""
         if self.answer is None:
             self.answer, self.refused = answer, refused

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
+import re
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -134,16 +135,11 @@ def _may_batch() -> bool:
     return bool(allowed)
 
 
-def set_options(socket: Socket, options: Mapping[int, int]) -> None:
-    """Set socket options. Call it before any bind or connect."""
-    for option, value in options.items():
-        socket.setsockopt(option, value)
-
-
 def make_socket(context: Context, kind: int, **more: int) -> Socket:
     """Make a socket with the options of its type; ``more`` overrides by option name, such as ``SNDHWM=10``."""
     socket = context.socket(kind)
-    set_options(socket, OPTIONS[kind])
+    for option, value in OPTIONS[kind].items():
+        socket.setsockopt(option, value)
     for name, value in more.items():
         socket.setsockopt(getattr(zmq, name), value)
     return socket
@@ -156,13 +152,47 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
         BindError: the endpoint is taken, malformed, or no address of this machine.
     """
     try:
-        _choose_thread(socket, endpoint, bind=bind)
-        if bind:
-            socket.bind(endpoint)
-        else:
-            socket.connect(endpoint)
+        _join(socket, endpoint, bind=bind)
     except zmq.ZMQError as error:
         raise BindError(endpoint, error.strerror or str(error), verb="listen on" if bind else "connect to") from error
+
+
+def attach_or_refuse(socket: Socket, endpoint: str, *, bind: bool) -> None:
+    """Bind or connect, for callers of the library, to whom a malformed endpoint is a wrong argument.
+
+    Raises:
+        BindError: the endpoint is taken, or no address of this machine.
+        ValueError: the endpoint is malformed.
+    """
+    try:
+        _join(socket, endpoint, bind=bind)
+    except zmq.ZMQError as error:
+        raise refused(error, endpoint, bind=bind) from error
+
+
+def refused(error: zmq.ZMQError, endpoint: str, *, bind: bool) -> Exception:
+    """Say why ZeroMQ refused an endpoint: it is malformed (ValueError), or cannot be bound (BindError)."""
+    reason = zmq.strerror(error.errno or 0)
+    if not bind or error.errno in (zmq.EPROTONOSUPPORT, errno.EINVAL, zmq.ENOCOMPATPROTO):
+        return ValueError(f"cannot {'bind' if bind else 'connect to'} {endpoint}: {reason}")
+    return BindError(endpoint, reason)
+
+
+def _join(socket: Socket, endpoint: str, *, bind: bool) -> None:
+    _choose_thread(socket, endpoint, bind=bind)
+    if bind:
+        socket.bind(endpoint)
+    else:
+        socket.connect(endpoint)
+
+
+def bound_endpoint(socket: Socket, endpoint: str) -> str:
+    """Return the endpoint a socket is bound to, with its real port.
+
+    A dual-stack socket names an IPv4 address as an IPv6 one, which peers without IPv6 cannot connect to.
+    """
+    bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0") or endpoint
+    return re.sub(r"\[::ffff:([\d.]+)\]", r"\1", bound)
 
 
 def _choose_thread(socket: Socket, endpoint: str, *, bind: bool) -> None:

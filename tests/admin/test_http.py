@@ -17,7 +17,7 @@ from kvbus.admin import http as http_module
 from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
 from kvbus.telemetry.readings import LiveBlocks
-from kvbus.telemetry.table import DROP_REASONS
+from kvbus.telemetry.table import DROP_REASONS, EVENT_REASONS
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
 from tests.doubles.payloads import cleared, removed, store, tokens_of
@@ -99,6 +99,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             "partial_reason": None,
             "missing_before": None,
             "heals": None,
+            "remarks": [],
             "epoch": 0,
             "last_seq": -1,
             "dialect": entry["dialect"],
@@ -322,7 +323,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
 
         monkeypatch.setattr(LiveBlocks, "lines", counted)
         clock = itertools.count()
-        monkeypatch.setattr(http_module.time, "perf_counter", lambda: next(clock) * http_module.DUMP_SLICE * 0.6)
+        monkeypatch.setattr(time, "perf_counter", lambda: next(clock) * http_module.DUMP_SLICE * 0.6)
         monkeypatch.setattr(http_module, "DUMP_REST", 0)
         dumps = [asyncio.create_task(client.blocks()) for _ in range(2)]
         while not all(dump.done() for dump in dumps):
@@ -408,7 +409,7 @@ async def test_label_children_exist_at_zero_before_anything_happened():
         kinds = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
         assert children("kvbus_source_events_total", "type") == dict.fromkeys(kinds, 0)
         assert children("kvbus_output_dropped_batches_total", "reason") == dict.fromkeys(DROP_REASONS, 0)
-        assert children("kvbus_output_dropped_events_total", "reason") == dict.fromkeys(DROP_REASONS, 0)
+        assert children("kvbus_output_dropped_events_total", "reason") == dict.fromkeys(EVENT_REASONS, 0)
         outcomes = (
             "complete",
             "compacted",

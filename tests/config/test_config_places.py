@@ -35,6 +35,7 @@ def test_defaults_are_the_documented_ones(read):
                 "bind": False,
                 "data_parallel_size": 1,
                 "topic": "",
+                "clears": "auto",
                 "slot": None,
                 "curve_secret_key_file": None,
                 "curve_server_key_file": None,

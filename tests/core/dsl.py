@@ -21,7 +21,7 @@ A :class:`~tests.core.sequencing.script.SequencerScript` has the same conversati
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
@@ -45,7 +45,9 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.wire.codec import AnyEvent, Batch, decode_batch
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
+from kvbus.transport.answer_reader import AnswerReader
 from tests.doubles.accounting import all_accounted_for, size_is_true
+from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, payload, plain_all, short, unpack
 from tests.doubles.router import PlainSetRouter
 
@@ -190,7 +192,14 @@ def asked_raw(*frames: bytes, output: int = 0, stream: int = 0) -> Happens:
 # -- what is done about it -----------------------------------------------------------------------------------------------
 
 
-Done = Command | Action
+class Answering(NamedTuple):
+    """An answer that begins, and what reads it."""
+
+    command: AnswerReplay
+    reader: AnswerReader
+
+
+Done = Command | Action | Answering
 
 
 class Does:
@@ -261,10 +270,10 @@ def cancel(source: int = 0) -> Does:
 def answer(*seqs: int, output: int = 0, stream: int = 0) -> Does:
     """A replay answer of exactly these batches and one END."""
 
-    def differs(command: Done) -> bool:
-        if not isinstance(command, AnswerReplay) or (command.output, command.stream) != (output, stream):
+    def differs(read: Done) -> bool:
+        if not isinstance(read, Answering) or (read.command.output, read.command.stream) != (output, stream):
             return True
-        return seqs_of(command.answer) != [*seqs, "END"]
+        return seqs_of(read.reader) != [*seqs, "END"]
 
     return Does(f"answer {seqs}", differs)
 
@@ -287,7 +296,7 @@ def _say(command: Done) -> str:
         return f"ask source {command.source} from {command.start} (request {command.request})"
     if isinstance(command, CancelReplay):
         return f"cancel at source {command.source} (request {command.request})"
-    return "answer a replay request" if isinstance(command, AnswerReplay) else str(command)
+    return "answer a replay request" if isinstance(command, AnswerReplay | Answering) else str(command)
 
 
 # -- the conversation --------------------------------------------------------------------------------------------------
@@ -322,11 +331,15 @@ class Conversation:
         for each in does if isinstance(does, list) else [does]:
             if not self._pending:
                 self._fail(each.text, "nothing")
-            if each.differs(self._pending[0]):
+            if each.differs(self.readable(self._pending[0])):
                 self._fail(each.text, _say(self._pending[0]))
             self._pending.pop(0)
             self._lines.append(f"<< {each.text}")
         return self
+
+    def readable(self, done: Done) -> Done:
+        """What was done, with what reads it where it is an answer."""
+        return Answering(done, reading(self.handle, done)) if isinstance(done, AnswerReplay) else done
 
     def __bool__(self) -> bool:
         self._nothing_left()

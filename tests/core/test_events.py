@@ -9,6 +9,8 @@ import pytest
 from kvbus.core.events import RelayEvent
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.output import NewStream
+from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.types import CacheReset, Refused
@@ -29,6 +31,7 @@ def made(kind, frames):
         Sequence[NewStream]: [NewStream()],
         Refused: Refused.KEY,
         CacheReset: CacheReset.ACCEPTED,
+        ReplayAnswer | SnapshotAnswer: ReplayAnswer(frames, "4", 0, 1),
     }
     return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})
 

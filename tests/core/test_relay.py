@@ -5,7 +5,7 @@ import pytest
 from kvbus.core.blocks.announce import MOST_BLOCKS
 from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.commands import Publish
-from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SnapshotAsked, Started, Tick
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, RequestSent, SnapshotAsked, Started, Tick
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outgoing import MAX_BATCH_EVENTS
 from kvbus.core.outputs.output import OutputSpec
@@ -32,8 +32,10 @@ from tests.core.dsl import (
     tick,
     up,
 )
+from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, cleared, pack, payload, removed, store, unpack
 from tests.doubles.router import PlainSetRouter, RankedRouter
+from tests.typed import there
 
 A, B, C = store([1]), store([2], 1), store([3], 2)
 
@@ -47,7 +49,8 @@ def answered(script, start):
     script >> asked(start)
     (command,) = script.whatever()
     found = []
-    while (message := command.answer.next_message())[-2] != END_SEQ:
+    reader = reading(script.handle, command)
+    while (message := there(reader.next_message()))[-2] != END_SEQ:
         found.append(message[-1])
     return found
 
@@ -434,7 +437,8 @@ class TestReplayAnswers:
         (published,) = script.whatever()
         script >> asked(0)
         (command,) = script.whatever()
-        assert command.answer.next_message() == [b"router", b"", b"", bytes(8), published.payload]
+        message = reading(script.handle, command).next_message()
+        assert message == [b"router", b"", b"", bytes(8), published.payload]
 
     @pytest.mark.parametrize("frames", [[b"id", b"", b"what"], [b"id", b"", b"", bytes(8)], [b"id", b""]])
     def test_a_malformed_request_is_ended_at_once(self, frames):
@@ -481,14 +485,14 @@ class TestReplayAnswers:
         answers = []
         for _ in range(2):
             script >> asked(0)
-            answers += [command.answer for command in script.whatever()]
-        one, other = (reply.next_message() for reply in answers)
+            answers += [reading(script.handle, command) for command in script.whatever()]
+        one, other = (there(reply.next_message()) for reply in answers)
         assert one[-1] is other[-1]
         script >> live(5, store([5]))
         script.whatever()
         script >> asked(0)
-        (later,) = [command.answer for command in script.whatever()]
-        assert seqs_of(later) == [*range(6), "END"]
+        (later,) = script.whatever()
+        assert seqs_of(reading(script.handle, later)) == [*range(6), "END"]
 
     def test_a_merged_stream_tells_every_source(self):
         script = Script(journal_batches=1, ranks=(0, 1, 2), merged=True)
@@ -518,7 +522,7 @@ class TestReplayAnswers:
         script >> live(0, A) << publish(0, A) >> asked(0)
         (command,) = script.whatever()
         assert script >> live(1, B) << publish(1, B)
-        assert seqs_of(command.answer) == [0, "END"]
+        assert seqs_of(reading(script.handle, command)) == [0, "END"]
 
 
 class TestNumbering:
@@ -543,7 +547,8 @@ class TestNumbering:
         relay.handle(Started(), 0.0)
         relay.handle(BatchReceived(0, batch(0, A)), 0.0)
         (command,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", (3).to_bytes(8, "big")]), 0.0)
-        assert seqs_of(command.answer) == [*range(3, 52), "END"]
+        answer = reading(lambda event: relay.handle(event, 0.0), command)
+        assert seqs_of(answer) == [*range(3, 52), "END"]
 
     def test_on_a_merged_stream_every_rank_is_cleared(self):
         sources = [SourceSpec(f"engine/{rank}", rank, Settings(replay=False), Rules()) for rank in (0, 1)]
@@ -556,8 +561,9 @@ class TestNumbering:
         (command,) = relay.handle(BatchReceived(0, batch(0, A)), 0.0)
         assert command.publisher_id == b"p" * 16
         (asked_for,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", bytes(8)]), 0.0)
-        assert asked_for.answer.next_message() == [b"id", b"", b"kv", bytes(8) + b"p" * 16, command.payload]
-        assert asked_for.answer.next_message()[-2] == END_SEQ
+        answer = reading(lambda event: relay.handle(event, 0.0), asked_for)
+        assert answer.next_message() == [b"id", b"", b"kv", bytes(8) + b"p" * 16, command.payload]
+        assert there(answer.next_message())[-2] == END_SEQ
 
     def test_another_publisher_id_is_another_life(self):
         script = Script()
@@ -571,7 +577,8 @@ class TestNumbering:
 class TestSnapshots:
     def snapshot(self, relay, *frames):
         (command,) = relay.handle(SnapshotAsked(0, 0, [b"id", *frames]), 0.0)
-        while not (message := command.answer.next_message()):
+        reader = reading(lambda event: relay.handle(event, 0.0), command)
+        while not (message := reader.next_message()):
             pass
         return message
 
@@ -632,3 +639,15 @@ def test_a_relay_without_traffic_does_nothing():
     assert not relay.backlog
     (command,) = relay.handle(BatchReceived(0, batch(0, A)), 0.0)
     assert isinstance(command, Publish)
+
+
+def test_the_time_of_a_request_that_could_not_be_sent_does_not_run():
+    script = Script(replay=True, settings={"replay_timeout": 2.0})
+    script.after(up(), replay_end(), live(0, store([1])), live(2, store([3])))
+    for _ in range(5):
+        script.relay.handle(RequestSent(0, script.requests[0], sent=False), script.now)
+        script.after(tick(10.0))
+    assert (script.stats.requests_failed, script.stats.replay_timeouts, script.source.sequencer.pending) == (5, 0, 1)
+    script.relay.handle(RequestSent(0, script.requests[0], sent=True), script.now)
+    script.after(tick(1.9), replayed(1, store([2])), replay_end())
+    assert (script.stats.recovered, script.stats.lost) == (1, 0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import resource
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from kvbus.daemon.disk import Disk
+from kvbus.daemon.disk import Disk, NotAFileError
 
 
 @pytest.fixture
@@ -23,8 +26,8 @@ def directory(disk: Disk, tmp_path: Path) -> Iterator[int]:
     disk.close(fd)
 
 
-def make(disk: Disk, directory: int, name: str, *pieces: bytes, keep: bool = False) -> None:
-    fd = disk.create(directory, name, keep=keep)
+def make(disk: Disk, directory: int, name: str, *pieces: bytes) -> None:
+    fd = disk.create(directory, name)
     assert disk.writev(fd, pieces) == sum(map(len, pieces))
     disk.sync(fd)
     disk.close(fd)
@@ -45,12 +48,53 @@ def test_a_file_is_written_in_pieces_and_read_at_any_place(disk: Disk, directory
     disk.close(fd)
 
 
-def test_a_file_that_is_made_is_emptied_unless_it_is_kept(disk: Disk, directory: int) -> None:
+def test_a_file_that_is_made_takes_the_place_of_an_older_one(disk: Disk, directory: int) -> None:
     make(disk, directory, "x", b"abcdefg")
-    make(disk, directory, "x", b"12", keep=True)
+    make(disk, directory, "x", b"12")
+    assert read(disk, directory, "x") == b"12"
+
+
+def test_an_old_file_is_used_again_if_nobody_else_could_miss_it(disk: Disk, directory: int, tmp_path: Path) -> None:
+    assert disk.reuse(directory, "x") is None
+    make(disk, directory, "x", b"abcdefg")
+    fd = disk.reuse(directory, "x")
+    assert fd is not None
+    disk.writev(fd, [b"12"])
+    disk.close(fd)
     assert read(disk, directory, "x") == b"12cdefg"
-    make(disk, directory, "x", b"34")
-    assert read(disk, directory, "x") == b"34"
+    os.link(tmp_path / "a" / "b" / "x", tmp_path / "backup")
+    assert disk.reuse(directory, "x") is None
+
+
+OTHER_THAN_A_FILE: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda path, victim: path.symlink_to(victim),
+    "link to nowhere": lambda path, _: path.symlink_to("nowhere"),
+    "FIFO": lambda path, _: os.mkfifo(path),
+    "directory": lambda path, _: path.mkdir(),
+    "device": lambda path, _: path.symlink_to("/dev/zero"),
+    "socket": lambda path, _: os.mknod(path, stat.S_IFSOCK | 0o600),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", OTHER_THAN_A_FILE)
+def test_what_is_no_file_is_not_opened(disk: Disk, directory: int, tmp_path: Path, kind: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    path = tmp_path / "a" / "b" / "x"
+    OTHER_THAN_A_FILE[kind](path, victim)
+    with pytest.raises(NotAFileError, match="x is no regular file"):
+        disk.open(directory, "x")
+    with pytest.raises(NotAFileError, match="x is no regular file"):
+        disk.share(directory, "x")
+    assert disk.reuse(directory, "x") is None
+    if kind == "directory":
+        with pytest.raises(IsADirectoryError):
+            disk.create(directory, "x")
+    else:
+        make(disk, directory, "x", b"new")
+        assert read(disk, directory, "x") == b"new"
+    assert victim.read_bytes() == b"precious"
 
 
 def test_a_name_moves_and_goes(disk: Disk, directory: int) -> None:
@@ -64,28 +108,27 @@ def test_a_name_moves_and_goes(disk: Disk, directory: int) -> None:
     assert disk.names(directory) == []
 
 
-def test_what_is_stored_in_a_map_is_in_the_file(disk: Disk, directory: int) -> None:
+def test_a_small_file_is_written_in_place_whole_or_not_at_all(disk: Disk, directory: int) -> None:
     fd = disk.share(directory, "x")
     disk.truncate(fd, 16)
-    assert disk.pwrite(fd, b"ab", 3) == 2
-    mapped = disk.map(fd, 16)
+    disk.pwrite(fd, b"ab", 3)
+    assert disk.pread(fd, 4, 2) == b"\0ab\0"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (17, hard))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            disk.pwrite(fd, b"abc", 15)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     disk.close(fd)
-    assert mapped[3:5] == b"ab"
-    mapped[3:5] = b"cd"
-    mapped.flush()
-    assert read(disk, directory, "x")[3:5] == b"cd"
-    mapped.close()
 
 
-def test_a_lock_ends_with_the_last_descriptor(disk: Disk, directory: int) -> None:
+def test_a_lock_ends_with_its_descriptor(disk: Disk, directory: int) -> None:
     first, second = disk.share(directory, "x"), disk.share(directory, "x")
-    disk.truncate(first, 1)
-    mapped = disk.map(first, 1)
     disk.lock(first)
-    disk.close(first)
     with pytest.raises(BlockingIOError):
         disk.lock(second)
-    mapped.close()
+    disk.close(first)
     disk.lock(second)
     disk.close(second)
 

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.daemon.seq_reservation import AHEAD, SeqReservations, reached
+from kvbus.daemon.disk import Disk
+from kvbus.daemon.seq_reservation import AHEAD, UNKNOWN, SeqReservations, reached
 from kvbus.errors import InUseError
+
+RESERVATION = 56
+"""Bytes: what it is, and two copies of a number, the lowest number of a state and a checksum."""
 
 NAMES = ["routers tcp://*:5657", "routers tcp://*:5658"]
 
@@ -93,16 +97,56 @@ def test_a_directory_is_made(tmp_path: Path) -> None:
         assert reservations.first(0, 0) == 5
 
 
-@pytest.mark.parametrize("content", [b"x", b"x" * 32, b"kvbus-seq-mark-1" + b"\0" * 3, b"\0" * 4096])
-def test_a_file_without_a_reservation_is_made_anew(
+@pytest.mark.parametrize("content", [b"", b"x", b"x" * 56, b"kvbus-seq-mark-2" + b"\0" * 3, b"\0" * 4096])
+def test_after_a_damaged_reservation_it_goes_on_far_ahead(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended(tmp_path, 5, 6)
     the_file(tmp_path).write_bytes(content)
     with process(tmp_path) as reservations:
-        assert min(reservations.first(0, 0), reservations.first(0, 1)) == 0
-        assert max(reservations.first(0, 0), reservations.first(0, 1)) in (5, 6)
-    assert "made anew" in caplog.text
+        firsts = [reservations.first(0, 0), reservations.first(0, 1)]
+        assert min(firsts) in (5, 6)
+        assert max(firsts) >= UNKNOWN
+    assert "no seq reservation, or a damaged one" in caplog.text
+    with process(tmp_path) as again:
+        assert [again.first(0, 0), again.first(0, 1)] == firsts
+
+
+def test_any_bit_may_flip(tmp_path: Path) -> None:
+    """The number is there twice, with checksums, so it is right or far ahead and never past what a seq can be."""
+    ended(tmp_path, 2**40, 2**40)
+    path = the_file(tmp_path)
+    whole = path.read_bytes()
+    for bit in range(8 * RESERVATION):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with process(tmp_path) as reservations:
+            firsts = [reservations.first(0, 0), reservations.first(0, 1)]
+            assert min(firsts) == 2**40
+            assert UNKNOWN <= max(firsts) < 2**53 if bit < 128 else max(firsts) == 2**40
+
+
+def test_another_streams_reservation_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    ended(tmp_path, 5, 9000)
+    one, other = sorted(tmp_path.iterdir())
+    other.write_bytes(one.read_bytes())
+    with process(tmp_path) as reservations:
+        assert max(reservations.first(0, 0), reservations.first(0, 1)) >= UNKNOWN
+
+
+def test_a_second_damage_leads_further_on(tmp_path: Path) -> None:
+    ended(tmp_path, 5, 6)
+    path = the_file(tmp_path)
+    reached_so_far = 0
+    for _ in range(3):
+        path.write_bytes(b"")
+        with process(tmp_path) as reservations:
+            slot = 0 if reservations.first(0, 0) >= UNKNOWN else 1
+            first = reservations.first(0, slot)
+            assert first > reached_so_far
+            reservations.use(0, slot, first)
+            reached_so_far = first
 
 
 def test_a_link_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -114,10 +158,13 @@ def test_a_link_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture
     path.unlink()
     path.symlink_to(victim)
     with process(kept) as reservations:
-        reservations.use(0, 0, 0)
-        assert reservations.first(0, 0) == 0, "nothing is kept"
+        firsts = [reservations.first(0, 0), reservations.first(0, 1)]
+        assert max(firsts) >= UNKNOWN
+        reservations.use(0, 0, max(firsts))
+        reservations.use(0, 1, max(firsts))
     assert victim.read_bytes() == b"precious"
-    assert "a restart begins at 0" in caplog.text
+    assert not path.is_symlink()
+    assert "no seq reservation, or a damaged one" in caplog.text
 
 
 def test_without_a_directory_nothing_is_kept() -> None:
@@ -159,7 +206,7 @@ def test_a_stream_that_another_process_numbers_is_not_added(tmp_path: Path) -> N
 def test_a_reservation_that_nobody_has_signed_counts(tmp_path: Path) -> None:
     ended(tmp_path, 5, 6)
     for path in tmp_path.iterdir():
-        path.write_bytes(path.read_bytes()[:24])
+        path.write_bytes(path.read_bytes()[:RESERVATION])
     with process(tmp_path) as again:
         assert [again.first(0, 0), again.first(0, 1)] == [5, 6]
 
@@ -189,7 +236,39 @@ def test_a_stream_that_comes_again_has_the_reservation_it_had(tmp_path: Path) ->
         assert reservations.first(0, 1) == 10 + AHEAD
 
 
-def test_a_state_may_be_older_than_the_reservation_by_what_is_reserved_at_once(tmp_path: Path) -> None:
+def test_a_state_has_to_be_as_new_as_what_was_sent(tmp_path: Path) -> None:
     ended(tmp_path, 3, 3 * AHEAD)
     with process(tmp_path) as reservations:
-        assert [reservations.lowest(0, 0), reservations.lowest(0, 1)] == [0, 2 * AHEAD]
+        assert [reservations.lowest(0, 0), reservations.lowest(0, 1)] == [3, 3 * AHEAD]
+        reservations.use(0, 0, 3)
+        reservations.use(0, 1, 3 * AHEAD)
+    with process(tmp_path) as reservations:
+        assert [reservations.lowest(0, 0), reservations.lowest(0, 1)] == [0, 2 * AHEAD], "a burst may be unwritten"
+
+
+def test_to_skip_changes_nothing_on_disk_until_a_number_is_used(tmp_path: Path) -> None:
+    ended(tmp_path, 3, 9000)
+    with process(tmp_path) as reservations:
+        reservations.skip(7000)
+        assert [reservations.first(0, 0), reservations.first(0, 1)] == [7000, 9000]
+    with process(tmp_path) as reservations:
+        assert [reservations.first(0, 0), reservations.first(0, 1)] == [3, 9000]
+        reservations.skip(7000)
+        reservations.use(0, 0, 7000)
+    with process(tmp_path) as again:
+        assert again.first(0, 0) == 7000 + AHEAD
+
+
+def test_a_disk_that_takes_no_reservation_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Disk):
+        def pwrite(self, fd: int, data: bytes, at: int) -> None:
+            del fd, data, at
+            raise OSError(28, "No space left on device")
+
+    ended(tmp_path, 3, 9000)
+    made = SeqReservations(tmp_path, Full())
+    made.add(0, 0, NAMES[0])
+    made.use(0, 0, 3)
+    made.release()
+    assert f"seq {3 + AHEAD} is not reserved" in caplog.text
+    assert "after a kill the numbering may go back" in caplog.text

@@ -6,14 +6,15 @@ import logging
 
 import pytest
 
-from kvbus.core.events import ReplayReceived, SourceUp, Tick
+from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp, Tick
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.relay import Relay
+from kvbus.core.remarks import MIN_LEFT_OUT
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.source_log import SourceLog
-from tests.doubles.payloads import payload, store
+from tests.doubles.payloads import batch, payload, store
 
 
 @pytest.fixture
@@ -55,3 +56,14 @@ def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.Lo
     relay.handle(Tick(1001.0), 1.2)
     log.look(relay, [0])
     assert lines(caplog) == ["source engine is no longer partial"]
+
+
+def test_a_remark_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
+    log = SourceLog()
+    for seq in range(MIN_LEFT_OUT):
+        window = store([seq], group=1, kv_cache_spec_kind="sliding_window")
+        relay.handle(BatchReceived(0, batch(seq, window)), 1.0)
+        log.look(relay, [0])
+        log.look(relay, [0])
+    (line,) = [line for line in lines(caplog) if "no group" in line]
+    assert line.startswith("source engine: no group of this model carries prefixes")

@@ -331,7 +331,7 @@ async def test_a_bus_finds_its_own_state_again(machine: Machine):
 async def test_a_memory_that_is_full_costs_the_state_and_not_the_start(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
     daemon = Daemon(on_free_ports())

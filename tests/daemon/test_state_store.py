@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvbus.core.commands import AnswerReplay, RequestReplay
-from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Tick
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Subscribed, Tick
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.output import OutputSpec
@@ -24,6 +24,7 @@ from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon import state_store as statestore
 from kvbus.daemon.state_store import StateStore
+from tests.doubles.answers import reading
 from tests.doubles.router import PlainSetRouter
 from tests.typed import there
 
@@ -81,9 +82,14 @@ class Process:
                 self.store.flush()
         self.store.flush()
 
+    def subscribe(self) -> None:
+        """A router comes: the state that it is sent takes numbers."""
+        self.relay.handle(Subscribed(0, 0, (1,)), 1.0)
+        self.store.flush()
+
     def kill(self) -> None:
         """What the kernel has is what there is: nothing is closed in order."""
-        self.relay.records = None
+        self.relay.keep_records(keep=False)
         self.store.close()
 
 
@@ -95,12 +101,18 @@ def started(directory: Path) -> Process:
     return process
 
 
-def resumed_from(directory: Path, dump: bytes, log: bytes) -> Process:
-    """A process over these two files, of the first generation."""
-    directory.mkdir()
-    (directory / "state-1.dump").write_bytes(dump)
-    (directory / "state-1.log").write_bytes(log)
-    return Process(directory)
+class Copy:
+    """What the kernel has of a directory at some moment, to be put elsewhere."""
+
+    def __init__(self, directory: Path) -> None:
+        self.files = {path.name: path.read_bytes() for path in directory.iterdir()}
+
+    def put(self, directory: Path, **other: bytes) -> Path:
+        """Put the files into a new directory, some with another content: ``log``, ``dump``, ``commit``."""
+        directory.mkdir()
+        for name, content in self.files.items():
+            (directory / name).write_bytes(other.get(name.rpartition(".")[2], content))
+        return directory
 
 
 def refused(directory: Path, names: list[str] = NAMES) -> str:
@@ -139,35 +151,46 @@ def test_after_a_kill_everything_is_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_kill_at_any_byte_of_the_log_loses_only_what_was_never_sent(tmp_path: Path) -> None:
-    process = started(tmp_path)
-    sizes = {}
-    (log,) = the_files(tmp_path, "log")
+    process = started(tmp_path / "first")
+    (log,) = the_files(tmp_path / "first", "log")
+    before = Copy(tmp_path / "first")
     for count in range(1, 6):
         process.publish(1)
-        sizes[log.stat().st_size] = count
+        whole = log.read_bytes()
+        for end in range(len(before.files[log.name]), len(whole) + 1):
+            again = Process(before.put(tmp_path / f"{count}-{end}", log=whole[:end]))
+            assert again.resumed
+            assert again.next_seq == (count if end == len(whole) else count - 1)
+            again.kill()
+        before = Copy(tmp_path / "first")
     process.kill()
-    whole = log.read_bytes()
-    dump = the_files(tmp_path, "dump")[0].read_bytes()
-    for cut in range(32, len(whole) + 1):
-        again = resumed_from(tmp_path / f"cut-{cut}", dump, whole[:cut])
-        assert again.next_seq == max((count for size, count in sizes.items() if size <= cut), default=0)
-        again.kill()
+
+
+def test_a_log_that_is_shorter_than_what_was_sent_is_refused_wherever_it_ends(tmp_path: Path) -> None:
+    process = started(tmp_path / "first")
+    process.publish(5)
+    process.kill()
+    copy = Copy(tmp_path / "first")
+    whole = copy.files["state-1.log"]
+    for end in range(len(whole)):
+        assert "state-1.log" in refused(copy.put(tmp_path / f"{end}", log=whole[:end]))
 
 
 @pytest.mark.parametrize(("count", "tokens"), [(300, 4), (1500, 16), (40, 2000), (5, 40_000)])
 def test_many_batches_written_at_a_time_come_back_or_none_of_them(tmp_path: Path, count: int, tokens: int) -> None:
     """However many pieces and calls a frame takes: nothing of it was sent before all of it was written."""
-    process = started(tmp_path)
+    process = started(tmp_path / "first")
     process.publish(3, tokens=tokens)
-    (log,) = the_files(tmp_path, "log")
-    before = log.stat().st_size
+    (log,) = the_files(tmp_path / "first", "log")
+    before = Copy(tmp_path / "first")
+    first = log.stat().st_size
     process.publish(count, tokens=tokens, together=True)
     process.kill()
-    whole, dump = log.read_bytes(), the_files(tmp_path, "dump")[0].read_bytes()
-    for cut in {*range(before, len(whole), (len(whole) - before) // 7), len(whole) - 1, len(whole)}:
-        again = resumed_from(tmp_path / f"cut-{cut}", dump, whole[:cut])
-        assert again.next_seq == (3 + count if cut == len(whole) else 3)
-        assert again.blocks == process.blocks or cut < len(whole)
+    whole = log.read_bytes()
+    for end in {*range(first, len(whole), (len(whole) - first) // 7), len(whole) - 1, len(whole)}:
+        again = Process(before.put(tmp_path / f"{end}", log=whole[:end]))
+        assert again.next_seq == (3 + count if end == len(whole) else 3)
+        assert again.blocks == process.blocks or end < len(whole)
         again.kill()
 
 
@@ -192,8 +215,8 @@ def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path
     again.kill()
 
 
-@pytest.mark.parametrize("written", [0, 1, 16, 31])
-def test_a_kill_before_a_new_log_has_its_header_loses_nothing(tmp_path: Path, written: int) -> None:
+@pytest.mark.parametrize("written", [0, 1, 16, 59, 60])
+def test_a_kill_before_a_new_log_is_committed_loses_nothing(tmp_path: Path, written: int) -> None:
     process = started(tmp_path)
     process.publish(20)
     process.kill()
@@ -204,14 +227,46 @@ def test_a_kill_before_a_new_log_has_its_header_loses_nothing(tmp_path: Path, wr
     assert again.store.refused == 0
     assert again.blocks == process.blocks
     assert again.next_seq == 20
+    again.subscribe()
+    again.kill()
+    assert Process(tmp_path).next_seq == again.next_seq > 20
 
 
-def test_a_short_log_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_kill_before_the_checkpoint_is_complete_loses_nothing_however_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = started(tmp_path)
     process.publish(20)
     process.kill()
-    (tmp_path / "state-2.log").write_bytes(b"not ours")
-    assert "another version" in refused(tmp_path)
+    monkeypatch.setattr(StateStore, "_go_on", lambda *_, **__: None)
+    for count in range(1, 5):
+        again = Process(tmp_path)
+        assert again.next_seq == process.next_seq
+        again.subscribe()
+        assert again.next_seq > process.next_seq
+        again.kill()
+        assert len(the_files(tmp_path, "log")) == 1 + count
+        process = again
+    copy = Copy(tmp_path)
+    whole = Process(tmp_path)
+    assert whole.resumed
+    assert (whole.next_seq, whole.blocks) == (process.next_seq, process.blocks)
+    whole.kill()
+    for number in range(1, 6):
+        copy.put(tmp_path / f"{number}").joinpath(f"state-{number}.log").unlink()
+        assert "missing" in refused(tmp_path / f"{number}")
+
+
+@pytest.mark.parametrize("position", [*range(3, 100, 7)])
+def test_a_log_of_which_a_byte_is_another_is_refused(tmp_path: Path, position: int) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    (log,) = the_files(tmp_path, "log")
+    body = bytearray(log.read_bytes())
+    body[position] ^= 0xFF
+    log.write_bytes(body)
+    assert refused(tmp_path)
 
 
 @pytest.mark.parametrize("position", [3, 20, 40, -3])
@@ -226,22 +281,11 @@ def test_a_damaged_dump_is_refused_and_moved_aside(tmp_path: Path, position: int
     dump.write_bytes(body)
     aside = {path.name for kind in ("dump", "log") for path in the_files(tmp_path, kind)}
     assert refused(tmp_path)
-    assert {path.name.partition(".refused-")[0] for path in tmp_path.glob("*.refused-*")} == aside
+    assert {path.name.partition(".refused-")[0] for path in tmp_path.glob("*.refused-*")} == {*aside, "commit"}
     again = Process(tmp_path)
     assert again.resumed
     assert not again.blocks
     again.kill()
-
-
-def test_a_log_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
-    process = started(tmp_path)
-    process.publish(5)
-    process.kill()
-    (log,) = the_files(tmp_path, "log")
-    body = bytearray(log.read_bytes())
-    body[60] ^= 0xFF
-    log.write_bytes(body)
-    assert "damaged" in refused(tmp_path)
 
 
 def test_the_state_of_another_configuration_is_refused(tmp_path: Path) -> None:
@@ -259,10 +303,7 @@ def test_logs_are_rotated_and_both_count_until_the_dump_is_whole(
     process.publish(30)
     process.store.work()  # begins the next generation
     process.publish(10)
-    again_early = tmp_path / "early"
-    again_early.mkdir()
-    for path in [*the_files(tmp_path, "dump")[:1], *the_files(tmp_path, "log")]:
-        (again_early / path.name).write_bytes(path.read_bytes())
+    before = Copy(tmp_path)
     while process.store.busy:
         process.store.work()
     process.publish(3)
@@ -271,7 +312,7 @@ def test_logs_are_rotated_and_both_count_until_the_dump_is_whole(
     late = Process(tmp_path)
     assert late.blocks == process.blocks
     assert late.next_seq == 43
-    early = Process(again_early)
+    early = Process(before.put(tmp_path / "early"))
     assert early.next_seq == 40
     late.kill()
     early.kill()
@@ -302,31 +343,22 @@ def test_a_log_written_over_an_older_one_may_be_killed_at_any_byte(
     process.publish(300)
     rotated(process)
     (log,) = the_files(tmp_path / "first", "log")
-    (dump,) = the_files(tmp_path / "first", "dump")
-    sizes = {written(log): 0}
     for count in range(1, 4):
+        before, begin = Copy(tmp_path / "first"), written(log)
         process.publish(1)
-        sizes[written(log)] = count
+        end, whole = written(log), log.read_bytes()
+        assert whole[end:] == older[end:] != b""
+        for at in range(begin, end + 1):
+            torn = whole[:at] + older[at:]
+            again = Process(before.put(tmp_path / f"{count}-{at}", log=torn))
+            # what the older log has in common with the end of a frame makes that frame whole
+            assert again.next_seq == 420 + count - (torn[:end] != whole[:end])
+            again.kill()
     process.kill()
-    end = max(sizes)
-    whole = log.read_bytes()
-    assert whole[end:] == older[end:] != b""
-    for cut in range(min(sizes), end + 1):
-        directory = tmp_path / f"cut-{cut}"
-        directory.mkdir()
-        (directory / dump.name).write_bytes(dump.read_bytes())
-        torn = whole[:cut] + older[cut:]
-        (directory / log.name).write_bytes(torn)
-        again = Process(directory)
-        # what the older log has in common with the end of a frame makes that frame whole
-        assert again.next_seq == 420 + max(count for size, count in sizes.items() if torn[:size] == whole[:size])
-        again.kill()
-    for at in range(min(sizes), min(size for size, count in sizes.items() if count == 2)):
-        directory = tmp_path / f"damaged-{at}"
-        directory.mkdir()
-        (directory / dump.name).write_bytes(dump.read_bytes())
-        (directory / log.name).write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
-        assert "damaged" in refused(directory)
+    last = Copy(tmp_path / "first")
+    for at in range(begin):
+        changed = whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :]
+        assert refused(last.put(tmp_path / f"damaged-{at}", log=changed))
 
 
 def test_a_disk_that_is_full_costs_the_state_and_nothing_else(
@@ -383,7 +415,7 @@ def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_
         stream.journal.append(seq, there(long.at(long.position(seq))).payload)
     (command,) = process.relay.handle(ReplayAsked(0, 0, [b"id", b"", (3).to_bytes(8, "big")]), 1.0)
     assert isinstance(command, AnswerReplay)
-    assert command.answer.next_message() is not None
+    assert reading(lambda event: process.relay.handle(event, 1.0), command).next_message() is not None
     process.publish(2)
     process.kill()
     again = Process(tmp_path)
@@ -393,9 +425,10 @@ def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_
     (command,) = again.relay.handle(ReplayAsked(0, 0, [b"id", b"", (4).to_bytes(8, "big")]), 1.0)
     assert isinstance(command, AnswerReplay)
     router = PlainSetRouter()
-    while (message := command.answer.next_message()) is not None and message[-2] != END_SEQ:
+    answer = reading(lambda event: again.relay.handle(event, 1.0), command)
+    while (message := answer.next_message()) is not None and message[-2] != END_SEQ:
         router.apply(int.from_bytes(message[-2], "big"), message[-1])
-    assert command.answer.outcome == "compacted"
+    assert answer.outcome == "compacted"
     assert {block for _, _, block in router.blocks} == again.blocks
     assert router.violations == []
 
@@ -415,7 +448,7 @@ def test_a_state_that_is_only_loaded_stays_as_it_was(tmp_path: Path) -> None:
     store.close()
     assert contents(tmp_path) == before
     (log,) = the_files(tmp_path, "log")
-    log.write_bytes(log.read_bytes()[:60] + b"\xff" + log.read_bytes()[61:])
+    log.write_bytes(log.read_bytes()[:90] + b"\xff" + log.read_bytes()[91:])
     before = contents(tmp_path)
     store = StateStore(tmp_path, NAMES)
     with pytest.raises(StateError, match="damaged"):
@@ -430,23 +463,40 @@ def test_one_refused_state_is_kept_and_no_older_one(tmp_path: Path) -> None:
         process.connect()
         process.publish(3)
         process.kill()
-    assert process.store.refused == len(list(tmp_path.glob("*.refused-*"))) == 2
+    assert process.store.refused == len(list(tmp_path.glob("*.refused-*"))) == 3
 
 
-def test_a_log_whose_dump_is_gone_is_not_taken_for_one_of_a_later_generation(tmp_path: Path) -> None:
+def test_a_log_whose_dump_is_gone_is_refused(tmp_path: Path) -> None:
     process = started(tmp_path)
     process.publish(5)
     process.kill()
-    (log,) = the_files(tmp_path, "log")
-    (tmp_path / "state-2.log").write_bytes(log.read_bytes())
-    for path in (log, *the_files(tmp_path, "dump")):
-        path.unlink()
-    process = started(tmp_path)
+    (dump,) = the_files(tmp_path, "dump")
+    dump.unlink()
+    assert "the checkpoint is missing" in refused(tmp_path)
+    process = Process(tmp_path)
+    assert process.resumed
+    process.connect()
     process.publish(3)
     process.kill()
     again = Process(tmp_path)
     assert again.next_seq == 3
     again.kill()
+
+
+def test_the_files_of_another_version_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    """It wrote no commit record, or one of its own."""
+    dump, commit = tmp_path / "state-3.dump", tmp_path / "commit"
+    sentence = "state-3.dump is of version 009, and this kvbus reads version 010"
+    dump.write_bytes(b"kvbus-state-009\n" + bytes(100))
+    assert refused(tmp_path) == sentence
+    dump.write_bytes(b"kvbus-state-009\n" + bytes(100))
+    commit.write_bytes(b"kvbus-commit-00\n" + bytes(1000))
+    assert refused(tmp_path) == sentence
+    commit.write_bytes(b"kvbus-commit-00\n" + bytes(1000))
+    assert refused(tmp_path) == "the commit record is damaged, or of another version"
+    dump.write_bytes(b"kvbus-state-010\n" + bytes(100))
+    commit.unlink(missing_ok=True)
+    assert refused(tmp_path) == "there is no commit record"
 
 
 def test_no_dump_begins_while_batches_wait_to_be_handled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

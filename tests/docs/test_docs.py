@@ -21,7 +21,6 @@ from kvbus.core.normalizing import block_size
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.output import OutputSpec
-from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing import fingerprints, replay_requests, sequencer, unverified
@@ -33,6 +32,8 @@ from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon import seq_reservation as marks
 from kvbus.errors import ConfigError
 from kvbus.sim.dialects import DIALECTS
+from tests.docs.phases import page
+from tests.doubles.answers import answer_of
 from tests.system.test_captures import CASES
 from tests.wire.captures import CAPTURES, load, truth
 
@@ -130,7 +131,7 @@ class TestProtocol:
             for _ in range(50):
                 stream.append(b"batch", 0.0)
             request = ReplayRequest([b"id", b""], 10)
-            answer = ReplayAnswer(stream, request, partial(cut_of, stream))
+            answer = answer_of(stream, request, partial(cut_of, stream))
             messages = list(iter(answer.next_message, None))
             seqs = [int.from_bytes(message[-2], "big") for message in messages[:-1]]
             assert cells[6] == ("yes" if seqs == list(range(10, 50)) else "no"), name
@@ -210,6 +211,9 @@ class TestArchitecture:
 
     def test_every_state(self):
         assert set(first_cells(section(ARCHITECTURE, "## The sequencer"))) == set(State)
+
+    def test_the_phases_of_the_sequencer_are_those_of_its_table(self):
+        assert page() in section(ARCHITECTURE, "## The sequencer"), "python -m tests.docs.phases"
 
     def test_numbers_that_stand_for_a_constant(self):
         told = re.findall(r"`([A-Z_]+)` \((\d+)\)", ARCHITECTURE)

@@ -6,14 +6,14 @@ Everything that depends on how commands and records look is here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from kvbus.core import write_ahead_log as wal
 from kvbus.core.checkpoint import Loader, dump
-from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay, SendState
+from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay, SendPart, SendState
 from kvbus.core.events import (
+    AnswerPulled,
     BatchReceived,
     RelayEvent,
     ReplayAsked,
@@ -25,11 +25,13 @@ from kvbus.core.events import (
 )
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import Source, SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
+from tests.properties.world import everything
 
 JOURNAL = 3
 TIMEOUT = 3.0
@@ -58,13 +60,20 @@ def make_relay() -> Relay:
     return Relay([spec], [OutputSpec("out", PROFILES["vllm"], [None], journal_batches=JOURNAL)])
 
 
+class Reading(msgspec.Struct):
+    """How far an answer has come, and what of it is not read yet."""
+
+    answer: ReplayAnswer
+    messages: list[list[bytes]] = []
+
+
 class Bus:
     """One kvbus over all of its processes."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
         self.relay = make_relay()
-        self.relay.records = wal.Records()
+        self.relay.keep_records(keep=True)
         self.saved = list(dump(self.relay))
         self.log: list[wal.Frame] = []
 
@@ -113,21 +122,24 @@ class Bus:
                 batches.append(batch)
         return batches
 
-    def asked(self, start: int, now: float) -> Any:
+    def asked(self, start: int, now: float) -> Reading:
         """A router asks for a replay: what :meth:`answer` reads."""
         (command,) = self._feed(ReplayAsked(0, 0, [b"router", b"", start.to_bytes(8, "big")]), now)
         assert isinstance(command, AnswerReplay)
-        return command.answer
+        return Reading(command.answer)
 
-    def answer(self, answer: Any) -> Batch | None:
+    def answer(self, reading: Reading, now: float) -> Batch | None:
         """The next batch of an answer, None at its END."""
-        message: list[bytes] | None = []
-        while not message:
-            message = answer.next_message()
-            assert message is not None, "an answer without END"
-        self._write()
+        while not reading.messages:
+            (command,) = self._feed(AnswerPulled(0, 0, reading.answer), now)
+            assert isinstance(command, SendPart)
+            assert isinstance(command.part.answer, ReplayAnswer)
+            reading.answer = command.part.answer
+            reading.messages += [message for message in command.part.messages() if message]
+        message = reading.messages.pop(0)
         if message[-2] == END_SEQ:
-            assert answer.next_message() is None, "an answer goes on after END"
+            assert reading.answer.over, "an answer goes on after END"
+            assert not reading.messages, "an answer goes on after END"
             return None
         return int.from_bytes(message[-2], "big"), message[-1]
 
@@ -135,7 +147,7 @@ class Bus:
         """The process ends at once, and another begins with what is on disk; a checkpoint may have been written last."""
         if checkpoint:
             self.saved, self.log = list(dump(self.relay)), []
-        before = self.index, self.next_seq
+        before = self.relay
         relay = make_relay()
         loader = Loader(relay)
         for blob in self.saved:
@@ -146,9 +158,10 @@ class Bus:
             for record in records:
                 relay.apply_record(record, now)
         relay.recovery_finished(now)
-        relay.records = wal.Records()
+        relay.keep_records(keep=True)
         self.relay = relay
-        assert (self.index, self.next_seq) == before, "what the log gives is not what was sent"
+        kept = {(0, 0): relay.outputs[0].streams[0].journal.first_seq}
+        assert everything(relay, kept) == everything(before, kept), "the log does not give what was there"
 
     def _feed(self, event: RelayEvent, now: float) -> list[Command]:
         commands = self.relay.handle(event, now)

@@ -26,6 +26,9 @@ PAUSE: Final = 3.0
 NEVER: Final = 60
 """Seconds after which a fair finish has failed."""
 
+CALM: Final = 4
+"""Seconds for which nothing may change then."""
+
 END: Final = -1
 
 
@@ -174,7 +177,7 @@ class Model:
 
     def checking_reads(self) -> None:
         """the router that checks reads one message of its answer"""
-        self.checking.read_answer(self.bus)
+        self.checking.read_answer(self.bus, self.now)
 
     def checking_goes_on(self) -> None:
         """the router that checks reads again"""
@@ -365,17 +368,29 @@ class Model:
         """
         began = self.now
         while self.now - began <= NEVER:
-            while (action := next(self.fair(), None)) is not None:
-                action()
-            self.check()
+            self._everything_arrives()
             if self.settled:
-                return self.now - began
+                seconds = self.now - began
+                self._stays_settled()
+                return seconds
             self._time_passes(1.0)
         raise PromiseError(
             f"not exact after {NEVER} s: the engine holds {set(self.truth)}, the router that checks"
             f" {self.checking.blocks}, the one that trusts {self.trusting.blocks}; source {self.bus.source.state},"
             f" partial {self.bus.source.partial}"
         )
+
+    def _everything_arrives(self) -> None:
+        while (action := next(self.fair(), None)) is not None:
+            action()
+        self.check()
+
+    def _stays_settled(self) -> None:
+        for _ in range(CALM):
+            self._time_passes(1.0)
+            self._everything_arrives()
+            if not self.settled:
+                raise PromiseError("the routers were exact, and with nothing published they are not any more")
 
     @property
     def settled(self) -> bool:

@@ -45,15 +45,16 @@ FAULTS: Final = frozenset(
 
 NO_FAULT: Final = "no fault"
 
+DEADLINES: Final = 4.0
+
 EXACT_WITHIN: Final[Mapping[str, float]] = MappingProxyType(
-    {
-        "breaks_off": 60.0,
-    }
+    {"restarts": 2.0, "kill": 2.0, "kill_after_checkpoint": 2.0}
 )
 """Seconds from the last fault, by its kind, until both routers are exact, if from then on everything arrives at once.
+Behind all others, and where batches have waited without a fault: DEADLINES.
 
-What waits here are deadlines of kvbus alone: 2 s for an answer (``replay_timeout``), 1 s of silence before a probe
-(``probe_interval``), 1 s between two heartbeats. Where batches wait without a fault, the longest of all is the bound.
+What passes are deadlines of kvbus: 2 s for an answer and before history is asked for again (``replay_timeout``), 1 s of
+silence before a probe, twice as much before the next (``probe_interval``), 1 s between two heartbeats.
 """
 
 
@@ -146,7 +147,7 @@ class Search:
 
     def _finish(self, model: Model, last: str) -> None:
         seconds = model.finish()
-        bound = EXACT_WITHIN.get(last, max(EXACT_WITHIN.values()))
+        bound = EXACT_WITHIN.get(last, DEADLINES)
         assert seconds <= bound, f"exact after {seconds} s, {bound} s are promised"
         self.found.exact_after[last] = max(self.found.exact_after.get(last, 0.0), seconds)
 

@@ -27,6 +27,7 @@ from kvbus.core.wire.frames import (
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from tests.doubles.accounting import all_accounted_for, size_is_true
+from tests.doubles.answers import reading
 from tests.doubles.router import PlainSetRouter
 
 
@@ -144,7 +145,8 @@ class Follower:
     def compare(self) -> None:
         for number, view in enumerate(self.views):
             commands = self.bus.handle(ReplayAsked(number, 0, [b"id", b"", bytes(8)]), 1e6)
-            (answer,) = [command.answer for command in commands if isinstance(command, AnswerReplay)]
+            (asked,) = [command for command in commands if isinstance(command, AnswerReplay)]
+            answer = reading(lambda event: self.bus.handle(event, 1e6), asked)
             late = PlainSetRouter()
             while (message := answer.next_message()) is not None and message[-2] != END_SEQ:
                 late.apply(int.from_bytes(message[-2], "big"), message[-1])

@@ -12,6 +12,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.wire.profiles import Profile
+from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, store
 
 
@@ -40,7 +41,8 @@ class Chain:
         for command in self.second.handle(event, self.now):
             if isinstance(command, RequestReplay):
                 asked = ReplayAsked(0, 0, [b"id", b"", command.start.to_bytes(8, "big")])
-                (answer,) = [c.answer for c in self.first.handle(asked, self.now) if isinstance(c, AnswerReplay)]
+                (begun,) = [c for c in self.first.handle(asked, self.now) if isinstance(c, AnswerReplay)]
+                answer = reading(lambda pull: self.first.handle(pull, self.now), begun)
                 while (message := answer.next_message()) is not None:
                     self.tell_second(ReplayReceived(0, command.request, message[1:]))
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from kvbus.core.commands import AnswerReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, Tick
 from kvbus.core.sequencing.unverified import MAX_STALE
 from tests.core.dsl import Script
+from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, payload, removed, store
 from tests.system.bus import RouterOnASet, eventually
 from tests.system.test_run import Place, engine_at, router_at, run_async
@@ -44,7 +46,9 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
             assert source.normalizer.entries <= 200
         asked = script.relay.handle(ReplayAsked(0, 0, [b"id", b"", bytes(8)]), script.now)
         for command in asked:
-            while hasattr(command, "answer") and command.answer.next_message() is not None:
+            assert isinstance(command, AnswerReplay)
+            answer = reading(lambda event: script.relay.handle(event, script.now), command)
+            while answer.next_message() is not None:
                 pass
         answers.clear()
         for _ in range(5):

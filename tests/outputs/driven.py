@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kvbus.config import OutputConfig, load, parts
-from kvbus.core.commands import AnswerReplay, Publish
-from kvbus.core.events import RelayEvent, ReplayAsked
+from kvbus.core.commands import AnswerReplay, Publish, SendPart
+from kvbus.core.events import AnswerPulled, RelayEvent, ReplayAsked
+from kvbus.core.outputs import replay_answer
 from kvbus.core.outputs.journal import Journal
-from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import parse_replay_request
@@ -53,7 +53,7 @@ class Driven:
             stream: OutputStream(TOPIC, PROFILES["vllm"], Journal(10**6, 2**40), heartbeat=0, rank=0)
             for stream in STREAMS
         }
-        services = Services(self.stats, self._feed, self._before_send, lambda: 0.0, sessions)
+        services = Services(self.stats, self._feed, self._pull, self._before_send, lambda: 0.0, sessions)
         self.config, self.driver = make_driver(name, directory, {"on_subscribe": "nothing", **settings}, services)
         self.kind = KINDS[name]
 
@@ -65,8 +65,13 @@ class Driven:
         self.fed.append(event)
         request = parse_replay_request(event.frames)
         assert request is not None
-        answer = ReplayAnswer(self._streams[event.stream], request, no_snapshot)
+        answer = replay_answer.begin(self._streams[event.stream], request)
         self.driver.answer(AnswerReplay(event.output, event.stream, answer))
+
+    def _pull(self, event: AnswerPulled) -> SendPart:
+        assert isinstance(event.answer, replay_answer.ReplayAnswer)
+        part = replay_answer.next_part(event.answer, self._streams[event.stream], no_snapshot)
+        return SendPart(event.output, event.stream, part)
 
     async def reader(self, stream: int = 0, *, slow: bool = False) -> Reader:
         """One more reader, from whom nothing is held back from now on."""

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from kvbus.core.commands import Publish, SendState
-from kvbus.core.events import BatchReceived, RelayEvent, SourceUp
+from kvbus.core.commands import Publish, SendPart, SendState
+from kvbus.core.events import AnswerPulled, BatchReceived, RelayEvent, SourceUp
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
@@ -61,7 +61,7 @@ class Relayed:
         engine = SourceSpec("engine", 0, Settings(replay=False), Rules())
         self.relay = Relay([engine], [OutputSpec("routers", PROFILES["vllm"], [TOPIC], heartbeat=0)])
         self.stats = OutputStats()
-        services = Services(self.stats, self.feed, None, lambda: 0.0, 4)
+        services = Services(self.stats, self.feed, self.pull, None, lambda: 0.0, 4)
         self.config, self.driver = make_driver(name, directory, {"on_subscribe": "state", **settings}, services)
         self.kind = KINDS[name]
         self.readers: list[Reader] = []
@@ -80,6 +80,9 @@ class Relayed:
                 self.published[command.seq] = command.events
                 self.driver.publish(command)
         self.driver.flush()
+
+    def pull(self, event: AnswerPulled) -> SendPart:
+        raise AssertionError(f"nobody has asked: {event}")
 
     def store(self, count: int) -> None:
         """The engine stores so many blocks more, in one batch."""

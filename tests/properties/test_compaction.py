@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.commands import AnswerReplay, Publish
-from kvbus.core.events import BatchReceived, ReplayAsked, SourceUp, Tick
+from kvbus.core.events import BatchReceived, ReplayAsked, SourceUp
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
@@ -24,6 +24,8 @@ from kvbus.core.source import SourceSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES, fold
+from kvbus.transport.answer_reader import AnswerReader
+from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, cleared, unpack
 from tests.doubles.router import Block, PlainSetRouter, RankedRouter
 from tests.properties.test_normalize import EVENTS, KINDS, Model, Naming, named, play
@@ -100,15 +102,24 @@ class Stage:
             self.handle(SourceUp(i))
 
     def handle(self, event):
-        answers = []
-        for command in self.relay.handle(event, 0.0):
+        return self.carry_out(self.relay.handle(event, 0.0))
+
+    def carry_out(self, commands):
+        answers: list[AnswerReader] = []
+        for command in commands:
             if isinstance(command, Publish):
                 assert command.seq == self.end
                 self.published.append(command.payload)
                 self.there.take_next(command.seq, command.payload)
             elif isinstance(command, AnswerReplay):
-                answers.append(command.answer)
+                answers.append(reading(self.pull, command))
         return answers
+
+    def pull(self, event):
+        """The part is the last command; the others are carried out."""
+        *others, part = self.relay.handle(event, 0.0)
+        self.carry_out(others)
+        return [part]
 
     @property
     def end(self):
@@ -124,10 +135,6 @@ class Stage:
     def send(self, i, events):
         self.said[i] += 1  # the first one is no 0: a clear in it is the GPU pool's, as in any other batch
         self.handle(BatchReceived(i, batch(self.said[i], *events)))
-
-    def catch_up(self):
-        """Every batch numbered so far is sent."""
-        self.handle(Tick(0.0))
 
     @property
     def live(self):
@@ -165,7 +172,6 @@ class Reader:
         while not self.over:
             self.pull()
         assert self.answer.next_message() is None
-        self.stage.catch_up()
         stage = self.stage
         assert self.router.next <= stage.end
         for seq in range(self.router.next, stage.end):

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.outputs.journal import Journal
-from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.frames import parse_replay_request, replay_request
 from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import seqs_of
+from tests.doubles.answers import answer_of
 from tests.typed import there
 
 BATCHES = st.lists(st.one_of(st.just(None), st.integers(0, 20)), max_size=60)
@@ -63,7 +63,7 @@ def test_an_answer_from_what_is_held_is_contiguous_and_ends(batches, max_batches
     def never(_):
         raise AssertionError(start)
 
-    answer = ReplayAnswer(stream, there(parse_replay_request([b"id", *replay_request(start)])), never)
+    answer = answer_of(stream, there(parse_replay_request([b"id", *replay_request(start)])), never)
     assert seqs_of(answer) == [*range(start, len(batches)), "END"]
 
 

@@ -25,6 +25,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import Profile, Wire
+from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, unpack
 from tests.doubles.router import RankedRouter
 from tests.properties.test_compaction import keys_of
@@ -138,6 +139,9 @@ FAMILIES = [Router, Checking, FromZero]
 class Stage:
     """Engines, a relay whose output sends the state on subscription, and the shell's part of a transfer."""
 
+    has_state = True
+    """Whoever asks has just got the state by its subscription, or is about to."""
+
     def __init__(self, sources: int, journal: int, *, filled: bool) -> None:
         self.relay = Relay(
             [SourceSpec(f"e{i}", 0, Settings(replay=False, probe_interval=0.0), Rules()) for i in range(sources)],
@@ -161,8 +165,16 @@ class Stage:
             self.handle(SourceUp(i))
 
     def handle(self, event: Any) -> Any:
+        return self.carry_out(self.relay.handle(event, 0.0))
+
+    def pull(self, event: Any) -> list[Any]:
+        *others, part = self.relay.handle(event, 0.0)
+        self.carry_out(others)
+        return [part]
+
+    def carry_out(self, commands: list[Any]) -> Any:
         answer = None
-        for command in self.relay.handle(event, 0.0):
+        for command in commands:
             if isinstance(command, Publish):
                 for connection in self.connections.values():
                     reader = connection.reader
@@ -174,7 +186,7 @@ class Stage:
                     connection.live.clear()
                     connection.waiting, connection.reader = False, command.transfer.reader()
             elif isinstance(command, AnswerReplay):
-                answer = command.answer
+                answer = reading(self.pull, command)
         return answer
 
     def connect(self) -> Connection:
@@ -194,7 +206,7 @@ class Stage:
         connection.waiting, connection.reader = True, None
 
     def replay(self, start: int) -> list[tuple[int, bytes]]:
-        answer = self.handle(ReplayAsked(0, 0, [b"id", b"", start.to_bytes(8, "big")], has_state=True))
+        answer = self.handle(ReplayAsked(0, 0, [b"id", b"", start.to_bytes(8, "big")], has_state=self.has_state))
         found = []
         while (message := answer.next_message()) is not None:
             if message and message[-2] != END_SEQ:

@@ -192,7 +192,7 @@ async def test_a_state_that_cannot_be_used_stays_where_it_is_until_everything_is
     await holder.close(drain=0)
     third = Daemon(other)
     await third.start()
-    assert third.process.state_refused == 2
+    assert third.process.state_refused == 3
     await third.close(drain=0)
 
 

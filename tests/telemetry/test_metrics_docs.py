@@ -1,5 +1,6 @@
 """docs/METRICS.md says what `/metrics` has: every name, type, label and label value, and nothing else."""
 
+import ast
 import asyncio
 import re
 from pathlib import Path
@@ -8,11 +9,13 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvbus.core.stats import OutputStats, SourceStats
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
 from tests.system.bus import running_bus
 from tests.typed import there
 
-TEXT = (Path(__file__).parents[2] / "docs" / "METRICS.md").read_text()
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "METRICS.md").read_text()
 ROW = re.compile(r"^\| `(kvbus_\w+)` \| (\w+) \|([^|]*)\| ([^|]+) \|$", re.MULTILINE)
 NAMED_BY_THE_CONFIGURATION = {"source", "output", "stream", "version", "medium", "le"}
 
@@ -79,6 +82,37 @@ def test_the_reasons_listed_are_the_reasons_there_are(families, name):
 
 def test_every_reason_of_a_router_that_is_refused_or_leaves_is_shown_from_the_start():
     assert {*REFUSALS, *DISCONNECTS} == set(Reason)
+
+
+def counted_by_name():
+    """Every reason that the code counts by a name of its own: the counter, and the name."""
+    counters = {name for stats in (SourceStats, OutputStats) for name in stats.__struct_fields__}
+    for path in (ROOT / "kvbus").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
+                name, keys = node.value.attr, [node.slice]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_drop":
+                name, keys = "dropped_events", node.args
+            else:
+                continue
+            for key in keys if name in counters else ():
+                for each in ast.walk(key):
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                        yield name, each.value
+
+
+def test_every_reason_that_the_code_names_is_shown_from_the_start_and_documented(families):
+    shown = {
+        (family.name.removeprefix("kvbus_").removeprefix("output_"), value)
+        for family in families
+        for sample in family.samples
+        for value in sample.labels.values()
+    }
+    counted = set(counted_by_name())
+    assert {("dropped_events", "slow_router"), ("dropped_events", "other_group")} < counted
+    assert counted <= shown
+    for name, reason in counted:
+        assert f"`{reason}`" in TEXT, name
 
 
 def test_names_follow_the_rules(families):

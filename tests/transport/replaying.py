@@ -6,13 +6,13 @@ import contextlib
 import zmq
 
 from kvbus.core.outputs.journal import Journal
-from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import parse_replay_request
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
+from tests.doubles.answers import answer_of
 from tests.ports import free_port
 from tests.transport.loops import END, PATIENCE, read_all, turns, u64
 
@@ -40,7 +40,7 @@ class Served:
         self.server.send(self.answer(parse_replay_request(frames)))
 
     def answer(self, request):
-        return ReplayAnswer(self.stream, request, no_cut)
+        return answer_of(self.stream, request, no_cut)
 
     @property
     def outcomes(self):

@@ -179,3 +179,49 @@ async def test_hundreds_of_requests_leave_nothing_behind(context):
         assert len(got) == 51
         client.close()
         await turns()
+
+
+@both_loops
+@pytest.mark.parametrize("bind", [False, True])
+async def test_what_a_connection_has_brought_comes_before_its_end(context, bind):
+    """However late it is read: behind the end it would pass for the next connection's."""
+    where, beside = endpoint(), endpoint()
+    order: list[Any] = []
+    engines = zmq.Context()
+    engine = engines.socket(zmq.XPUB)
+    engine.setsockopt(zmq.SNDHWM, 0)
+    engine.setsockopt(zmq.LINGER, 60_000)
+    witness = context.socket(zmq.SUB)
+    ended = witness.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+    def received(frames: list[bytes]) -> None:
+        order.append(int.from_bytes(frames[1], "big"))
+        if order == [True, 0]:  # while this process does nothing else: a thousand batches, and the engine's end
+            for n in range(1, 1000):
+                engine.send_multipart([b"", u64(n), b"batch"])
+            engine.close()
+            engines.term()
+            assert ended.poll(60_000)
+
+    witness.setsockopt(zmq.SUBSCRIBE, b"nothing")
+    engine.bind(beside)
+    witness.connect(beside)
+    if not bind:
+        engine.bind(where)
+    stream = LiveStream(context, where, bind=bind, topics=[b""], events=Events(received, order.append))
+    if bind:
+        engine.connect(where)
+    try:
+        await eventually(lambda: order == [True], "the connection")
+        for _ in range(2):
+            await eventually(lambda: engine.poll(0), "both subscriptions")
+            engine.recv()
+        engine.send_multipart([b"", u64(0), b"batch"])
+        await eventually(lambda: order[-1] is False, "its end")
+        assert order == [True, *range(1000), False]
+    finally:
+        stream.close()
+        witness.disable_monitor()
+        ended.close()
+        witness.close()
+        await turns()

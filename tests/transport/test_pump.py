@@ -295,3 +295,41 @@ async def test_the_socket_outlives_its_reader_by_a_turn(context):
     await turns()
     assert pair.mine.closed
     pair.close()
+
+
+@both_loops
+async def test_a_call_comes_behind_the_messages_that_wait_and_behind_earlier_calls(context):
+    order: list[Any] = []
+    async with pumped(context, lambda frames: order.append(int(frames[0]))) as (pair, pump):
+        await turns(5)  # the pump's own first look is over
+        pump.call_behind(lambda: order.append("at once"))
+        assert order == ["at once"]
+        for n in range(3 * CAP):
+            pair.theirs.send(b"%d" % n)
+        assert pair.mine.poll(60_000)
+        pump.call_behind(lambda: order.append("first"))
+        pump.call_behind(lambda: order.append("second"))
+        await eventually(lambda: len(order) == 3 * CAP + 3, "all messages, and both calls")
+        assert order[order.index("first") + 1] == "second"
+        assert order.index("first") > order.index(0)
+        assert [each for each in order if isinstance(each, int)] == list(range(3 * CAP))
+
+
+@both_loops
+async def test_a_stream_that_never_pauses_puts_no_call_off_for_ever(context):
+    got: list[Any] = []
+    called: list[int] = []
+
+    def handler(frames):
+        got.append(frames)
+        if not called:
+            pair.theirs.send(b"another")
+
+    async with pumped(context, handler) as (pair, pump):
+        pair.mine.setsockopt(zmq.RCVHWM, 10)
+        for _ in range(10 * CAP):
+            pair.theirs.send(b"one")
+        assert pair.mine.poll(60_000)
+        pump.call_behind(lambda: called.append(len(got)))
+        await eventually(lambda: called, "the call")
+        await eventually(lambda: len(got) >= 10 * CAP + called[0], "every message")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from tests.transport.live.test_stream import stream_of
 from tests.transport.loops import eventually, turns
 from tests.transport.test_replay_server import served
 
+ROOT = Path(__file__).parents[2]
 ESTABLISHED, KEEPALIVE = "01", "02"
 IDLE_S = 30.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -110,3 +113,35 @@ async def test_clients_probe_what_they_follow():
             await probed(replay_port, accepted=False)
         finally:
             await sockets.aclose()
+
+
+async def test_clients_hold_no_connection_to_a_silent_peer():
+    """As the daemon does: the handshake is given up after three seconds, and tried again; libzmq alone waits thirty."""
+    begun = asyncio.get_running_loop().time()
+    accepted: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with RawSubscriber(f"tcp://127.0.0.1:{port}"):
+        sockets = StreamSockets(f"tcp://127.0.0.1:{port}", None, wake=lambda: None)
+        sockets.open()
+        try:
+            await eventually(lambda: len(accepted) == 4, "each has tried a second time")
+        finally:
+            await sockets.aclose()
+    assert asyncio.get_running_loop().time() - begun < 20
+    for writer in accepted:
+        writer.close()
+    server.close()
+
+
+def test_options_are_set_in_one_table():
+    """Elsewhere only what differs from socket to socket of one type, keys, and what plays an engine."""
+    known = {"SUBSCRIBE", "ROUTING_ID", "AFFINITY", "MAXMSGSIZE"}
+    for path in (ROOT / "kvbus").rglob("*.py"):
+        if path.parent.name != "engine" and path.name != "curve.py":
+            assert set(re.findall(r"setsockopt\(zmq\.(\w+)", path.read_text())) <= known, path
+
+
+async def test_a_bound_address_is_one_that_any_peer_can_connect_to():
+    async with RawSubscriber("tcp://127.0.0.1:*", bind=True) as bound:
+        assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", bound.endpoint)

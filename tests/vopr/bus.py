@@ -13,7 +13,8 @@ from typing import Any
 from unittest import mock
 
 from kvbus.config import Config, load
-from kvbus.daemon import build, outputs, source_sockets, state_place, state_store
+from kvbus.core.blocks import compaction
+from kvbus.daemon import build, outputs, seq_reservation, source_sockets, state_place, state_store
 from kvbus.daemon import daemon as daemon_module
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
@@ -35,6 +36,10 @@ class SimTime:
         self._schedule = schedule
         self.time = schedule.wall
 
+    def time_ns(self) -> int:
+        """Return the time of day in nanoseconds."""
+        return int(self.time() * 1e9)
+
     def perf_counter(self) -> float:
         """Return the running process's clock."""
         return asyncio.get_running_loop().time()
@@ -43,6 +48,13 @@ class SimTime:
         """Return the time of day as a text that only rises."""
         del form
         return f"{self._schedule.wall():.3f}"
+
+
+class SimSecrets:
+    """In place of the module ``secrets``."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.token_bytes = chance.randbytes
 
 
 class NoZap:
@@ -59,8 +71,8 @@ class NoZap:
 
 
 @contextlib.contextmanager
-def simulated(schedule: Schedule, network: Network, directory: Directory) -> Iterator[None]:
-    """Every socket, clock and chance of the daemon is the world's meanwhile."""
+def simulated(schedule: Schedule, network: Network, directory: Directory, setup: Setup) -> Iterator[None]:
+    """Every socket, clock and chance of the daemon is the world's meanwhile; logs rotate at the size of a small world."""
     time = SimTime(schedule)
     chance = schedule.chance("the bus")
 
@@ -74,6 +86,11 @@ def simulated(schedule: Schedule, network: Network, directory: Directory) -> Ite
         (daemon_module, "time", time),
         (source_sockets, "time", time),
         (state_store, "time", time),
+        (compaction, "MOST_BLOCKS", setup.most),
+        (compaction, "BLOCKS_PER_BATCH", min(setup.most, compaction.BLOCKS_PER_BATCH)),
+        (state_store, "MIN_ROTATE", setup.rotate),
+        (seq_reservation, "time", time),
+        (seq_reservation, "AHEAD", setup.ahead),
         (state_place, "default_directory", lambda: Path("/dev/shm")),  # noqa: S108 - on the simulated disk
         (live_stream, "time", time),
         (daemon_module, "make_context", lambda: None),
@@ -85,7 +102,7 @@ def simulated(schedule: Schedule, network: Network, directory: Directory) -> Ite
         (addresses, "bind", network.bind),
         (tcp, "queued_bytes", queued_bytes),
         (peer, "_IDS", itertools.count(1)),
-        (build.secrets, "token_bytes", chance.randbytes),
+        (build, "secrets", SimSecrets(chance)),
     ]
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -110,11 +127,18 @@ class Setup:
         self.engines = [chance.choice(kinds) for _ in range(chance.choice([1, 2, 2, 3]))]
         self.ranks = [0] * len(self.engines)
         """What each engine says its rank is; the configuration says 0."""
+        self.block_size: int | None = chance.choice([None, None, 1])
+        """What blocks leave as; engines have blocks of 2 tokens."""
+        self.most = chance.choice([8, 64, 4095])
+        """Blocks of one batch that the bus puts together."""
+        self.rotate = chance.choice([3_000, 30_000])
+        self.ahead = chance.choice([8, 64, 64, 4096])
         self.buffer = chance.choice([5, 30, 300])
         self.hwm = chance.choice([20, 1000])
         self.settings: dict[str, Any] = {
             "http": None,
             "state_dir": chance.choice([None, "/state", "/state"]),
+            "block_size": self.block_size or "auto",
             "source_timeout": chance.choice([3.0, 30.0]),
             "on_lost": "clear",
             "reorder_batches": chance.choice([10, 20_000]),
@@ -140,15 +164,16 @@ class Setup:
                 }
             )
 
-    def config(self, sources: list[int]) -> Config:
-        """Return the configuration with these of the engines."""
+    def config(self, sources: list[int], *, elsewhere: bool = False) -> Config:
+        """Return the configuration with these of the engines; ``elsewhere``: at other addresses."""
+        moved = ("tcp://*:", "tcp://*:1") if elsewhere else ("", "")
         return load(
             None,
             env={},
             overrides={
                 **self.settings,
                 "sources": [self._source(number) for number in sources],
-                "outputs": self.outputs,
+                "outputs": [{key: _moved(value, *moved) for key, value in each.items()} for each in self.outputs],
             },
         )
 
@@ -166,17 +191,22 @@ class Setup:
         return (f"tcp://*:{6000 + slot}", f"tcp://*:{7000 + slot}") if output == 0 else ("tcp://*:8000", "tcp://*:8001")
 
 
+def _moved(value: Any, old: str, new: str) -> Any:
+    return value.replace(old, new) if old and isinstance(value, str) else value
+
+
 class Bus:
     """One place where a daemon runs: it may be killed, and started again.
 
     Args:
         schedule: the world's.
+        network: the world's.
         setup: its configuration.
         failed: called with each exception that nobody caught.
     """
 
-    def __init__(self, schedule: Schedule, setup: Setup, failed: Any) -> None:
-        self.schedule, self.setup, self._failed = schedule, setup, failed
+    def __init__(self, schedule: Schedule, network: Network, setup: Setup, failed: Any) -> None:
+        self.schedule, self.network, self.setup, self._failed = schedule, network, setup, failed
         self.platter = Platter(schedule.chance("disk"))
         self._disk = SimDisk(self.platter)
         self.sources = list(range(len(setup.engines)))
@@ -195,8 +225,9 @@ class Bus:
     def start(self) -> None:
         """Start a process, if there is none."""
         if self.loop is None:
+            self.network.begin_numbering()
             self.loop = SimLoop(self.schedule, self._failed)
-            self.loop.after_turn = lambda: self.after_turn()
+            self.loop.after_turn = self.after_turn
             self.loop.call_soon(self._boot, self.loop)
 
     def _boot(self, loop: SimLoop) -> None:
@@ -223,17 +254,25 @@ class Bus:
         if self.loop is loop:
             self.loop = self.daemon = self._reloader = None
 
-    def second(self) -> bool:
-        """Another process with the same configuration starts; return whether it runs beside this one."""
+    def second(self, *, elsewhere: bool) -> bool:
+        """Start another process with the same state; return whether it runs beside this one.
+
+        Args:
+            elsewhere: its outputs are at other addresses; else they are the same.
+        """
         loop, disk = SimLoop(self.schedule, self._failed), SimDisk(self.platter)
-        with loop.running():
-            try:
-                Daemon(self.setup.config(self.sources), disk=disk)
-            except KvbusError:
-                return False
-            finally:
-                loop.kill()
-                disk.die()
+        config = self.setup.config(self.sources, elsewhere=elsewhere)
+        try:
+            with loop.running():
+                second = Daemon(config, disk=disk)
+                starting = second.start()
+                with contextlib.suppress(StopIteration):
+                    starting.send(None)
+        except KvbusError:
+            return False
+        finally:
+            loop.kill()
+            disk.die()
         return True
 
     def kill(self) -> None:

@@ -58,14 +58,13 @@ def _apply(content: bytearray, at: int, data: bytes | None) -> None:
 
 
 class Opened:
-    """An open file description: a file, a position, and how many descriptors and maps share it."""
+    """An open file description: a file, and a position."""
 
     def __init__(self, file: File) -> None:
-        self.file, self.at, self.uses = file, 0, 1
+        self.file, self.at = file, 0
 
     def close(self) -> None:
-        self.uses -= 1
-        if not self.uses and self.file.holder is self:
+        if self.file.holder is self:
             self.file.holder = None
 
 
@@ -133,38 +132,17 @@ class Platter:
         self.durable[path] = dict(self.directories[path])
         self.changes.pop(path, None)
 
-    def take(self, size: int) -> int:
-        """Use up room; return how much there is."""
+    def take(self, size: int, *, whole: bool = False) -> int:
+        """Use up room; return how much there is, or fail if there is none (``whole``: not enough)."""
         if self.room is None:
             return size
         taken = min(size, self.room)
+        if whole and taken < size:
+            raise OSError(errno.ENOSPC, "No space left on device")
         self.room -= taken
         if size and not taken:
             raise OSError(errno.ENOSPC, "No space left on device")
         return taken
-
-
-class SimMap:
-    """A mapped file."""
-
-    def __init__(self, opened: Opened, size: int) -> None:
-        self._opened, self._size = opened, size
-        opened.uses += 1
-
-    def __getitem__(self, at: slice) -> bytes:
-        return bytes(self._opened.file.data[: self._size][at])
-
-    def __setitem__(self, at: slice, value: bytes) -> None:
-        start, stop, _ = at.indices(self._size)
-        assert stop - start == len(value)
-        self._opened.file.write(start, bytes(value))
-
-    def flush(self) -> None:
-        self._opened.file.sync()
-
-    def close(self) -> None:
-        if self._opened.uses:
-            self._opened.close()
 
 
 class SimDisk(Disk):
@@ -173,18 +151,13 @@ class SimDisk(Disk):
     def __init__(self, platter: Platter) -> None:
         self._platter = platter
         self._opened: dict[int, Opened | str] = {}
-        self._maps: list[SimMap] = []
         self._next = 3
 
     def die(self) -> None:
         """The process is gone, and the kernel closes what it had open."""
         for opened in self._opened.values():
             if isinstance(opened, Opened):
-                opened.uses = 1
                 opened.close()
-        for mapped in self._maps:
-            mapped._opened.uses = 1  # noqa: SLF001
-            mapped.close()
         self._opened.clear()
 
     def _descriptor(self, opened: Opened | str) -> int:
@@ -221,18 +194,19 @@ class SimDisk(Disk):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         return self._descriptor(Opened(file))
 
-    def create(self, directory: int, name: str, *, keep: bool = False) -> int:
+    def create(self, directory: int, name: str) -> int:
+        self.unlink(directory, name)
+        return self.share(directory, name)
+
+    def reuse(self, directory: int, name: str) -> int | None:
+        return self.open(directory, name) if name in self._names(directory)[1] else None
+
+    def share(self, directory: int, name: str) -> int:
         path, names = self._names(directory)
         if name not in names:
             self._platter.take(1)
             self._platter.change(path, name, File())
-        file = names[name]
-        if file.data and not keep:
-            file.write(0, None)
-        return self._descriptor(Opened(file))
-
-    def share(self, directory: int, name: str) -> int:
-        return self.create(directory, name, keep=True)
+        return self._descriptor(Opened(names[name]))
 
     def close(self, fd: int) -> None:
         opened = self._opened.pop(fd, None)
@@ -249,10 +223,10 @@ class SimDisk(Disk):
     def pread(self, fd: int, size: int, at: int) -> bytes:
         return bytes(self._get(fd).file.data[at : at + size])
 
-    def pwrite(self, fd: int, data: bytes, at: int) -> int:
-        taken = self._platter.take(len(data))
-        self._get(fd).file.write(at, bytes(data[:taken]))
-        return taken
+    def pwrite(self, fd: int, data: bytes, at: int) -> None:
+        file = self._get(fd).file
+        self._platter.take(max(0, at + len(data) - len(file.data)), whole=True)
+        file.write(at, bytes(data))
 
     def writev(self, fd: int, pieces: Sequence[bytes | memoryview]) -> int:
         opened = self._get(fd)
@@ -283,11 +257,6 @@ class SimDisk(Disk):
 
     def sync_directory(self, directory: int) -> None:
         self._platter.sync_names(self._names(directory)[0])
-
-    def map(self, fd: int, size: int) -> SimMap:
-        mapped = SimMap(self._get(fd), size)
-        self._maps.append(mapped)
-        return mapped
 
     def lock(self, fd: int) -> None:
         opened = self._get(fd)

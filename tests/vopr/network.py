@@ -193,7 +193,11 @@ class SimTransport(asyncio.Transport):
         self._over = False
         self._loop.call_soon(protocol.connection_made, self)
         self._loop.call_soon(self._begin)
-        self._loop.call_soon(lambda: waiter.cancelled() or waiter.set_result(None))
+        self._loop.call_soon(self._made, waiter)
+
+    def _made(self, waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
 
     def _begin(self) -> None:
         self._reading = not self._paused and not self._closing
@@ -209,9 +213,9 @@ class SimTransport(asyncio.Transport):
         if not self._reading or self._closing:
             return
         if sock.inbox:
-            view = self._protocol.get_buffer(-1)
+            view = memoryview(self._protocol.get_buffer(-1))
             size = min(len(view), len(sock.inbox))
-            view[:size] = sock.inbox[:size]  # type: ignore[index]
+            view[:size] = sock.inbox[:size]
             del sock.inbox[:size]
             self._protocol.buffer_updated(size)
         elif sock.error is not None:
@@ -423,6 +427,14 @@ class Network:
         self.chance = schedule.chance("network")
         self.listeners: dict[str, SimListener] = {}
         self._descriptors = 10
+        self.seen: dict[str, int] = {}
+        """The highest seq that any router has got live, by endpoint."""
+        self.floors: dict[str, int] = {}
+        """The same, when the present process began: it must go on above."""
+
+    def begin_numbering(self) -> None:
+        """A new process of the bus begins."""
+        self.floors = dict(self.seen)
 
     def descriptor(self) -> int:
         """Return a number that nothing else has."""
@@ -435,7 +447,7 @@ class Network:
         Raises:
             BindError: somebody else has the endpoint.
         """
-        loop = asyncio.get_running_loop()
+        loop: Any = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
         if endpoint in self.listeners:
             raise BindError(endpoint, "Address already in use")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import ast
 import random
 import time
-from collections.abc import Callable, Iterator
 
 from tests.vopr.schedule import Schedule
 from tests.vopr.world import Entry, World
 
 SHRINK_SECONDS = 120.0
 
-Draw = Callable[[random.Random], Iterator[tuple[float, str, tuple[object, ...]]]]
+
+def _faults(chance: random.Random, kinds: int, count: int) -> list[list[Entry]]:
+    """Draw so many faults of so many kinds."""
+    weights = [weight for weight, _ in _makers(chance)]
+    allowed = chance.choices(range(len(weights)), weights, k=kinds)
+    return [_makers(chance)[chance.choice(allowed)][1] for _ in range(count)]
 
 
-def _faults(chance: random.Random) -> list[Entry]:
-    """One thing that goes wrong, with what ends it: seconds from its beginning, method, arguments."""
+def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
+    """Everything that goes wrong, with its weight and what ends it: seconds from its beginning, method, arguments."""
     n, m = chance.randrange(8), chance.randrange(64)
     later = chance.choice([0.05, 0.5, 2.0, 8.0])
     makers: list[tuple[int, list[Entry]]] = [
@@ -33,7 +37,9 @@ def _faults(chance: random.Random) -> list[Entry]:
         (3, [(0, "answer_lacks", (n, chance.randrange(40))), (0.01, "engine_link_breaks", (n,))]),
         (1, [(0, "answers_are_slow", (n, chance.choice([0.05, 0.5])))]),
         (3, [(0, "bus_is_killed", ()), (later, "start", ())]),
-        (1, [(0, "second_process", ())]),
+        (1, [(0, "second_process", (n % 2 == 0,))]),
+        (1, [(0, "bus_has_descriptors", (chance.choice([3, 8]),)), (later, "bus_has_descriptors", (10**6,))]),
+        (1, [(0, "engine_moves", (n,)), (later, "old_engines_stop", ())]),
         (1, [(0, "power_is_cut", ()), (later, "start", ())]),
         (1, [(0, "bus_is_killed", ()), (later / 2, "a_bit_flips", (m,)), (later, "start", ())]),
         (1, [(0, "disk_has_room_for", (chance.choice([0, 1, 100, 3000]),)), (later, "disk_has_room_for", (None,))]),
@@ -48,8 +54,12 @@ def _faults(chance: random.Random) -> list[Entry]:
         (4, [(0, "router_link_breaks", (m,))]),
         (3, [(0, "router_link_holds", (m, False)), (later, "router_link_holds", (m, True))]),
         (1, [(0, "router_asks_again", (m,))]),
+        (2, [(0, "router_asks_again", (m,)), (chance.choice([0.003, 0.01, 0.03]), "router_answer_breaks", (m,))]),
+        (2, [(0, "join", ("asking", n, n)), (chance.choice([0.003, 0.01, 0.03]), "router_answer_breaks", (-1,))]),
+        (2, [(0, "join", ("asking", n, n)), (chance.uniform(0.05, 0.2), "router_link_breaks", (-1,))]),
+        (1, [(0, "router_reads_answers", (m, False)), (later, "router_reads_answers", (m, True))]),
     ]
-    return chance.choices([entries for _, entries in makers], [weight for weight, _ in makers])[0]
+    return makers
 
 
 def draw(seed: int, rounds: int = 4) -> list[Entry]:
@@ -61,9 +71,10 @@ def draw(seed: int, rounds: int = 4) -> list[Entry]:
     begin = 0.0
     for _ in range(rounds):
         length = chance.choice([3.0, 10.0, 20.0])
-        for _ in range(chance.randint(1, 14)):
+        kinds = chance.choice([1, 2, 4, 100])  # few kinds at a time find what many at once drown
+        for entries in _faults(chance, kinds, chance.randint(1, 14)):
             at = begin + chance.uniform(0, length)
-            plan += [(at + after, name, args) for after, name, args in _faults(chance)]
+            plan += [(at + after, name, args) for after, name, args in entries]
         begin += length
         plan.append((begin, "settle", (chance.choice([0.0, 2.0]),)))
     plan.sort(key=lambda entry: entry[0])
@@ -113,8 +124,7 @@ def what_failed(error: Exception) -> str:
 
 def shrink(seed: int, plan: list[Entry], error: Exception, seconds: float = SHRINK_SECONDS) -> list[Entry]:
     """Leave out whatever the same failure does not need, larger pieces first."""
-    end, why = time.monotonic() + seconds, type(error).__name__
-    del why
+    end = time.monotonic() + seconds
     kind = what_failed(error)
     piece = max(1, len(plan) // 2)
     while piece and time.monotonic() < end:

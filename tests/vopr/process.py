@@ -21,7 +21,11 @@ COST = 0.000_02
 """Seconds that a callback takes, and each look at the clock within it."""
 
 
-class SimLoop(asyncio.AbstractEventLoop):
+DESCRIPTORS = 10**6
+"""Descriptors that a process may have."""
+
+
+class SimLoop:
     """The event loop of one process.
 
     Args:
@@ -31,12 +35,14 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, schedule: Schedule, failed: Callable[[str, BaseException | None], None]) -> None:
         self.schedule = schedule
+        self.asyncio: Any = self
+        """The same, for those who want one of asyncio's."""
         self.dead = False
         self.cost = COST
-        self.busy_until = 0.0
+        self.busy_until = self.paused_until = 0.0
         self.sockets: dict[int, Any] = {}
         """Everything that is open, by descriptor: it closes when the process dies."""
-        self.max_descriptors = 10**6
+        self.max_descriptors = DESCRIPTORS
         self.after_turn: Callable[[], None] = lambda: None
         self._failed = failed
         self._base = self._cpu = 0.0
@@ -100,17 +106,17 @@ class SimLoop(asyncio.AbstractEventLoop):
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """This is the running loop meanwhile."""
-        asyncio._set_running_loop(self)
+        asyncio._set_running_loop(self.asyncio)  # noqa: SLF001
         self._running = True
         try:
             yield
         finally:
             self._running = False
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(None)  # noqa: SLF001
 
     def pause(self, seconds: float) -> None:
         """The process does nothing for so long: SIGSTOP, a frozen cgroup, no CPU."""
-        self.busy_until = max(self.busy_until, self.schedule.now) + seconds
+        self.busy_until = self.paused_until = max(self.busy_until, self.schedule.now) + seconds
 
     def kill(self) -> None:
         """SIGKILL: nothing of it runs any more, and the kernel closes what it had open."""
@@ -119,9 +125,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._io.clear()
         self._timers.clear()
         for task in self._tasks.values():
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
             with contextlib.suppress(BaseException):
-                task.get_coro().close()  # type: ignore[union-attr]
+                task.get_coro().close()
         for opened in list(self.sockets.values()):
             opened.close()
 
@@ -130,7 +136,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self.asyncio, context)
         if not self.dead:
             self._ready.append(handle)
             if not self._running:
@@ -147,7 +153,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = asyncio.TimerHandle(when, callback, args, self.asyncio, context)
         if not self.dead:
             self._order += 1
             heapq.heappush(self._timers, (when, self._order, handle))
@@ -159,10 +165,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Cancelled timers are passed over when they are due."""
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=self.asyncio)
 
-    def create_task(self, coro: Coroutine[Any, Any, Any], **more: Any) -> asyncio.Task[Any]:  # type: ignore[override]
-        task = asyncio.Task(coro, loop=self, **more)
+    def create_task(self, coro: Coroutine[Any, Any, Any], **more: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=self.asyncio, **more)
         self._order += 1
         number = self._order
         self._tasks[number] = task
@@ -174,16 +180,16 @@ class SimLoop(asyncio.AbstractEventLoop):
         if task is not None and not task.cancelled() and task.exception() is not None:
             self.call_exception_handler({"message": "a task failed", "exception": task.exception()})
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Without threads, the work is done at once, and its result comes a turn later."""
         del executor
         future = self.create_future()
         try:
             result = func(*args)
         except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
-            self.call_soon(lambda: future.cancelled() or future.set_exception(error))
+            self.call_soon(_settle, future.set_exception, future, error)
         else:
-            self.call_soon(lambda: future.cancelled() or future.set_result(result))
+            self.call_soon(_settle, future.set_result, future, result)
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -205,7 +211,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Something is readable or writable: call back in the next turn, once however often it is said."""
         if self.dead or key in self._io:
             return
-        self._io[key] = asyncio.Handle(callback, args, self)
+        self._io[key] = asyncio.Handle(callback, args, self.asyncio)
         if not self._running:
             self._wake(self.schedule.now)
 
@@ -214,7 +220,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._io.pop(key, None)
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
-        self._readers[fd] = asyncio.Handle(callback, args, self)
+        self._readers[fd] = asyncio.Handle(callback, args, self.asyncio)
         self.sockets[fd].notify()
 
     def remove_reader(self, fd: Any) -> bool:
@@ -231,3 +237,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         protocol = protocol_factory()
         waiter = self.create_future()
         return sock.transport_for(protocol, waiter), protocol, await waiter
+
+
+def _settle(setter: Callable[[Any], None], future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        setter(value)

@@ -24,10 +24,10 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + byt
 decode = msgspec.msgpack.decode
 
 Key = tuple[int, str, int]
-"""Rank, medium, hash."""
+"""Rank, medium, first token: what blocks are known by, whatever names they have."""
 
 
-class Wrong(AssertionError):
+class WrongError(AssertionError):
     """A router was told what the protocol does not allow."""
 
 
@@ -42,6 +42,12 @@ def message(frames: list[bytes]) -> bytes:
     """Encode a message of short frames."""
     last = len(frames) - 1
     return b"".join(bytes([n < last, len(frame)]) + frame for n, frame in enumerate(frames))
+
+
+def begins_with_clear(payload: bytes) -> bool:
+    """Whether a batch is the beginning of a state."""
+    events = events_of(payload)
+    return bool(events) and events[0]["type"] == "AllBlocksCleared"
 
 
 class Zmtp:
@@ -86,21 +92,35 @@ class View:
     """The plainest set of blocks, by rank."""
 
     def __init__(self) -> None:
-        self.blocks: set[Key] = set()
+        self._tokens: dict[tuple[int, str, Any], int] = {}
+        """By rank, medium and hash: the block's first token."""
+
+    @property
+    def blocks(self) -> set[Key]:
+        """The blocks."""
+        return {(rank, medium, token) for (rank, medium, _), token in self._tokens.items()}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._tokens.clear()
 
     def apply(self, payload: bytes) -> None:
         """Apply a batch."""
-        rank = decode(payload)[2]
+        rank, tokens = decode(payload)[2], self._tokens
         for event in events_of(payload):
             kind = event["type"]
             if kind == "AllBlocksCleared":
-                self.blocks = {key for key in self.blocks if key[0] != rank}
+                for key in [key for key in tokens if key[0] == rank]:
+                    del tokens[key]
                 continue
-            keys = [(rank, event.get("medium") or "GPU", block) for block in event["block_hashes"]]
+            medium = event.get("medium") or "GPU"
             if kind == "BlockStored":
-                self.blocks.update(keys)
+                size, ids = event["block_size"], event["token_ids"]
+                for at, block in enumerate(event["block_hashes"]):
+                    tokens[rank, medium, block] = ids[at * size]
             else:
-                self.blocks.difference_update(keys)
+                for block in event["block_hashes"]:
+                    tokens.pop((rank, medium, block), None)
 
 
 class Router:
@@ -113,7 +133,7 @@ class Router:
         host: the router's address.
     """
 
-    topics = (b"",)
+    topics: tuple[bytes, ...] = (b"",)
     identity = b""
 
     def __init__(self, network: Network, name: str, endpoints: tuple[str, str], host: str) -> None:
@@ -123,11 +143,14 @@ class Router:
         self.endpoint, self.replay_endpoint = endpoints
         self.view = View()
         self.sub: End | None = None
+        self.request: End | None = None
         self.gone = False
         self.reading = True
         self.newest = -1
         """The highest seq that came live."""
-        self.connections = 0
+        self._floor = -1
+        self.numbering_in_doubt = False
+        """A power cut may have taken the numbering with it: the next connection may bring lower seqs."""
         self._dial()
 
     # -- the live stream ---------------------------------------------------------------------------------------------
@@ -143,7 +166,11 @@ class Router:
             return
         self.sub.send(zmtp.hello)
         self.sub.read(on=self.reading)
-        self.connections += 1
+        self._floor = self.network.floors.get(self.endpoint, -1)
+        if self.numbering_in_doubt:
+            self.numbering_in_doubt = False
+            self.newest = -1
+            self.numbering_lost()
         self.connected()
 
     def _disconnected(self) -> None:
@@ -153,12 +180,17 @@ class Router:
 
     def _live(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or len(frames[1]) != 8:
-            raise Wrong(f"{self.name}: a message of {len(frames)} frames")
+            raise WrongError(f"{self.name}: a message of {len(frames)} frames")
         seq = int.from_bytes(frames[1], "big")
         self.schedule.note(frames[1] + frames[2])
         if seq <= self.newest:
-            raise Wrong(f"{self.name}: seq {seq} after {self.newest}")
+            raise WrongError(f"{self.name}: seq {seq} after {self.newest}")
+        if seq <= self._floor:
+            raise WrongError(f"{self.name}: seq {seq}, which an earlier process of the bus has used")
         self.newest = seq
+        if not self.numbering_in_doubt:
+            seen = self.network.seen
+            seen[self.endpoint] = max(seq, seen.get(self.endpoint, -1))
         self.live(seq, frames)
 
     def connected(self) -> None:
@@ -173,8 +205,7 @@ class Router:
         self.view.apply(frames[2])
 
     def numbering_lost(self) -> None:
-        """A power cut took the numbering with it: seqs may begin anew."""
-        self.newest = -1
+        """Seqs may begin anew."""
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
@@ -194,6 +225,16 @@ class Router:
         """The live link carries nothing, or does again."""
         if self.sub is not None:
             self.sub.hold(up=up)
+
+    def break_answer(self) -> None:
+        """The connection of a request breaks."""
+        if self.request is not None:
+            self.request.close(reset=True)
+
+    def read_answers(self, *, on: bool) -> None:
+        """Read what comes as an answer, or stop reading."""
+        if self.request is not None:
+            self.request.read(on=on)
 
     def leave(self) -> None:
         """The router ends."""
@@ -221,17 +262,15 @@ class Checking(Router):
     def live(self, seq: int, frames: list[bytes]) -> None:
         batch = decode(frames[2])
         if self._last is None or seq != self._last + 1:
-            first = batch[1][0] if batch[1] else None
-            kind = first.get("type") if isinstance(first, dict) else first and first[0]
-            if kind != "AllBlocksCleared":
-                raise Wrong(f"{self.name}: seq {seq} after {self._last} and no state")
+            if not begins_with_clear(frames[2]):
+                raise WrongError(f"{self.name}: seq {seq} after {self._last} and no state")
             self._strict.clear()
-            self.view.blocks.clear()
+            self.view.clear()
         self._last = seq
         strict = self._strict.setdefault(batch[2], PlainSetRouter())
         strict.take(seq, frames[2])
         if strict.violations:
-            raise Wrong(f"{self.name}: {strict.violations[0]}")
+            raise WrongError(f"{self.name}: {strict.violations[0]}")
         super().live(seq, frames)
 
 
@@ -244,7 +283,6 @@ class Asking(Router):
     def __init__(self, *args: Any) -> None:
         self._next = 0
         self._held: dict[int, bytes] = {}
-        self._request: End | None = None
         self._number = 0
         self._heard = 0.0
         self._synced = False
@@ -252,7 +290,6 @@ class Asking(Router):
         self._ask()
 
     def numbering_lost(self) -> None:
-        super().numbering_lost()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -266,10 +303,23 @@ class Asking(Router):
         if seq < self._next:
             return
         self._held[seq] = frames[2]
-        if self._synced:
-            self._advance()
-            if self._held and self._request is None:
-                self._ask()
+        if self._synced and self.request is None:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._advance()
+        if self._held:
+            self._ask()
+
+    def break_answer(self) -> None:
+        """It notices, and goes on with what is live, unless that shows a gap."""
+        super().break_answer()
+        if self.request is not None and self._synced:
+            self.request = None
+            self._number += 1
+            for seq in [seq for seq in self._held if seq < self._next]:
+                del self._held[seq]
+            self._go_on()
 
     def _advance(self) -> None:
         while (payload := self._held.pop(self._next, None)) is not None:
@@ -277,24 +327,24 @@ class Asking(Router):
             self._next += 1
 
     def _ask(self) -> None:
-        if self._request is not None:
-            self._request.close()
-            self._request = None
+        if self.request is not None:
+            self.request.close()
+            self.request = None
         if self.gone:
             return
         self._number += 1
         number = self._number
         self._heard = self.schedule.now
         zmtp = Zmtp(lambda frames: self._answered(number, frames), ready(b"DEALER", self.identity))
-        self._request = self.network.connect(self.replay_endpoint, self.host, zmtp.feed, lambda: None)
-        if self._request is not None:
-            self._request.send(zmtp.hello + message([b"", self._next.to_bytes(8, "big")]))
+        self.request = self.network.connect(self.replay_endpoint, self.host, zmtp.feed, lambda: None)
+        if self.request is not None:
+            self.request.send(zmtp.hello + message([b"", self._next.to_bytes(8, "big")]))
         self.schedule.after(self.PATIENCE, self._late, number)
 
     def _late(self, number: int) -> None:
-        if number != self._number or self.gone or (self._synced and self._request is None):
+        if number != self._number or self.gone or (self._synced and self.request is None):
             return
-        if self._request is not None and self.schedule.now - self._heard < self.PATIENCE:
+        if self.request is not None and self.schedule.now - self._heard < self.PATIENCE:
             self.schedule.after(self.PATIENCE, self._late, number)
         else:
             self._ask()
@@ -309,26 +359,24 @@ class Asking(Router):
             self._end()
             return
         seq = int.from_bytes(seq_bytes, "big")
-        if seq > self._next and self._next:
-            raise Wrong(f"{self.name}: an answer from {seq} on; {self._next} was asked")
+        if seq > self._next and self._next and not begins_with_clear(payload):
+            raise WrongError(f"{self.name}: an answer from {seq} on; {self._next} was asked")
         if seq < self._next:
             return
         self.view.apply(payload)
         self._next = seq + 1
 
     def _end(self) -> None:
-        if self._request is not None:
-            self._request.close()
-            self._request = None
+        if self.request is not None:
+            self.request.close()
+            self.request = None
         for seq in [seq for seq in self._held if seq < self._next]:
             del self._held[seq]
         self._synced = True
         self._advance()
         if self._held:  # an answer with a hole, or END alone: the stream goes on with what the subscription has brought
             self._next = min(self._held)
-            self._advance()
-        if self._held:
-            self._ask()
+            self._go_on()
 
     def ask_again(self) -> None:
         """It restarts."""
@@ -339,8 +387,8 @@ class Asking(Router):
 
     def leave(self) -> None:
         super().leave()
-        if self._request is not None:
-            self._request.close()
+        if self.request is not None:
+            self.request.close()
 
 
 class Client(Router):
@@ -351,7 +399,6 @@ class Client(Router):
 
     def __init__(self, *args: Any) -> None:
         self.sequence = Sequence()
-        self._request: End | None = None
         self._number = 0
         self._timer = 0
         super().__init__(*args)
@@ -365,7 +412,7 @@ class Client(Router):
 
     def live(self, seq: int, frames: list[bytes]) -> None:
         del seq
-        self._follow(self.sequence.live(*frames, self.schedule.now))
+        self._follow(self.sequence.live(frames[0], frames[1], frames[2], self.schedule.now))
 
     def _follow(self, outputs: list[Any]) -> None:
         for output in outputs:
@@ -388,9 +435,9 @@ class Client(Router):
 
     def _stop(self) -> None:
         self._number += 1
-        if self._request is not None:
-            self._request.close()
-            self._request = None
+        if self.request is not None:
+            self.request.close()
+            self.request = None
 
     def _ask(self, start: int) -> None:
         self._stop()
@@ -401,11 +448,11 @@ class Client(Router):
     def _dial_replay(self, number: int, zmtp: Zmtp, start: int) -> None:
         if number != self._number or self.gone:
             return
-        self._request = self.network.connect(self.replay_endpoint, self.host, zmtp.feed, lambda: None)
-        if self._request is None:
+        self.request = self.network.connect(self.replay_endpoint, self.host, zmtp.feed, lambda: None)
+        if self.request is None:
             self.schedule.after(0.1, self._dial_replay, number, zmtp, start)
         else:
-            self._request.send(zmtp.hello + message([b"", start.to_bytes(8, "big")]))
+            self.request.send(zmtp.hello + message([b"", start.to_bytes(8, "big")]))
 
     def _answered(self, number: int, frames: list[bytes]) -> None:
         if number != self._number or self.gone:

@@ -7,22 +7,49 @@ takes longer than the bound.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from typing import Any
 
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
+from kvbus.daemon.daemon import Daemon
 from tests.doubles.accounting import all_accounted_for
 from tests.vopr.bus import Bus, Setup, simulated
 from tests.vopr.engines import Directory, EngineNode
 from tests.vopr.network import Network
-from tests.vopr.process import COST
-from tests.vopr.routers import KINDS, Asking, Key, Router, Wrong
+from tests.vopr.process import COST, DESCRIPTORS
+from tests.vopr.routers import KINDS, Asking, Key, Router, WrongError
 from tests.vopr.schedule import Schedule
+
+NO_RESTART = frozenset(
+    {
+        "bus_pauses",
+        "bus_is_slow",
+        "clock_steps",
+        "engine_bursts",
+        "engine_rate",
+        "engine_repeats",
+        "engine_trims",
+        "router_answer_breaks",
+        "router_asks_again",
+        "router_leaves",
+        "router_link_breaks",
+        "router_link_holds",
+        "router_reads",
+        "router_reads_answers",
+    }
+)
+"""What no bus may take for a restart of an engine that answers replays."""
 
 Entry = tuple[float, str, tuple[Any, ...]]
 """Seconds since the beginning (quiescences not counted), the name of a method, its arguments."""
+
+BLOCK = 64
+"""Bytes that a block counts as, where retained memory is compared with what engines have sent."""
+
+KEPT = 20_000
+KEPT_OF_A_BYTE = 4
+"""What a bus may keep, by its own measures: so many bytes, and so many for each byte that it was sent."""
 
 BOUND = 60.0
 """Virtual seconds from the end of the last fault until every router is exact."""
@@ -40,7 +67,7 @@ class World:
         self.network = Network(schedule)
         self.directory = Directory()
         self.setup = Setup(schedule.chance("setup"))
-        self.bus = Bus(schedule, self.setup, self._failed)
+        self.bus = Bus(schedule, self.network, self.setup, self._failed)
         self.bus.after_turn = self._look
         self.engines = [
             EngineNode(schedule, f"engine{number}", kind, rank, self.setup.buffer, self.setup.hwm)
@@ -53,13 +80,20 @@ class World:
         """Of each quiescence: the seconds until all was exact, and the faults before it."""
         self._faults: set[str] = set()
         self._joined = 0
+        self._reloaded = False
+        self._moves = 0
+        self.old: list[EngineNode] = []
+        self._turns = 0
+        self._settled: Daemon | None = None
+        self._restarts: list[int] = []
+        self._sent_before = 0
         self._errors: list[BaseException] = []
 
     # -- running -----------------------------------------------------------------------------------------------------
 
     def run(self, plan: Iterable[Entry]) -> None:
         """Carry out a plan. It raises whatever is wrong."""
-        with simulated(self.schedule, self.network, self.directory):
+        with simulated(self.schedule, self.network, self.directory, self.setup):
             try:
                 begun = self.schedule.now
                 for at, name, args in plan:
@@ -71,10 +105,9 @@ class World:
                         self._faults.add(name)
             finally:
                 self.bus.kill()
-                gc.collect()
 
     def _failed(self, message: str, error: BaseException | None) -> None:
-        self._errors.append(error or Wrong(message))
+        self._errors.append(error or WrongError(message))
 
     def _look(self) -> None:
         """What holds after each turn of the bus."""
@@ -85,6 +118,31 @@ class World:
             return
         for source in daemon.relay.present:
             all_accounted_for(source)
+        self._turns += 1
+        if self._turns % 50 == 0:
+            self._look_at_memory(daemon)
+
+    def _look_at_memory(self, daemon: Daemon) -> None:
+        """All that is kept is within its limits, and in proportion to what engines have sent."""
+        kept = 0
+        for source in daemon.relay.present:
+            settings, held = source.spec.settings, source.sequencer.held
+            assert len(held) <= settings.reorder_batches + 1, "batches held"  # and the very next one
+            kept += held.bytes + BLOCK * source.normalizer.entries
+        sent = sum(node.sent for node in (*self.engines, *self.old)) + self._sent_before
+        for output in daemon.relay.outputs:
+            for stream in output.streams:
+                journal = stream.journal
+                assert len(journal) <= journal.max_batches, "batches in the journal"
+                assert journal.bytes <= journal.max_bytes or len(journal) == 1, "bytes in the journal"
+                kept += journal.bytes
+        for driver in daemon.outputs.drivers:
+            for live in driver._live.values():  # type: ignore[attr-defined]  # noqa: SLF001
+                ring = live._ring  # noqa: SLF001
+                assert ring.bytes <= ring._max_bytes or ring.end - ring.first == 1, "bytes in the ring"  # noqa: SLF001
+                assert ring.end - ring.first <= ring._max_batches, "batches in the ring"  # noqa: SLF001
+                kept += ring.bytes
+        assert kept <= KEPT + KEPT_OF_A_BYTE * sent, f"{kept} bytes are kept of {sent}"
 
     # -- engines -----------------------------------------------------------------------------------------------------
 
@@ -115,6 +173,24 @@ class World:
         engine = self._node(number).engine
         engine.buffer = engine.buffer[-keep:]
 
+    def engine_moves(self, number: int) -> None:
+        """Its name is another engine's from now on; who is connected stays with the one before."""
+        number %= len(self.engines)
+        old = self.engines[number]
+        self._moves += 1
+        name = f"{old.name.partition(' ')[0]} {self._moves}"
+        new = EngineNode(self.schedule, name, old.engine.kind, old.engine.rank, self.setup.buffer, self.setup.hwm)
+        self.engines[number] = self.directory.nodes[f"engine{number}"] = new
+        self.old.append(old)
+
+    def old_engines_stop(self) -> None:
+        """Those that stood on after their names had moved."""
+        for node in self.old:
+            node.stop()
+            node.rate = 0.0
+            self._sent_before += node.sent
+        self.old.clear()
+
     def engine_link_breaks(self, number: int) -> None:
         self._node(number).disconnect()
 
@@ -126,7 +202,7 @@ class World:
     def engine_is_in_reach(self, number: int) -> None:
         self._node(number).reachable = True
 
-    def engine_link_stalls(self, number: int, stalled: bool) -> None:  # noqa: FBT001
+    def engine_link_stalls(self, number: int, stalled: bool) -> None:
         self._node(number).stall(stalled=stalled)
 
     def answer_breaks_off(self, number: int, messages: int) -> None:
@@ -152,8 +228,9 @@ class World:
     def power_is_cut(self) -> None:
         self.bus.kill()
         self.bus.platter.power_cut()
+        self.network.seen.clear()
         for _, router in self.routers:
-            self.schedule.after(0.0, router.numbering_lost)
+            router.numbering_in_doubt = True
 
     def a_bit_flips(self, number: int) -> None:
         self.bus.platter.flip_a_bit(number)
@@ -161,9 +238,10 @@ class World:
     def disk_has_room_for(self, size: int | None) -> None:
         self.bus.platter.room = size
 
-    def second_process(self) -> None:
-        if self.bus.running and self.bus.second():
-            raise Wrong("two processes have the same state")
+    def second_process(self, elsewhere: bool) -> None:
+        elsewhere = elsewhere and self.setup.settings["state_dir"] is not None
+        if self.bus.running and self.bus.second(elsewhere=elsewhere):
+            raise WrongError("two processes have the same state")
 
     def bus_pauses(self, seconds: float) -> None:
         if self.bus.loop is not None:
@@ -175,8 +253,13 @@ class World:
 
     def bus_reloads(self, sources: tuple[int, ...]) -> None:
         if self.bus.running:
+            self._reloaded = True
             self.bus.sources = sorted({number % len(self.engines) for number in sources})
             self.bus.reload()
+
+    def bus_has_descriptors(self, most: int) -> None:
+        if self.bus.loop is not None:
+            self.bus.loop.max_descriptors = most
 
     def clock_steps(self, seconds: float) -> None:
         self.schedule.wall_offset += seconds
@@ -201,7 +284,7 @@ class World:
         if len(self.routers) > 2:
             self.routers.pop(number % len(self.routers))[1].leave()
 
-    def router_reads(self, number: int, on: bool) -> None:  # noqa: FBT001
+    def router_reads(self, number: int, on: bool) -> None:
         if router := self._router(number):
             router.read(on=on)
 
@@ -209,9 +292,17 @@ class World:
         if router := self._router(number):
             router.break_connection()
 
-    def router_link_holds(self, number: int, up: bool) -> None:  # noqa: FBT001
+    def router_link_holds(self, number: int, up: bool) -> None:
         if router := self._router(number):
             router.hold(up=up)
+
+    def router_answer_breaks(self, number: int) -> None:
+        if router := self._router(number):
+            router.break_answer()
+
+    def router_reads_answers(self, number: int, on: bool) -> None:
+        if router := self._router(number):
+            router.read_answers(on=on)
 
     def router_asks_again(self, number: int) -> None:
         router = self._router(number)
@@ -222,6 +313,7 @@ class World:
 
     def heal(self) -> None:
         """Every fault is over."""
+        self.old_engines_stop()
         for node in self.engines:
             node.start()
             node.reachable = True
@@ -233,9 +325,11 @@ class World:
             self.bus.start()
         if self.bus.loop is not None:
             self.bus.loop.cost = COST
+            self.bus.loop.max_descriptors = DESCRIPTORS
         for _, router in self.routers:
             router.hold(up=True)
             router.read(on=True)
+            router.read_answers(on=True)
 
     def settle(self, rate: float) -> None:
         """Every fault ends, engines publish so many batches a second, and soon every router is exact."""
@@ -243,7 +337,8 @@ class World:
         for node in self.engines:
             node.publish(node._changes())  # noqa: SLF001
             node.rate = max(rate, 2.0) if node.engine.kind == "deaf" else rate  # else the lost tail is unknown
-        begun = self.schedule.now
+        loop = self.bus.loop
+        begun = max(self.schedule.now, 0.0 if loop is None else loop.busy_until)  # a pause is over when it is over
         while True:
             self.schedule.run_until(self.schedule.now + 0.25)
             if self.bus.loop is None:
@@ -252,11 +347,23 @@ class World:
             if not wrong:
                 break
             if self.schedule.now - begun > BOUND:
-                raise Wrong(f"{BOUND:.0f} s after the last fault: {wrong}")
-        self.times.append((self.schedule.now - begun, frozenset(self._faults)))
+                raise WrongError(f"{BOUND:.0f} s after the last fault: {wrong}")
+        self._nothing_restarted()
+        self.times.append((max(0.0, self.schedule.now - begun), frozenset(self._faults)))
         self._faults.clear()
         for node in self.engines:
             node.rate = 10.0
+
+    def _nothing_restarted(self) -> None:
+        """A restart is counted where there may have been one, and nowhere else."""
+        daemon = self.bus.daemon
+        assert daemon is not None
+        counted = [source.stats.restarts for source in daemon.relay.sources]
+        if self._faults <= NO_RESTART and self._settled is daemon:
+            for number in self.bus.sources:
+                if self.setup.engines[number] != "deaf" and counted[number] != self._restarts[number]:
+                    raise WrongError(f"engine{number} has restarted, says the bus")
+        self._settled, self._restarts = daemon, counted
 
     def _wrong(self) -> str:
         """What is not as it should be; empty if everything is."""
@@ -287,13 +394,19 @@ class World:
             source, engine = sources[number], self.engines[number].engine
             rank = output.rank_of(number, source)
             known = {"GPU", *source.normalizer.media}
-            truth = {(rank, medium, block) for (medium, block), count in engine.truth.items() if count}
+            held = [key for key, count in engine.truth.items() if count]
+            truth = {(rank, medium, block) for medium, block in held}
+            if self.setup.block_size == 1:  # each of the engine's blocks leaves as two
+                truth |= {(rank, medium, block + 100) for medium, block in held}
             if source.partial:
                 free |= truth
             else:
                 expected |= {key for key in truth if key[1] in known}
                 free |= {key for key in truth if key[1] not in known}
         found = router.blocks
+        if output.merged and self._reloaded:
+            # a source that is left out while the bus is down is cleared by nobody on a merged stream
+            found = {key for key in found if key[0] in {output.rank_of(n, sources[n]) for n in self.bus.sources}}
         if found - expected - free:
             return f"blocks too many: {sorted(found - expected - free)}"
         if expected - found:

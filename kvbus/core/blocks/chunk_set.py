@@ -11,8 +11,8 @@ from typing import Final
 _ALIGNED: Final = 3
 """Objects begin at multiples of eight bytes."""
 
-_WINDOW: Final = 17
-"""Bits of one bitmap: it stands for a mebibyte of addresses, an arena of Python's allocator."""
+_WINDOW: Final = 13
+"""Bits of one bitmap: it stands for 64 KiB of addresses, some pools of Python's allocator."""
 
 _MASK: Final = (1 << _WINDOW) - 1
 

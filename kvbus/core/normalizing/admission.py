@@ -43,6 +43,11 @@ class Admission:
         self.no_prefix: set[int | None] = set()
         """Groups that announced themselves as sliding window, chunked local or mamba."""
 
+    @property
+    def only_without_prefix(self) -> bool:
+        """Whether groups have stored blocks, and all of them are left out."""
+        return bool(self.no_prefix) and self.known <= self.no_prefix
+
     def steps(self, batch: Batch) -> list[Step]:
         """The events of a batch that may be applied."""
         stats = self._stats

@@ -149,7 +149,7 @@ class FastPath:
         firsts: list[tuple[Table, Chunk]] = []
         copies: list[Counted] = []
         gone: set[Hash] = set()
-        stores = added = size = done = 0
+        stores = added = size = done = again = 0
         bytes_hashes = False
         for event in batch.events:
             if type(event) is not PlainStored:
@@ -199,6 +199,7 @@ class FastPath:
                 if not self._copy(event, tokens, shape, copies):
                     break
                 size -= ITEM_BYTES + len(keys or b"")  # it makes no chunk
+                again += parent is None and count > 1
                 done += 1
                 stores += 1
                 continue
@@ -242,6 +243,7 @@ class FastPath:
                         unchanged = False
                         batch.events = [event for event in batch.events if event.block_hashes]  # type: ignore[union-attr]
                         self._stats.filtered[Filtered.COPY] += len(copies)
+                        self._stats.reannounced += again
                     return batch, unchanged
             elif now.firsts_gone:
                 self._undo(batch, done, undo, copies)
@@ -268,7 +270,8 @@ class FastPath:
         counts = shape.table.copies
         for block in hashes:
             if self._count_copies:
-                counts[block] = counts.get(block, 0) + 1
+                counts[block] = count = counts.get(block, 0) + 1
+                self._stats.most_copies = max(self._stats.most_copies, count)
             copies.append((counts, block, int(self._count_copies)))
         event.block_hashes = ()
         return True

@@ -37,6 +37,7 @@ class Rules(msgspec.Struct, frozen=True):
     duplicates: Literal["count", "ignore"] = "count"
     groups: Literal["prefix", "all"] = "prefix"
     orphans: Literal["pass", "drop"] = "pass"
+    clears: Literal["auto", "device", "all"] = "auto"
     max_blocks: int = 20_000_000
     max_groups: int = 64
     max_index_bytes: int = 2**32
@@ -66,7 +67,8 @@ class Normalizer:
         self._block_sizes: dict[int | None, BlockSizeDetector] = {}
         """By group."""
         self._admission = Admission(self.rules.groups, self.rules.max_groups, self.stats, self._refused)
-        self._clears_all_tiers = False
+        self._seen_to_clear_all = False
+        """The stream, or what the engine is, has shown that AllBlocksCleared speaks of every tier."""
         self._spoken: set[str | None] = set()
         """Media as events have named them, so that each is looked up once."""
         self._media: set[str] = set()
@@ -111,12 +113,12 @@ class Normalizer:
 
     def reset(self, *, same_epoch: bool = False) -> None:
         """Nothing is known of the cache any more. In the same epoch, what was learned of the stream stays."""
-        learned = (self._block_sizes, self._admission, self._clears_all_tiers, self.media, self._presumed)
+        learned = (self._block_sizes, self._admission, self._seen_to_clear_all, self.media, self._presumed)
         self.index.clear()
         self._refused.clear()
         self._begin()
         if same_epoch:
-            self._block_sizes, self._admission, self._clears_all_tiers, self._media, self._presumed = learned
+            self._block_sizes, self._admission, self._seen_to_clear_all, self._media, self._presumed = learned
             self._begin_fast_path()
 
     @property
@@ -138,6 +140,11 @@ class Normalizer:
         return self._media | self.index.media_names
 
     @property
+    def _clears_all_tiers(self) -> bool:
+        """Whether AllBlocksCleared speaks of every tier: what the operator says, or else what was seen."""
+        return self._seen_to_clear_all if self.rules.clears == "auto" else self.rules.clears == "all"
+
+    @property
     def clear_empties(self) -> bool:
         """Whether AllBlocksCleared leaves nothing in the engine.
 
@@ -157,7 +164,12 @@ class Normalizer:
 
     def clears_every_tier(self) -> None:
         """The engine's AllBlocksCleared speaks of every tier. Its stream alone may not show that."""
-        self._clears_all_tiers = True
+        self._seen_to_clear_all = True
+
+    @property
+    def only_without_prefix(self) -> bool:
+        """Whether groups have announced blocks, and none of them carries prefixes."""
+        return self._admission.only_without_prefix
 
     @property
     def first_group(self) -> int | None:
@@ -177,7 +189,7 @@ class Normalizer:
                 clear resets every tier; vLLM's speaks of the GPU pool alone).
         """
         if first_of_epoch and batch.events and isinstance(batch.events[0], AllBlocksCleared):
-            self._clears_all_tiers = True
+            self._seen_to_clear_all = True
         self._fast_path.forget()
         self.emptied = False
         self.cleared = []
@@ -219,7 +231,7 @@ class Normalizer:
                 [*key, block, copies] for key, table in self._left_out.coarse.items() for block, copies in table.items()
             ],
             "intake": self._admission.dump(),
-            "clears_all_tiers": self._clears_all_tiers,
+            "clears_all_tiers": self._seen_to_clear_all,
             "media": sorted(self.media),
             "presumed": self._presumed,
             "refused": sorted(self._refused),
@@ -231,7 +243,7 @@ class Normalizer:
         for group, medium, block, copies in data["coarse"]:
             self._left_out.add_coarse((group, medium), block, copies)
         self._admission.load(data["intake"])
-        self._clears_all_tiers = data["clears_all_tiers"]
+        self._seen_to_clear_all = data["clears_all_tiers"]
         self._media = set(data["media"])
         self._presumed = data["presumed"]
         self._refused.update(data["refused"])
@@ -455,6 +467,7 @@ class Normalizer:
         size = chunk.block_size
         key = (store.group, store.medium)
         first_new = None
+        live = 0
         for i, block in enumerate(chunk.hashes):
             held = table.blocks.get(block)
             if held is None:
@@ -463,13 +476,17 @@ class Normalizer:
             if first_new is not None:
                 self._add_run(key, chunk, first_new, i)
                 first_new = None
-            self.stats.filtered[Filtered.COPY] += 1
+            live += 1
             if self.rules.duplicates == "count":
-                table.copies[block] = table.copies.get(block, 0) + 1
+                table.copies[block] = copies = table.copies.get(block, 0) + 1
+                self.stats.most_copies = max(self.stats.most_copies, copies)
             if held.tokens != chunk.tokens and not _same_tokens(held, block, store.tokens[i * size : (i + 1) * size]):
                 self.stats.rejected[Reason.HASH_COLLISION] += 1
         if first_new is not None:
             self._add_run(key, chunk, first_new, len(chunk.hashes))
+        self.stats.filtered[Filtered.COPY] += live
+        if chunk.parent is None and 1 < live == len(chunk.hashes):
+            self.stats.reannounced += 1
 
     def _add_run(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
         blocks = self.index.table(*key).blocks

@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from typing import Final
 
 import msgspec
+
+RUNS: Final = 64
+"""Entries that are given at a time."""
+
+RUNS_BYTES: Final = 16 * 1024
+"""Payload bytes that are given at a time, about. Whoever has them may hold them long after the journal let go."""
+
+Run = tuple[int, bytes, int]
+"""Batches with one payload: the first one's seq, the payload, how many."""
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -61,6 +71,22 @@ class Journal:
         """Absolute position of the entry that holds ``seq``, or of the oldest one if ``seq`` is gone."""
         at = bisect_right(self._entries, seq, key=lambda entry: entry.seq) - 1
         return self._trimmed + max(at, 0)
+
+    def runs(self, seq: int, end: int) -> list[Run]:
+        """Some of the batches from ``seq`` to ``end``, in order from ``seq`` on; none if ``seq`` is not kept."""
+        position = self.position(seq)
+        found: list[Run] = []
+        size = 0
+        while seq < end and len(found) < RUNS and size < RUNS_BYTES:
+            entry = self.at(position)
+            if entry is None or not entry.seq <= seq < entry.seq + entry.count:
+                break
+            after = min(end, entry.seq + entry.count)
+            found.append((seq, entry.payload, after - seq))
+            size += len(entry.payload)
+            seq = after
+            position += 1
+        return found
 
     def at(self, position: int) -> Entry | None:
         """The entry at an absolute position; the oldest if that one was trimmed, None past the end."""

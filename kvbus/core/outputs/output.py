@@ -18,9 +18,8 @@ from kvbus.core.wire.profiles import Profile
 class OutputSpec(msgspec.Struct, frozen=True):
     """One output. ``topics`` has one entry per stream: as many as sources, or one where the layout is merged.
 
-    A topic of None is the source's own. ``first_seqs`` says where each numbering begins, and ``lowest_seqs`` below
-    which number none goes on with a state of a former process: a state with a lower one is older than what was sent.
-    ``publisher_ids`` (16 bytes each) puts the snapshot protocol's 24-byte sequence frames on this output.
+    A topic of None is the source's own. ``first_seqs`` says where each numbering begins. ``publisher_ids`` (16
+    bytes each) puts the snapshot protocol's 24-byte sequence frames on this output.
     """
 
     name: str
@@ -32,7 +31,6 @@ class OutputSpec(msgspec.Struct, frozen=True):
     journal_bytes: int = 2 * 1024 * 1024
     first_seqs: Sequence[int] = ()
     publisher_ids: Sequence[bytes] = ()
-    lowest_seqs: Sequence[int] = ()
 
 
 class NewStream(msgspec.Struct, frozen=True):

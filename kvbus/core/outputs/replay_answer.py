@@ -1,13 +1,22 @@
-"""The answer to one replay request, pulled message by message at the pace of whoever asked."""
+"""The answer to one replay request: values that say how far it has come, and what to send next.
+
+Whoever asked takes an answer at its own pace. So the relay decides on a part at a time: on the first when it is pulled
+(:class:`~kvbus.core.events.AnswerPulled`), on each other when the one before was sent. A part is bounded, or is made
+while it is read; reading one changes nothing of the relay.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from kvbus.core.blocks.compaction import ChunkReader, StateSnapshot
+import msgspec
+from msgspec import structs
+
+from kvbus.core.blocks.compaction import SnapshotChunks, StateSnapshot
+from kvbus.core.outputs.journal import Run
 from kvbus.core.outputs.stream import OutputStream
-from kvbus.core.wire.frames import SEQ_BYTES, ReplayRequest, replay_data, replay_end
+from kvbus.core.wire.frames import SEQ_BYTES, Framing, ReplayRequest, replay_data, replay_end
 from kvbus.core.wire.profiles import encode
 
 MAX_FILLER: Final = 1_000_000
@@ -15,7 +24,7 @@ MAX_FILLER: Final = 1_000_000
 the answer begins later than asked for, as an engine's does whose buffer was trimmed."""
 
 
-class ReplayAnswer:
+class ReplayAnswer(msgspec.Struct, frozen=True):
     """What a replay from ``start`` gets. Where the journal holds ``start``: the journal. Else one of two answers.
 
     *END alone*, for a router that has just got the state by its subscription: where ``start`` is 0, and for every start
@@ -28,96 +37,136 @@ class ReplayAnswer:
     later is on the live stream. A requester so slow that the journal trims past it gets a newer snapshot. One whose seq
     lies more than ``MAX_FILLER`` back gets an answer that begins just before the snapshot's seq.
 
-    Args:
-        stream: the stream asked.
-        request: what was asked.
-        snapshot: makes (or shares) a snapshot, to be numbered from the seq given; called only if one is needed.
+    Attributes:
+        envelope: what each message starts with.
+        framing: how messages are put together.
+        seq: of the next batch.
+        end: one past the last one.
         has_state: whether the requester has just got the state by its subscription, or is about to.
+        begun: something of it was decided.
+        snapshot: the newest one that it holds, so that whoever asks meanwhile gets the same one.
+        outcome: what to count it as once it is over: ``subscription`` if END alone sent the router to the state of its
+            subscription, ``compacted`` if it holds a snapshot, ``late`` if it had to begin later than asked for.
+        over: the next message is its last one.
     """
 
-    def __init__(
-        self,
-        stream: OutputStream,
-        request: ReplayRequest,
-        snapshot: Callable[[int], StateSnapshot],
-        *,
-        has_state: bool = False,
-    ) -> None:
-        self._stream = stream
-        self.identity = request.envelope[0]
-        self._envelope = request.envelope
-        self._start = request.start
-        self._seq = request.start
-        self._end = stream.next_seq
-        self._take_snapshot = snapshot
-        self._ends_at_once = has_state
-        """END alone will do, if the journal does not hold ``start``."""
-        self._snapshot: StateSnapshot | None = None
-        """Held until the answer is over, so that whoever asks meanwhile gets the same one."""
-        self._chunks: ChunkReader | None = None
-        self._empty = b""
-        self.done = False
-        """Its last message was taken."""
-        self.outcome = "complete" if request.well_formed else "malformed"
-        """What to count it as once it is over: ``subscription`` if END alone sent the router to the state of its
-        subscription, ``compacted`` if it holds a snapshot, ``late`` if it had to begin later than asked for."""
-
-    def next_message(self) -> list[bytes] | None:
-        """Return the next message, ``[]`` while it is being made (call again), END as the last one, then None."""
-        if self.done:
-            return None
-        while self._seq < self._end:
-            payload = self._from_journal() if self._chunks is None else self._from_snapshot(self._chunks)
-            if payload is None:
-                continue
-            if not payload:
-                return []
-            seq = self._seq
-            self._seq += 1
-            stream = self._stream
-            frame = seq.to_bytes(SEQ_BYTES, "big") + stream.publisher_id
-            return replay_data(stream.profile.framing, self._envelope, stream.topic, frame, payload)
-        return self.refusal()
+    envelope: list[bytes]
+    framing: Framing
+    seq: int
+    end: int
+    has_state: bool = False
+    begun: bool = False
+    snapshot: StateSnapshot | None = None
+    outcome: str = "complete"
+    over: bool = False
 
     def refusal(self) -> list[bytes]:
         """END, and nothing before it: nobody waits for ever."""
-        self.done = True
-        self._snapshot = self._chunks = None
-        return replay_end(self._stream.profile.framing, self._envelope)
+        return replay_end(self.framing, self.envelope)
 
-    def _from_journal(self) -> bytes | None:
-        stream, seq = self._stream, self._seq
-        asked = seq == self._start and self._snapshot is None
-        incomplete = asked and seq in stream.incomplete
-        if not incomplete:
-            entry = stream.journal.at(stream.journal.position(seq))
-            if entry is not None and entry.seq <= seq < entry.seq + entry.count:
-                return entry.payload
-            if asked and self._ends_at_once and (seq == 0 or not stream.profile.filled_replay):
-                self._end = seq
-                self.outcome = "subscription"
-                return None
-        self._begin_snapshot()
-        return None
 
-    def _begin_snapshot(self) -> None:
-        snapshot = self._snapshot = self._take_snapshot(self._seq)
-        self._end = max(self._end, snapshot.seq + 1)
-        room = snapshot.seq + 1 - self._seq
-        chunks = snapshot.chunks(room)
-        if room - chunks.count > MAX_FILLER:
-            self._seq = snapshot.seq + 1 - chunks.count
-            self.outcome = "late"
-        elif self.outcome != "late":
-            self.outcome = "compacted"
-        self._chunks = chunks.reader()
-        self._empty = encode(self._stream.profile.wire, [], 0.0, self._stream.rank)
+class JournalPart(msgspec.Struct, frozen=True):
+    """Batches of the journal."""
 
-    def _from_snapshot(self, chunks: ChunkReader) -> bytes | None:
-        """The next batch of the snapshot, then filler up to its seq; None when it is the journal's turn."""
-        if self._snapshot is None or self._seq > self._snapshot.seq:
-            self._chunks = None
-            self._end = self._stream.next_seq
-            return None
-        payload = chunks.next_payload()
-        return self._empty if payload is None else payload
+    answer: ReplayAnswer
+    topic: bytes
+    publisher_id: bytes
+    runs: Sequence[Run]
+
+    def messages(self) -> Iterator[list[bytes]]:
+        """One message for each batch."""
+        framing, envelope, topic, publisher_id = (
+            self.answer.framing,
+            self.answer.envelope,
+            self.topic,
+            self.publisher_id,
+        )
+        for first, payload, count in self.runs:
+            for seq in range(first, first + count):
+                yield replay_data(framing, envelope, topic, seq.to_bytes(SEQ_BYTES, "big") + publisher_id, payload)
+
+
+class StatePart(msgspec.Struct, frozen=True):
+    """A snapshot in the seqs from ``first`` on, and empty batches up to ``end``."""
+
+    answer: ReplayAnswer
+    topic: bytes
+    publisher_id: bytes
+    first: int
+    end: int
+    chunks: SnapshotChunks
+    empty: bytes
+
+    def messages(self) -> Iterator[list[bytes]]:
+        """One message for each batch, ``[]`` while the next one is being made."""
+        framing, envelope, topic, publisher_id = (
+            self.answer.framing,
+            self.answer.envelope,
+            self.topic,
+            self.publisher_id,
+        )
+        chunks = self.chunks.reader()
+        for seq in range(self.first, self.end):
+            while (payload := chunks.next_payload()) == b"":
+                yield []
+            frame = seq.to_bytes(SEQ_BYTES, "big") + publisher_id
+            yield replay_data(framing, envelope, topic, frame, self.empty if payload is None else payload)
+
+
+class EndPart(msgspec.Struct, frozen=True):
+    """END."""
+
+    answer: ReplayAnswer
+
+    def messages(self) -> Iterator[list[bytes]]:
+        """END alone."""
+        yield self.answer.refusal()
+
+
+def begin(stream: OutputStream, request: ReplayRequest, *, has_state: bool = False) -> ReplayAnswer:
+    """The answer to a request; nothing is decided yet."""
+    return ReplayAnswer(
+        request.envelope,
+        stream.profile.framing,
+        request.start,
+        stream.next_seq,
+        has_state,
+        outcome="complete" if request.well_formed else "malformed",
+    )
+
+
+def next_part(
+    answer: ReplayAnswer, stream: OutputStream, snapshot: Callable[[int], StateSnapshot]
+) -> JournalPart | StatePart | EndPart:
+    """Decide on what follows; its ``answer`` is how far the answer has come then.
+
+    Args:
+        answer: how far it has come.
+        stream: the stream asked.
+        snapshot: makes (or shares) a snapshot, to be numbered from the seq given; called only if one is needed.
+    """
+    seq, end = answer.seq, answer.end
+    if answer.snapshot is not None and answer.snapshot.seq + 1 == seq < end:
+        end = stream.next_seq  # the journal part begins
+    if seq >= end:
+        return EndPart(structs.replace(answer, snapshot=None, over=True))
+    if answer.begun or seq not in stream.incomplete:
+        runs = stream.journal.runs(seq, end)
+        if runs:
+            last, _, count = runs[-1]
+            went = structs.replace(answer, seq=last + count, end=end, begun=True)
+            return JournalPart(went, stream.topic, stream.publisher_id, runs)
+        if not answer.begun and answer.has_state and (seq == 0 or not stream.profile.filled_replay):
+            return EndPart(structs.replace(answer, outcome="subscription", over=True))
+    return _state_part(answer, stream, snapshot(seq))
+
+
+def _state_part(answer: ReplayAnswer, stream: OutputStream, snapshot: StateSnapshot) -> StatePart:
+    first, end = answer.seq, snapshot.seq + 1
+    chunks = snapshot.chunks(end - first)
+    outcome = "late" if answer.outcome == "late" else "compacted"
+    if end - first - chunks.count > MAX_FILLER:
+        first, outcome = end - chunks.count, "late"
+    went = structs.replace(answer, seq=end, end=max(answer.end, end), begun=True, snapshot=snapshot, outcome=outcome)
+    empty = encode(stream.profile.wire, [], 0.0, stream.rank)
+    return StatePart(went, stream.topic, stream.publisher_id, first, end, chunks, empty)

@@ -9,12 +9,13 @@ Request: one frame ``snapshot`` from a REQ or a DEALER. Reply, with the delimite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
-from kvbus.core.blocks.compaction import ChunkReader, StateSnapshot
+from kvbus.core.blocks.compaction import SnapshotChunks, StateSnapshot
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, SEQ_BYTES
 
 REQUEST: Final = b"snapshot"
@@ -54,52 +55,59 @@ def parse_snapshot(frames: Sequence[bytes]) -> Snapshot | None:
     return Snapshot(int.from_bytes(body[0], "big", signed=True), body[1], body[2:])
 
 
-class SnapshotAnswer:
-    """One reply, built slice by slice: ``next_message`` returns ``[]`` as long as there is work to do.
+class SnapshotAnswer(msgspec.Struct, frozen=True):
+    """The answer to a snapshot request, as :class:`~kvbus.core.outputs.replay_answer.ReplayAnswer` is to a replay's.
 
-    Args:
-        request: what was asked.
+    Attributes:
+        envelope: what the reply starts with.
         publisher_id: 16 bytes, one for each epoch of the stream's numbering.
-        snapshot: makes (or shares) a state snapshot; None where nothing was published yet.
+        valid: whether the request was one.
+        published: whether anything was published yet.
+        over: the next message is the reply.
     """
 
-    def __init__(
-        self, request: SnapshotRequest, publisher_id: bytes, snapshot: Callable[[], StateSnapshot] | None
-    ) -> None:
-        self.identity = request.envelope[0]
-        self._frames = [*request.envelope]
-        self._envelope_frames = len(request.envelope)
-        self._publisher_id = publisher_id
-        self.outcome = "compacted" if request.valid else "malformed"
-        self._valid = request.valid
-        self._snapshot = snapshot
-        self._chunks: ChunkReader | None = None
-        self.done = False
-        """The reply was taken."""
+    envelope: list[bytes]
+    publisher_id: bytes
+    valid: bool
+    published: bool
+    over: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """What to count it as once it is over."""
+        return "compacted" if self.valid else "malformed"
 
     def refusal(self) -> list[bytes]:
         """Not now: the reply that there is no snapshot."""
-        self.done = True
-        return [*self._frames[: self._envelope_frames], _i64(UNAVAILABLE), self._publisher_id]
+        return [*self.envelope, _i64(UNAVAILABLE), self.publisher_id]
 
-    def next_message(self) -> list[bytes] | None:
-        """The reply when it is complete, ``[]`` while it is being built, None after it was handed out."""
-        if self.done:
-            return None
-        if not self._valid or self._snapshot is None:
-            self.done = True
-            return [*self._frames, _i64(NOTHING_YET if self._valid else UNAVAILABLE), self._publisher_id]
-        if self._chunks is None:
-            snapshot = self._snapshot()
-            self._chunks = snapshot.chunks(_ROOM).reader()
-            self._frames += [_i64(snapshot.seq), self._publisher_id]
-        payload = self._chunks.next_payload()
-        if payload is None:
-            self.done = True
-            return self._frames
-        if payload:
-            self._frames.append(payload)
-        return []
+
+class SnapshotPart(msgspec.Struct, frozen=True):
+    """The reply: a state as of batch ``seq``, or none."""
+
+    answer: SnapshotAnswer
+    seq: int
+    chunks: SnapshotChunks | None = None
+
+    def messages(self) -> Iterator[list[bytes]]:
+        """``[]`` as long as the reply is being built, then the reply."""
+        frames = [*self.answer.envelope, _i64(self.seq), self.answer.publisher_id]
+        if self.chunks is not None:
+            chunks = self.chunks.reader()
+            while (payload := chunks.next_payload()) is not None:
+                if payload:
+                    frames.append(payload)
+                yield []
+        yield frames
+
+
+def reply(answer: SnapshotAnswer, snapshot: Callable[[], StateSnapshot]) -> SnapshotPart:
+    """Decide on the reply. ``snapshot`` makes (or shares) a state snapshot; called only if one is needed."""
+    over = structs.replace(answer, over=True)
+    if not answer.valid or not answer.published:
+        return SnapshotPart(over, NOTHING_YET if answer.valid else UNAVAILABLE)
+    made = snapshot()
+    return SnapshotPart(over, made.seq, made.chunks(_ROOM))
 
 
 def _i64(value: int) -> bytes:

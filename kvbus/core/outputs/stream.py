@@ -39,6 +39,13 @@ class OutputStream:
         """Its source is gone; the numbering is kept for the next one in its place."""
         self.idle_since: float | None = None
 
+    def resume_at(self, seq: int) -> None:
+        """Go on at a later seq, with an empty journal."""
+        self.next_seq = self.first_seq = seq
+        self.changed_seq = seq - 1
+        self.journal = Journal(self.journal.max_batches, self.journal.max_bytes)
+        self.incomplete = IncompleteSeqs()
+
     def append(self, payload: bytes, now: float, *, empty: bool = False) -> int:
         """Number one batch and keep it for replay; its seq."""
         seq = self.next_seq

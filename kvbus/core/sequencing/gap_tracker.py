@@ -32,7 +32,7 @@ class GapTracker:
 
     __slots__ = ("_actions", "_stats", "fingerprints", "held", "live_end", "log_end", "next", "synced")
 
-    def __init__(self, held: ReorderBuffer, stats: SourceStats, actions: deque[Action]) -> None:
+    def __init__(self, held: ReorderBuffer[bytes], stats: SourceStats, actions: deque[Action]) -> None:
         # Positions, see above.
         self.next = 0
         self.log_end = 0

@@ -188,7 +188,7 @@ def step(phase: Phase, cause: Input, holds: Callable[[Guard], bool]) -> Phase:
     for guard, target in TABLE.get((phase, cause), ()):
         if guard is Guard.ALWAYS or holds(guard):
             return target
-    raise RefusedError(f"{cause!r} cannot come in the phase {phase!r}")
+    raise RefusedError(f"the input {cause} cannot come in the phase {phase}")
 
 
 def transitions() -> Iterator[tuple[Phase, Input, Guard, Phase]]:
@@ -211,11 +211,14 @@ def diagram() -> str:
     edges: dict[tuple[str, str], list[str]] = {("[*]", Phase.AWAY): []}
     for phases, causes, targets in ROWS:
         common = len(phases) > len(CONNECTED) // 2
-        for phase in ("connected",) if common else phases:
+        sources = ["connected"] if common else [phase.value for phase in phases]
+        but = ", ".join(phase for phase in CONNECTED if common and phase not in phases)
+        for source in sources:
             for guard, target in targets:
-                labels = [f"{cause} [{guard}]" if guard else cause.value for cause in causes]
-                edges.setdefault((phase, target), []).extend(labels)
+                when = f" [not in {but}]" if but else f" [{guard}]" if guard else ""
+                labels = [f"{cause}{when}" for cause in causes]
+                edges.setdefault((source, target), []).extend(labels)
     lines = ["stateDiagram-v2", '    state "any phase with a connection" as connected']
-    for (phase, target), labels in edges.items():
-        lines.append(f"    {phase} --> {target}" + (f": {', '.join(labels)}" if labels else ""))
+    for (start, end), labels in edges.items():
+        lines.append(f"    {start} --> {end}" + (f": {', '.join(labels)}" if labels else ""))
     return "\n".join(lines) + "\n"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
+from typing import Generic, TypeVar
+
+Payload = TypeVar("Payload", bound=Sized)
 
 
-class ReorderBuffer:
-    """A map from seq to payload that knows its lowest and highest number.
+class ReorderBuffer(Generic[Payload]):
+    """A map from seq to payload, or whatever has a payload's length, that knows its lowest and highest number.
 
     Args:
         max_batches: most batches kept.
@@ -20,7 +23,7 @@ class ReorderBuffer:
         self.max_batches = max_batches
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._payloads: dict[int, bytes] = {}
+        self._payloads: dict[int, Payload] = {}
         self._order: list[int] = []
         """Ascending. What lies before ``_from`` is gone; it is deleted when it is half of the list."""
         self._from = 0
@@ -45,13 +48,13 @@ class ReorderBuffer:
         """The highest number. There must be one."""
         return self._order[-1]
 
-    def fits(self, payload: bytes) -> bool:
+    def fits(self, payload: Payload) -> bool:
         """Whether one more batch is within the limits."""
         if not self._payloads:
             return True
         return len(self._payloads) < self.max_batches and self.bytes + len(payload) <= self.max_bytes
 
-    def add(self, seq: int, payload: bytes) -> None:
+    def add(self, seq: int, payload: Payload) -> None:
         """Keep a batch that is not kept yet. Call :meth:`fits` first."""
         if not self._order or seq > self._order[-1]:
             self._order.append(seq)
@@ -60,16 +63,16 @@ class ReorderBuffer:
         self._payloads[seq] = payload
         self.bytes += len(payload)
 
-    def get(self, seq: int) -> bytes:
+    def get(self, seq: int) -> Payload:
         """The batch ``seq``, which must be kept."""
         return self._payloads[seq]
 
-    def replace(self, seq: int, payload: bytes) -> None:
+    def replace(self, seq: int, payload: Payload) -> None:
         """Keep another payload under a number that is kept."""
         self.bytes += len(payload) - len(self._payloads[seq])
         self._payloads[seq] = payload
 
-    def take(self, seq: int) -> bytes | None:
+    def take(self, seq: int) -> Payload | None:
         """Take out the batch ``seq`` if it is the lowest, None if it is not kept."""
         payload = self._payloads.pop(seq, None)
         if payload is None:

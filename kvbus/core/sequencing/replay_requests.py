@@ -22,6 +22,9 @@ from kvbus.core.stats import SourceStats
 ATTEMPTS: Final = 2
 """Replay requests made for one gap before it is lost: the first, and one retry."""
 
+SNAPSHOT_TIMEOUTS: Final = 5
+"""Times :attr:`Settings.replay_timeout` for a snapshot: it is one message, so nothing shows that it is on its way."""
+
 OVERLAP: Final = 8
 """Batches delivered that a request asks for again: a single one may be of a new epoch that nobody had noticed yet."""
 
@@ -35,10 +38,6 @@ class Purpose(StrEnum):
     PROBE = "probe"
     VERIFY = "verify"
     HISTORY = "history"
-
-
-INTERRUPTIBLE: Final = (Purpose.PROBE, Purpose.HISTORY)
-"""Requests that nothing waits for: a more urgent one takes their place."""
 
 
 class OpenRequest(msgspec.Struct):
@@ -167,7 +166,8 @@ class ReplayClient:
         """The request has left the process, behind a backlog long after :meth:`ask`. From now on its time runs."""
         asked = self.open
         if asked is not None and asked.id == request:
-            asked.deadline = now + self._settings.replay_timeout
+            times = SNAPSHOT_TIMEOUTS if asked.purpose is Purpose.SNAPSHOT else 1
+            asked.deadline = now + times * self._settings.replay_timeout
             asked.hard_deadline = now + self._settings.replay_total_timeout
 
     def stop(self) -> None:
@@ -191,8 +191,3 @@ class ReplayClient:
         self._stats.replay_timeouts += 1
         self.stop()
         return asked
-
-    @property
-    def interruptible(self) -> bool:
-        """Whether another request may be opened now."""
-        return self.open is None or self.open.purpose in INTERRUPTIBLE

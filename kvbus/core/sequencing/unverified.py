@@ -33,7 +33,7 @@ class UnverifiedBatches:
     __slots__ = ("_ahead", "_ask_after", "_stats", "stale")
 
     def __init__(self, max_bytes: int, stats: SourceStats) -> None:
-        self.stale = ReorderBuffer(MAX_STALE, max_bytes)
+        self.stale: ReorderBuffer[bytes] = ReorderBuffer(MAX_STALE, max_bytes)
         self._stats = stats
         self._ahead: list[tuple[int, bytes]] = []
         """The newest batches from far ahead, while they are consecutive."""

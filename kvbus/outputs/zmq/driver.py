@@ -14,6 +14,7 @@ from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.stats import RouterView
 from kvbus.outputs.contract import Services
+from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.live.stream import Endpoint, LivePublisher
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
@@ -151,7 +152,7 @@ class ZmqOutput:
     def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
         """Send an answer."""
         servers = self._replays if isinstance(command, AnswerReplay) else self._snapshots
-        servers[command.stream].send(command.answer)
+        servers[command.stream].send(AnswerReader(command, self._services.pull))
 
     def send_state(self, command: SendState) -> None:
         """Send the state to routers that have subscribed."""

@@ -7,13 +7,11 @@ the reader callback reads ZMQ_EVENTS, and `recv` reads it again after the last m
 from __future__ import annotations
 
 import asyncio
-import errno
 from typing import TYPE_CHECKING, Final, Self
 
 import zmq
 
-from kvbus.errors import BindError
-from kvbus.transport.sockets import KEEPALIVE, end, set_options
+from kvbus.transport.sockets import PeerPolicy, attach_or_refuse, bound_endpoint, end, make_socket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,14 +20,6 @@ if TYPE_CHECKING:
     from kvbus.transport.curve import Curve
 
 _YIELD_EVERY: Final = 256  # messages taken in one go before the loop's other tasks get their turn
-
-
-def refused(error: zmq.ZMQError, endpoint: str, *, bind: bool) -> Exception:
-    """Say why ZeroMQ refused an endpoint: it is malformed (ValueError), or cannot be bound (BindError)."""
-    reason = zmq.strerror(error.errno or 0)
-    if not bind or error.errno in (zmq.EPROTONOSUPPORT, errno.EINVAL, zmq.ENOCOMPATPROTO):
-        return ValueError(f"cannot {'bind' if bind else 'connect to'} {endpoint}: {reason}")
-    return BindError(endpoint, reason)
 
 
 class RawSubscriber:
@@ -80,22 +70,17 @@ class RawSubscriber:
         """
         if self._context is None:
             self._context = zmq.Context()
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
-        socket.setsockopt(zmq.RCVHWM, self._hwm)
-        socket.setsockopt(zmq.SUBSCRIBE, self._topic)
-        set_options(socket, KEEPALIVE)
-        if self._curve is not None:
-            self._curve.as_client(socket)
+        socket = make_socket(self._context, zmq.SUB, RCVHWM=self._hwm)
         try:
-            if self._bind:
-                socket.bind(self._endpoint)
-                self._endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0") or self._endpoint
-            else:
-                socket.connect(self._endpoint)
-        except zmq.ZMQError as error:
+            PeerPolicy(curve=self._curve).put_on(socket, bind=False)
+            socket.setsockopt(zmq.SUBSCRIBE, self._topic)
+            attach_or_refuse(socket, self._endpoint, bind=self._bind)
+        except BaseException:
             socket.close(0)
             self._end_context()
-            raise refused(error, self._endpoint, bind=self._bind) from error
+            raise
+        if self._bind:
+            self._endpoint = bound_endpoint(socket, self._endpoint)
         self._socket = socket
         self._fd = int(socket.getsockopt(zmq.FD))
         asyncio.get_running_loop().add_reader(self._fd, self._wake)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+import sys
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
@@ -18,8 +19,16 @@ import zmq
 
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, LONG_SEQ_BYTES, SEQ_BYTES, replay_request
-from kvbus.transport.client.rawsub import refused
-from kvbus.transport.sockets import KEEPALIVE, end, rebuilding_id, set_options
+from kvbus.transport.pump import MAX_KEPT_FRAMES, receive, waiting
+from kvbus.transport.sockets import (
+    PeerPolicy,
+    attach_again,
+    attach_or_refuse,
+    bound_endpoint,
+    end,
+    make_socket,
+    rebuilding_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +40,6 @@ if TYPE_CHECKING:
 AnswerFraming = Literal["auto", "3", "4", "sim"]
 
 _CAP: Final = 256  # messages a socket may hand over before the loop's other tasks get their turn
-_MAX_FRAMES: Final = 16
 _REVIVE_S: Final = 1.0  # libzmq says that it will reconnect within this time, or it never will
 _MONITOR_EVENT: Final = struct.Struct("=HI")
 _DOWN: Final = zmq.EVENT_DISCONNECTED
@@ -139,8 +147,7 @@ class StreamSockets:
         # Socket settings.
         self._bind = bind
         self._hwm = hwm
-        self._max_bytes = max_message_bytes
-        self._curve = curve
+        self._policy = PeerPolicy(max_message_bytes, curve)
         self._own_context = context is None
         self._context = context
 
@@ -248,11 +255,10 @@ class StreamSockets:
         # inproc has no sessions and no monitor events
         if not endpoint.startswith("inproc://"):
             self._monitor = sub.get_monitor_socket(_DOWN | _RETRIED | _UP)
-            self._monitor.setsockopt(zmq.LINGER, 0)
             self._watch(self._monitor)
-        _attach(sub, endpoint, bind=self._bind)
+        attach_or_refuse(sub, endpoint, bind=self._bind)
         if self._bind:
-            self._endpoint = sub.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0") or endpoint
+            self._endpoint = bound_endpoint(sub, endpoint)
         self._watch(sub)
 
     def _request(self, endpoint: str, frames: list[bytes], *, snapshot: bool) -> None:
@@ -269,7 +275,7 @@ class StreamSockets:
         dealer = self._socket(zmq.DEALER)
         dealer.setsockopt(zmq.ROUTING_ID, rebuilding_id())
         try:
-            _attach(dealer, endpoint, bind=False)
+            attach_or_refuse(dealer, endpoint, bind=False)
         except BaseException:
             dealer.close(0)
             raise
@@ -278,14 +284,8 @@ class StreamSockets:
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         if self._context is None:
             raise RuntimeError("the sockets are closed")
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, self._hwm)
-        socket.setsockopt(zmq.MAXMSGSIZE, self._max_bytes)
-        socket.setsockopt(zmq.IPV6, 1)
-        if self._curve is not None:
-            self._curve.as_client(socket)
-        set_options(socket, KEEPALIVE)
+        socket = make_socket(self._context, kind, RCVHWM=self._hwm)
+        self._policy.put_on(socket, bind=False)
         return socket
 
     def _pump_answers(self, handler: Handler) -> bool:
@@ -293,8 +293,9 @@ class StreamSockets:
             dealer = self._dealer  # the handler may send a new request between two answers
             if dealer is None:
                 return False
-            frames = _receive(dealer, None if self._for_snapshot else _MAX_FRAMES)
-            if frames is None:
+            try:
+                frames = receive(dealer, sys.maxsize if self._for_snapshot else MAX_KEPT_FRAMES)
+            except zmq.Again:
                 return False
             if self._for_snapshot:
                 self._drop_dealer()
@@ -330,9 +331,7 @@ class StreamSockets:
         self._revival = None
         if self._sub is None or self._endpoint is None:
             return
-        with contextlib.suppress(zmq.ZMQError):  # the endpoint may be gone already
-            self._sub.disconnect(self._endpoint)
-        self._sub.connect(self._endpoint)
+        attach_again(self._sub, self._endpoint)
         self._wake()
 
     def _watch(self, socket: zmq.Socket[bytes]) -> None:
@@ -343,7 +342,7 @@ class StreamSockets:
 
     def _readable(self, socket: zmq.Socket[bytes]) -> None:
         # reading ZMQ_EVENTS rearms the edge; else the loop would spin while the caller is busy elsewhere
-        if _waiting(socket):
+        if waiting(socket):
             self._wake()
 
     def _unwatch(self, socket: zmq.Socket[bytes]) -> None:
@@ -374,40 +373,9 @@ class StreamSockets:
         self._retired.clear()
 
 
-def _attach(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> None:
-    try:
-        if bind:
-            socket.bind(endpoint)
-        else:
-            socket.connect(endpoint)
-    except zmq.ZMQError as error:
-        raise refused(error, endpoint, bind=bind) from error
-
-
-def _receive(socket: zmq.Socket[bytes], most: int | None = _MAX_FRAMES) -> list[bytes] | None:
-    """Receive one message, None if there is none. It drops the frames beyond ``most``."""
-    try:
-        # the last frame carries `more`: cheaper than recv_multipart's getsockopt a frame
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
-    frames = [frame.bytes]
-    while frame.more:
-        frame = socket.recv(copy=False)
-        if most is None or len(frames) < most:
-            frames.append(frame.bytes)
-    return frames
-
-
 def _drain(socket: zmq.Socket[bytes], take: Callable[[list[bytes]], object]) -> bool:
     """Receive until EAGAIN or the cap; True if something may be left."""
-    for _ in range(_CAP):
-        frames = _receive(socket)
-        if frames is None:
-            break
-        take(frames)
-    return _waiting(socket)
-
-
-def _waiting(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    with contextlib.suppress(zmq.Again):
+        for _ in range(_CAP):
+            take(receive(socket))
+    return waiting(socket)

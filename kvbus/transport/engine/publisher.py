@@ -16,9 +16,8 @@ import zmq
 
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
-from kvbus.transport.client.rawsub import refused
 from kvbus.transport.engine.replay import END_SEQ, EngineReplayServer, Framing, ReplayBuffer, ReplayFault, answer
-from kvbus.transport.sockets import end
+from kvbus.transport.sockets import attach_or_refuse, bound_endpoint, end, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,7 +221,7 @@ class EnginePublisher:
         if self.bind:
             self._endpoint = _bind(self._pub, self._endpoint, await_address=await_address)
         else:
-            _dial(self._pub, self._endpoint)
+            attach_or_refuse(self._pub, self._endpoint, bind=False)
         if self._replay_endpoint is not None:
             router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
             try:
@@ -268,11 +267,4 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str, *, await_address: bool = Fal
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
                 raise refused(error, endpoint, bind=True) from error
             time.sleep(0.002)
-    return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0") or endpoint
-
-
-def _dial(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    try:
-        socket.connect(endpoint)
-    except zmq.ZMQError as error:
-        raise refused(error, endpoint, bind=False) from error
+    return bound_endpoint(socket, endpoint)

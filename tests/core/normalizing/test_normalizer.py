@@ -455,6 +455,35 @@ class TestClear:
         assert bench.router.violations == []
 
 
+class TestWhatAClearSpeaksOf:
+    """Two tiers, and a clear: what is live after it."""
+
+    @pytest.mark.parametrize(
+        ("clears", "opens", "left"),
+        [
+            ("auto", False, {"CPU"}),
+            ("auto", True, set()),
+            ("device", False, {"CPU"}),
+            ("device", True, {"CPU"}),
+            ("all", False, set()),
+            ("all", True, set()),
+        ],
+    )
+    def test_the_operator_may_say_it(self, clears, opens, left):
+        bench = Bench(clears=clears)
+        first = [cleared()] if opens else []
+        bench.feed(*first, store([1]), store([2], medium="CPU"), first_of_epoch=True)
+        bench.feed(cleared())
+        assert {medium for medium, count in bench.normalizer.index.media().items() if count} == left
+
+    def test_what_the_api_shows_counts_where_nothing_is_said(self):
+        for clears, empties in (("auto", True), ("device", False), ("all", True)):
+            bench = Bench(clears=clears)
+            bench.feed(store([2], medium="CPU"))
+            bench.normalizer.clears_every_tier()
+            assert bench.normalizer.clear_empties is empties
+
+
 class TestVariableNodes:
     """One hash for a whole radix node of any number of pages (SGLang before fixed pages)."""
 

@@ -1,6 +1,6 @@
 import pytest
 
-from kvbus.core.outputs.journal import Entry, Journal
+from kvbus.core.outputs.journal import RUNS, RUNS_BYTES, Entry, Journal
 
 
 def filled(count, *, max_batches=100, max_bytes=10_000, size=10):
@@ -97,3 +97,39 @@ class TestPositions:
         journal.append(20, b"x")
         assert {journal.at(journal.position(seq)).seq for seq in range(5, 20)} == {5}
         assert journal.at(journal.position(20)).seq == 20
+
+
+def expanded(runs):
+    return [(seq, payload) for first, payload, count in runs for seq in range(first, first + count)]
+
+
+def all_of(journal, seq, end):
+    """Every batch, given a few at a time; and how many were given at most."""
+    found: list[tuple[int, bytes]] = []
+    most = 0
+    while runs := journal.runs(seq + len(found), end):
+        assert expanded(runs)[0][0] == seq + len(found)
+        found += expanded(runs)
+        most = max(most, len(runs))
+    return found, most
+
+
+def test_runs_are_given_a_few_at_a_time_from_the_middle_of_one_on():
+    journal = Journal(1000, 10**6)
+    for seq in range(300):
+        empty = seq % 10 > 5
+        journal.append(seq, b"beat" if empty else b"batch %d" % seq, empty=empty)
+    found, most = all_of(journal, 8, 297)
+    assert found == [(seq, b"beat" if seq % 10 > 5 else b"batch %d" % seq) for seq in range(8, 297)]
+    assert most == RUNS
+
+
+def test_a_large_batch_is_given_alone():
+    journal = filled(10, max_bytes=10**6, size=RUNS_BYTES)
+    assert [len(journal.runs(seq, 10)) for seq in range(11)] == [1] * 10 + [0]
+
+
+@pytest.mark.parametrize("seq", [0, 4, 10, 11, 2**64 - 1])
+def test_what_is_not_kept_is_not_given(seq):
+    assert filled(10, max_batches=5).runs(seq, 2**64) == []
+    assert filled(0).runs(seq, 2**64) == []

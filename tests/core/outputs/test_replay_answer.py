@@ -4,13 +4,14 @@ import weakref
 import pytest
 
 from kvbus.core.blocks.compaction import Part, StateSnapshot
+from kvbus.core.outputs import journal as journal_module
 from kvbus.core.outputs import replay_answer as answer_module
 from kvbus.core.outputs.journal import Journal
-from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.frames import END_SEQ, parse_replay_request, replay_request
 from kvbus.core.wire.profiles import PROFILES, Wire
 from tests.core.dsl import Bench, seqs_of
+from tests.doubles.answers import answer_of
 from tests.doubles.payloads import cleared, plain_all, store, unpack
 from tests.typed import there, well_formed
 
@@ -31,7 +32,7 @@ def never(start):
 
 
 def ask(of, start, cut=never, *, has_state=False):
-    return ReplayAnswer(of, there(parse_replay_request([b"id", *replay_request(start)])), cut, has_state=has_state)
+    return answer_of(of, there(parse_replay_request([b"id", *replay_request(start)])), cut, has_state=has_state)
 
 
 def cutter(of, *hashes):
@@ -74,7 +75,7 @@ class TestAnswers:
         assert seqs_of(ask(stream(), 0)) == ["END"]
 
     def test_a_malformed_request_ends_at_once(self):
-        answer = ReplayAnswer(filled(10), there(parse_replay_request([b"id", b"", b"what"])), never)
+        answer = answer_of(filled(10), there(parse_replay_request([b"id", b"", b"what"])), never)
         assert seqs_of(answer) == ["END"]
 
     def test_it_ends_at_the_batch_that_was_newest_when_asked(self):
@@ -152,7 +153,8 @@ class TestBehindTheJournal:
         made.append(b"later", 0.0)
         assert seqs_of(answer) == [*range(1, 150), "END"]
 
-    def test_one_so_slow_that_the_journal_is_gone_is_told_anew(self):
+    def test_one_so_slow_that_the_journal_is_gone_is_told_anew(self, monkeypatch):
+        monkeypatch.setattr(journal_module, "RUNS", 1)
         made = filled(150)
         cut, cuts = cutter(made, 1)
         shared = [cut()]
@@ -168,7 +170,8 @@ class TestBehindTheJournal:
         assert plain_all(unpack(messages[0][-1])[1]) == plain_all([cleared(), store([1])])
         assert len(cuts) == 2
 
-    def test_trimming_while_the_journal_is_read(self):
+    def test_trimming_while_the_journal_is_read(self, monkeypatch):
+        monkeypatch.setattr(journal_module, "RUNS", 1)
         made = filled(100)
         cut, cuts = cutter(made, 1)
         answer = ask(made, 0, cut)

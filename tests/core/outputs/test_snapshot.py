@@ -1,8 +1,10 @@
 import pytest
 
 from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Part, StateSnapshot
-from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotRequest, parse_snapshot_request
+from kvbus.core.commands import AnswerSnapshot, SendPart
+from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotRequest, parse_snapshot_request, reply
 from kvbus.core.wire.profiles import Wire
+from kvbus.transport.answer_reader import AnswerReader
 from tests.core.dsl import Bench
 from tests.doubles.payloads import store
 from tests.doubles.router import PlainSetRouter
@@ -33,7 +35,8 @@ class TestRequest:
 
 
 def answered(request, cut):
-    answer = SnapshotAnswer(request, PUBLISHER, cut)
+    begun = SnapshotAnswer(request.envelope, PUBLISHER, request.valid, published=cut is not None)
+    answer = AnswerReader(AnswerSnapshot(0, 0, begun), lambda event: SendPart(0, 0, reply(event.answer, cut)))  # type: ignore[arg-type]
     turns = []
     while (message := answer.next_message()) == []:
         turns.append(message)
@@ -75,3 +78,9 @@ def test_two_answers_share_a_cut_and_not_their_frames():
     other, _ = answered(SnapshotRequest([b"b"], True), lambda: cut)
     assert (one[0], other[0]) == (b"a", b"b")
     assert one[1:] == other[1:]
+
+
+def test_a_refusal_says_that_there_is_none():
+    answer = SnapshotAnswer([b"id", b""], PUBLISHER, valid=True, published=True)
+    assert answer.refusal() == [b"id", b"", b"\xff" * 7 + b"\xfe", PUBLISHER]
+    assert answer.outcome == "compacted"

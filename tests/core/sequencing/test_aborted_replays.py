@@ -3,10 +3,11 @@
 import pytest
 
 from kvbus.core.events import Oversize, ReplayAborted
-from kvbus.core.sequencing.actions import Ask
+from kvbus.core.sequencing.actions import Ask, Lost
+from kvbus.core.sequencing.replay_requests import ATTEMPTS
 from kvbus.core.sequencing.settings import State
 from kvbus.core.types import Reason
-from tests.core.dsl import Script, live, replay_aborted, replay_end, replayed, up
+from tests.core.dsl import Script, ask, cancel, live, replay_aborted, replay_end, replayed, up
 from tests.core.sequencing.script import SequencerScript, in_sync, lost
 
 
@@ -50,6 +51,27 @@ def test_an_answer_that_breaks_off_at_once_twice_is_given_up():
         assert asked < 6
     script.after(live(900))
     assert script.sequencer.next in (0, 1, 2, 901)
+
+
+def test_what_the_live_stream_has_brought_is_not_the_batch_that_is_too_large():
+    """The publisher's ROUTER dropped batch 1 at its high-water mark; batch 2 is too large."""
+    script = SequencerScript()
+    script.after(up(), replayed(0), live(1))
+    said = script.after(replay_aborted())
+    assert not any(isinstance(action, Lost) for action in said)
+    script.after(live(3), *[each for _ in range(ATTEMPTS) for each in (replayed(0), replayed(1), replay_end())])
+    assert script.delivered == [script.payload(seq) for seq in (0, 1, 3)]
+    assert (script.stats.missing, script.stats.lost) == (1, 1)
+    assert not script.sequencer.held
+
+
+def test_a_snapshot_that_is_too_large_is_no_lost_batch():
+    script = SequencerScript(snapshot=True)
+    script.after(up())
+    assert script >> replay_aborted() << cancel() << ask(0)
+    script.after(*map(replayed, range(3)), replay_end())
+    assert script.delivered == [script.payload(seq) for seq in range(3)]
+    assert not script.sequencer.partial
 
 
 def test_an_old_answer_that_breaks_off_is_nobodys():

@@ -65,6 +65,32 @@ def test_of_nothing_any_number_is_more():
     assert backfill.answered(NOTHING - 1)
 
 
+def test_partial_is_what_is_missing_of_the_cache():
+    backfill = Backfill(1.0)
+    assert not backfill.partial
+    backfill.begins(10)
+    assert backfill.partial
+    backfill.emptied()
+    assert (backfill.partial, backfill.first) == (False, 10)
+    backfill.begins(20)
+    assert backfill.partial, "a loss after the cache was emptied"
+    backfill.nothing_sent()
+    assert not backfill.partial
+
+
+def test_where_nobody_can_be_asked_nothing_is_pending():
+    backfill = Backfill(1.0)
+    backfill.nothing_known(pending=False)
+    assert (backfill.partial, backfill.pending) == (True, False)
+
+
+def test_that_the_cache_was_emptied_survives_a_restart():
+    backfill, again = pending(), Backfill(1.0)
+    backfill.emptied()
+    again.load(backfill.dump())
+    assert (again.partial, again.first, again.pending) == (False, 10, True)
+
+
 def test_it_survives_a_restart():
     backfill, again = pending(), Backfill(1.0)
     again.load(backfill.dump())

@@ -7,7 +7,7 @@ from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 
 
 def held(*seqs, max_batches=1000, max_bytes=10**6):
-    kept = ReorderBuffer(max_batches, max_bytes)
+    kept: ReorderBuffer[bytes] = ReorderBuffer(max_batches, max_bytes)
     for seq in seqs:
         kept.add(seq, b"x" * 10)
     return kept
@@ -40,7 +40,8 @@ def test_limits_in_number_and_bytes():
 
 
 def test_one_batch_always_fits():
-    assert ReorderBuffer(0, 0).fits(b"x" * 1000)
+    kept: ReorderBuffer[bytes] = ReorderBuffer(0, 0)
+    assert kept.fits(b"x" * 1000)
 
 
 def test_letting_go_from_either_end():
@@ -55,7 +56,8 @@ def test_letting_go_from_either_end():
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "take", "last", "before", "from"]), st.integers(0, 30))))
 def test_as_a_sorted_dictionary_would(steps):
-    kept, model = ReorderBuffer(10**6, 10**6), {}
+    kept: ReorderBuffer[bytes] = ReorderBuffer(10**6, 10**6)
+    model: dict[int, bytes] = {}
     for what, seq in steps:
         if what == "add" and seq not in model:
             kept.add(seq, bytes(seq))

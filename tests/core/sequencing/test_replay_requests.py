@@ -120,13 +120,6 @@ class TestTheQuestion:
         assert one.client.timed_out(4.9) is None
         assert one.client.timed_out(5.0) is not None
 
-    @pytest.mark.parametrize("purpose", list(Purpose))
-    def test_what_nothing_waits_for_may_be_interrupted(self, purpose):
-        one = Asking()
-        assert one.client.interruptible
-        one.client.ask(purpose, tracker_at(0))
-        assert one.client.interruptible is (purpose in {Purpose.PROBE, Purpose.HISTORY})
-
 
 class TestTheAnswer:
     def test_only_what_is_new_is_progress(self):

@@ -377,6 +377,15 @@ class TestEpochs:
         assert script.stats.restarts == 0
         assert script.stats.duplicates == 1
 
+    def test_a_gap_asked_for_before_does_not_shorten_the_question(self):
+        """Two silences are a new epoch, and the one of a gap before is none of them."""
+        script = in_sync(RING + 100, probe_interval=0.0)
+        script.after(live(RING + 101), tick(2.0))
+        script.after(replayed(RING + 100))
+        assert script.after(live(50), tick(2.0))[-1] == ask(RING + 102 - OVERLAP)
+        assert script.stats.restarts == 0
+        assert new_epoch() in script.after(tick(2.0))
+
     def test_and_if_it_does_not_have_the_batch_it_is_in_a_new_epoch(self):
         script = in_sync(RING + 100, probe_interval=0.0)
         script.epoch = 1
@@ -610,10 +619,11 @@ class TestSnapshots:
         assert script >> snapshot(-1) << cancel() << synced()
         assert script >> live(0) << deliver(0)
 
-    @pytest.mark.parametrize("no", [snapshot(-2), replay_end(), tick(2.0)], ids=lambda happens: happens.text)
+    @pytest.mark.parametrize("no", [snapshot(-2), replay_end(), tick(10.0)], ids=lambda happens: happens.text)
     def test_without_one_the_replay_is_asked(self, no):
         script = SequencerScript(snapshot=True, replay_timeout=2.0)
         script.after(up())
+        assert script.after(tick(9.9)) == [], "it is one message, and may be large"
         assert script >> no << cancel() << ask(0)
         assert script.after(replayed(3), replay_end()) == [*deliver(3), cancel(), synced()]
         assert script.sequencer.partial
@@ -676,8 +686,26 @@ class TestReconnectionWithoutReplay:
         assert said[0] == new_epoch()
         assert delivered(said) == [20, 21, 22]
 
+    def test_a_batch_that_was_waited_for_is_lost_while_the_connection_is_away(self):
+        script = in_sync(3, replay=False, reorder_grace=0.2)
+        script.after(live(4), down())
+        assert script >> tick(0.3) << lost(1) << deliver(4)
+        assert script.state is State.CONNECTING
+
 
 class TestConflict:
+    def test_it_is_partial_until_an_epoch_is_known_from_its_beginning(self):
+        script = in_sync(1)
+        while script.state is not State.CONFLICT:
+            script.epoch += 1
+            script.after(live(0))
+        script.after(down())
+        assert script.sequencer.partial
+        script.after(up())
+        assert script.sequencer.partial
+        script.after(replayed(0), replay_end())
+        assert not script.sequencer.partial
+
     def test_epochs_without_end_are_paused_and_tried_again(self):
         script = in_sync(1)
         while script.state is not State.CONFLICT:
@@ -746,6 +774,27 @@ class TestRestartOfThisProcess:
         again = self.restarted(in_sync(5))
         again.sequencer.restore_batch(9, again.payload(9))
         assert again.sequencer.known_from == 9
+
+    def test_a_loss_of_the_log_is_partial_from_there(self):
+        again = self.restarted(in_sync(5))
+        again.sequencer.restore_loss(2)
+        assert (again.sequencer.partial, again.sequencer.known_from) == (True, 7)
+
+    def test_nothing_is_asked_for_again_where_nobody_can_be_asked(self):
+        script = in_sync(5, replay=False)
+        again = SequencerScript(replay=False)
+        again.sequencer.load(script.sequencer.dump())
+        again.sequencer.restore_loss(2)
+        again.sequencer.recovery_finished()
+        assert (again.sequencer.partial, again.sequencer.backfill_pending) == (True, False)
+
+    def test_before_the_first_batch_there_is_history_and_nothing_is_missing(self):
+        script = in_sync(0)
+        again = self.restarted(script)
+        again.sequencer.recovery_finished()
+        again.after(up(), replayed(9), replay_end())
+        assert again.missing == (0, 0, 0, 0)
+        assert (again.sequencer.partial, again.sequencer.known_from) == (True, 9)
 
     def test_a_snapshot_is_all_there_is_to_know(self):
         again = self.restarted(in_sync(5))

@@ -1,0 +1,202 @@
+"""What a publisher's answers do to a sequencer: the batches of a replay, its end or its absence, and snapshots.
+
+Content decides whether an answer belongs to the epoch known so far. ``replay_requests`` has the rules.
+"""
+
+from __future__ import annotations
+
+from kvbus.core.sequencing.machine import Machine
+from kvbus.core.sequencing.phases import Guard, Input, Phase
+from kvbus.core.sequencing.replay_requests import OpenRequest
+from kvbus.core.types import Reason
+
+
+class Answers(Machine):
+    """Takes in what comes back for a request. Whatever comes for an older one is counted and dropped."""
+
+    def sent(self, request: int, now: float) -> None:
+        """A request has left the process. Before, it may have waited behind a backlog; at infinity, it waits still."""
+        self._replay_client.sent(request, now)
+
+    def replayed(self, request: int, seq: int, payload: bytes, now: float) -> None:
+        """One batch of a replay answer."""
+        asked = self._replay_client.match(request)
+        if asked is None:
+            return
+        known, tracker = self._known, self._tracker
+        if self.phase is Phase.BACKFILL:
+            if known.backfill.answered(seq):
+                self._new_epoch(now, restart=False)
+            else:
+                self._take(Input.ANSWERED, now)
+            return
+        if asked.contradicts(seq, payload, tracker):
+            self._new_epoch(now)
+            return
+        if asked.begins_beyond(seq) and not self._accept_beyond(seq, now):
+            return
+        if asked.take(seq):
+            asked.deadline = now + self.settings.replay_timeout
+        known.buffer.keeps = True
+        if asked.saw_last_delivered and self.phase is Phase.VERIFY:
+            self._take(Input.CONFIRMED, now)
+            tracker.drain()
+        if seq < tracker.next:
+            if asked.last_delivered < 0 or asked.saw_last_delivered:
+                tracker.fingerprints.learn(seq, payload, tracker.next)
+            return
+        if known.is_far(seq):
+            self.stats.rejected[Reason.SEQ_RANGE] += 1
+            return
+        if self.phase is Phase.SYNC and asked.items == 1 and tracker.next == 0:
+            known.baseline(min(seq, tracker.held.first) if tracker.held else seq)
+        if seq in tracker.held:
+            tracker.held.replace(seq, payload)  # what the publisher answers is its own
+            tracker.drain()
+        else:
+            tracker.replayed(seq, payload)
+        self._check_done(now)
+
+    def _accept_beyond(self, seq: int, now: float) -> bool:
+        """An answer begins with ``seq``, beyond the last batch delivered. That proves neither epoch.
+
+        Returns whether to take it all the same. The publisher has trimmed its buffer. While the connection stood, the
+        batches between were sent on it, in order. After a pause of this process, or behind a backlog, they still wait
+        to be read. So the live stream is waited for, until it has brought nothing for longer than an answer may take.
+        """
+        known, tracker = self._known, self._tracker
+        if self.phase is Phase.VERIFY:
+            # what lies between was sent while the connection was away, and is gone whichever epoch it was of
+            far = known.is_far(seq)
+            if not far:
+                tracker.expose(seq)
+            self._new_epoch(now, restart=far)
+            return False
+        if self.phase is Phase.RECHECK:
+            # the publisher numbers far beyond the stale batches: they are not the newest ones of another epoch
+            known.unverified.epoch_confirmed(now)
+        elif seq <= tracker.next or known.buffer.trimmed_for(tracker.next, now) >= 2 * self.settings.replay_timeout:
+            return True
+        self._take(Input.ANSWERED, now)
+        return False
+
+    def replay_ended(self, request: int, now: float) -> None:
+        """The END marker of an answer."""
+        asked = self._replay_client.match(request)
+        if asked is not None:
+            self._replay_client.stop()  # nothing more will come, and only this closes its socket
+            self._finish(asked, now, answered=True)
+
+    def replay_aborted(self, request: int, now: float) -> None:
+        """The answer broke off at a batch that is too large to be taken: it is lost, and what follows is asked for.
+
+        If the answer was in order so far, it is known which batch that was. Otherwise the answer counts as timed out.
+        """
+        asked = self._replay_client.match(request)
+        if asked is None:
+            return
+        self._replay_client.stop()
+        known = self._known
+        if self.phase is not Phase.VERIFY:
+            self._tracker.drain()  # what the live stream has brought is not the batch that is too large
+        same_batch = asked.items == 0 and known.aborted_at == asked.start
+        if same_batch or max(asked.start, asked.last + 1) != self._tracker.next or self._waits_for_snapshot:
+            self._finish(asked, now, answered=False)
+            return
+        known.skip_lost()
+        if self.phase in (Phase.CATCH_UP, Phase.RECHECK) and self._tracker.synced:
+            known.unverified.forget()
+        self._take(Input.ABORTED, now)
+
+    def snapshot(self, request: int, seq: int, now: float) -> bool:
+        """A snapshot as of batch ``seq`` has come. -1: nothing was published yet; below: there is no snapshot.
+
+        Returns whether to apply it now. Whoever has applied it calls :meth:`snapshot_applied`.
+        """
+        asked = self._replay_client.match(request)
+        if asked is None or not self._waits_for_snapshot:
+            return False
+        if seq < -1:
+            self._replay_client.stop()
+            self._no_snapshot(now)
+            return False
+        if seq + 1 < asked.log_end:
+            self._new_epoch(now)  # the publisher has sent more than this: it is in another epoch
+            return False
+        self._replay_client.stop()
+        self._known.cover(seq)
+        return True
+
+    def snapshot_applied(self, now: float) -> None:
+        """The index holds what the snapshot said: go on from there."""
+        self._take(Input.COVERED, now)
+
+    @property
+    def _waits_for_snapshot(self) -> bool:
+        return self.phase in (Phase.SNAPSHOT, Phase.GAP_SNAPSHOT)
+
+    def _no_snapshot(self, now: float) -> None:
+        """The snapshot did not come, or there is none: what the replay still has is better than nothing."""
+        if self.phase is Phase.GAP_SNAPSHOT:
+            self._known.give_up()
+        self._take(Input.UNAVAILABLE, now)
+
+    def _finish(self, asked: OpenRequest, now: float, *, answered: bool) -> None:
+        """An answer is over. Ask once more for what it did not bring, then give it up."""
+        known = self._known
+        over = Input.ANSWERED if answered else Input.SILENT
+        if self.phase is Phase.BACKFILL:
+            if answered:
+                known.backfill.answered(None)
+                if self._tracker.next == 0:
+                    known.backfill.nothing_sent()
+            self._take(over, now)
+            return
+        known.backfill.request_finished(answered=answered)
+        if answered and (
+            asked.lacks_last_delivered or (known.buffer.keeps and asked.last_delivered >= 0 and not asked.items)
+        ):
+            self._new_epoch(now)
+        elif self._waits_for_snapshot:
+            self._no_snapshot(now)
+        elif self.phase is Phase.SYNC:
+            self._finish_sync(asked, now, answered=answered)
+        elif self.phase in (Phase.VERIFY, Phase.RECHECK, Phase.CATCH_UP):
+            self._finish_verify(asked, now, answered=answered)
+        else:
+            if answered and asked.expects_batches and not asked.items:
+                known.buffer.answered_with_nothing(self._tracker.live_end)
+            self._take(over, now)
+
+    def _finish_sync(self, asked: OpenRequest, now: float, *, answered: bool) -> None:
+        """The history is in, or nobody has it."""
+        known, tracker = self._known, self._tracker
+        if not answered and not asked.items and self._holds(Guard.ONCE_MORE):
+            self._take(Input.SILENT, now)
+            return
+        if asked.items == 0 and tracker.next == 0:
+            if tracker.held:
+                known.baseline(tracker.held.first)
+                known.backfill.pending = known.backfill.partial  # perhaps it had not published anything when asked
+            elif answered:
+                known.backfill.nothing_sent()
+        tracker.drain()
+        self._take(Input.ANSWERED if answered or asked.items else Input.SILENT, now)
+
+    def _finish_verify(self, asked: OpenRequest, now: float, *, answered: bool) -> None:
+        """The publisher has shown in which epoch it is, or has not."""
+        known = self._known
+        silent = not answered and not asked.saw_last_delivered
+        if asked.saw_last_delivered:
+            known.unverified.epoch_confirmed(now)
+        elif answered:
+            if known.buffer.keeps is not False or known.unverified.stale or asked.items:
+                self._new_epoch(now)
+                return
+        elif not self._holds(Guard.ONCE_MORE):
+            if not self.settings.trust_unverified or known.unverified.consecutive:
+                self._new_epoch(now)
+                self._known.backfill.nothing_known()
+                return
+            known.unverified.forget()
+        self._take(Input.SILENT if silent else Input.ANSWERED, now)

@@ -1,0 +1,162 @@
+"""The machine under the sequencer: which phase follows, what it begins with, and how an epoch begins.
+
+Whatever comes in is put into one input. The table in ``phases`` says which phase follows, and entering a phase asks
+what it waits for. So the open request follows from the phase, and at most one is open at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kvbus.core.sequencing import phases
+from kvbus.core.sequencing.actions import Action, NewEpoch, Synced
+from kvbus.core.sequencing.conflict import Conflict
+from kvbus.core.sequencing.epoch import Epoch
+from kvbus.core.sequencing.phases import ASKS, UNHURRIED, Guard, Input, Phase
+from kvbus.core.sequencing.replay_requests import ATTEMPTS, ReplayClient
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.stats import SourceStats
+from kvbus.core.types import Reason
+
+
+class Machine:
+    """The phase, what is known of the epoch, and the open request. Inputs come from the classes built on it."""
+
+    def __init__(self, settings: Settings, stats: SourceStats) -> None:
+        self.settings = settings
+        self.stats = stats
+        self.phase = Phase.AWAY
+        self.epoch = 0
+        self.actions: deque[Action] = deque()
+        """What was decided and is not yet carried out."""
+        self._replay_client = ReplayClient(settings, stats, self.actions)
+        self._conflict = Conflict()
+        self._known = Epoch(settings, stats, self.actions)
+        self._tracker = self._known.tracker
+        self._retries = 0
+        """How often the request of this phase was made again because nobody answered."""
+        self._resyncing = False
+        """The next time nothing is asked any more is to be reported as :class:`Synced`."""
+
+        # Probes of an idle stream.
+        self._idle_since = 0.0
+        self._probe_factor = 1
+
+    def _take(self, cause: Input, now: float) -> None:
+        """Go on to the phase that follows, and do what it begins with."""
+        before, self.phase = self.phase, phases.step(self.phase, cause, self._holds)
+        if self.phase is not before:
+            self._retries = 0
+        elif cause is Input.SILENT:
+            self._retries += 1
+        purpose = ASKS.get(self.phase)
+        if purpose is not None:
+            self._replay_client.ask(purpose, self._tracker)
+        elif self.phase is not Phase.CATCH_UP:
+            self._replay_client.stop()
+        if self.phase is Phase.LIVE:
+            self._settle(now)
+        elif self.phase is Phase.FRESH:
+            self._take(Input.BEGIN, now)
+
+    def _holds(self, guard: Guard) -> bool:
+        settings, tracker = self.settings, self._tracker
+        match guard:
+            case Guard.TRUSTED:
+                return not settings.replay and tracker.synced and settings.trust_unverified
+            case Guard.DELIVERED:
+                return settings.replay and tracker.next > 0
+            case Guard.CROWDED:
+                return self._conflict.until is not None
+            case Guard.NO_REPLAY:
+                return not settings.replay
+            case Guard.SNAPSHOTS:
+                return settings.snapshot
+            case Guard.ONCE_MORE:
+                return self._retries < ATTEMPTS - 1
+            case Guard.SYNCED:
+                return tracker.synced
+            case _:
+                return settings.snapshot and self._known.gap_attempts >= ATTEMPTS
+
+    def _settle(self, now: float) -> None:
+        """No request is open now: either everything known is delivered, or there is a gap to ask for."""
+        if not self._tracker.synced:
+            self._known.open()
+            self._resyncing = True
+        if self._resyncing:
+            self._resyncing = False
+            self.actions.append(Synced())
+        unverified = self._known.unverified
+        if unverified.stale and self.settings.replay and unverified.may_ask(now):
+            self._take(Input.STALE, now)
+        self._advance(now)
+
+    def _advance(self, now: float) -> None:
+        """Deliver what is in order; ask for what is missing."""
+        known, tracker = self._known, self._tracker
+        if not tracker.synced:
+            if tracker.held and (not self.settings.replay or (tracker.next == 0 and 0 in tracker.held)):
+                # nothing to wait for: no history can be had, or the live stream itself begins at the beginning
+                known.baseline(tracker.held.first)
+                self._take(Input.FIRST, now)
+            return
+        if self.phase is Phase.VERIFY:
+            return
+        tracker.drain()
+        if tracker.complete:
+            known.grace_ends = None
+            if self.phase is Phase.GRACE:
+                self._take(Input.FILLED, now)
+        elif self.phase in UNHURRIED:
+            self._ask_for_gap(now)
+
+    def _ask_for_gap(self, now: float) -> None:
+        known, settings = self._known, self.settings
+        if not settings.replay:
+            if known.grace_ends is None:
+                self.stats.gaps += 1
+                known.grace_ends = now + settings.reorder_grace
+            self._take(Input.HOLE, now)
+            return
+        self.stats.gaps += known.asks_for_gap()
+        if known.gap_attempts >= ATTEMPTS and not settings.snapshot:
+            known.give_up()
+            self._advance(now)
+            return
+        self._take(Input.HOLE, now)
+        known.gap_attempts += self.phase is Phase.GAP
+
+    def _check_done(self, now: float) -> None:
+        """Close a request whose answer has caught up with the live stream, whether or not it ever ENDs."""
+        if self.phase in (Phase.SYNC, Phase.GAP, Phase.GAP_SNAPSHOT) and self._tracker.caught_up:
+            self._take(Input.CAUGHT_UP, now)
+
+    def _new_epoch(self, now: float, *, restart: bool = True) -> None:
+        """Start over. Stale batches are the first live ones of the new epoch; everything held was of the old one.
+
+        Without ``restart`` nothing proves that the publisher restarted: more of its epoch can be had than is known, or
+        nobody knows.
+        """
+        self.stats.restarts += restart
+        self._tracker.write_off()
+        first = self._known.unverified.take_stale()
+        self._replay_client.stop()
+        self.epoch += 1
+        self._forget()
+        self._idle_since = now
+        self.actions.append(NewEpoch())
+        if restart and self._conflict.epoch_began(now):
+            self.stats.rejected[Reason.CONFLICT] += len(first)
+            self._known.backfill.nothing_known(pending=False)
+        else:
+            for seq, payload in first:
+                self._tracker.live_later(seq, payload)
+        self._take(Input.NEW_EPOCH, now)
+        self._advance(now)
+
+    def _forget(self) -> None:
+        self._known = Epoch(self.settings, self.stats, self.actions)
+        self._tracker = self._known.tracker
+        self._probe_factor = 1
+        self._resyncing = False

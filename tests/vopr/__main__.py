@@ -1,0 +1,94 @@
+"""The whole daemon in simulated worlds: ``python -m tests.vopr --seed 1 --steps 1000000``, or ``--script FILE``.
+
+Each world has its own seed. The first one that fails is shortened, and printed as a script that ``--script`` runs again;
+the exit code is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import zlib
+from pathlib import Path
+
+from tests.vopr import plan as plans
+from tests.vopr.world import World
+
+WORLDS = 1_000_000
+"""Worlds that one seed has."""
+
+
+def say(line: str) -> None:
+    """To whoever waits for the end."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def failed(seed: int, plan: list[plans.Entry], error: Exception, seconds: float) -> str:
+    """Return a failure as a script."""
+    short = plans.shrink(seed, plan, error, seconds) if seconds else plan
+    _, again = plans.run(seed, short)
+    return f"# {type(again).__name__}: {again}\n{plans.text(seed, short)}"
+
+
+class Longest:
+    """The longest time to exactness, by the kind of fault that was before it, alone of its kind or not."""
+
+    def __init__(self) -> None:
+        self.alone: dict[str, float] = {}
+        self.worst = 0.0
+
+    def take(self, world: World) -> None:
+        """Take in the quiescences of a world."""
+        for seconds, faults in world.times:
+            self.worst = max(self.worst, seconds)
+            if len(faults) == 1:
+                (fault,) = faults
+                self.alone[fault] = max(self.alone.get(fault, 0.0), seconds)
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--script", type=Path)
+    parser.add_argument("--shrink", type=float, default=plans.SHRINK_SECONDS, help="seconds; 0: not at all")
+    options = parser.parse_args()
+    if options.script is not None:
+        seed, plan = plans.parse(options.script.read_text())
+        world, error = plans.run(seed, plan)
+        say(f"{world.schedule.steps:,} steps: {'ok' if error is None else f'{type(error).__name__}: {error}'}")
+        return int(error is not None)
+    begun = shown = time.monotonic()
+    steps = worlds = digest = 0
+    longest = Longest()
+    while steps < options.steps:
+        seed = options.seed * WORLDS + worlds
+        plan = plans.draw(seed)
+        world, error = plans.run(seed, plan)
+        steps, worlds = steps + world.schedule.steps, worlds + 1
+        digest = zlib.crc32(world.schedule.digest.to_bytes(4, "big"), digest)
+        longest.take(world)
+        if error is not None:
+            say(f"after {steps:,} steps, world {worlds}:")
+            say(failed(seed, plan, error, options.shrink))
+            return 1
+        now = time.monotonic()
+        if now - shown > 10:
+            shown = now
+            say(f"{steps:,} steps, {worlds:,} worlds, {steps / (now - begun):,.0f} steps a second")
+    seconds = time.monotonic() - begun
+    say(
+        f"ok: {steps:,} steps in {worlds:,} worlds, seed {options.seed}, {seconds:.0f} s "
+        f"({steps / seconds:,.0f} a second), checksum {digest:08x}"
+    )
+    say(f"seconds from the last fault to exact: {longest.worst:.2f} at most; after one kind of fault alone:")
+    for fault, worst in sorted(longest.alone.items()):
+        say(f"  {fault}: {worst:.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

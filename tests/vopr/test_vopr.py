@@ -1,0 +1,71 @@
+"""The simulated daemon, in short: some worlds, the same run twice, and failures as scripts. At length: `make vopr`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbus.transport.live.stream import LivePublisher
+from tests.long import LONG
+from tests.vopr import plan as plans
+from tests.vopr.__main__ import failed
+
+ROOT = Path(__file__).parents[2]
+SEEDS = range(1, 121 if LONG else 13)
+
+
+@pytest.mark.timeout(300)
+def test_every_router_is_exact_after_every_fault() -> None:
+    steps = settled = 0
+    for seed in SEEDS:
+        plan = plans.draw(seed)
+        world, error = plans.run(seed, plan)
+        assert error is None, failed(seed, plan, error, seconds=30)
+        steps += world.schedule.steps
+        settled += len(world.times)
+    assert steps > 5_000 * len(SEEDS)
+    assert settled == 4 * len(SEEDS)
+
+
+def run_apart(hash_seed: int) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.vopr", "--seed", "7", "--steps", "30000"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_one_seed_is_one_run_byte_for_byte() -> None:
+    """The checksum is of every byte that every router received."""
+    said = [run_apart(hash_seed) for hash_seed in (1, 2)]
+    checksums = [text.partition("checksum ")[2] for text in said]
+    assert checksums[0]
+    assert checksums[0] == checksums[1]
+
+
+def test_a_plan_can_be_printed_and_read() -> None:
+    plan = plans.draw(5)
+    seed, again = plans.parse(plans.text(5, plan))
+    assert seed == 5
+    assert [(name, args) for _, name, args in again] == [(name, args) for _, name, args in plan]
+
+
+def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation that cannot fail proves nothing: here routers that subscribe get no state."""
+    monkeypatch.setattr(LivePublisher, "_begin", LivePublisher._go_live)  # noqa: SLF001
+    plan = plans.draw(1)
+    _, error = plans.run(1, plan)
+    assert error is not None
+    short = plans.shrink(1, plan, error, seconds=10)
+    assert len(short) < len(plan) / 4
+    _, again = plans.run(*plans.parse(plans.text(1, short)))
+    assert again is not None
