@@ -24,7 +24,7 @@ from kvbus.core.source import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import payload
 
-INSTRUCTIONS: Final = {"engine live": 80.0, "engine replay": 80.0, "router replay": 40.0}
+INSTRUCTIONS: Final = {"engine live": 200.0, "engine replay": 200.0, "router replay": 40.0}
 """Most instructions for each byte of an input, by where it comes in."""
 
 BYTES: Final = {"engine live": 20.0, "engine replay": 20.0, "router replay": 20.0}

@@ -14,7 +14,7 @@ def test_a_short_search_finds_nothing_dearer_than_the_budget(endpoint):
 
 
 def test_hundreds_of_tables_and_clears_that_leave_them():
-    """The search finds no such thing by itself soon enough."""
+    """The search finds no such thing by itself soon enough. A look at each table for each event costs 100."""
     media = ["CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "REMOTE", "NETWORK"]
     tables = [
         [store([10 * group + n], group=group, medium=medium, block_size=1) for group in range(64)]
@@ -22,4 +22,4 @@ def test_hundreds_of_tables_and_clears_that_leave_them():
     ]
     for event in (cleared(), store([9999], 1, group=70, block_size=1)):
         given = [*tables, [event] * 2000]
-        assert instructions_for("engine live", given) <= INSTRUCTIONS["engine live"]
+        assert instructions_for("engine live", given) <= 40
