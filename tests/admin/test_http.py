@@ -323,7 +323,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
 
         monkeypatch.setattr(LiveBlocks, "lines", counted)
         clock = itertools.count()
-        monkeypatch.setattr("kvbus.admin.http.time.perf_counter", lambda: next(clock) * http_module.DUMP_SLICE * 0.6)
+        monkeypatch.setattr(time, "perf_counter", lambda: next(clock) * http_module.DUMP_SLICE * 0.6)
         monkeypatch.setattr(http_module, "DUMP_REST", 0)
         dumps = [asyncio.create_task(client.blocks()) for _ in range(2)]
         while not all(dump.done() for dump in dumps):

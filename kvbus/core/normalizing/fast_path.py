@@ -198,8 +198,8 @@ class FastPath:
             if hashes[0] in blocks:
                 if not self._copy(event, tokens, shape, copies):
                     break
-                again += parent is None and count > 1
                 size -= ITEM_BYTES + len(keys or b"")  # it makes no chunk
+                again += parent is None and count > 1
                 done += 1
                 stores += 1
                 continue
