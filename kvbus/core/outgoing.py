@@ -95,6 +95,13 @@ class Outgoing:
         seq = stream.append(payload, now)
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
 
+    def cleared_under(self, i: int, source: Source, now: float) -> None:
+        """An engine says another rank than expected: routers may hold blocks of a former process under that one."""
+        for number, output in enumerate(self._outputs):
+            # a batch 0 that begins with AllBlocksCleared is how readers recognize SGLang
+            if not output.merged and output.streams[i].next_seq and not self._clears_others(output, i):
+                self._publish_clear(number, i, source.rank, now)
+
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def clear(self, i: int, source: Source, now: float) -> None:

@@ -542,6 +542,26 @@ class TestNumbering:
         (second,) = relay.handle(BatchReceived(0, batch(0, A)), 0.0)
         assert second.seq == 5001
 
+    @pytest.mark.parametrize("extra", [{}, {"not_known_yet": 1}], ids=["usual", "unusual"])
+    def test_an_engine_of_another_rank_than_expected_is_cleared_under_that_one_too(self, extra):
+        """Routers filed a former process's blocks under the rank that the engine said."""
+        relay = self.relay(first_seqs=[5000])
+        relay.handle(Started(7.0), 0.0)
+        sent = relay.handle(BatchReceived(0, batch(0, A | extra, rank=3)), 0.0)
+        said = [(command.seq, *unpack(command.payload)[1:]) for command in sent]
+        assert [(seq, [event["type"] for event in events], rank) for seq, events, rank in said] == [
+            (5001, ["AllBlocksCleared"], 3),
+            (5002, ["BlockStored"], 3),
+        ]
+        (again,) = relay.handle(BatchReceived(0, batch(1, B, rank=3)), 0.0)
+        assert again.seq == 5003
+
+    def test_where_nobody_was_before_the_first_batch_is_the_engines(self):
+        """One that begins with AllBlocksCleared would say that the engine is SGLang."""
+        (first,) = self.relay().handle(BatchReceived(0, batch(0, A, rank=3)), 0.0)
+        _, (event,), rank = unpack(first.payload)
+        assert (first.seq, event["type"], rank) == (0, "BlockStored", 3)
+
     def test_whoever_asks_from_before_is_answered_without_a_hole(self):
         relay = self.relay(first_seqs=[50])
         relay.handle(Started(), 0.0)
