@@ -6,7 +6,6 @@ import resource
 import socket
 import threading
 import time
-import time
 import tracemalloc
 
 import pytest
