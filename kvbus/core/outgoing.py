@@ -63,6 +63,9 @@ class Outgoing:
                 for i, source in self._sources_of(output, at):
                     if not source.gone:
                         self._publish_clear(number, at, output.rank_of(i, source), now)
+                for i in range(record.slots[number]):
+                    if i >= len(self._sources) or self._sources[i].gone:
+                        self._publish_clear(number, at, i, now)
 
     def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
         """Make streams for the new source in slot ``i``; routers that knew another one there get AllBlocksCleared."""

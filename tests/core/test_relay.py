@@ -11,7 +11,7 @@ from kvbus.core.outgoing import MAX_BATCH_EVENTS
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.sequencing.settings import Settings, State
-from kvbus.core.source import SourceSpec
+from kvbus.core.source import NOBODY, SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
@@ -575,6 +575,14 @@ class TestNumbering:
         relay = Relay(sources, [OutputSpec("out", PROFILES["vllm"], [None], merged=True, first_seqs=[9])])
         commands = [command for command in relay.handle(Started(), 0.0) if isinstance(command, Publish)]
         assert [(command.seq, unpack(command.payload)[2]) for command in commands] == [(9, 0), (10, 1)]
+
+    def test_on_a_merged_stream_the_ranks_of_sources_that_are_left_out_now_are_cleared_too(self):
+        """Routers that stayed hold their blocks, and nobody else clears them."""
+        sources = [SourceSpec("engine/1", 1, Settings(replay=False), Rules())]
+        spec = OutputSpec("out", PROFILES["vllm"], [None], merged=True, first_seqs=[9], known_slots=3)
+        relay = Relay([NOBODY, *sources], [spec])
+        commands = [command for command in relay.handle(Started(), 0.0) if isinstance(command, Publish)]
+        assert [(command.seq, unpack(command.payload)[2]) for command in commands] == [(9, 1), (10, 0), (11, 2)]
 
     def test_publisher_ids_are_behind_every_seq(self):
         relay = self.relay(publisher_ids=[b"p" * 16])
