@@ -11,7 +11,7 @@ IMAGE  ?= kvbus:local
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo test coverage bench chaos vopr interop profile profile-process soak explore fuzz flood lint format charts dockerfile wheel \
+.PHONY: help setup tools demo test coverage bench chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
 	image version lock clean
 
 help: ## this list
@@ -84,8 +84,11 @@ fuzz: $(STAMP) ## coverage-guided fuzzing of codec, frames and relay (SECONDS=60
 	@for target in codec frames relay; do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(or $(SECONDS),60) --found .hypothesis/fuzz || exit 1; done
 
-flood: $(STAMP) ## ten times what a bus may hold, memory measured (SECONDS=60)
-	@FLOOD_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest tests/hostile/test_flood.py $(ARGS)
+cost: $(STAMP) ## a search for inputs that cost much for their size (INPUTS=3000 SEED=1)
+	@$(BIN)/python -m tests.cost.search $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED))
+
+flood: $(STAMP) ## a bus at its limits, and a crowd of routers: lag and memory (SECONDS=60)
+	@FLOOD_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest -s tests/hostile/test_flood.py tests/hostile/test_crowd.py $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy (the package strict, tests too), import walls
 	@$(BIN)/ruff check .

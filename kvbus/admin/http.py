@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from aiohttp import web
@@ -28,8 +29,14 @@ log = logging.getLogger("kvbus.admin.http")
 
 _NEVER: Final = 10.0**9
 
-YIELD_EVERY: Final = 500
-"""Lines of ``/blocks`` written before the loop's other work gets its turn."""
+DUMP_SLICE: Final = 0.001
+"""Seconds for which lines of ``/blocks`` are made before the loop's other work gets its turn."""
+
+DUMP_REST: Final = 4
+"""All dumps together then rest for so many times as long: the live stream hardly notices them."""
+
+FEW_LINES: Final = 10
+"""Lines between two looks at the clock."""
 
 MAX_DUMPS: Final = 4
 """``/blocks`` answers at once. Further requests get 503."""
@@ -60,6 +67,7 @@ class AdminServer:
         self._observed = observed
         self._access = Access(observed.config.http_allowed_hosts)
         self._exposition = Exposition(observed)
+        self._dumping = asyncio.Lock()
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self.connections: ConnectionLimits | None = None
@@ -195,10 +203,9 @@ class AdminServer:
             await response.prepare(request)
             # stop if the client reads nothing, or is gone
             with contextlib.suppress(TimeoutError, ConnectionError):
-                while part := "".join(_line(line) for line in itertools.islice(lines, YIELD_EVERY)):
+                while part := await self._next_part(lines):
                     async with asyncio.timeout(CONNECTION_TIMEOUT):
-                        await response.write(part.encode())
-                    await asyncio.sleep(0)
+                        await response.write(part)
                 await response.write_eof()
                 return response
             if request.transport is not None:
@@ -206,6 +213,18 @@ class AdminServer:
             return response
         finally:
             process.http_dumps -= 1
+
+    async def _next_part(self, lines: Iterator[dict[str, Any]]) -> bytes:
+        """The next lines of a dump, when it is its turn."""
+        async with self._dumping:
+            begun = time.perf_counter()
+            part = ""
+            while time.perf_counter() - begun < DUMP_SLICE and (
+                few := "".join(_line(line) for line in itertools.islice(lines, FEW_LINES))
+            ):
+                part += few
+            await asyncio.sleep(DUMP_REST * (time.perf_counter() - begun))
+            return part.encode()
 
 
 def _line(block: dict[str, Any]) -> str:

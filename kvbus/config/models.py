@@ -279,6 +279,21 @@ class Limits(_Section):
         unit="blocks",
         ge=1,
     )
+    max_index_bytes: Int = _key(
+        4_294_967_296,
+        "Most memory that the blocks of one source may take, as kvbus estimates it; at the limit stores are refused.",
+        example=4_294_967_296,
+        unit="bytes",
+        ge=1,
+    )
+    max_groups: Int = _key(
+        64,
+        "Most KV cache groups of one source (hybrid models have a handful); stores of further ones are refused.",
+        example=64,
+        unit="groups",
+        ge=1,
+        le=4096,
+    )
     max_held_bytes: Int = _key(
         268_435_456,
         "Payload in the reorder buffer of each source; at the limit the newest are dropped, and asked for again.",

@@ -12,7 +12,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from kvbus.core.blocks.index import Chunk, Index, Meta, Rest, Table, TableKey, live_runs, set_of_chunks
+from kvbus.core.blocks.index import Chunk, Index, Meta, Rest, Table, TableKey, set_of_chunks
+from kvbus.core.blocks.live_order import live_runs
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source
 from kvbus.core.write_ahead_log import StateError
@@ -127,6 +128,8 @@ class Loader:
                 for row in rows:
                     self._chunk(table, row)
             elif kind == "end":
+                for source in self._relay.sources:
+                    source.normalizer.count()
                 self.complete = True
             else:
                 raise StateError(f"unknown record {kind!r}")

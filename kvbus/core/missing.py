@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.sequencing.backfill import NOTHING
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
@@ -40,8 +41,7 @@ def missing(source: Source) -> Missing | None:
     if not sequencer.partial and not source.normalizer.full:
         return Missing("a tier that came up after a reset of the cache may hold more than was announced", None, ends)
     if not sequencer.partial:
-        limit = source.spec.rules.max_blocks
-        return Missing(f"the index is full: blocks beyond limits.max_blocks ({limit:,}) are refused", None, ends)
+        return Missing(f"the index is full: {_limits(source.spec.rules)}", None, ends)
     before = sequencer.known_from if 0 < sequencer.known_from < NOTHING else None
     if sequencer.backfill_pending:
         what = f"{_until(before)} missing, and the engine" if before else "the engine"
@@ -56,6 +56,13 @@ def missing(source: Source) -> Missing | None:
         return Missing(f"{what} while kvbus was not connected, and there is no replay_endpoint", before, ends)
     what = _until(before) if before else "earlier batches were"
     return Missing(f"{what} trimmed from the engine's replay buffer before kvbus asked for them", before, ends)
+
+
+def _limits(rules: Rules) -> str:
+    return (
+        f"what is beyond limits.max_blocks ({rules.max_blocks:,}), limits.max_index_bytes ({rules.max_index_bytes:,}) "
+        f"or limits.max_groups ({rules.max_groups:,}) is refused"
+    )
 
 
 def _until(first: int) -> str:

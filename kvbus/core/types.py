@@ -35,6 +35,7 @@ class Reason(StrEnum):
     DUPLICATE_HASH = "duplicate_hash"
     SELF_PARENT = "self_parent"
     UNKNOWN_MEDIUM = "unknown_medium"
+    TOO_MANY_GROUPS = "too_many_groups"
     INDEX_FULL = "index_full"
     CONFLICT = "conflict"
 

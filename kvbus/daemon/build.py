@@ -47,6 +47,8 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         orphans=config.orphans,
         clears=stream.clears,
         max_blocks=config.limits.max_blocks,
+        max_groups=config.limits.max_groups,
+        max_index_bytes=config.limits.max_index_bytes,
     )
     return SourceSpec(stream.label, stream.rank, settings, rules, config.on_lost, config.source_timeout, stream.topic)
 

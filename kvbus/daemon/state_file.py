@@ -74,9 +74,8 @@ def other_version(name: str, begin: bytes) -> str | None:
 
 
 def _parse(name: str, begin: bytes, whose: bytes) -> tuple[bytes, bytes, int]:
-    if not begin.startswith(MAGIC):
-        raise StateError(f"{name} is damaged")
-    if len(begin) < HEADER_SIZE or _CRC.unpack_from(begin, _HEADER.size)[0] != crc32(begin[: _HEADER.size]):
+    whole = len(begin) == HEADER_SIZE and begin.startswith(MAGIC)
+    if not whole or _CRC.unpack_from(begin, _HEADER.size)[0] != crc32(begin[: _HEADER.size]):
         raise StateError(f"{name} is damaged")
     _, found, file_id, before, length = _HEADER.unpack_from(begin)
     if found != whose:

@@ -50,6 +50,8 @@ class SourceReading(msgspec.Struct, frozen=True):
         queue_depth: batches that wait for their turn: in the reorder buffer, or in order and not handed on yet.
         unverified: batches of which it is not known which epoch they belong to.
         index_entries: blocks remembered: the live ones, and coarse ones and tails that are left out.
+        index_bytes: about what these take.
+        groups: KV cache groups that the epoch has stored blocks of.
         blocks: live blocks by medium, as routers know them: none of an expired source.
     """
 
@@ -72,6 +74,10 @@ class SourceReading(msgspec.Struct, frozen=True):
     unverified: int
     index_entries: int
     index_limit: int
+    index_bytes: int
+    index_bytes_limit: int
+    groups: int
+    groups_limit: int
     blocks: dict[str, int]
     stats: SourceStats
 
@@ -122,6 +128,10 @@ def read_source(source: Source) -> SourceReading:
         unverified=len(sequencer.unverified),
         index_entries=normalizer.entries,
         index_limit=spec.rules.max_blocks,
+        index_bytes=normalizer.index_bytes,
+        index_bytes_limit=spec.rules.max_index_bytes,
+        groups=normalizer.known_groups,
+        groups_limit=spec.rules.max_groups,
         blocks=dict.fromkeys(media, 0) if source.expired else dict(media),
         stats=_copied(source.stats),
     )

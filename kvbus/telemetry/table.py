@@ -183,6 +183,10 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
         lambda s: s.index_entries,
     ),
     _one("source_index_limit", "Limit of blocks in the index.", lambda s: s.index_limit),
+    _one("source_index_bytes", "Memory that these blocks take, estimated.", lambda s: s.index_bytes),
+    _one("source_index_bytes_limit", "Limit of that memory.", lambda s: s.index_bytes_limit),
+    _one("source_groups", "KV cache groups that the epoch has stored blocks of.", lambda s: s.groups),
+    _one("source_groups_limit", "Limit of groups.", lambda s: s.groups_limit),
     _by(
         "type",
         "source_events_total",

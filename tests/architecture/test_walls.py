@@ -27,6 +27,7 @@ PURE = {
     "itertools",
     "math",
     "msgspec",
+    "operator",
     "re",
     "typing",
     "weakref",

@@ -79,6 +79,8 @@ def test_defaults_are_the_documented_ones(read):
             "max_frames": 16,
             "max_events": 65_536,
             "max_blocks": 20_000_000,
+            "max_index_bytes": 4_294_967_296,
+            "max_groups": 64,
             "max_held_bytes": 268_435_456,
             "max_request_bytes": 65_536,
             "max_replay_sessions": 64,

@@ -46,7 +46,7 @@ from kvbus.core.wire.codec import AnyEvent, Batch, decode_batch
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.transport.answer_reader import AnswerReader
-from tests.doubles.accounting import all_accounted_for
+from tests.doubles.accounting import all_accounted_for, size_is_true
 from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, payload, plain_all, short, unpack
 from tests.doubles.router import PlainSetRouter
@@ -81,6 +81,7 @@ class Bench:
             decoded = decode_batch(batch)
             assert isinstance(decoded, Batch), decoded
             out = self.normalizer.apply(decoded, first_of_epoch=first_of_epoch)
+        size_is_true(self.normalizer)
         self.router.apply(self.seq, payload(*out))
         self.seq += 1
         return plain_all(out)

@@ -137,7 +137,10 @@ class TestWhatIsSaid:
     def test_an_index_that_is_full(self):
         script = Kept(max_blocks=1).hear(up(), live(0, store([1])), live(1, store([2])), tick(0.1, WALL))
         reason, before, _ = self.said(script)
-        assert reason == "the index is full: blocks beyond limits.max_blocks (1) are refused"
+        assert reason == (
+            "the index is full: what is beyond limits.max_blocks (1), limits.max_index_bytes (4,294,967,296) "
+            "or limits.max_groups (64) is refused"
+        )
         assert before is None
 
     def test_several_publishers(self):

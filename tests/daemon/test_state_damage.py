@@ -22,6 +22,7 @@ from kvbus.daemon import state_store
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.seq_reservation import AHEAD
+from kvbus.daemon.state_file import other_version
 from kvbus.daemon.state_store import SPARE
 from kvbus.errors import StateDirError
 from tests.daemon.test_disk import OTHER_THAN_A_FILE
@@ -363,3 +364,18 @@ async def test_a_seq_reservation_is_kept_twice(left: Left, tmp_path: Path) -> No
     assert daemon.restored
     assert next_seq_of(daemon) > left.next_seq
     await daemon.close(drain=0)
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (b"kvbus-state-009\nmore", "it is of version 009, and this kvbus reads version 010"),
+        (b"kvbus-state-010\nmore", None),
+        (b"kvbus-state-\xff\xff\xff\n", None),
+        (b"kvbus-state-", None),
+        (b"another file's", None),
+        (b"", None),
+    ],
+)
+def test_a_file_says_its_version(begin: bytes, said: str | None) -> None:
+    assert other_version("it", begin) == said

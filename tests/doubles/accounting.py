@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from kvbus.core.blocks.size import chunk_bytes
+from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.stats import SourceStats
 
@@ -24,3 +26,12 @@ def all_accounted_for(source: Counted) -> None:
     assert pending == holes >= 0, f"{pending} pending, {holes} holes"
     counted = stats.recovered + stats.lost
     assert stats.missing == counted + pending, f"{stats.missing} missing, {counted} decided, {pending} pending"
+
+
+def size_is_true(normalizer: Normalizer) -> None:
+    """What an index is counted to hold is what it holds."""
+    for index in (normalizer.index, normalizer.tails):
+        tables = index.tables.values()
+        held = {id(chunk): chunk_bytes(chunk) for table in tables for chunk in table.blocks.values()}
+        assert index.size.blocks == sum(len(table.blocks) for table in tables)
+        assert index.size.bytes == sum(held.values())

@@ -26,7 +26,7 @@ from kvbus.core.wire.frames import (
 )
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
-from tests.doubles.accounting import all_accounted_for
+from tests.doubles.accounting import all_accounted_for, size_is_true
 from tests.doubles.answers import reading
 from tests.doubles.router import PlainSetRouter
 
@@ -120,6 +120,7 @@ def _counted(bus: Relay) -> None:
     (source,) = bus.sources
     all_accounted_for(source)
     assert source.normalizer.entries <= 64
+    size_is_true(source.normalizer)
 
 
 class Follower:

@@ -49,7 +49,7 @@ from kvbus.core.source import SourceSpec
 from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, fold
 from kvbus.core.write_ahead_log import Frame, Records, decode_records
-from tests.doubles.accounting import all_accounted_for
+from tests.doubles.accounting import all_accounted_for, size_is_true
 from tests.doubles.answers import reading
 from tests.doubles.router import RankedRouter, events_of
 
@@ -688,6 +688,7 @@ class World:
     def nothing_uncounted(self) -> None:
         for source in self.relay.sources:
             all_accounted_for(source)
+            size_is_true(source.normalizer)
 
     def nothing_unbounded(self) -> None:
         setup = self.setup

@@ -7,6 +7,7 @@ the exit code is 1 then.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 import zlib
@@ -48,12 +49,27 @@ class Longest:
                 self.alone[fault] = max(self.alone.get(fault, 0.0), seconds)
 
 
+def finding(defect: str, first: int, worlds: int) -> list[int]:
+    """Return the worlds that fail with a defect and not without it."""
+    module = importlib.import_module(f"tests.vopr.defects.{defect}")
+    found = []
+    for seed in range(first, first + worlds):
+        plan = plans.draw(seed)
+        with module.put_back():
+            _, error = plans.run(seed, plan)
+        if error is not None and plans.run(seed, plan)[1] is None:
+            found.append(seed)
+    return found
+
+
 def main() -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--script", type=Path)
+    parser.add_argument("--defect", help="a module of tests/vopr/defects: which worlds find it?")
+    parser.add_argument("--worlds", type=int, default=50, help="how many are tried, from world SEED on")
     parser.add_argument("--shrink", type=float, default=plans.SHRINK_SECONDS, help="seconds; 0: not at all")
     options = parser.parse_args()
     if options.script is not None:
@@ -61,7 +77,10 @@ def main() -> int:
         world, error = plans.run(seed, plan)
         say(f"{world.schedule.steps:,} steps: {'ok' if error is None else f'{type(error).__name__}: {error}'}")
         return int(error is not None)
-    begun = shown = time.monotonic()
+    if options.defect is not None:
+        say(f"{options.defect}: found in {', '.join(map(str, finding(options.defect, options.seed, options.worlds)))}")
+        return 0
+    begun, shown = time.process_time(), time.monotonic()
     steps = worlds = digest = 0
     longest = Longest()
     while steps < options.steps:
@@ -78,10 +97,10 @@ def main() -> int:
         now = time.monotonic()
         if now - shown > 10:
             shown = now
-            say(f"{steps:,} steps, {worlds:,} worlds, {steps / (now - begun):,.0f} steps a second")
-    seconds = time.monotonic() - begun
+            say(f"{steps:,} steps, {worlds:,} worlds, {steps / (time.process_time() - begun):,.0f} steps a CPU second")
+    seconds = time.process_time() - begun
     say(
-        f"ok: {steps:,} steps in {worlds:,} worlds, seed {options.seed}, {seconds:.0f} s "
+        f"ok: {steps:,} steps in {worlds:,} worlds, seed {options.seed}, {seconds:.0f} CPU seconds "
         f"({steps / seconds:,.0f} a second), checksum {digest:08x}"
     )
     say(f"seconds from the last fault to exact: {longest.worst:.2f} at most; after one kind of fault alone:")

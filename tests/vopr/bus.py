@@ -214,6 +214,9 @@ class Bus:
         self.daemon: Daemon | None = None
         self.refused = 0
         """Starts that were refused."""
+        self.numbering_lost: Any = lambda: None
+        self._unreserved = False
+        """The process began on a full disk, where it may have found no place for its seq reservations."""
         self._reloader: Reloader | None = None
         self.after_turn: Any = lambda: None
 
@@ -225,12 +228,15 @@ class Bus:
     def start(self) -> None:
         """Start a process, if there is none."""
         if self.loop is None:
+            if self._unreserved:
+                self.numbering_lost()
             self.network.begin_numbering()
             self.loop = SimLoop(self.schedule, self._failed)
             self.loop.after_turn = self.after_turn
             self.loop.call_soon(self._boot, self.loop)
 
     def _boot(self, loop: SimLoop) -> None:
+        self._unreserved = self.platter.room is not None
         try:
             self._disk = SimDisk(self.platter)
             self.daemon = Daemon(self.setup.config(self.sources), disk=self._disk)

@@ -119,6 +119,14 @@ class Platter:
             file.write(at, bytes([file.data[at] ^ (1 << self.chance.randrange(8))]))
             file.sync()
 
+    def cut_a_log(self) -> None:
+        """The end of the newest log is gone, or all of it."""
+        logs = [(len(name), name, file) for name, file in self.files() if name.endswith(".log")]
+        if logs:
+            file = max(logs, key=lambda found: found[:2])[2]
+            file.write(self.chance.choice([0, self.chance.randrange(len(file.data) + 1)]), None)
+            file.sync()
+
     def change(self, path: str, name: str, file: File | None) -> None:
         """Give a name to a file, or to none."""
         if file is None:

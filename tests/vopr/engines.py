@@ -146,7 +146,7 @@ class Directory:
         self.nodes: dict[str, EngineNode] = {}
 
     def find(self, endpoint: str) -> EngineNode | None:
-        """Return the engine at ``tcp://name:port``."""
+        """Return the engine at ``tcp://name:port``, or at the address ``tcp://@name:port``, which never moves."""
         return self.nodes.get(endpoint.removeprefix("tcp://").rpartition(":")[0])
 
 
@@ -237,6 +237,10 @@ class SimLive(_Socket):
         self._monitor(True)
         # the publisher takes in the subscription later than this side knows of the connection
         self.schedule.after(self.chance.choice([0.0005, 0.0005, 0.05]), self._joined, node)
+
+    def beside(self, endpoint: str) -> str:
+        """Return an endpoint of the engine that this subscription has reached."""
+        return endpoint if self.node is None else f"tcp://@{self.node.name}:{endpoint.rpartition(':')[2]}"
 
     def _joined(self, node: EngineNode) -> None:
         if self.node is node and not self.closed and self not in node.live:

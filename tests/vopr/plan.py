@@ -42,6 +42,7 @@ def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
         (1, [(0, "engine_moves", (n,)), (later, "old_engines_stop", ())]),
         (1, [(0, "power_is_cut", ()), (later, "start", ())]),
         (1, [(0, "bus_is_killed", ()), (later / 2, "a_bit_flips", (m,)), (later, "start", ())]),
+        (1, [(0, "bus_is_killed", ()), (later / 2, "a_log_is_cut", ()), (later, "start", ())]),
         (1, [(0, "disk_has_room_for", (chance.choice([0, 1, 100, 3000]),)), (later, "disk_has_room_for", (None,))]),
         (1, [(0, "bus_stops", ()), (later + 3, "start", ())]),
         (4, [(0, "bus_pauses", (chance.choice([0.3, 3.0, 10.0]),))]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import msgspec
@@ -400,7 +401,7 @@ class Client(Router):
     def __init__(self, *args: Any) -> None:
         self.sequence = Sequence()
         self._number = 0
-        self._timer = 0
+        self._tick_at = inf
         super().__init__(*args)
         self._follow(self.sequence.open(self.schedule.now))
 
@@ -425,12 +426,13 @@ class Client(Router):
             elif isinstance(output, Lost | Restarted):
                 self.view = View()
         deadline = self.sequence.deadline
-        if deadline is not None:
-            self._timer += 1
-            self.schedule.at(deadline, self._tick, self._timer)
+        if deadline is not None and deadline < self._tick_at:
+            self._tick_at = deadline
+            self.schedule.at(deadline, self._tick, deadline)
 
-    def _tick(self, timer: int) -> None:
-        if timer == self._timer and not self.gone:
+    def _tick(self, planned: float) -> None:
+        if planned == self._tick_at and not self.gone:
+            self._tick_at = inf
             self._follow(self.sequence.tick(self.schedule.now))
 
     def _stop(self) -> None:

@@ -69,12 +69,13 @@ class World:
         self.setup = Setup(schedule.chance("setup"))
         self.bus = Bus(schedule, self.network, self.setup, self._failed)
         self.bus.after_turn = self._look
+        self.bus.numbering_lost = self._numbering_lost
         self.engines = [
             EngineNode(schedule, f"engine{number}", kind, rank, self.setup.buffer, self.setup.hwm)
             for number, (kind, rank) in enumerate(zip(self.setup.engines, self.setup.ranks, strict=True))
         ]
         for node in self.engines:
-            self.directory.nodes[node.name] = node
+            self.directory.nodes[node.name] = self.directory.nodes[f"@{node.name}"] = node
         self.routers: list[tuple[tuple[int, int], Router]] = []
         self.times: list[tuple[float, frozenset[str]]] = []
         """Of each quiescence: the seconds until all was exact, and the faults before it."""
@@ -180,7 +181,7 @@ class World:
         self._moves += 1
         name = f"{old.name.partition(' ')[0]} {self._moves}"
         new = EngineNode(self.schedule, name, old.engine.kind, old.engine.rank, self.setup.buffer, self.setup.hwm)
-        self.engines[number] = self.directory.nodes[f"engine{number}"] = new
+        self.engines[number] = self.directory.nodes[f"engine{number}"] = self.directory.nodes[f"@{name}"] = new
         self.old.append(old)
 
     def old_engines_stop(self) -> None:
@@ -228,12 +229,18 @@ class World:
     def power_is_cut(self) -> None:
         self.bus.kill()
         self.bus.platter.power_cut()
+        self._numbering_lost()
+
+    def _numbering_lost(self) -> None:
         self.network.seen.clear()
         for _, router in self.routers:
             router.numbering_in_doubt = True
 
     def a_bit_flips(self, number: int) -> None:
         self.bus.platter.flip_a_bit(number)
+
+    def a_log_is_cut(self) -> None:
+        self.bus.platter.cut_a_log()
 
     def disk_has_room_for(self, size: int | None) -> None:
         self.bus.platter.room = size

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from msgspec import Raw, UnsetType
 
-from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, TableKey, live_runs, raw_or_unset, set_of_chunks, slice_array
+from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, TableKey, raw_or_unset, set_of_chunks, slice_array
+from kvbus.core.blocks.live_order import in_order, live_runs
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, encode_value, with_extras
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
@@ -85,7 +86,7 @@ def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[tuple[TableKey, 
     Each has its table's key. Blocks that are in one of the indexes ``known`` are left out.
     """
     announced = {(key, name) for other in known for key, name in _derived_names(other)}
-    for key, chunk, a, b in index.snapshot():
+    for key, chunk, a, b in in_order(index):
         if chunk.derived is None:
             if known:
                 fresh = [

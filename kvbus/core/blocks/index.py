@@ -7,15 +7,17 @@ sizes (vLLM 0.20 and later), and on several media at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, UnsetType, structs
 
 from kvbus.core.blocks.chunk_set import ChunkSet
 from kvbus.core.blocks.overlay import SMALL, Overlay
-from kvbus.core.types import DEVICE_MEDIUM, Hash
+from kvbus.core.blocks.size import Size
+from kvbus.core.types import Hash
 from kvbus.core.wire.codec import decode_tokens, decode_value, encode_value
 from kvbus.core.wire.schema import BlockStored
 
@@ -28,7 +30,10 @@ comparisons as the chunk has blocks, to remove them all costs the square."""
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False):
-    """What the blocks of an event share with those of most others: kept once per distinct value."""
+    """What the blocks of an event share with those of most others: kept once per distinct value.
+
+    ``weight`` are the bytes of texts so long that they are not shared. A chunk with such a meta has a :class:`Rest`.
+    """
 
     block_size: int
     lora_id: int | None
@@ -42,6 +47,7 @@ class Meta(msgspec.Struct, frozen=True, gc=False):
     session_id: bytes | None = None
     cache_salt: bytes | None = None
     lookahead: bytes | None = None
+    weight: int = 0
 
 
 class Rest(msgspec.Struct, gc=False):
@@ -164,6 +170,15 @@ class Table:
 
 _MAX_METAS: Final = 4096
 
+MAX_SHARED: Final = 1024
+"""Bytes of texts in a meta that is kept once for the blocks of many events."""
+
+
+def _weight(meta: Meta) -> int:
+    """The bytes of what an engine may make as long as it likes."""
+    texts = (meta.lora_name, meta.kind, meta.locality, meta.ownership, meta.session_id, meta.cache_salt, meta.lookahead)
+    return sum(len(text) for text in texts if isinstance(text, (str, bytes)))
+
 
 class Index:
     """All tables of one source.
@@ -174,13 +189,23 @@ class Index:
 
     def __init__(self, copied_below: int = SMALL) -> None:
         self._copied_below = copied_below
-        self.tables: dict[TableKey, Table] = {}
-        self.media_names: set[str] = set()
-        """Media any table is of."""
         self._metas: dict[Meta, Meta] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self.tables: dict[TableKey, Table] = {}
+        self._of_group: dict[int | None, dict[TableKey, Table]] = {}
+        self._of_medium: dict[str, dict[TableKey, Table]] = {}
+        self.media_names: AbstractSet[str] = self._of_medium.keys()
+        """Media any table is of."""
+        self.grouped = False
+        """Whether any table is of a numbered group."""
+        self.size = Size()
+        """Whoever puts chunks into tables and takes them out counts them here."""
 
     def __len__(self) -> int:
-        return sum(len(table.blocks) for table in self.tables.values())
+        """Live blocks; of a frozen copy, which is not counted, 0."""
+        return self.size.blocks
 
     @property
     def announced(self) -> int:
@@ -192,14 +217,28 @@ class Index:
         key = (group, medium)
         table = self.tables.get(key)
         if table is None:
-            table = self.tables[key] = Table(self._copied_below)
-            self.media_names.add(medium)
+            table = Table(self._copied_below)
+            self._put(key, table)
         return table
 
-    @property
-    def grouped(self) -> bool:
-        """Whether any table is of a numbered group."""
-        return any(group is not None for group, _ in self.tables)
+    def _put(self, key: TableKey, table: Table) -> None:
+        group, medium = key
+        self.tables[key] = table
+        self._of_group.setdefault(group, {})[key] = table
+        self._of_medium.setdefault(medium, {})[key] = table
+        self.grouped |= group is not None
+
+    def _drop(self, key: TableKey) -> None:
+        del self.tables[key]
+        for tables, name in ((self._of_group, key[0]), (self._of_medium, key[1])):
+            del tables[name][key]  # type: ignore[index]
+            if not tables[name]:  # type: ignore[index]
+                del tables[name]  # type: ignore[arg-type]
+        self.grouped = len(self._of_group) > (None in self._of_group)
+
+    def tables_on(self, media: Iterable[str]) -> list[tuple[TableKey, Table]]:
+        """The tables of these media."""
+        return [each for medium in media for each in self._of_medium.get(medium, {}).items()]
 
     def announces(self, group: int | None, medium: str, name: Hash) -> bool:
         """Whether routers know a live block by this name (not for a frozen copy with reblocked blocks)."""
@@ -218,29 +257,44 @@ class Index:
 
     def find(self, group: int | None, block: Hash) -> Chunk | None:
         """The chunk that holds this block on any medium of the group."""
-        for (table_group, _), table in self.tables.items():
-            if table_group == group and (chunk := table.blocks.get(block)) is not None:
+        for table in self._of_group.get(group, {}).values():
+            if (chunk := table.blocks.get(block)) is not None:
                 return chunk
         return None
 
     def tables_with(self, medium: str, block: Hash) -> list[tuple[TableKey, Table]]:
         """Every group's table that holds this block on this medium."""
-        return [(key, table) for key, table in self.tables.items() if key[1] == medium and block in table.blocks]
+        return [(key, table) for key, table in self.tables_on((medium,)) if block in table.blocks]
 
-    def keep(self, media: set[str]) -> None:
+    def keep(self, media: AbstractSet[str]) -> None:
         """Forget the blocks on any other medium."""
-        self.tables = {key: table for key, table in self.tables.items() if key[1] in media}
-        self.media_names &= media
+        for key, table in self.tables_on(self.media_names - media):
+            for chunk in set_of_chunks(table):
+                self.size.drop(table, chunk)
+            self._drop(key)
 
     def keep_group(self, group: int | None) -> None:
-        """Forget the blocks of any other group."""
-        self.tables = {key: table for key, table in self.tables.items() if key[0] == group}
+        """Forget the blocks of any other group, in a frozen copy."""
+        for key in [key for key in self.tables if key[0] != group]:
+            self._drop(key)
+
+    def drop_empty(self, media: Iterable[str]) -> None:
+        """Forget the tables of these media that hold no block."""
+        for key, table in self.tables_on(media):
+            if not table.blocks:
+                self._drop(key)
 
     def clear(self) -> None:
         """Forget all blocks."""
-        self.tables = {}
-        self.media_names.clear()
+        self._begin()
         self._metas.clear()
+
+    def count(self) -> None:
+        """Count all blocks and bytes anew: chunks were put in, taken out or changed without being counted."""
+        self.size = Size()
+        for table in self.tables.values():
+            for chunk in set_of_chunks(table):
+                self.size.count(table, chunk)
 
     def meta(self, event: BlockStored) -> Meta:
         """The shared :class:`Meta` of an event."""
@@ -261,10 +315,17 @@ class Index:
         return self.shared_meta(Meta(*key))
 
     def shared_meta(self, meta: Meta) -> Meta:
-        """The one object for this value."""
+        """The one object for this value, unless it is too long to be kept for others."""
+        known = self._metas.get(meta)
+        if known is not None:
+            return known
+        weight = _weight(meta)
+        if weight > MAX_SHARED:
+            return structs.replace(meta, weight=weight)
         if len(self._metas) >= _MAX_METAS:
             self._metas.clear()
-        return self._metas.setdefault(meta, meta)
+        self._metas[meta] = meta
+        return meta
 
     def merge_overlays(self) -> None:
         """Put changes back into the plain dictionaries: see :meth:`Table.merge_overlay`."""
@@ -283,97 +344,15 @@ class Index:
     def given_up(self) -> Index:
         """The tables as they are, for the last time: this index is about to be cleared."""
         last = Index()
-        last.tables = self.tables
+        for key, table in self.tables.items():
+            last._put(key, table)
         return last
-
-    def snapshot(self) -> Iterator[tuple[TableKey, Chunk, int, int]]:
-        """Every live run ``(table, chunk, first, last + 1)``: device first, one medium at a time, parents first."""
-        for key in sorted(self.tables, key=_table_order):
-            yield from _table_runs(key, self.tables[key])
-
-
-_MAX_RUNS: Final = 4096
-"""Chunks whose runs are remembered: many blocks may have their parent in one of the last ones."""
-
-
-def _table_order(key: TableKey) -> tuple[bool, str, int]:
-    return (key[1] != DEVICE_MEDIUM, key[1], -1 if key[0] is None else key[0])
-
-
-def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, int, int]]:
-    sub_blocks: dict[Hash, tuple[Chunk, int]] = {}
-    """By derived hash: the reblocked chunk, and its block that the sub-block is part of."""
-    for chunk in set_of_chunks(table) if table.sub_blocks or table.refs else ():
-        if chunk.derived is not None:
-            derived, per_block = chunk.reblocked()
-            sub_blocks.update((name, (chunk, at // per_block)) for at, name in enumerate(derived))
-    runs: dict[int, tuple[tuple[int, int], ...]] = {}
-
-    def runs_of(chunk: Chunk) -> tuple[tuple[int, int], ...]:
-        found = runs.get(id(chunk))
-        if found is None:
-            if len(runs) == _MAX_RUNS:  # a million of them would be a hundred megabytes
-                runs.clear()
-            found = runs[id(chunk)] = tuple(live_runs(table, chunk))
-        return found
-
-    def run_before(chunk: Chunk, first: int) -> tuple[Chunk, int, int] | None:
-        """The live run that holds the parent of this run."""
-        if chunk.derived is not None and first == 0 and chunk.out_parent is not None:
-            holder, at = sub_blocks.get(chunk.out_parent, (None, 0))
-        else:
-            parent = chunk.parent_of(first)
-            holder = table.blocks.get(parent) if parent is not None else None
-            at = holder.hashes.index(parent) if holder is not None and parent is not None else 0
-        if holder is None:
-            return None
-        return next(((holder, a, b) for a, b in runs_of(holder) if a <= at < b), None)
-
-    done = ChunkSet()
-    """Chunks whose runs were taken, where there is one run."""
-    done_runs: set[Hash] = set()
-    """The first block of each run that was taken of other chunks."""
-
-    def take(chunk: Chunk, first: int) -> bool:
-        if len(runs_of(chunk)) == 1:
-            return done.add(chunk)
-        before = len(done_runs)
-        done_runs.add(chunk.hashes[first])
-        return len(done_runs) > before
-
-    last: Chunk | None = None
-    for chunk in table.blocks.values():
-        if chunk is last:
-            continue
-        last = chunk
-        for a, b in runs_of(chunk):
-            path: list[tuple[Chunk, int, int]] = []
-            walk: tuple[Chunk, int, int] | None = (chunk, a, b)
-            # up to the first ancestor that was taken already; noted on the way, so that a cycle of parents ends too
-            while walk is not None and take(walk[0], walk[1]):
-                path.append(walk)
-                walk = run_before(walk[0], walk[1])
-            yield from ((key, *run) for run in reversed(path))
 
 
 def set_of_chunks(table: Table) -> Iterator[Chunk]:
     """Every chunk with a live block, once, in the order its first one came."""
     seen = ChunkSet()
     yield from (chunk for chunk in table.blocks.values() if seen.add(chunk))
-
-
-def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
-    """The maximal ranges of a chunk's blocks that are still live through this chunk."""
-    first = None
-    for i, block in enumerate(chunk.hashes):
-        alive = table.blocks.get(block) is chunk
-        if alive and first is None:
-            first = i
-        elif not alive and first is not None:
-            yield first, i
-            first = None
-    if first is not None:
-        yield first, len(chunk.hashes)
 
 
 def carried_bytes(raw: Raw | UnsetType) -> bytes | None:

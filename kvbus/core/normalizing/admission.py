@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Raw, UnsetType
@@ -16,9 +16,6 @@ from kvbus.core.wire.codec import Batch
 from kvbus.core.wire.parts import parts
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
-MAX_GROUPS: Final = 1024
-"""Groups of one source that anything is remembered of; stores of further ones are refused."""
-
 Step = Store | BlockRemoved | AllBlocksCleared
 """An event that keeps the rules, in the order it came."""
 
@@ -28,21 +25,28 @@ class Admission:
 
     Args:
         groups: ``prefix`` leaves out groups whose kind carries no prefixes.
+        max_groups: groups that anything is remembered of; stores of further ones are refused.
         stats: where rejections are counted.
+        refused: takes the media of stores that a limit has refused.
     """
 
-    def __init__(self, groups: Literal["prefix", "all"], stats: SourceStats) -> None:
+    def __init__(
+        self, groups: Literal["prefix", "all"], max_groups: int, stats: SourceStats, refused: set[str]
+    ) -> None:
         self._groups = groups
+        self._max_groups = max_groups
         self._stats = stats
+        self._refused = refused
         self._kinds: dict[type, int] = {int: 0, bytes: 0}
-        self._known: set[int | None] = set()
+        self.known: set[int | None] = set()
+        """Groups that stores were of."""
         self.no_prefix: set[int | None] = set()
         """Groups that announced themselves as sliding window, chunked local or mamba."""
 
     @property
     def only_without_prefix(self) -> bool:
         """Whether groups have stored blocks, and all of them are left out."""
-        return bool(self.no_prefix) and self._known <= self.no_prefix
+        return bool(self.no_prefix) and self.known <= self.no_prefix
 
     def steps(self, batch: Batch) -> list[Step]:
         """The events of a batch that may be applied."""
@@ -74,14 +78,11 @@ class Admission:
 
     def _check(self, event: BlockStored) -> Store | None:
         group = None if isinstance(event.group_idx, UnsetType) else event.group_idx
-        if group not in self._known:
-            if len(self._known) >= MAX_GROUPS:
-                self._stats.rejected[Reason.INDEX_FULL] += 1
-                return None
-            self._known.add(group)
+        known = group in self.known or self._gets_known(group)
         kind = event.kv_cache_spec_kind
         if self._groups == "prefix" and isinstance(kind, str) and kind not in PREFIX_KINDS:
-            self.no_prefix.add(group)
+            if known:
+                self.no_prefix.add(group)
             self._stats.filtered[Filtered.GROUP] += 1
             return None
         store = check_stored(event)
@@ -94,26 +95,38 @@ class Admission:
         if not self._right_kind(event.block_hashes[0]):
             self._stats.rejected[Reason.HASH_KIND] += 1
             return None
+        if not known:
+            self._stats.rejected[Reason.TOO_MANY_GROUPS] += 1
+            self._refused.add(store.medium)
+            return None
         return store
+
+    def _gets_known(self, group: int | None) -> bool:
+        if len(self.known) >= self._max_groups:
+            return False
+        self.known.add(group)
+        return True
 
     def count_plain(self, kind: type, stores: int, removals: int) -> bool:
         """Count the events of a batch that keeps every rule; False if its kind of hash is not the stream's."""
-        kinds = self._kinds
-        if stores and kinds[kind] + 1 < kinds[bytes if kind is int else int]:
-            return False
-        kinds[kind] += stores
-        self._stats.stored += stores
-        self._stats.removed += removals
+        if stores:
+            kinds = self._kinds
+            if kinds[kind] + 1 < kinds[bytes if kind is int else int]:
+                return False
+            kinds[kind] += stores
+            self._stats.stored += stores
+        if removals:
+            self._stats.removed += removals
         return True
 
     def dump(self) -> list[Any]:
         """Plain data for a restart."""
-        return [[self._kinds[int], self._kinds[bytes]], list(self.no_prefix), list(self._known)]
+        return [[self._kinds[int], self._kinds[bytes]], list(self.no_prefix), list(self.known)]
 
     def load(self, data: list[Any]) -> None:
         """The reverse of :meth:`dump`."""
         (self._kinds[int], self._kinds[bytes]), no_prefix, known = data
-        self.no_prefix, self._known = set(no_prefix), set(known)
+        self.no_prefix, self.known = set(no_prefix), set(known)
 
     def _right_kind(self, block: Hash) -> bool:
         """Whether the hash is of this stream's kind. The majority decides, so an odd event changes nothing."""

@@ -15,12 +15,14 @@ from __future__ import annotations
 import re
 from collections.abc import MutableMapping
 from math import isfinite
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Meta, Table
+from kvbus.core.blocks.size import ITEM_BYTES, MANY
 from kvbus.core.normalizing.admission import Admission
 from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
 from kvbus.core.normalizing.left_out import LeftOut
@@ -44,6 +46,8 @@ Counted = tuple[dict[Hash, int], Hash, int]
 """The table's copies, the block of which one was counted, and by how much."""
 
 _MAX_SHAPES: Final = 4096
+
+_chunk_of: Final = itemgetter(2)
 
 
 class _Shape:
@@ -86,6 +90,7 @@ class FastPath:
         left_out: what the limit of the index counts, too.
         stats: where copies that are left out are counted.
         max_blocks: limit of the index.
+        max_bytes: the same in bytes.
         prefix_only: groups whose kind carries no prefixes are left out.
         count_copies: a copy has to be removed once more, before the block is gone.
     """
@@ -99,6 +104,7 @@ class FastPath:
         stats: SourceStats,
         *,
         max_blocks: int,
+        max_bytes: int,
         prefix_only: bool,
         count_copies: bool,
     ) -> None:
@@ -111,6 +117,7 @@ class FastPath:
 
         # The operator's choices.
         self._max_blocks = max_blocks
+        self._max_bytes = max_bytes
         self._prefix_only = prefix_only
         self._count_copies = count_copies
 
@@ -120,16 +127,17 @@ class FastPath:
         # What is cached; :meth:`forget` empties it.
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
         """By the spelling of a store."""
-        self._room = 0
-        """Blocks that still fit into the index at least."""
+
+        self._most_blocks = self._most_bytes = -1
+        """What the index may hold beside what is left out."""
 
         # ``extra_keys`` that say nothing, by number of blocks: kept once for all blocks that have them.
         self._usual_keys: dict[int, tuple[Raw, bytes]] = {}
 
     def forget(self) -> None:
-        """Empty the caches: the tables, how full they are, or the known block sizes have changed."""
+        """Empty the caches: the tables, what is left out, or the known block sizes have changed."""
         self._shapes.clear()
-        self._room = 0
+        self._most_blocks = self._most_bytes = -1
 
     def take(self, payload: bytes) -> Taken | None:
         """Apply a batch; None, and nothing has changed, if it has to take the slow path."""
@@ -138,16 +146,17 @@ class FastPath:
             return None
         shapes, unchanged = self._shapes, True
         undo: list[Undo] = []
+        firsts: list[tuple[Table, Chunk]] = []
         copies: list[Counted] = []
         gone: set[Hash] = set()
-        stores = added = done = again = 0
+        stores = added = size = done = again = 0
         bytes_hashes = False
         for event in batch.events:
             if type(event) is not PlainStored:
                 if type(event) is not PlainRemoved or not event.block_hashes:
                     break
                 bytes_hashes = type(event.block_hashes[0]) is bytes
-                if not self._remove(event, gone, undo, copies):
+                if not self._remove(event, gone, undo, firsts, copies):
                     break
                 done += 1
                 continue
@@ -176,6 +185,7 @@ class FastPath:
                     keys = usual[1]
                 elif (keys := self._checked_keys(bytes(raw_keys), count)) is None:
                     break
+                size += len(keys)
             blocks = shape.table.blocks
             parent = event.parent_block_hash
             if parent is not None:
@@ -188,6 +198,7 @@ class FastPath:
             if hashes[0] in blocks:
                 if not self._copy(event, tokens, shape, copies):
                     break
+                size -= ITEM_BYTES + len(keys or b"")  # it makes no chunk
                 again += parent is None and count > 1
                 done += 1
                 stores += 1
@@ -211,26 +222,41 @@ class FastPath:
                 unchanged = False
                 _complete(event)
             added += count
+            size += len(tokens)
             stores += 1
             done += 1
-        if done and done == len(batch.events) and self._fits(added):
-            self.bytes_hashes = bytes_hashes
-            if self._admission.count_plain(bytes if bytes_hashes else int, stores, done - stores):
-                if copies:
-                    unchanged = False
-                    batch.events = [event for event in batch.events if event.block_hashes]  # type: ignore[union-attr]
-                    self._stats.filtered[Filtered.COPY] += len(copies)
-                    self._stats.reannounced += again
-                return batch, unchanged
+        if done and done == len(batch.events):
+            now = self._index.size
+            live = now.blocks + added
+            size += now.at_most + ITEM_BYTES * (added + stores)
+            if (size <= self._most_bytes and live <= self._most_blocks) or self._fits(live - len(undo), size):
+                self.bytes_hashes = bytes_hashes
+                if self._admission.count_plain(bytes if bytes_hashes else int, stores, done - stores):
+                    now.blocks = live
+                    now.at_most = size
+                    if undo:
+                        now.blocks = live - len(undo)
+                        now.firsts_gone += firsts
+                        if now.left or len(now.firsts_gone) > MANY:
+                            now.removed(map(_chunk_of, undo))
+                    if copies:
+                        unchanged = False
+                        batch.events = [event for event in batch.events if event.block_hashes]  # type: ignore[union-attr]
+                        self._stats.filtered[Filtered.COPY] += len(copies)
+                        self._stats.reannounced += again
+                    return batch, unchanged
+            elif now.firsts_gone:
+                self._undo(batch, done, undo, copies)
+                now.settle()  # bytes were counted that have gone
+                return self.take(payload)
         self._undo(batch, done, undo, copies)
         return None
 
-    def _fits(self, added: int) -> bool:
-        """Whether the index, with the blocks just added, is within its limit."""
-        self._room -= added
-        if self._room < 0:
-            self._room = self._max_blocks - len(self._index) - len(self._left_out)
-        return self._room >= 0
+    def _fits(self, blocks: int, size: int) -> bool:
+        """Whether the index may hold so many blocks and bytes, beside what is left out."""
+        self._most_blocks = self._max_blocks - len(self._left_out)
+        self._most_bytes = self._max_bytes - self._left_out.bytes
+        return blocks <= self._most_blocks and size <= self._most_bytes
 
     def _copy(self, event: PlainStored[Any], tokens: bytes, shape: _Shape, copies: list[Counted]) -> bool:
         """Count an event whose blocks are all live, with the same tokens; nothing of it is announced."""
@@ -250,7 +276,14 @@ class FastPath:
         event.block_hashes = ()
         return True
 
-    def _remove(self, event: PlainRemoved[Any], gone: set[Hash], undo: list[Undo], copies: list[Counted]) -> bool:
+    def _remove(
+        self,
+        event: PlainRemoved[Any],
+        gone: set[Hash],
+        undo: list[Undo],
+        firsts: list[tuple[Table, Chunk]],
+        copies: list[Counted],
+    ) -> bool:
         """``gone`` are the blocks removed since the last store: no parent of a block may be among them."""
         medium = event.medium
         if isinstance(medium, UnsetType) or (medium is not None and medium != "GPU" and medium != medium.upper()):
@@ -272,7 +305,8 @@ class FastPath:
             hashes = event.block_hashes = left
         blocks = table.blocks
         before: Chunk | None = None
-        at = 0
+        at = -1
+        """Where the last block that was removed is in its chunk ``before``."""
         for block in hashes:
             chunk = blocks.pop(block, None)
             if chunk is None:
@@ -282,12 +316,16 @@ class FastPath:
                 at -= 1  # the usual order, a chain from its end
             else:
                 meta = chunk.meta
+                if not at:
+                    firsts.append((table, before))  # type: ignore[arg-type]
                 if chunk.rest is not None or meta.medium != medium or meta.group_idx != group:
                     return False  # reblocked, or spelled otherwise than when it was stored
                 before, at = chunk, chunk.hashes.index(block)
             if gone and (chunk.hashes[at - 1] if at else chunk.parent) in gone:
                 return False
             gone.add(block)
+        if not at:
+            firsts.append((table, before))  # type: ignore[arg-type]
         return True
 
     def _undo(self, batch: PlainBatch[Any], done: int, undo: list[Undo], copies: list[Counted]) -> None:
@@ -336,6 +374,8 @@ class FastPath:
         table = self._index.table(group, name)
         lora = _or_none(event.lora_id), _or_none(event.lora_name)
         meta = self._index.shared_meta(Meta(size, *lora, medium, event.group_idx, kind, UNSET))
+        if meta.weight:
+            return None  # too long to be kept
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
         shape = self._shapes[spelling] = _Shape(table, group, meta)

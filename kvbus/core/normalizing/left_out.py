@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvbus.core.blocks.index import Chunk, Index, Table, TableKey
+from kvbus.core.blocks.size import ITEM_BYTES, chunk_bytes
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash
@@ -29,17 +30,23 @@ class LeftOut:
     def __init__(self, stats: SourceStats, *, count_copies: bool) -> None:
         self._stats = stats
         self._count_copies = count_copies
-        self.coarse: dict[tuple[int | None, str, Hash], int] = {}
-        """Copies, by group, medium and hash."""
+        self.coarse: dict[TableKey, dict[Hash, int]] = {}
+        """Copies, by table and hash; no table is empty."""
+        self._coarse_blocks = 0
         self.tails = Index()
 
     def __len__(self) -> int:
-        return len(self.coarse) + (len(self.tails) if self.tails.tables else 0)
+        return self._coarse_blocks + self.tails.size.blocks
+
+    @property
+    def bytes(self) -> int:
+        """About what is held."""
+        return ITEM_BYTES * self._coarse_blocks + self.tails.size.bytes
 
     @property
     def media(self) -> set[str]:
         """Every medium that something is left out on."""
-        return self.tails.media_names | {medium for _, medium, _ in self.coarse}
+        return {*self.tails.media_names} | {medium for _, medium in self.coarse}
 
     def store_coarse(self, key: TableKey, hashes: list[Hash]) -> None:
         """Remember an event of coarse blocks."""
@@ -49,16 +56,20 @@ class LeftOut:
 
     def add_coarse(self, key: TableKey, block: Hash, copies: int) -> None:
         """Remember so many copies of a coarse block."""
-        where = (*key, block)
-        self.coarse[where] = self.coarse.get(where, 0) + copies
+        table = self.coarse.setdefault(key, {})
+        self._coarse_blocks += block not in table
+        table[block] = table.get(block, 0) + copies
 
     def store_tail(self, key: TableKey, block: Hash, chunk: Chunk, copies: int = 0) -> None:
         """Remember a tail, or one more copy of it, with so many copies beyond."""
         self._stats.filtered[Filtered.TAIL] += 1
-        self.tails.table(*key).add(block, chunk, copies, count=self._count_copies)
+        table = self.tails.table(*key)
+        if block not in table.blocks:
+            self.tails.size.add(chunk, 1, chunk_bytes(chunk), first=True)
+        table.add(block, chunk, copies, count=self._count_copies)
 
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
-        """Take over the blocks of the index that are not announced any more."""
+        """Take over the blocks of the index that are not announced any more. The caller counts both anew."""
         for block, chunk in list(table.blocks.items()):
             treatment = treatment_of(key[0], chunk)
             if treatment is not Treatment.NATIVE and treatment is not Treatment.REBLOCK:
@@ -66,7 +77,7 @@ class LeftOut:
                 self._take(key, block, chunk, table.copies.pop(block, 0), treatment)
 
     def give_back(self, index: Index, treatment_of: TreatmentOf) -> None:
-        """Put the tails that are blocks like the others into the index."""
+        """Put the tails that are blocks like the others into the index. The caller counts both anew."""
         for key, table in self.tails.tables.items():
             for block, chunk in list(table.blocks.items()):
                 treatment = treatment_of(key[0], chunk)
@@ -88,14 +99,17 @@ class LeftOut:
 
     def remove_coarse(self, key: TableKey, block: Hash) -> bool:
         """Forget one copy of a coarse block; False if there is none."""
-        where = (*key, block)
-        left = self.coarse.get(where)
+        table = self.coarse.get(key, {})
+        left = table.get(block)
         if left is None:
             return False
         if left == 1:
-            del self.coarse[where]
+            self._coarse_blocks -= 1
+            del table[block]
+            if not table:
+                del self.coarse[key]
         else:
-            self.coarse[where] = left - 1
+            table[block] = left - 1
         self._stats.filtered[Filtered.COARSE] += 1
         return True
 
@@ -107,11 +121,14 @@ class LeftOut:
             if len(holders) != 1:
                 return False
             table = holders[0][1]
-        table.remove(block)
+        chunk = table.remove(block)
+        if chunk is not None:
+            self.tails.size.remove(table, block, chunk)
         self._stats.filtered[Filtered.TAIL] += 1
         return True
 
     def keep(self, media: set[str]) -> None:
         """Forget what is on any other medium."""
-        self.coarse = {where: copies for where, copies in self.coarse.items() if where[1] in media}
+        for key in [key for key in self.coarse if key[1] not in media]:
+            self._coarse_blocks -= len(self.coarse.pop(key))
         self.tails.keep(media)

@@ -16,6 +16,8 @@ from msgspec import UNSET, structs
 
 from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, removals_of, stores_of
 from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Rest, Table, TableKey, carried_bytes
+from kvbus.core.blocks.live_order import in_order
+from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.normalizing.admission import Admission, Step, complete
 from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
 from kvbus.core.normalizing.derived_hashes import derive_chunk
@@ -38,6 +40,8 @@ class Rules(msgspec.Struct, frozen=True):
     orphans: Literal["pass", "drop"] = "pass"
     clears: Literal["auto", "device", "all"] = "auto"
     max_blocks: int = 20_000_000
+    max_groups: int = 64
+    max_index_bytes: int = 2**32
 
 
 class Normalizer:
@@ -63,7 +67,7 @@ class Normalizer:
         # What was learned of the stream.
         self._block_sizes: dict[int | None, BlockSizeDetector] = {}
         """By group."""
-        self._admission = Admission(self.rules.groups, self.stats)
+        self._admission = Admission(self.rules.groups, self.rules.max_groups, self.stats, self._refused)
         self._seen_to_clear_all = False
         """The stream, or what the engine is, has shown that AllBlocksCleared speaks of every tier."""
         self._spoken: set[str | None] = set()
@@ -103,6 +107,7 @@ class Normalizer:
             self._left_out,
             self.stats,
             max_blocks=self.rules.max_blocks,
+            max_bytes=self.rules.max_index_bytes,
             prefix_only=self.rules.groups == "prefix",
             count_copies=self.rules.duplicates == "count",
         )
@@ -192,7 +197,7 @@ class Normalizer:
         # by type: isinstance would be a call for each event
         spoken = {event.medium for event in batch.events if type(event) is not AllBlocksCleared}  # type: ignore[union-attr]
         if not spoken <= self._spoken:
-            self._spoken |= spoken
+            self._spoken |= {medium for medium in spoken if medium_key(medium) is not None}
             self._media |= {medium_key(medium) or UNKNOWN_MEDIUM for medium in spoken}
         steps = self._admission.steps(batch)
         if self._observe(steps):
@@ -223,7 +228,9 @@ class Normalizer:
         """What has been learned about the stream beside its blocks, as plain data."""
         return {
             "granularity": [[group, structs.asdict(known)] for group, known in self._block_sizes.items()],
-            "coarse": [[*where, copies] for where, copies in self._left_out.coarse.items()],
+            "coarse": [
+                [*key, block, copies] for key, table in self._left_out.coarse.items() for block, copies in table.items()
+            ],
             "intake": self._admission.dump(),
             "clears_all_tiers": self._seen_to_clear_all,
             "media": sorted(self.media),
@@ -240,7 +247,7 @@ class Normalizer:
         self._seen_to_clear_all = data["clears_all_tiers"]
         self._media = set(data["media"])
         self._presumed = data["presumed"]
-        self._refused = set(data["refused"])
+        self._refused.update(data["refused"])
 
     @property
     def full(self) -> bool:
@@ -254,6 +261,21 @@ class Normalizer:
     def entries(self) -> int:
         """Blocks remembered: live ones, and those that are left out; ``max_blocks`` bounds the sum."""
         return len(self.index) + len(self._left_out)
+
+    @property
+    def index_bytes(self) -> int:
+        """About what all of them hold; ``max_index_bytes`` bounds it."""
+        return self.index.size.bytes + self._left_out.bytes
+
+    @property
+    def known_groups(self) -> int:
+        """Groups the epoch has stored blocks of; ``max_groups`` bounds them."""
+        return len(self._admission.known)
+
+    def count(self) -> None:
+        """Blocks were put in or taken out without being counted: count them all."""
+        self.index.count()
+        self.tails.count()
 
     @property
     def tails(self) -> Index:
@@ -303,11 +325,12 @@ class Normalizer:
                 chunk.reblock_into(None, None)
             self._left_out.take_from(key, table, self._treatment)
         self._left_out.give_back(self.index, self._treatment)
-        for key, chunk, a, b in self.index.snapshot():
+        for key, chunk, a, b in in_order(self.index):
             if self._treatment(key[0], chunk) is Treatment.REBLOCK:
                 if chunk.derived is None:
                     self._reblocked(chunk, key[0], self._block_sizes[key[0]].base)
                 self._reference(key, chunk, a, b)
+        self.count()
         self._out.append(AllBlocksCleared())
         self._out.extend(announce(self.index))
 
@@ -367,13 +390,15 @@ class Normalizer:
         if parent is not None and not self._parent_ok(store, parent, table):
             return
         new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
-        if new and len(self.index) + len(self._left_out) + new > self.rules.max_blocks:
-            self.stats.rejected[Reason.INDEX_FULL] += 1
-            self._refused.add(store.medium)
-            return
         chunk = self._chunk_of(store)
         if treatment is Treatment.REBLOCK:
             self._reblocked(chunk, store.group, detector.base)
+        if new:
+            held = chunk_bytes(chunk)
+            if not self._fits(new, held):
+                self._refused.add(store.medium)
+                return
+            self.index.size.add(chunk, new, held, first=fresh or hashes[0] not in table.blocks)
         if fresh:
             table.blocks.update(dict.fromkeys(hashes, chunk))
             if treatment is Treatment.NATIVE:
@@ -383,6 +408,19 @@ class Normalizer:
             self._announce_new((store.group, store.medium), chunk, 0, len(hashes))
             return
         self._store_copies(store, table, chunk)
+
+    def _fits(self, blocks: int, held: int) -> bool:
+        """Whether so many blocks and bytes more may be kept; if not, that is counted."""
+        rules, size, left_out = self.rules, self.index.size, self._left_out
+        room = rules.max_blocks - size.blocks - blocks
+        room_bytes = rules.max_index_bytes - size.at_most - held
+        if left_out:
+            room -= len(left_out)
+            room_bytes -= left_out.bytes
+        if room >= 0 and (room_bytes >= 0 or room_bytes + size.at_most - size.bytes >= 0):
+            return True
+        self.stats.rejected[Reason.INDEX_FULL] += 1
+        return False
 
     def _chunk_of(self, store: Store) -> Chunk:
         event = store.event
@@ -395,16 +433,17 @@ class Normalizer:
             self.index.meta(event),
             carried_bytes(event.extra_keys),
         )
-        if store.extras:
-            chunk.rest = Rest({name: bytes(raw) for name, raw in store.extras.items()})
+        if store.extras or chunk.meta.weight:
+            chunk.rest = Rest({name: bytes(raw) for name, raw in (store.extras or {}).items()} or None)
         return chunk
 
     def _leave_out(self, store: Store, treatment: Treatment) -> None:
         key, hashes = (store.group, store.medium), store.event.block_hashes
-        if self.entries + len(hashes) > self.rules.max_blocks:
-            self.stats.rejected[Reason.INDEX_FULL] += 1
-        elif treatment is Treatment.TAIL:
-            self._left_out.store_tail(key, hashes[0], self._chunk_of(store))
+        chunk = self._chunk_of(store)
+        if not self._fits(len(hashes), chunk_bytes(chunk)):
+            return
+        if treatment is Treatment.TAIL:
+            self._left_out.store_tail(key, hashes[0], chunk)
         else:
             self._left_out.store_coarse(key, hashes)
 
@@ -506,6 +545,7 @@ class Normalizer:
         if chunk is None:
             self.stats.filtered[Filtered.COPY] += 1
             return
+        self.index.size.remove(table, block, chunk)
         at = chunk.hashes.index(block)
         self._just_removed[group, block] = chunk
         if chunk.derived is None:
@@ -538,9 +578,9 @@ class Normalizer:
     def _put_back(self) -> None:
         """The index is about to be given up: it gets the blocks whose removal has not left, for the right order."""
         for key, gone in self._gone.items():
-            self.index.tables[key].blocks.update((block, chunk) for block, (_, chunk) in gone.items())
+            self.index.table(*key).blocks.update((block, chunk) for block, (_, chunk) in gone.items())
         for (key, name), (_, chunk) in self._reblocked_gone.items():
-            table = self.index.tables[key]
+            table = self.index.table(*key)
             derived, per_block = chunk.reblocked()
             table.blocks.setdefault(chunk.hashes[derived.index(name) // per_block], chunk)
             table.sub_blocks += 1
@@ -560,12 +600,13 @@ class Normalizer:
         }
         self._left_out.keep(survive)
         self._refused &= survive
-        if any(table.blocks for (_, medium), table in self.index.tables.items() if medium in survive):
-            for (group, medium), table in self.index.tables.items():
-                if medium not in survive:
-                    table.copies.clear()
-                    for block in list(table.blocks):
-                        self._remove_one(group, medium, block)
+        if any(table.blocks for _, table in self.index.tables_on(survive)):
+            cleared = self.index.media_names - survive
+            for (group, medium), table in self.index.tables_on(cleared):
+                table.copies.clear()
+                for block in list(table.blocks):
+                    self._remove_one(group, medium, block)
+            self.index.drop_empty(cleared)
             return
         if self.names_cleared:
             self._put_back()

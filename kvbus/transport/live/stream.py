@@ -135,7 +135,8 @@ class LivePublisher:
         """Queue one batch for the end of this burst; drop and count it if the queue is full."""
         if topic != self._topic:
             self._change_topic(topic)
-        if len(self._burst) >= self._queue_limit:
+        # an empty batch is never dropped: those that stand for a router's state would cost all others theirs
+        if events and len(self._burst) >= self._queue_limit:
             self._drop_for_all(events)
             return
         self._burst.append(Entry(encode_message((topic, seq, payload)), events, self._loop.time()))

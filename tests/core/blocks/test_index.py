@@ -1,29 +1,9 @@
-import pytest
 from msgspec import UNSET
 
-from kvbus.core.blocks.index import Chunk, Index, Table, live_runs, raw_or_unset, slice_array
+from kvbus.core.blocks.index import Index, Table, raw_or_unset, slice_array
 from kvbus.core.wire.codec import encode_value
-from kvbus.core.wire.schema import BlockStored
-from tests.doubles.payloads import payload, store, tokens_of
-from tests.typed import well_formed
-
-
-def stored(said):
-    (event,) = well_formed(payload(said)).events
-    assert isinstance(event, BlockStored)
-    return event
-
-
-def put(index, hashes, parent=None, *, group=None, medium="GPU", size=16):
-    event = stored(store(hashes, parent, group=group, medium=medium, block_size=size))
-    chunk = Chunk(tuple(event.block_hashes), event.parent_block_hash, bytes(event.token_ids), index.meta(event))
-    table = index.table(group, medium)
-    table.blocks.update(dict.fromkeys(hashes, chunk))
-    return chunk
-
-
-def announced(index):
-    return [(key, list(chunk.hashes[a:b])) for key, chunk, a, b in index.snapshot()]
+from tests.core.blocks.chunks import announced, put, stored
+from tests.doubles.payloads import store, tokens_of
 
 
 class TestCopies:
@@ -48,31 +28,6 @@ class TestChunks:
         chunk = put(Index(), [1, 2, 3], 9)
         assert [chunk.parent_of(i) for i in range(3)] == [9, 1, 2]
         assert [chunk.block_tokens(i) for i in range(3)] == [tokens_of(block) for block in (1, 2, 3)]
-
-    @pytest.mark.parametrize(
-        ("gone", "runs"),
-        [
-            ([], [(0, 4)]),
-            ([1], [(1, 4)]),
-            ([4], [(0, 3)]),
-            ([2], [(0, 1), (2, 4)]),
-            ([1, 3], [(1, 2), (3, 4)]),
-            ([1, 2, 3, 4], []),
-        ],
-    )
-    def test_runs_of_what_is_left(self, gone, runs):
-        index = Index()
-        chunk = put(index, [1, 2, 3, 4])
-        table = index.table(None, "GPU")
-        for block in gone:
-            table.remove(block)
-        assert list(live_runs(table, chunk)) == runs
-
-    def test_a_block_that_came_back_in_another_chunk_is_not_of_this_one(self):
-        index = Index()
-        chunk = put(index, [1, 2, 3])
-        put(index, [2], 1)
-        assert list(live_runs(index.table(None, "GPU"), chunk)) == [(0, 1), (2, 3)]
 
 
 class TestTables:
@@ -116,57 +71,6 @@ class TestMeta:
         assert bytes(slice_array(bytes(encode_value([1, [2], None, b"x"])), 1, 3)) == bytes(encode_value([[2], None]))
 
 
-class TestSnapshot:
-    def test_parents_first_whatever_the_order_they_came_in(self):
-        index = Index()
-        put(index, [3], 2)
-        put(index, [2], 1)
-        put(index, [1])
-        assert [blocks for _, blocks in announced(index)] == [[1], [2], [3]]
-
-    def test_device_first_then_one_medium_at_a_time(self):
-        index = Index()
-        put(index, [1], medium="DISK")
-        put(index, [2], medium="CPU", group=1)
-        put(index, [2], medium="CPU", group=0)
-        put(index, [3], group=1)
-        put(index, [3])
-        assert [key for key, _ in announced(index)] == [
-            (None, "GPU"),
-            (1, "GPU"),
-            (0, "CPU"),
-            (1, "CPU"),
-            (None, "DISK"),
-        ]
-
-    def test_a_chunk_with_holes_is_told_in_pieces(self):
-        index = Index()
-        put(index, [1, 2, 3, 4, 5])
-        index.table(None, "GPU").remove(2)
-        index.table(None, "GPU").remove(4)
-        assert [blocks for _, blocks in announced(index)] == [[1], [3], [5]]
-
-    def test_a_piece_whose_parent_came_back_elsewhere_waits_for_it(self):
-        index = Index()
-        put(index, [1, 2, 3])
-        index.table(None, "GPU").remove(2)
-        put(index, [2], 1)
-        assert [blocks for _, blocks in announced(index)] == [[1], [2], [3]]
-
-    def test_a_cycle_of_parents_is_told_once(self):
-        index = Index()
-        put(index, [1], 2)
-        put(index, [2], 3)
-        put(index, [3], 1)
-        assert sorted(block for _, blocks in announced(index) for block in blocks) == [1, 2, 3]
-
-    def test_a_long_chain_is_no_recursion(self):
-        index = Index()
-        for block in range(5_000, 0, -1):
-            put(index, [block], block - 1 or None)
-        assert [blocks[0] for _, blocks in announced(index)] == list(range(1, 5_001))
-
-
 class TestWhole:
     def test_what_is_counted_and_found_is_of_every_table(self):
         index = Index()
@@ -194,7 +98,10 @@ class TestWhole:
         put(index, [1, 2])
         copy = index.copy()
         put(index, [3], 2)
-        index.table(None, "GPU").remove(1)
+        table = index.table(None, "GPU")
+        chunk = table.remove(1)
+        assert chunk is not None
+        index.size.remove(table, 1, chunk)
         assert announced(copy) == [((None, "GPU"), [1, 2])]
         assert announced(index) == [((None, "GPU"), [2]), ((None, "GPU"), [3])]
         del copy

@@ -3,7 +3,7 @@
 import pytest
 
 from kvbus.core.blocks.index import MAX_RUN
-from kvbus.core.normalizing.admission import MAX_GROUPS, Admission, complete
+from kvbus.core.normalizing.admission import Admission, complete
 from kvbus.core.normalizing.validate import Store
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
@@ -18,25 +18,27 @@ def taken(admission, *events):
 
 
 def test_steps_keep_their_order():
-    steps = taken(Admission("prefix", SourceStats()), store([1]), removed([1]), store([1, 1]), cleared(), store([2]))
+    steps = taken(
+        Admission("prefix", 4, SourceStats(), set()), store([1]), removed([1]), store([1, 1]), cleared(), store([2])
+    )
     assert [type(step) for step in steps] == [Store, BlockRemoved, AllBlocksCleared, Store]
 
 
 def test_rejects_of_the_codec_are_counted():
     stats = SourceStats()
-    taken(Admission("prefix", stats), {"type": "Nonsense"}, store(["x"], tokens=[1]))
+    taken(Admission("prefix", 4, stats, set()), {"type": "Nonsense"}, store(["x"], tokens=[1]))
     assert stats.rejected == {Reason.UNKNOWN_EVENT: 1, Reason.HASH_KIND: 1}
 
 
 def test_unknown_fields_stay_with_their_event():
     bad, good, other = {"type": "Nonsense"}, store([1], novelty=1), store([2])
-    steps = taken(Admission("prefix", SourceStats()), bad, good, other)
+    steps = taken(Admission("prefix", 4, SourceStats(), set()), bad, good, other)
     assert [list(step.extras or ()) for step in steps] == [["novelty"], []]
 
 
 def test_the_majority_decides_which_kind_of_hash_is_spoken():
     stats = SourceStats()
-    admission = Admission("prefix", stats)
+    admission = Admission("prefix", 4, stats, set())
     assert len(taken(admission, store([b"x"]))) == 1
     assert [len(taken(admission, store([i]))) for i in range(3)] == [1, 1, 1]
     assert taken(admission, store([b"y"])) == []
@@ -45,7 +47,7 @@ def test_the_majority_decides_which_kind_of_hash_is_spoken():
 
 def test_a_group_is_known_by_its_kind_even_from_an_event_that_breaks_rules():
     stats = SourceStats()
-    admission = Admission("prefix", stats)
+    admission = Admission("prefix", 4, stats, set())
     assert taken(admission, store([1], tokens=[1], group=2, kv_cache_spec_kind="mamba")) == []
     assert admission.no_prefix == {2}
     assert stats.filtered == {Filtered.GROUP: 1}
@@ -62,31 +64,42 @@ def test_a_group_is_known_by_its_kind_even_from_an_event_that_breaks_rules():
 )
 def test_an_event_that_breaks_a_rule_is_counted_and_left_out(event, reason):
     stats = SourceStats()
-    assert taken(Admission("prefix", stats), event) == []
+    assert taken(Admission("prefix", 4, stats, set()), event) == []
     assert stats.rejected == {reason: 1}
 
 
 def test_a_store_without_hashes_is_left_out():
     stats = SourceStats()
-    assert taken(Admission("prefix", stats), store([])) == []
+    assert taken(Admission("prefix", 4, stats, set()), store([])) == []
     assert stats.filtered == {Filtered.NO_HASHES: 1}
 
 
 def test_groups_are_bounded():
-    stats = SourceStats()
-    admission = Admission("prefix", stats)
-    for group in range(MAX_GROUPS):
+    stats, refused = SourceStats(), set[str]()
+    admission = Admission("prefix", 4, stats, refused)
+    for group in range(4):
         assert len(taken(admission, store([1], group=group))) == 1
-    assert taken(admission, store([1], group=MAX_GROUPS)) == []
+    assert taken(admission, store([1], group=4, medium="cpu")) == []
     assert len(taken(admission, store([1], group=0))) == 1
-    assert stats.rejected == {Reason.INDEX_FULL: 1}
+    assert stats.rejected == {Reason.TOO_MANY_GROUPS: 1}
+    assert refused == {"CPU"}
+
+
+def test_a_group_without_prefixes_is_left_out_and_not_refused():
+    stats, refused = SourceStats(), set[str]()
+    admission = Admission("prefix", 4, stats, refused)
+    for group in range(8):
+        assert taken(admission, store([1], group=group, kv_cache_spec_kind="mamba")) == []
+    assert stats.filtered == {Filtered.GROUP: 8}
+    assert admission.no_prefix == {0, 1, 2, 3}
+    assert (stats.rejected, refused) == ({}, set())
 
 
 @pytest.mark.parametrize("keys", [None, "each", "none"])
 def test_a_long_store_is_split_into_several_that_follow_one_another(keys):
     hashes = list(range(1, 2 * MAX_RUN + 2))
     named = {"each": [["k", block] for block in hashes], "none": [], None: None}[keys]
-    steps = taken(Admission("prefix", SourceStats()), store(hashes, 9000, extra_keys=named, novelty=1))
+    steps = taken(Admission("prefix", 4, SourceStats(), set()), store(hashes, 9000, extra_keys=named, novelty=1))
     events = [plain(step.event) for step in steps]
     assert [event["block_hashes"] for event in events] == [hashes[:MAX_RUN], hashes[MAX_RUN:-1], hashes[-1:]]
     assert [event["parent_block_hash"] for event in events] == [9000, MAX_RUN, 2 * MAX_RUN]
@@ -103,14 +116,14 @@ def test_a_long_store_is_split_into_several_that_follow_one_another(keys):
 @pytest.mark.parametrize(("kind", "counted"), [(int, True), (bytes, False)])
 def test_batches_of_the_fast_path_are_counted_by_their_kind_of_hash(kind, counted):
     stats = SourceStats()
-    admission = Admission("prefix", stats)
+    admission = Admission("prefix", 4, stats, set())
     taken(admission, store([1]), store([2]))
     assert admission.count_plain(kind, 3, 1) is counted
     assert (stats.stored, stats.removed) == ((5, 1) if counted else (2, 0))
 
 
 def test_a_dump_is_plain_and_loads():
-    admission, loaded = (Admission("prefix", SourceStats()) for _ in range(2))
+    admission, loaded = (Admission("prefix", 4, SourceStats(), set()) for _ in range(2))
     taken(admission, store([1], group=3), store([2], group=3), store([3], group=4, kv_cache_spec_kind="mamba"))
     loaded.load(admission.dump())
     assert loaded.dump() == admission.dump()
@@ -120,7 +133,9 @@ def test_a_dump_is_plain_and_loads():
 
 class TestComplete:
     def tokenless(self, *hashes, **fields):
-        (step,) = taken(Admission("prefix", SourceStats()), store(list(hashes), tokens=[], block_size=0, **fields))
+        (step,) = taken(
+            Admission("prefix", 4, SourceStats(), set()), store(list(hashes), tokens=[], block_size=0, **fields)
+        )
         return step
 
     def bench(self):

@@ -67,5 +67,5 @@ def test_what_becomes_of_blocks_and_tails_when_sizes_are_learned(left_out, treat
     coarse = {1, 9} if treatment in (Treatment.COARSE, Treatment.REJECT) else set()
     table, tails = index.table(*GPU), left_out.tails.table(*GPU)
     assert table.blocks.keys() == announced == table.copies.keys()
-    assert left_out.coarse == {(*GPU, name): 2 for name in coarse}
+    assert left_out.coarse == ({GPU: dict.fromkeys(coarse, 2)} if coarse else {})
     assert tails.blocks.keys() == {1, 9} - announced - coarse == tails.copies.keys()

@@ -88,7 +88,8 @@ class TestReasons:
         """The others are of whole messages and batches, or have tests of their own."""
         of_messages = {Reason.FRAME_COUNT, Reason.FRAME_SIZE, Reason.SEQ_WIDTH, Reason.SEQ_RANGE, Reason.CONFLICT}
         of_batches = {Reason.NOT_MSGPACK, Reason.NESTING, Reason.BATCH_SHAPE, Reason.TOO_MANY_EVENTS}
-        assert {reason for reason, _, _ in REASONS} == set(Reason) - of_messages - of_batches - {Reason.INDEX_FULL}
+        of_limits = {Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS}
+        assert {reason for reason, _, _ in REASONS} == set(Reason) - of_messages - of_batches - of_limits
         others = {Filtered.ORPHAN_PASSED, Filtered.ORPHAN_DROPPED, Filtered.OTHER_RANK, Filtered.OLD_EPOCH}
         assert {reason for reason, _, _ in FILTERS} == set(Filtered) - others
 

@@ -445,6 +445,19 @@ async def test_a_full_queue_is_a_loss_of_everybody_so_everybody_gets_the_state_a
         assert stream.stats.states_sent == {"subscribed": 1, "lost": 1}
 
 
+@both_loops
+async def test_empty_batches_are_no_loss_however_many_come_at_once(context):
+    async with stream_of(context, queue_limit=10) as stream:
+        router = stream.sub()
+        await stream.are("live")
+        stream.publish(25, events=0)
+        stream.send(0)
+        assert not stream.stats.dropped_batches["queue_full"]
+        await stream.level(router)
+        assert router.holes == []
+        assert stream.stats.states_sent == {"subscribed": 1}
+
+
 # -- what people ask --------------------------------------------------------------------------------------------------------
 
 

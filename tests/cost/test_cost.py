@@ -1,0 +1,25 @@
+"""No input costs more than its budget for each of its bytes, as far as a short search finds."""
+
+import pytest
+
+from tests.cost.search import BYTES, ENDPOINTS, INSTRUCTIONS, bytes_for, instructions_for, search
+from tests.doubles.payloads import cleared, store
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_short_search_finds_nothing_dearer_than_the_budget(endpoint):
+    cost, dearest = search(endpoint, seed=1, inputs=150)
+    assert 0 < cost <= INSTRUCTIONS[endpoint], dearest
+    assert bytes_for(endpoint, dearest) <= BYTES[endpoint], dearest
+
+
+def test_hundreds_of_tables_and_clears_that_leave_them():
+    """The search finds no such thing by itself soon enough. A look at each table for each event costs 100."""
+    media = ["CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "REMOTE", "NETWORK"]
+    tables = [
+        [store([10 * group + n], group=group, medium=medium, block_size=1) for group in range(64)]
+        for n, medium in enumerate(media)
+    ]
+    for event in (cleared(), store([9999], 1, group=70, block_size=1)):
+        given = [*tables, [event] * 2000]
+        assert instructions_for("engine live", given) <= 40

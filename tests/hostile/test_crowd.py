@@ -1,0 +1,176 @@
+"""A steady load with eight routers, one that reads nothing, and one that joins every ten seconds.
+
+The bus's event loop is never late for long, its memory is flat, and its routers are exact afterwards. The long form is
+``make flood SECONDS=600``; it prints what it measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from pathlib import Path
+from statistics import linear_regression
+
+import pytest
+import zmq
+
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.payloads import payload, removed, store
+from tests.hostile.test_flood import resident
+from tests.system.bus import RouterOnASet, eventually
+from tests.system.test_run import Command, Place, engine_at, run_async
+
+SECONDS = float(os.environ.get("FLOOD_SECONDS", "6"))
+LONG = SECONDS >= 60
+
+ROUTERS = 8
+RATE = 500
+"""Batches a second, each of 8 blocks."""
+
+LIVE = 2_500 if LONG else 500
+"""Batches whose blocks are live."""
+
+JOINS = 10.0 if LONG else 1.0
+"""Seconds between two routers that join."""
+
+LATE = 0.05 if LONG else 0.5
+"""Seconds that the event loop may be late, but for one time in a hundred."""
+
+
+class Crowd:
+    """The peers of one bus, and what they see of it."""
+
+    def __init__(self, place: Place, engine: EnginePublisher) -> None:
+        self.place = place
+        self.engine = engine
+        self.routers = [RouterOnASet(place.out, place.out_replay) for _ in range(ROUTERS)]
+        self.joined = 0
+        self.sizes: list[tuple[float, float]] = []
+        """Seconds, and the bus's memory in MiB."""
+        self._stored: list[list[int]] = []
+
+    @property
+    def live(self) -> set[int]:
+        """The blocks that the engine has."""
+        return {block for blocks in self._stored for block in blocks}
+
+    def publish(self) -> None:
+        """One batch: eight new blocks, and the oldest eight leave."""
+        first = 8 * self.engine.next_seq
+        self._stored.append(list(range(first, first + 8)))
+        events = [store(self._stored[-1])]
+        if len(self._stored) > LIVE:
+            events.insert(0, removed(self._stored.pop(0)[::-1]))
+        self.engine.publish(payload(*events))
+
+    async def load(self, command: Command) -> None:
+        """The load, for as long as it is to last."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        joiner = asyncio.create_task(self._join())
+        sent, look = 0, 0.0
+        while (elapsed := loop.time() - begun) < SECONDS:
+            while sent < elapsed * RATE:
+                self.publish()
+                sent += 1
+            for router in self.routers:
+                router.read()
+            if elapsed > look:
+                self.sizes.append((elapsed, resident(command.process.pid) / 2**20))
+                look = elapsed + 0.5
+            await asyncio.sleep(0.005)
+            assert not joiner.done(), joiner.exception()
+        joiner.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await joiner
+
+    async def _join(self) -> None:
+        """A router that comes for the state, reads it all, and leaves, over and over."""
+        while True:
+            await asyncio.sleep(JOINS)
+            router = RouterOnASet(self.place.out, self.place.out_replay)
+            try:
+                router.subscribe()
+                await router.replay()
+                await eventually(
+                    lambda router=router: router.read() and len(router.view.blocks) >= 4 * LIVE, "the state"
+                )
+                self.joined += 1
+            finally:
+                router.close()
+
+    async def exact(self) -> None:
+        """The engine has said its last: every router comes to hold what it holds."""
+        for router in self.routers:
+
+            def there(router: RouterOnASet = router) -> bool:
+                router.read()
+                return {block for _, _, block in router.view.blocks} == self.live
+
+            await eventually(there, f"a router that has what the engine has ({len(self.live)} blocks)")
+            assert router.view.violations == []
+
+
+def lag(metrics: str) -> dict[float, float]:
+    """How often the event loop was late by no more than so many seconds."""
+    buckets = re.findall(r'kvbus_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', metrics)
+    return {float(bound): float(count) for bound, count in buckets}
+
+
+def waited(process: int) -> float:
+    """Seconds that a process was ready to run and others had the CPU."""
+    return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 300)
+def test_a_crowd_of_routers_costs_neither_time_nor_memory(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path)
+        place.config["outputs"][0] |= {"journal_batches": 200, "queue_batches": 200, "send_hwm": 200}
+        stalled = zmq.Context()
+        with place.start() as command:
+            await place.ready(command)
+            async with engine_at(place) as engine:
+                crowd = Crowd(place, engine)
+                deaf = stalled.socket(zmq.SUB)
+                deaf.setsockopt(zmq.RCVHWM, 1)
+                deaf.setsockopt(zmq.RCVBUF, 4096)
+                deaf.setsockopt(zmq.SUBSCRIBE, b"")
+                deaf.connect(place.out)
+                try:
+                    for router in crowd.routers:
+                        router.subscribe()
+                    there = f'kvbus_output_subscribers{{output="routers"}} {ROUTERS + 1}.0'
+                    await eventually(lambda: there in place.get("/metrics")[1], "all subscriptions")
+                    before, waited_before = lag(place.get("/metrics")[1]), waited(command.process.pid)
+                    await crowd.load(command)
+                    metrics = place.get("/metrics")[1]
+                    ticks = {bound: count - before[bound] for bound, count in lag(metrics).items()}
+                    everything = ticks[float("inf")]
+                    p99 = next(bound for bound, count in ticks.items() if count >= 0.99 * everything)
+                    settled = [each for each in crowd.sizes if each[0] > SECONDS / 3]
+                    slope = linear_regression([at for at, _ in settled], [size for _, size in settled]).slope * 60
+                    first, last = settled[0][1], settled[-1][1]
+                    text = (
+                        f"{SECONDS:g} s, {ROUTERS} routers, {crowd.joined} joined: lag p99 ≤ {p99 * 1e3:g} ms of "
+                        f"{everything:g} ticks {ticks}, waited for a CPU {waited(command.process.pid) - waited_before:.1f} s; "
+                        f"memory {first:.1f} then {last:.1f} MiB, slope {slope:+.3f} MiB a minute\n"
+                    )
+                    sys.stdout.write(text)
+                    assert p99 <= LATE, text
+                    assert last < first * 1.05 + 8, text
+                    assert crowd.joined >= SECONDS / JOINS / 3, text
+                    slow = 'kvbus_output_dropped_batches_total{output="routers",reason="slow_router"} 0.0'
+                    assert not LONG or slow not in metrics, "the one that reads nothing has lost nothing"
+                    await crowd.exact()
+                finally:
+                    deaf.close(0)
+                    stalled.term()
+                    for router in crowd.routers:
+                        router.close()
+
+    run_async(main())
