@@ -146,6 +146,22 @@ class RelayMachine(RuleBasedStateMachine):
         self.take("late_router_reads", place, messages)
 
     @rule(place=PLACE)
+    def subscriber_connects(self, place: int) -> None:
+        self.take("subscriber_connects", place)
+
+    @rule(place=PLACE)
+    def subscriber_resumes(self, place: int) -> None:
+        self.take("subscriber_resumes", place)
+
+    @rule(place=PLACE, batches=st.integers(1, 3))
+    def subscriber_reads(self, place: int, batches: int) -> None:
+        self.take("subscriber_reads", place, batches)
+
+    @rule(place=PLACE)
+    def subscriber_is_cut(self, place: int) -> None:
+        self.take("subscriber_is_cut", place)
+
+    @rule(place=PLACE)
     def router_asks_for_a_snapshot(self, place: int) -> None:
         self.take("router_asks_for_a_snapshot", place)
 

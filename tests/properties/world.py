@@ -27,6 +27,7 @@ from kvbus.core.commands import (
     Publish,
     RequestReplay,
     RequestSnapshot,
+    SendState,
 )
 from kvbus.core.events import (
     AnswerPulled,
@@ -38,11 +39,13 @@ from kvbus.core.events import (
     SourceDown,
     SourceUp,
     Started,
+    Subscribed,
     Tick,
 )
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.outputs.replay_answer import StatePart
+from kvbus.core.outputs.state_transfer import TransferReader
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings, State
 from kvbus.core.source import SourceSpec
@@ -274,6 +277,52 @@ class LateRouter:
         self.live.clear()
 
 
+class Subscriber:
+    """A router that gets the state by its subscription, at its own pace, and then the live stream. It may be cut off."""
+
+    def __init__(self) -> None:
+        self.router = Router()
+        self.connected = False
+        self.state: TransferReader | None = None
+        """What is still to come of the state."""
+        self.clears = True
+        """Whether the state has to begin with AllBlocksCleared."""
+        self.waiting: list[tuple[int, bytes]] | None = None
+        """What came live behind a state or an answer that is not over; None once nothing is under way."""
+
+    def cut(self) -> None:
+        self.connected, self.state, self.waiting = False, None, None
+
+    def receive(self, seq: int, payload: bytes) -> None:
+        """One live batch."""
+        if not self.connected:
+            return
+        if self.waiting is not None:
+            self.waiting.append((seq, payload))
+        else:
+            assert self.router.apply(seq, payload), "a hole in the live stream"
+
+    def read(self) -> None:
+        """The next batch of the state; behind the last one, all that waited."""
+        if self.state is not None and not self.state.done:
+            batch = self.state.next_batch()
+            if batch is not None:
+                router = self.router
+                if batch[0] == self.state.transfer.first_seq:
+                    assert batch[0] >= router.next, "an output's seq never goes back"
+                    router.next = batch[0]
+                    router.stale |= bool(router.blocks) and not self.clears
+                assert router.apply(*batch), "a hole in the state"
+        if self.state is not None and self.state.done:
+            self.go_on()
+
+    def go_on(self) -> None:
+        """The state or the answer is over."""
+        waited, self.waiting, self.state = self.waiting or [], None, None
+        for seq, payload in waited:
+            self.receive(seq, payload)
+
+
 @dataclass
 class Line:
     """One source as the network has it."""
@@ -326,6 +375,7 @@ class World:
         self.rebuilding: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
         """What came live while a router asked."""
         self.late: dict[tuple[int, int], LateRouter] = {}
+        self.subscribers: dict[tuple[int, int], Subscriber] = {}
         self.saved = list(dump(self.relay))
         self.log: list[Frame] = []
 
@@ -387,6 +437,8 @@ class World:
                 place = (command.output, command.stream)
                 assert command.seq == self.last_seq[place] + 1, "an output's seq is dense and never goes back"
                 self.last_seq[place] = command.seq
+                if place in self.subscribers:
+                    self.subscribers[place].receive(command.seq, command.payload)
                 if place in self.late:
                     self.late[place].live.append((command.seq, command.payload))
                 router = self.routers[place]
@@ -406,6 +458,8 @@ class World:
                 line = self.lines[command.source]
                 line.asked = None
                 line.answers = [(request, frames) for request, frames in line.answers if request != command.request]
+            elif isinstance(command, SendState):
+                self._state_begins(self.subscribers[command.output, command.stream], command)
             else:
                 pytest.fail(f"nobody has asked for {command}")
 
@@ -431,6 +485,11 @@ class World:
             return commands
 
         return reading(pull, command)
+
+    def _state_begins(self, subscriber: Subscriber, command: SendState) -> None:
+        subscriber.connected, subscriber.waiting = True, []
+        subscriber.state = command.transfer.reader()
+        subscriber.clears = not self._others_hold_blocks(command.output, command.stream)
 
     def _others_hold_blocks(self, number: int, at: int) -> bool:
         """Whether a clear on this stream could take away what routers got on another one."""
@@ -637,8 +696,10 @@ class World:
         self._feed(Started(self.now))
 
     def _answers_are_gone(self) -> None:
-        """Late routers lose their answers with the process, and begin anew."""
+        """Late routers lose their answers with the process, and begin anew; subscribers keep what they have."""
         self.late.clear()
+        for subscriber in self.subscribers.values():
+            subscriber.cut()
 
     def _write_log(self) -> None:
         assert self.relay.records is not None
@@ -674,6 +735,39 @@ class World:
         if late is not None:
             for _ in range(messages):
                 late.read()
+
+    @step
+    def subscriber_connects(self, place: int) -> None:
+        """A router subscribes, or does so again, and gets the state; whatever it had stays until then."""
+        at = self._place(place)
+        self.subscribers.setdefault(at, Subscriber()).cut()
+        self._feed(Subscribed(*at, (1,)))
+
+    @step
+    def subscriber_resumes(self, place: int) -> None:
+        """It comes back by a replay from where it stood, be that in the middle of a state."""
+        at = self._place(place)
+        subscriber = self.subscribers.get(at)
+        if subscriber is None or subscriber.connected:
+            return
+        subscriber.connected, subscriber.waiting = True, []
+        answer = self._ask(at, subscriber.router)
+        while (message := answer.next_message())[-2] != END_SEQ:
+            assert subscriber.router.apply(int.from_bytes(message[-2][:8], "big"), message[-1]), "the answer has a hole"
+        subscriber.go_on()
+
+    @step
+    def subscriber_reads(self, place: int, batches: int) -> None:
+        subscriber = self.subscribers.get(self._place(place))
+        if subscriber is not None:
+            for _ in range(batches):
+                subscriber.read()
+
+    @step
+    def subscriber_is_cut(self, place: int) -> None:
+        subscriber = self.subscribers.get(self._place(place))
+        if subscriber is not None:
+            subscriber.cut()
 
     @step
     def router_asks_for_a_snapshot(self, place: int) -> None:
@@ -734,6 +828,11 @@ class World:
             assert late.router.next == self.last_seq[place] + 1
             assert late.router.blocks == self.routers[place].blocks or late.router.stale or self.routers[place].stale
         self.late.clear()
+        for place, subscriber in self.subscribers.items():
+            if not subscriber.connected:
+                self._feed(Subscribed(*place, (1,)))
+            while subscriber.waiting is not None:
+                subscriber.read()
         for source in range(len(self.lines)):
             self._is_exact(source)
 
@@ -751,7 +850,8 @@ class World:
         if engine.kind != "deaf" and line.hidden < 0 and numbers == list(range(engine.seq)):
             partial = source.partial and not source.normalizer.full
             assert not partial, f"source {i} could have been told everything and is partial"
-        for place, router in self.routers.items():
+        subscribed = [(place, subscriber.router) for place, subscriber in self.subscribers.items()]
+        for place, router in [*self.routers.items(), *subscribed]:
             output = self.relay.outputs[place[0]]
             if (0 if output.merged else i) != place[1]:
                 continue
