@@ -48,6 +48,7 @@ def draw_setup(rng: random.Random) -> Setup:
         journal_bytes=rng.choice([500, 10**9]),
         max_blocks=rng.choice([5, 10**6, 10**6]),
         block_size=rng.choice([None, 2]),
+        blocks_per_batch=rng.choice([None, 1, 3]),
         host=rng.random() < 0.7,
     )
 

@@ -49,6 +49,7 @@ SETUPS = st.builds(
     journal_bytes=st.sampled_from([500, 10**9]),
     max_blocks=st.sampled_from([5, 10**6, 10**6]),
     block_size=st.sampled_from([None, 2]),
+    blocks_per_batch=st.sampled_from([None, 1, 3]),
     host=st.booleans(),
 )
 

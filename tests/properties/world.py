@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvbus.core.blocks import compaction
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.commands import (
     AnswerReplay,
@@ -94,6 +95,8 @@ class Setup:
     journal_bytes: int = 10**9
     max_blocks: int = 10**6
     block_size: int | None = None
+    blocks_per_batch: int | None = None
+    """Of a state. None: as many as kvbus takes, which is all of them here."""
     host: bool = True
     """Engines keep blocks on the CPU too; False: what would be there is on the GPU."""
 
@@ -348,7 +351,11 @@ def step(method: Callable[..., None]) -> Callable[..., None]:
     def taken(self: World, *args: Any) -> None:
         self.script.append(f"world.{method.__name__}({', '.join(map(repr, args))})")
         World.steps += 1
-        method(self, *args)
+        with pytest.MonkeyPatch.context() as patch:
+            if self.setup.blocks_per_batch:
+                patch.setattr(compaction, "BLOCKS_PER_BATCH", self.setup.blocks_per_batch)
+                patch.setattr(compaction, "MOST_BLOCKS", self.setup.blocks_per_batch)
+            method(self, *args)
         self.nothing_uncounted()
         self.nothing_unbounded()
         self.nothing_kept_back()
