@@ -439,6 +439,7 @@ class World:
         self._carry_out(self.relay.handle(event, self.now))
 
     def _carry_out(self, commands: list[Any]) -> None:
+        asking = []  # until all is carried out: an answer may number batches, and these leave behind what came before
         for command in commands:
             if isinstance(command, Publish):
                 place = (command.output, command.stream)
@@ -452,7 +453,7 @@ class World:
                 if place in self.rebuilding:
                     self.rebuilding[place].append((command.seq, command.payload))
                 elif not router.deaf and not router.apply(command.seq, command.payload):
-                    self._router_replay(place)
+                    asking.append(place)
             elif isinstance(command, RequestReplay):
                 self.lines[command.source].asked = command.request
                 self._serve(command)
@@ -469,6 +470,8 @@ class World:
                 self._state_begins(self.subscribers[command.output, command.stream], command)
             else:
                 pytest.fail(f"nobody has asked for {command}")
+        for place in dict.fromkeys(asking):
+            self._router_replay(place)
 
     def _serve(self, command: RequestReplay) -> None:
         line = self.lines[command.source]
