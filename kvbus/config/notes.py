@@ -12,8 +12,8 @@ def notes(config: Config) -> list[str]:
     """A sentence for each output whose routers cannot always be exact."""
     return [
         f"outputs[{i}]: routers of profile {output.profile} take AllBlocksCleared for all ranks of a pod, and here "
-        "each rank has a connection of its own, which nothing orders against the others: a router that comes back may "
-        "keep blocks that are gone; layout: merged is exact"
+        "each rank has a connection of its own, which nothing orders against the others: a router that missed batches "
+        "may keep blocks that are gone, or miss some that are there; layout: merged is exact"
         for i, output in enumerate(config.outputs)
         if output.layout == "per_source"
         and PROFILES[output.profile].clears != "rank"

@@ -355,22 +355,23 @@ class Outgoing:
 
     def _known_snapshot(self, output: Output, at: int) -> StateSnapshot | None:
         snapshot = output.snapshots.get(at)
-        if snapshot is not None and snapshot.clears == "first" and self._clears_others(output, at):
-            return None
-        return snapshot
+        return snapshot if snapshot is not None and snapshot.clears == self._clears(output, at) else None
 
     def _snapshot_of(self, output: Output, at: int) -> StateSnapshot:
         profile = output.spec.profile
-        clears: ClearsWhere = "each"
-        if profile.clears != "rank":
-            clears = "none" if self._clears_others(output, at) else "first"
         return StateSnapshot(
             output.streams[at].next_seq - 1,
             [self._part(output, i, source) for i, source in self._sources_of(output, at)],
             profile.wire,
-            clears=clears,
+            clears=self._clears(output, at),
             one_copy=profile.one_copy,
         )
+
+    def _clears(self, output: Output, at: int) -> ClearsWhere:
+        """Where a state of this stream has AllBlocksCleared."""
+        if output.spec.profile.clears == "rank":
+            return "each"
+        return "none" if self._clears_others(output, at) else "first"
 
     def _part(self, output: Output, i: int, source: Source) -> Part:
         index = Index() if source.expired else source.normalizer.index.copy()

@@ -48,6 +48,7 @@ def draw_setup(rng: random.Random) -> Setup:
         journal_bytes=rng.choice([500, 10**9]),
         max_blocks=rng.choice([5, 10**6, 10**6]),
         block_size=rng.choice([None, 2]),
+        blocks_per_batch=rng.choice([None, 1, 3]),
         host=rng.random() < 0.7,
     )
 
@@ -88,9 +89,13 @@ def draw_step(rng: random.Random) -> Step:
             ("late_router_asks", (place,)),
             ("late_router_reads", (place, rng.randint(1, 4))),
             ("router_asks_for_a_snapshot", (place,)),
+            ("subscriber_connects", (place,)),
+            ("subscriber_resumes", (place,)),
+            ("subscriber_reads", (place, rng.randint(1, 3))),
+            ("subscriber_is_cut", (place,)),
             ("quiescence", ()),
         ],
-        weights=[20, 2, 3, 1, 1, 6, 3, 12, 5, 10, 2, 1, 6, 2, 1, 3, 2, 2, 4, 1, 1],
+        weights=[20, 2, 3, 1, 1, 6, 3, 12, 5, 10, 2, 1, 6, 2, 1, 3, 2, 2, 4, 1, 4, 2, 4, 3, 1],
     )[0]
 
 

@@ -300,6 +300,15 @@ class TestOneStreamARank:
         assert types(state_of(relay, 1)) == ["BlockStored"]
         assert kept
 
+    def test_a_state_has_a_clear_again_once_no_other_rank_has_blocks(self) -> None:
+        relay = per_source()
+        for i in range(2):
+            relay.handle(BatchReceived(i, batch(1, store([1]))), 0.0)
+        kept = relay.handle(Subscribed(0, 0, (1,)), 0.0)  # its snapshot clears nothing, and must not be shared
+        relay.handle(BatchReceived(1, batch(2, removed([1]))), 0.0)
+        assert types(state_of(relay, 0)) == ["AllBlocksCleared", "BlockStored"]
+        assert kept
+
 
 def published(relay: Relay, event: BatchReceived) -> bytes:
     (command,) = relay.handle(event, 0.0)

@@ -49,6 +49,7 @@ SETUPS = st.builds(
     journal_bytes=st.sampled_from([500, 10**9]),
     max_blocks=st.sampled_from([5, 10**6, 10**6]),
     block_size=st.sampled_from([None, 2]),
+    blocks_per_batch=st.sampled_from([None, 1, 3]),
     host=st.booleans(),
 )
 
@@ -144,6 +145,22 @@ class RelayMachine(RuleBasedStateMachine):
     @rule(place=PLACE, messages=st.integers(1, 4))
     def late_router_reads(self, place: int, messages: int) -> None:
         self.take("late_router_reads", place, messages)
+
+    @rule(place=PLACE)
+    def subscriber_connects(self, place: int) -> None:
+        self.take("subscriber_connects", place)
+
+    @rule(place=PLACE)
+    def subscriber_resumes(self, place: int) -> None:
+        self.take("subscriber_resumes", place)
+
+    @rule(place=PLACE, batches=st.integers(1, 3))
+    def subscriber_reads(self, place: int, batches: int) -> None:
+        self.take("subscriber_reads", place, batches)
+
+    @rule(place=PLACE)
+    def subscriber_is_cut(self, place: int) -> None:
+        self.take("subscriber_is_cut", place)
 
     @rule(place=PLACE)
     def router_asks_for_a_snapshot(self, place: int) -> None:

@@ -48,6 +48,12 @@ class LeftOut:
         """Every medium that something is left out on."""
         return {*self.tails.media_names} | {medium for _, medium in self.coarse}
 
+    def new(self, key: TableKey, hashes: list[Hash], treatment: Treatment) -> int:
+        """How many of these blocks, coarse ones or a tail, are not remembered yet."""
+        tails = self.tails.tables.get(key)
+        held = self.coarse.get(key, {}) if treatment is Treatment.COARSE else tails.blocks if tails else {}
+        return sum(block not in held for block in hashes)
+
     def store_coarse(self, key: TableKey, hashes: list[Hash]) -> None:
         """Remember an event of coarse blocks."""
         self._stats.filtered[Filtered.COARSE] += 1

@@ -440,7 +440,10 @@ class Normalizer:
     def _leave_out(self, store: Store, treatment: Treatment) -> None:
         key, hashes = (store.group, store.medium), store.event.block_hashes
         chunk = self._chunk_of(store)
-        if not self._fits(len(hashes), chunk_bytes(chunk)):
+        new = self._left_out.new(key, hashes, treatment)
+        if new and not self._fits(new, chunk_bytes(chunk)):
+            if treatment is Treatment.COARSE:
+                self._refused.add(store.medium)  # its removal may be taken for that of a fine block of the same name
             return
         if treatment is Treatment.TAIL:
             self._left_out.store_tail(key, hashes[0], chunk)

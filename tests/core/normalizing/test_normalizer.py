@@ -887,6 +887,21 @@ class TestLimit:
         bench.feed(removed([1]))
         assert bench.live == {1}
 
+    def test_copies_of_what_is_left_out_are_counted_too(self):
+        """Hybrid models: the coarse block has the name of a fine one, which would go in its place."""
+        bench = Bench(max_blocks=3)
+        bench.feed(store([1, 2]), store([2], block_size=32), store([2], block_size=32))
+        bench.feed(removed([2]), removed([2]))
+        assert bench.live == {1, 2}
+        assert bench.rejected == {}
+
+    def test_a_coarse_block_that_is_not_remembered_may_cost_a_fine_one(self):
+        bench = Bench(max_blocks=2)
+        bench.feed(store([1, 2]), store([2], block_size=32))
+        bench.feed(removed([2]))
+        assert bench.live == {1}
+        assert bench.normalizer.full, "and that is known"
+
     def test_a_device_clear_does_not_make_the_host_tier_whole(self):
         bench = Bench(max_blocks=1)
         bench.feed(store([1], medium="CPU"), store([2], medium="CPU"))
