@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 from kvbus.admin.http import AdminServer
@@ -24,14 +23,14 @@ from kvbus.core.commands import (
 )
 from kvbus.core.events import AnswerPulled, RelayEvent, SourceDown, SourcePlaced, SourceRemoved, Started, Tick
 from kvbus.core.stats import OutputStats, ProcessStats
-from kvbus.core.write_ahead_log import StateError
-from kvbus.daemon.build import add_reservation, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
+from kvbus.daemon.build import add_reservation, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
+from kvbus.daemon.resume import identity, resume
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.daemon.state_place import Place, open_place
@@ -79,18 +78,18 @@ class Daemon:
         self.keys = read_keys(config)
         self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
-        self.restored = False
-        """The relay has the state of an earlier process."""
         self._disk = disk or Disk()
         self._place = open_place(config, self._disk) if keep_seqs else Place()
         try:
             directory = self._place.seq_directory if keep_seqs else None
             self.reservations = reserve_seqs(config, self.streams, directory, self._disk)
-            self.relay = make_relay(config, self.streams, self.reservations)
-            self.state = self._load_state(self._place.directory)
+            found = resume(
+                config, self.streams, self._place.directory, self.reservations, self._disk, self.clock.time()
+            )
         except BaseException:
             self._place.release()
             raise
+        self.relay, self.state, self.restored = found
         self.started = False
         self._context = make_context()
         self.zap = ZapHandler(self._context)
@@ -105,36 +104,6 @@ class Daemon:
         self._next_tick = 0.0
         self._source_log = SourceLog()
 
-    def _load_state(self, directory: Path | None) -> StateStore | None:
-        """Load the state of an earlier process. If it cannot be used, the relay begins empty."""
-        if directory is None:
-            return None
-        store = StateStore(directory, self.identity(), self._disk, sync=self.config.state_sync == "batch")
-        try:
-            self.restored = store.load(self.relay, self.clock.time())
-        except StateError:
-            self.restored = False
-        if not self.restored:
-            store.reserved = self.reservations.skip(store.reserved, margin=store.may_be_older)
-            self.relay = make_relay(self.config, self.streams, self.reservations)
-        elif store.may_be_older or self._behind():
-            log.warning("the state may be older than what routers have got: they are cleared and get it again")
-            reached = max(store.reserved, *next_seqs(self.relay).values())
-            store.reserved = self.reservations.skip(reached, margin=store.may_be_older)
-            self.relay.resume_at(self.reservations.first)
-            self.restored = False
-            store.distrust()
-        self.reservations.also = store.reserve
-        return store
-
-    def _behind(self) -> bool:
-        """Return whether a reservation shows that routers have got more than the state knows."""
-        return any(
-            stream.next_seq < self.reservations.lowest(number, slot)
-            for number, output in enumerate(self.relay.outputs)
-            for slot, stream in output.open_streams.items()
-        )
-
     def _begin_state(self) -> None:
         """Write the state from now on. Everything is bound, so no other process needs the state on disk."""
         if self.state is None:
@@ -146,11 +115,6 @@ class Daemon:
                 raise StateDirError(self.config.state_dir, error.strerror or str(error)) from error
             self.state.fail(error)
         self._show_state(self.state)
-
-    def identity(self) -> list[str]:
-        """Return the names that a state belongs to: the sources with their slots, and the outputs."""
-        sources = [f"{slot} {stream.label}" for slot, stream in sorted(self.streams.items())]
-        return sources + [output.name for output in self.config.outputs]
 
     async def start(self) -> None:
         """Bind and connect everything: outputs before sources, so that routers miss nothing of the catch-up.
@@ -293,7 +257,7 @@ class Daemon:
         if change.replaced or change.removed:
             if self.state is not None:
                 self.catch_up()
-                self.state.rename(self.identity())
+                self.state.rename(identity(self.config, self.streams))
             counts = len(change.added), len(change.changed), len(change.removed)
             log.info("sources: %d added, %d changed, %d removed", *counts)
         logging.getLogger().setLevel(change.config.log_level.upper())

@@ -1,0 +1,94 @@
+"""What an earlier process has left, and what is made of it: its state, its numbering, and what they say of each other.
+
+The state says what routers hold. The seq reservations say how far their streams have got. Where the state may be older
+than that, it is a beginning and not the truth: routers are cleared, and get it again in seqs that nobody has seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from kvbus.config import Config, SourceStream
+from kvbus.core.relay import Relay
+from kvbus.core.write_ahead_log import StateError
+from kvbus.daemon.build import make_relay, next_seqs
+from kvbus.daemon.disk import Disk
+from kvbus.daemon.seq_reservation import SeqReservations
+from kvbus.daemon.state_store import StateStore
+
+log = logging.getLogger("kvbus.daemon")
+
+
+class Beginning(NamedTuple):
+    """What a process begins with.
+
+    Attributes:
+        relay: with what an earlier process knew, or empty.
+        store: where the state is kept from now on; None: nowhere.
+        restored: the relay goes on as if nothing had happened; else routers have to be cleared first.
+    """
+
+    relay: Relay
+    store: StateStore | None
+    restored: bool
+
+
+def resume(
+    config: Config,
+    streams: Mapping[int, SourceStream],
+    directory: Path | None,
+    reservations: SeqReservations,
+    disk: Disk,
+    now: float,
+) -> Beginning:
+    """Load the state of an earlier process. If it cannot be used, the relay begins empty.
+
+    Args:
+        config: the configuration.
+        streams: the sources' streams by slot.
+        directory: where the state is; None: it is not kept.
+        reservations: of all streams.
+        disk: the real one, or a test's.
+        now: the time of the relay's clock.
+
+    Raises:
+        OSError: the directory cannot be made.
+    """
+    relay = make_relay(config, streams, reservations)
+    if directory is None:
+        return Beginning(relay, None, restored=False)
+    store = StateStore(directory, identity(config, streams), disk, sync=config.state_sync == "batch")
+    reservations.also = store.reserve
+    try:
+        restored = store.load(relay, now)
+    except StateError:
+        restored = False
+    if not restored:
+        store.reserved = reservations.skip(store.reserved, margin=store.may_be_older)
+        return Beginning(make_relay(config, streams, reservations), store, restored=False)
+    if not store.may_be_older and not _behind(relay, reservations):
+        return Beginning(relay, store, restored=True)
+    log.warning("the state may be older than what routers have got: they are cleared and get it again")
+    reached = max(store.reserved, *next_seqs(relay).values())
+    store.reserved = reservations.skip(reached, margin=store.may_be_older)
+    relay.resume_at(reservations.first)
+    store.distrust()
+    return Beginning(relay, store, restored=False)
+
+
+def _behind(relay: Relay, reservations: SeqReservations) -> bool:
+    """Return whether a reservation shows that routers have got more than the state knows."""
+    return any(
+        stream.next_seq < reservations.lowest(number, slot)
+        for number, output in enumerate(relay.outputs)
+        for slot, stream in output.open_streams.items()
+    )
+
+
+def identity(config: Config, streams: Mapping[int, SourceStream]) -> list[str]:
+    """Return the names that a state belongs to: the sources with their slots, and the outputs."""
+    sources = [f"{slot} {stream.label}" for slot, stream in sorted(streams.items())]
+    return sources + [output.name for output in config.outputs]
