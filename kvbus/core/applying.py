@@ -59,7 +59,7 @@ class Applier:
             plain, unchanged = taken
             source.stats.last_batch = source.ts = plain.ts
             if plain.rank != source.rank or not source.ranked:
-                source.see_rank(plain.rank)
+                self._see_rank(slot, source, plain.rank, now)
                 unchanged = unchanged and plain.rank == source.rank
             if source.dialect.name is None:
                 source.dialect.see(payload)
@@ -77,7 +77,7 @@ class Applier:
         source.stats.last_batch = batch.ts
         source.ts = batch.ts
         if batch.rank is not None:
-            source.see_rank(batch.rank)
+            self._see_rank(slot, source, batch.rank, now)
         source.dialect.see(payload)
         events = source.normalizer.apply(batch, first_of_epoch=record.seq == 0)
         if source.normalizer.emptied and source.sequencer.partial:
@@ -88,6 +88,12 @@ class Applier:
         if events:
             source.announced = True
             self._out.publish_all(slot, source, events, now)
+
+    def _see_rank(self, slot: int, source: Source, rank: int, now: float) -> None:
+        before = source.rank
+        source.see_rank(rank)
+        if source.rank != before:
+            self._out.cleared_under(slot, source, now)
 
     def clear(self, slot: int, source: Source, now: float) -> None:
         """Clear a source's blocks downstream, if any were announced."""

@@ -63,6 +63,9 @@ class Outgoing:
                 for i, source in self._sources_of(output, at):
                     if not source.gone:
                         self._publish_clear(number, at, output.rank_of(i, source), now)
+                for i in range(record.slots[number]):
+                    if i >= len(self._sources) or self._sources[i].gone:
+                        self._publish_clear(number, at, i, now)
 
     def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
         """Make streams for the new source in slot ``i``; routers that knew another one there get AllBlocksCleared."""
@@ -94,6 +97,13 @@ class Outgoing:
         payload = encode(stream.profile.wire, [AllBlocksCleared()], self.wall, rank)
         seq = stream.append(payload, now)
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
+
+    def cleared_under(self, i: int, source: Source, now: float) -> None:
+        """An engine says another rank than expected: routers may hold blocks of a former process under that one."""
+        for number, output in enumerate(self._outputs):
+            # a batch 0 that begins with AllBlocksCleared is how readers recognize SGLang
+            if not output.merged and output.streams[i].next_seq and not self._clears_others(output, i):
+                self._publish_clear(number, i, source.rank, now)
 
     # -- batches -----------------------------------------------------------------------------------------------------
 

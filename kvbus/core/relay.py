@@ -179,7 +179,7 @@ class Relay:
         return source
 
     def _started(self, event: Started, now: float) -> None:
-        self._do(wal.Begun(event.wall), now)
+        self._do(wal.Begun(event.wall, [output.spec.known_slots for output in self.outputs]), now)
 
     def _placed(self, event: SourcePlaced, now: float) -> None:
         slot = event.source

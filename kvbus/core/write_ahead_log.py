@@ -64,9 +64,13 @@ class Heartbeat(msgspec.Struct, tag=5, array_like=True, gc=False):
 
 
 class Begun(msgspec.Struct, tag=6, array_like=True, gc=False):
-    """The relay began at the time of day ``wall``: a numbering that goes on opens with AllBlocksCleared."""
+    """The relay began at the time of day ``wall``: a numbering that goes on opens with AllBlocksCleared.
+
+    ``slots`` says for each output how many slots it may have had in a former process, where it is merged.
+    """
 
     wall: float
+    slots: list[int]
 
 
 class SnapshotTaken(msgspec.Struct, tag=7, array_like=True, gc=False):

@@ -88,6 +88,7 @@ def _output_spec(
         output.journal_bytes,
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
+        reservations.slots(number) if merged else 0,
     )
 
 

@@ -171,6 +171,7 @@ class Daemon:
                     self.outputs.drivers[number].open(slot, stream.topic, self._output_policy(number))
             for source in self.streams.values():
                 self.source_sockets.open(source, self._source_policy(source))
+            self._widen()
             self._begin_state()
             if not self.restored:
                 self.feed(Started(time.time()))
@@ -180,6 +181,11 @@ class Daemon:
         self._next_tick = self._loop.time() + TICK
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
         self.started = True
+
+    def _widen(self) -> None:
+        for number, output in enumerate(self.config.outputs):
+            if output.layout == "merged":
+                self.reservations.widen(number, max(self.streams) + 1)
 
     @property
     def drivers(self) -> list[OutputDriver]:
@@ -276,6 +282,7 @@ class Daemon:
         self._open_streams(change.added)
         self.config = change.config
         self.streams = {stream.index: stream for stream in change.config.streams()}
+        self._widen()
         for slot in change.removed:
             self._remove(slot)
         for stream in change.replaced:

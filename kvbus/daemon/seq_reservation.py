@@ -4,6 +4,8 @@ Each stream has one small file. kvbus writes a number into it *before* it uses t
 time. The kernel keeps it even if the process is killed. After a kill the numbering goes on at the number in the file.
 After a graceful shutdown it goes on exactly where it stopped. The number is there twice, each with a checksum of its
 own; where neither is right, the numbering goes on far ahead of all that can have been used.
+The file of a merged stream also has how many sources it ever carried, so that one that is taken away while kvbus is
+down is cleared when it is back.
 A process locks the files it uses: two processes would overwrite each other's reservations.
 """
 
@@ -35,9 +37,10 @@ time is added, in microseconds, so that a second damage leads further on, and no
 MARGIN: Final = 1 << 32
 """How much further the numbering goes on where the reservations themselves may be older than what was sent."""
 
-_MAGIC: Final = b"kvbus-seq-mark-2"
-_COPY: Final = struct.Struct("=QQ")
-"""The number, and the lowest number that a state may go on with; the CRC-32 of both and of the stream follows."""
+_MAGIC: Final = b"kvbus-seq-mark-3"
+_COPY: Final = struct.Struct("=QQQ")
+"""The number, the lowest number that a state may go on with, and how many slots a merged stream ever had; the CRC-32 of
+all and of the stream follows."""
 
 _CRC: Final = struct.Struct("=I")
 _COPY_SIZE: Final = _COPY.size + _CRC.size
@@ -68,6 +71,7 @@ class _Reservation:
         seed: what the stream adds to the checksums, so that no other stream's file is taken for its own.
         number: no number from this one on was used.
         lowest: a state with a lower number is older than what was sent.
+        slots: of a merged stream, one past the highest slot whose rank routers may know.
         used: this process may use the numbers below this one.
     """
 
@@ -75,6 +79,7 @@ class _Reservation:
     seed: int = 0
     number: int = 0
     lowest: int = 0
+    slots: int = 0
     used: int = 0
 
 
@@ -151,6 +156,18 @@ class SeqReservations:
             # a burst of batches is numbered before the first of them is in the state
             self._set(stream, stream.used, max(0, seq - AHEAD))
 
+    def slots(self, output: int) -> int:
+        """Return how many slots a merged output has ever had."""
+        stream = self._streams.get((output, 0))
+        return stream.slots if stream is not None else 0
+
+    def widen(self, output: int, slots: int) -> None:
+        """Keep that a merged output has so many slots. Called before anything of them is sent."""
+        stream = self._streams[output, 0]
+        if slots > stream.slots:
+            stream.slots = slots
+            self._set(stream, stream.number, stream.lowest)
+
     def close(self, next_seqs: Mapping[StreamKey, int]) -> None:
         """Close the files. The next process begins each stream with the number given here.
 
@@ -173,7 +190,7 @@ class SeqReservations:
         stream.number, stream.lowest = number, lowest
         if stream.fd is not None:
             try:
-                _store(self._disk, stream.fd, stream.seed, number, lowest)
+                _store(self._disk, stream.fd, stream.seed, number, lowest, stream.slots)
                 if self._sync:
                     self._disk.sync(stream.fd)
             except OSError as error:
@@ -237,7 +254,7 @@ def _open(disk: Disk, directory: Path, name: str) -> _Reservation:
             seed = _seed(file)
             found = _read(disk.pread(fd, _SIZE, 0), seed)
             if found is None:
-                found = UNKNOWN + time.time_ns() // 1000 if existed else 0, 0
+                found = UNKNOWN + time.time_ns() // 1000 if existed else 0, 0, 0
                 if existed:
                     log.warning(
                         "%s is no seq reservation, or a damaged one: the numbering goes on at %d", file, found[0]
@@ -260,15 +277,15 @@ def _check_owner(disk: Disk, fd: int) -> None:
         raise PermissionError(1, "the file there is somebody else's")
 
 
-def _store(disk: Disk, fd: int, seed: int, number: int, lowest: int) -> None:
-    copy = _COPY.pack(number, lowest)
+def _store(disk: Disk, fd: int, seed: int, number: int, lowest: int, slots: int) -> None:
+    copy = _COPY.pack(number, lowest, slots)
     copy += _CRC.pack(crc32(copy, seed))
     for at in (0, _COPY_SIZE):  # one of them is whole, wherever a kill comes
         disk.pwrite(fd, copy, len(_MAGIC) + at)
 
 
-def _read(content: bytes, seed: int) -> tuple[int, int] | None:
-    """Return a file's number and the lowest of a state; None if it is damaged."""
+def _read(content: bytes, seed: int) -> tuple[int, int, int] | None:
+    """Return a file's number, the lowest of a state, and the slots; None if it is damaged."""
     if len(content) < _SIZE or not content.startswith(_MAGIC):
         return None
     found = []
@@ -276,5 +293,5 @@ def _read(content: bytes, seed: int) -> tuple[int, int] | None:
         copy = content[at : at + _COPY.size]
         if crc32(copy, seed) == _CRC.unpack_from(content, at + _COPY.size)[0]:
             found.append(_COPY.unpack(copy))
-    number, lowest = max(found, default=(_MOST, 0))
-    return (number, lowest) if number < _MOST else None
+    newest = max(found, default=(_MOST, 0, 0))
+    return newest if newest[0] < _MOST else None

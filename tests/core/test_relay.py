@@ -11,7 +11,7 @@ from kvbus.core.outgoing import MAX_BATCH_EVENTS
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.sequencing.settings import Settings, State
-from kvbus.core.source import SourceSpec
+from kvbus.core.source import NOBODY, SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
@@ -542,6 +542,26 @@ class TestNumbering:
         (second,) = relay.handle(BatchReceived(0, batch(0, A)), 0.0)
         assert second.seq == 5001
 
+    @pytest.mark.parametrize("extra", [{}, {"not_known_yet": 1}], ids=["usual", "unusual"])
+    def test_an_engine_of_another_rank_than_expected_is_cleared_under_that_one_too(self, extra):
+        """Routers filed a former process's blocks under the rank that the engine said."""
+        relay = self.relay(first_seqs=[5000])
+        relay.handle(Started(7.0), 0.0)
+        sent = relay.handle(BatchReceived(0, batch(0, A | extra, rank=3)), 0.0)
+        said = [(command.seq, *unpack(command.payload)[1:]) for command in sent]
+        assert [(seq, [event["type"] for event in events], rank) for seq, events, rank in said] == [
+            (5001, ["AllBlocksCleared"], 3),
+            (5002, ["BlockStored"], 3),
+        ]
+        (again,) = relay.handle(BatchReceived(0, batch(1, B, rank=3)), 0.0)
+        assert again.seq == 5003
+
+    def test_where_nobody_was_before_the_first_batch_is_the_engines(self):
+        """One that begins with AllBlocksCleared would say that the engine is SGLang."""
+        (first,) = self.relay().handle(BatchReceived(0, batch(0, A, rank=3)), 0.0)
+        _, (event,), rank = unpack(first.payload)
+        assert (first.seq, event["type"], rank) == (0, "BlockStored", 3)
+
     def test_whoever_asks_from_before_is_answered_without_a_hole(self):
         relay = self.relay(first_seqs=[50])
         relay.handle(Started(), 0.0)
@@ -555,6 +575,14 @@ class TestNumbering:
         relay = Relay(sources, [OutputSpec("out", PROFILES["vllm"], [None], merged=True, first_seqs=[9])])
         commands = [command for command in relay.handle(Started(), 0.0) if isinstance(command, Publish)]
         assert [(command.seq, unpack(command.payload)[2]) for command in commands] == [(9, 0), (10, 1)]
+
+    def test_on_a_merged_stream_the_ranks_of_sources_that_are_left_out_now_are_cleared_too(self):
+        """Routers that stayed hold their blocks, and nobody else clears them."""
+        sources = [SourceSpec("engine/1", 1, Settings(replay=False), Rules())]
+        spec = OutputSpec("out", PROFILES["vllm"], [None], merged=True, first_seqs=[9], known_slots=3)
+        relay = Relay([NOBODY, *sources], [spec])
+        commands = [command for command in relay.handle(Started(), 0.0) if isinstance(command, Publish)]
+        assert [(command.seq, unpack(command.payload)[2]) for command in commands] == [(9, 1), (10, 0), (11, 2)]
 
     def test_publisher_ids_are_behind_every_seq(self):
         relay = self.relay(publisher_ids=[b"p" * 16])

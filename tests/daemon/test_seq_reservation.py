@@ -15,7 +15,7 @@ from kvbus.daemon.disk import Disk
 from kvbus.daemon.seq_reservation import AHEAD, UNKNOWN, SeqReservations, reached
 from kvbus.errors import InUseError
 
-RESERVATION = 56
+RESERVATION = 72
 """Bytes: what it is, and two copies of a number, the lowest number of a state and a checksum."""
 
 NAMES = ["routers tcp://*:5657", "routers tcp://*:5658"]
@@ -91,13 +91,24 @@ def test_a_reservation_belongs_to_its_stream_whatever_others_there_are(tmp_path:
         assert [reservations.first(0, 0), reservations.first(0, 1)] == [0, 6]
 
 
+def test_how_many_slots_a_merged_stream_ever_had_is_kept(tmp_path: Path) -> None:
+    with process(tmp_path) as reservations:
+        assert reservations.slots(0) == 0
+        reservations.widen(0, 3)
+        reservations.widen(0, 2)
+        reservations.use(0, 0, 7)
+    with process(tmp_path) as again:
+        assert again.slots(0) == 3
+        assert again.first(0, 0) == 7 + AHEAD
+
+
 def test_a_directory_is_made(tmp_path: Path) -> None:
     ended(tmp_path / "a" / "b", 5, 6)
     with process(tmp_path / "a" / "b") as reservations:
         assert reservations.first(0, 0) == 5
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"x" * 56, b"kvbus-seq-mark-2" + b"\0" * 3, b"\0" * 4096])
+@pytest.mark.parametrize("content", [b"", b"x", b"x" * 72, b"kvbus-seq-mark-3" + b"\0" * 3, b"\0" * 4096])
 def test_after_a_damaged_reservation_it_goes_on_far_ahead(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -125,7 +125,7 @@ class Setup:
     def __init__(self, chance: random.Random) -> None:
         kinds = ["replay", "replay", "replay", "replay", "snapshot", "deaf"]
         self.engines = [chance.choice(kinds) for _ in range(chance.choice([1, 2, 2, 3]))]
-        self.ranks = [0] * len(self.engines)
+        self.ranks = [1, 2, 3] if len(self.engines) == 3 else [0] * len(self.engines)
         """What each engine says its rank is; the configuration says 0."""
         self.block_size: int | None = chance.choice([None, None, 1])
         """What blocks leave as; engines have blocks of 2 tokens."""

@@ -19,7 +19,8 @@ class OutputSpec(msgspec.Struct, frozen=True):
     """One output. ``topics`` has one entry per stream: as many as sources, or one where the layout is merged.
 
     A topic of None is the source's own. ``first_seqs`` says where each numbering begins. ``publisher_ids`` (16
-    bytes each) puts the snapshot protocol's 24-byte sequence frames on this output.
+    bytes each) puts the snapshot protocol's 24-byte sequence frames on this output. ``known_slots`` of a merged output
+    is one past the highest slot whose rank its routers may know from a former process.
     """
 
     name: str
@@ -31,6 +32,7 @@ class OutputSpec(msgspec.Struct, frozen=True):
     journal_bytes: int = 2 * 1024 * 1024
     first_seqs: Sequence[int] = ()
     publisher_ids: Sequence[bytes] = ()
+    known_slots: int = 0
 
 
 class NewStream(msgspec.Struct, frozen=True):
