@@ -34,6 +34,7 @@ def draw_setup(rng: random.Random) -> Setup:
                 ("dynamo", "aibrix"),
                 ("llm-d", "merged:dynamo"),
                 ("sglang", "aibrix", "merged:llm-d"),
+                ("merged:aibrix",),
             ]
         ),
         buffer_steps=rng.choice([3, 10, 1000]),
@@ -89,7 +90,7 @@ def draw_step(rng: random.Random) -> Step:
             ("late_router_asks", (place,)),
             ("late_router_reads", (place, rng.randint(1, 4))),
             ("router_asks_for_a_snapshot", (place,)),
-            ("subscriber_connects", (place,)),
+            ("subscriber_connects", (place, rng.randrange(4))),
             ("subscriber_resumes", (place,)),
             ("subscriber_reads", (place, rng.randint(1, 3))),
             ("subscriber_is_cut", (place,)),

@@ -35,6 +35,7 @@ SETUPS = st.builds(
             ("dynamo", "aibrix"),
             ("llm-d", "merged:dynamo"),
             ("sglang", "aibrix", "merged:llm-d"),
+            ("merged:aibrix",),
         ]
     ),
     buffer_steps=st.sampled_from([3, 10, 1000]),
@@ -146,9 +147,9 @@ class RelayMachine(RuleBasedStateMachine):
     def late_router_reads(self, place: int, messages: int) -> None:
         self.take("late_router_reads", place, messages)
 
-    @rule(place=PLACE)
-    def subscriber_connects(self, place: int) -> None:
-        self.take("subscriber_connects", place)
+    @rule(place=PLACE, batches=st.integers(0, 3))
+    def subscriber_connects(self, place: int, batches: int) -> None:
+        self.take("subscriber_connects", place, batches)
 
     @rule(place=PLACE)
     def subscriber_resumes(self, place: int) -> None:

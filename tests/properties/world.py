@@ -55,7 +55,7 @@ from kvbus.core.wire.profiles import PROFILES, fold
 from kvbus.core.write_ahead_log import Frame, Records, decode_records
 from tests.doubles.accounting import all_accounted_for, size_is_true
 from tests.doubles.answers import reading
-from tests.doubles.router import RankedRouter, events_of
+from tests.doubles.router import PlainSetRouter, RankedRouter, events_of
 
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode
@@ -75,10 +75,7 @@ Blocks = set[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Setup:
-    """What is configured. One entry of ``engines`` for each source, ``profile`` or ``merged:profile`` for outputs.
-
-    No ``merged:aibrix``: its routers know no ranks (:mod:`tests.properties.test_clears_by_pod`), those here do.
-    """
+    """What is configured. One entry of ``engines`` for each source, ``profile`` or ``merged:profile`` for outputs."""
 
     engines: tuple[str, ...] = ("replay",)
     """``replay``, ``deaf`` (no replay endpoint), ``snapshot`` (replay and snapshots, 24-byte sequence frames)."""
@@ -228,10 +225,14 @@ class Engine:
 
 
 class Router(RankedRouter):
-    """A plain set for each rank that takes exception to whatever a stream may not do; ``deaf`` while its link stalls."""
+    """A plain set for each rank that takes exception to whatever a stream may not do; ``deaf`` while its link stalls.
 
-    def __init__(self) -> None:
+    With ``one_copy`` it knows no ranks: it is one set, and each removal and clear speaks of all.
+    """
+
+    def __init__(self, *, one_copy: bool = False) -> None:
         super().__init__()
+        self.one_copy = one_copy
         self.deaf = False
         self.stale = False
         """It got a state without AllBlocksCleared on top of blocks: dead ones may stay until a clear, or its restart.
@@ -242,7 +243,10 @@ class Router(RankedRouter):
         """
 
     def take(self, payload: bytes) -> None:
-        super().take(payload)
+        if self.one_copy:
+            self.views.setdefault(0, PlainSetRouter()).take(self.next - 1, payload)
+        else:
+            super().take(payload)
         if self.stale:
             for view in self.views.values():
                 view.violations = [wrong for wrong in view.violations if "stored twice" not in wrong]
@@ -283,8 +287,8 @@ class LateRouter:
 class Subscriber:
     """A router that gets the state by its subscription, at its own pace, and then the live stream. It may be cut off."""
 
-    def __init__(self) -> None:
-        self.router = Router()
+    def __init__(self, router: Router) -> None:
+        self.router = router
         self.connected = False
         self.state: TransferReader | None = None
         """What is still to come of the state."""
@@ -305,18 +309,19 @@ class Subscriber:
         else:
             assert self.router.apply(seq, payload), "a hole in the live stream"
 
-    def read(self) -> None:
-        """The next batch of the state; behind the last one, all that waited."""
-        if self.state is not None and not self.state.done:
-            batch = self.state.next_batch()
-            if batch is not None:
-                router = self.router
-                if batch[0] == self.state.transfer.first_seq:
+    def read(self, batches: int) -> None:
+        """So many batches of the state; behind the last one, all that waited."""
+        state, router = self.state, self.router
+        if state is None:
+            return
+        for _ in range(batches):
+            if not state.done and (batch := state.next_batch()) is not None:
+                if batch[0] == state.transfer.first_seq:
                     assert batch[0] >= router.next, "an output's seq never goes back"
                     router.next = batch[0]
                     router.stale |= bool(router.blocks) and not self.clears
                 assert router.apply(*batch), "a hole in the state"
-        if self.state is not None and self.state.done:
+        if state.done:
             self.go_on()
 
     def go_on(self) -> None:
@@ -378,7 +383,7 @@ class World:
         self.relay = self.make_relay()
         self.relay.records = Records()
         self.last_seq = dict.fromkeys(self.places, -1)
-        self.routers = {place: Router() for place in self.places}
+        self.routers = {place: self._new_router(place) for place in self.places}
         self.rebuilding: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
         """What came live while a router asked."""
         self.late: dict[tuple[int, int], LateRouter] = {}
@@ -718,6 +723,10 @@ class World:
 
     # -- routers -------------------------------------------------------------------------------------------------
 
+    def _new_router(self, place: tuple[int, int]) -> Router:
+        spec = self.relay.outputs[place[0]].spec
+        return Router(one_copy=spec.merged and spec.profile.one_copy)
+
     def _place(self, number: int) -> tuple[int, int]:
         places = self.places
         return places[number % len(places)]
@@ -730,13 +739,13 @@ class World:
     @step
     def router_restarts(self, place: int) -> None:
         at = self._place(place)
-        self.routers[at] = Router()
+        self.routers[at] = self._new_router(at)
         self._router_replay(at)
 
     @step
     def late_router_asks(self, place: int) -> None:
         at = self._place(place)
-        router = Router()
+        router = self._new_router(at)
         self.late[at] = LateRouter(router, self._ask(at, router))
 
     @step
@@ -747,19 +756,23 @@ class World:
                 late.read()
 
     @step
-    def subscriber_connects(self, place: int) -> None:
-        """A router subscribes, or does so again, and gets the state; whatever it had stays until then."""
+    def subscriber_connects(self, place: int, batches: int) -> None:
+        """A router subscribes, or does so again, and takes so many batches of the state; what it had stays until then."""
         at = self._place(place)
-        self.subscribers.setdefault(at, Subscriber()).cut()
+        if at not in self.subscribers:
+            self.subscribers[at] = Subscriber(self._new_router(at))
+        self.subscribers[at].cut()
         self._feed(Subscribed(*at, (1,)))
+        self.subscribers[at].read(batches)
 
     @step
     def subscriber_resumes(self, place: int) -> None:
-        """It comes back by a replay from where it stood, be that in the middle of a state."""
+        """It is cut off and comes back by a replay from where it stood, be that in the middle of a state."""
         at = self._place(place)
         subscriber = self.subscribers.get(at)
-        if subscriber is None or subscriber.connected:
+        if subscriber is None:
             return
+        subscriber.cut()
         subscriber.connected, subscriber.waiting = True, []
         answer = self._ask(at, subscriber.router)
         while (message := answer.next_message())[-2] != END_SEQ:
@@ -770,8 +783,7 @@ class World:
     def subscriber_reads(self, place: int, batches: int) -> None:
         subscriber = self.subscribers.get(self._place(place))
         if subscriber is not None:
-            for _ in range(batches):
-                subscriber.read()
+            subscriber.read(batches)
 
     @step
     def subscriber_is_cut(self, place: int) -> None:
@@ -842,54 +854,76 @@ class World:
             if not subscriber.connected:
                 self._feed(Subscribed(*place, (1,)))
             while subscriber.waiting is not None:
-                subscriber.read()
+                subscriber.read(1)
         for source in range(len(self.lines)):
             self._is_exact(source)
+        subscribed = [(place, subscriber.router) for place, subscriber in self.subscribers.items()]
+        for place, router in [*self.routers.items(), *subscribed]:
+            self._knows_its_engines(place, router)
 
     def _is_exact(self, i: int) -> None:
         source, line = self.relay.sources[i], self.lines[i]
         assert source.state is State.LIVE, f"source {i} is {source.state}"
         assert source.sequencer.pending == 0
+        if not self._can_be_known(i):
+            return
         engine = line.engine
-        # a replay that reaches back gives every stranger away, once it is known that there is something to reach back to
-        if line.hidden >= 0 and not (engine.setup.buffer_steps == 1000 and source.sequencer.dump()["buffer"]):
-            return  # nothing may give it away until the engine begins anew in the open
-        if engine.kind == "deaf" and line.heard != (engine.life, engine.seq - 1):
-            return  # without a replay an idle engine's lost tail, or its quiet new life, cannot be known of
         numbers = [seq for seq, _ in engine.buffer]
         if engine.kind != "deaf" and line.hidden < 0 and numbers == list(range(engine.seq)):
             partial = source.partial and not source.normalizer.full
             assert not partial, f"source {i} could have been told everything and is partial"
-        subscribed = [(place, subscriber.router) for place, subscriber in self.subscribers.items()]
-        for place, router in [*self.routers.items(), *subscribed]:
-            output = self.relay.outputs[place[0]]
-            if (0 if output.merged else i) != place[1]:
+        refused = line.refused or source.stats.rejected["index_full"]  # a tail, perhaps, which nobody misses
+        if not source.partial and engine.kind != "snapshot" and not refused:
+            tails = {(key[1], block) for key, t in source.normalizer.tails.tables.items() for block in t.blocks}
+            assert tails == {
+                (medium, engine.hash_of(TAIL + block))
+                for (medium, block), count in engine.tails.items()
+                if count and medium in {"GPU", *source.normalizer.media}
+            }
+
+    def _can_be_known(self, i: int) -> bool:
+        source, line = self.relay.sources[i], self.lines[i]
+        engine = line.engine
+        # a replay that reaches back gives every stranger away, once it is known that there is something to reach back to;
+        # one that begins with 1, because 0 was used up and never sent, looks as if it did not
+        reaches_back = engine.setup.buffer_steps == 1000 and [seq for seq, _ in engine.buffer[:1]] == [0][: engine.seq]
+        if line.hidden >= 0 and not (reaches_back and source.sequencer.dump()["buffer"]):
+            return False  # nothing may give it away until the engine begins anew in the open
+        # without a replay an idle engine's lost tail, or its quiet new life, cannot be known of
+        return engine.kind != "deaf" or line.heard == (engine.life, engine.seq - 1)
+
+    def _knows_its_engines(self, place: tuple[int, int], router: Router) -> None:
+        """Hold a router's blocks against the engines' of its stream: of each, or of all where it knows no ranks."""
+        output = self.relay.outputs[place[0]]
+        sources = list(range(len(self.lines))) if output.merged else [place[1]]
+        for those in [sources] if router.one_copy else [[i] for i in sources]:
+            if not all(map(self._can_be_known, those)):
                 continue
-            rank = output.rank_of(i, source)
-            view = {(medium, block) for of, _, medium, block in router.blocks if of == rank}
+            ranks = {0 if router.one_copy else output.rank_of(i, self.relay.sources[i]) for i in those}
+            view = {(medium, block) for of, _, medium, block in router.blocks if of in ranks}
             folded = output.spec.profile.wire.fold_hashes
-            truth, visible = self._named(engine, engine.truth, folded), self._named(engine, engine.visible, folded)
+            engines = [self.lines[i].engine for i in those]
+            truth = {block for engine in engines for block in self._named(engine, engine.truth, folded)}
             if self.setup.on_lost == "clear" and not router.stale:
-                assert view <= truth, f"source {i}, stream {place}: blocks too many: {view - truth}"
-            if engine.kind == "snapshot" and self.setup.orphans == "drop":
-                continue  # a snapshot tells orphans whose parents were there when they were stored
-            refused = line.refused or source.stats.rejected["index_full"]  # a tail, perhaps, which nobody misses
-            if not source.partial and engine.kind != "snapshot" and not refused:
-                tails = {(key[1], block) for key, t in source.normalizer.tails.tables.items() for block in t.blocks}
-                assert tails == {
-                    (medium, engine.hash_of(TAIL + block))
-                    for (medium, block), count in engine.tails.items()
-                    if count and medium in {"GPU", *source.normalizer.media}
-                }
-            if not source.partial:
-                # a clear ends the unknown beginning of an epoch; a tier that nothing has spoken of since may hold blocks
-                told = {key for key in visible if key[0] in {"GPU", *source.normalizer.media}}
-                if told != visible and self.setup.orphans == "drop":
-                    continue  # and they may be parents
-                visible = told
+                assert view <= truth, f"sources {those}, stream {place}: blocks too many: {view - truth}"
+            visible = [self._visible(i, folded) for i in those]
+            if None not in visible:
+                expected = {block for each in visible for block in each or ()}
                 if router.stale:
-                    view &= visible
-                assert view == visible, f"source {i}, stream {place}: {view} is not {visible}"
+                    view &= expected
+                assert view == expected, f"sources {those}, stream {place}: {view} is not {expected}"
+
+    def _visible(self, i: int, folded: bool) -> Blocks | None:
+        """What routers hold of one engine; None where kvbus does not claim to know."""
+        source, engine = self.relay.sources[i], self.lines[i].engine
+        if source.partial:
+            return None
+        if engine.kind == "snapshot" and self.setup.orphans == "drop":
+            return None  # a snapshot tells orphans whose parents were there when they were stored
+        # a clear ends the unknown beginning of an epoch; a tier that nothing has spoken of since may hold blocks
+        visible = self._named(engine, engine.visible, folded)
+        told = {key for key in visible if key[0] in {"GPU", *source.normalizer.media}}
+        return None if told != visible and self.setup.orphans == "drop" else told  # and they may be parents
 
     def _named(self, engine: Engine, counts: Counter[tuple[str, int]], folded: bool) -> Blocks:
         name: Callable[[int], Any] = (lambda b: fold(engine.hash_of(b))) if folded else engine.hash_of
