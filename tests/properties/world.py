@@ -689,7 +689,12 @@ class World:
             assert known.sequencer.next <= mark
             assert known.sequencer.epoch <= epoch
         kept = {(n, at): relay.outputs[n].streams[at].journal.first_seq for n, at in self.places}
-        assert everything(relay, kept) == everything(self.relay, kept)
+        recovered, live = everything(relay, kept), everything(self.relay, kept)
+        for now, before, known in zip(recovered["sources"], live["sources"], relay.sources, strict=True):
+            if not known.sequencer.next:
+                # an answer with nothing in it may have made an empty epoch whole: no record says so, kvbus asks again
+                before["partial"] |= now["partial"]
+        assert recovered == live
         relay.records = Records()
         self.relay = relay
         self._answers_are_gone()
