@@ -10,7 +10,7 @@ import pytest
 
 from tests.long import LONG
 
-LOG = (1500 if LONG else 110) * 10**6
+LOG = (400 if LONG else 110) * 10**6
 MORE = 1.2
 
 
