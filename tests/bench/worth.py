@@ -53,6 +53,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "nothing happens": ("", {}),
     "the router restarts": ("router", {}),
     "the router restarts, no prompt is shared": ("router", {"shared": 0}),
+    "the router restarts, sessions of one or two turns": ("router", {"turns": (1, 2)}),
     "the router restarts, replay buffers reach back to the start": ("router", {"buffered": inf}),
     "an engine crashes": ("engine", {}),
     "kvbus is killed, with its state": ("kept", {}),
@@ -157,7 +158,8 @@ def full_tables(found: dict[str, dict[str, list[dict[str, int]]]]) -> str:
 
 def short_table(found: dict[str, dict[str, list[dict[str, int]]]]) -> str:
     """For README.md: what a user decides by."""
-    shown = ("nothing happens", "the router restarts", "an engine crashes", *list(CASES)[-2:])
+    cases = list(CASES)
+    shown = (*cases[:2], "the router restarts, sessions of one or two turns", *cases[-2:])
     arms = {"round robin": "round robin", "KV-aware, direct": "direct", "KV-aware, through kvbus": "kvbus"}
     rows = [[case, *(f"{median(shares(found[case][arm])):.0f} %" for arm in arms.values())] for case in shown]
     return "\n".join(markdown_table(["prefill computed in the next five minutes", *arms], rows))
