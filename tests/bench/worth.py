@@ -183,7 +183,8 @@ def main(seeds: int, *, quick: bool, write: bool) -> None:
     found = measure(SMALL if quick else Load(), seeds)
     click.echo(f"{full_tables(found)}\n\n{short_table(found)}")
     if write:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        lines = (f"{json.dumps(case)}: {json.dumps(arms)}" for case, arms in found.items())
+        RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         render()
 
 
