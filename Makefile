@@ -11,7 +11,7 @@ IMAGE  ?= kvbus:local
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo test coverage bench chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
+.PHONY: help setup tools demo test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
 	image version lock clean
 
 help: ## this list
@@ -50,6 +50,9 @@ coverage: $(STAMP) ## each module by its own tests alone (ARGS="core/source")
 
 bench: $(STAMP) ## the benchmarks, an hour on a quiet machine (ARGS="--quick", ARGS="--only core")
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+bench-worth: $(STAMP) ## what exact views are worth in prefill, in simulated time, three minutes (ARGS=--write, ARGS=--quick)
+	@$(BIN)/python -m tests.bench.worth $(ARGS)
 
 profile: $(STAMP) ## where the core's time goes (ARGS="1x1")
 	@PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.hotspots $(ARGS)

@@ -75,17 +75,17 @@ def _machine(parts: list[tuple[dict[str, Any], Section]]) -> str:
     return f"Measured {when} on: {'; '.join(told)}."
 
 
-def into_document(document: str, rendered: str) -> str:
-    """The document with the part between the marks replaced.
+def into_document(document: str, rendered: str, begin: str = BEGIN, end: str = END) -> str:
+    """The document with the part between two comments replaced.
 
     Raises:
         ValueError: it has no such marks.
     """
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the document has no part between {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n\n{rendered.rstrip()}\n\n{END}{after}"
+    before, found, rest = document.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"the document has no part between {begin!r} and {end!r}")
+    return f"{before}{begin}\n\n{rendered.rstrip()}\n\n{end}{after}"
 
 
 WIDTH: Final = 860

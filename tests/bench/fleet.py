@@ -1,0 +1,295 @@
+"""Workers behind a KV-aware router, in simulated time: a generated load, caches that evict, and one policy.
+
+The policy is the same in every arm: the worker with the longest cached prefix in the router's view, less a term for what
+runs there. The arms differ in the view alone. Events take no time to arrive, so that a view is wrong only where the
+router cannot know better. Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import struct
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Final, NamedTuple
+
+from kvbus.sim.cache import Block, PrefixCache, Removed, Request, Stored, make_block
+from kvbus.sim.dialects import DIALECTS, BatchEncoder
+
+DIALECT: Final = DIALECTS["vllm-0.33"]
+LOAD_TERM: Final = 8
+"""Blocks of prefix that one running request weighs as much as."""
+
+PREFILL_RATE: Final = 8000
+DECODE_RATE: Final = 40
+"""Tokens a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Sizes and times of a run. Sessions arrive as a Poisson process; tokens and turns are drawn evenly from ranges."""
+
+    workers: int = 8
+    blocks: int = 1000
+    """Of each worker's cache."""
+    block: int = 64
+    """Tokens of a block."""
+    seconds: float = 700.0
+    fault_at: float = 400.0
+    window: float = 300.0
+    """What is looked at behind the fault."""
+    sessions: float = 0.5
+    """A second."""
+    shared: int = 1024
+    """Tokens of the system prompt that every session begins with."""
+    opening: tuple[int, int] = (256, 2048)
+    """Tokens of a session's first question, beside the system prompt."""
+    question: tuple[int, int] = (32, 384)
+    answer: tuple[int, int] = (64, 256)
+    turns: tuple[int, int] = (2, 8)
+    think: float = 40.0
+    """Mean seconds between an answer and the next question."""
+    buffered: float = 200.0
+    """Seconds that an engine's replay buffer reaches back: vLLM's 10,000 batches at 50 a second."""
+    away: float = 10.0
+    """Seconds that kvbus is away when it is killed."""
+
+
+View = Container[int | bytes]
+
+
+class Arrival(NamedTuple):
+    """A request: when, all of its tokens, how many are prompt, and the names of the blocks that can be found cached."""
+
+    at: float
+    tokens: tuple[int, ...]
+    prompt: int
+    hashes: tuple[int | bytes, ...]
+
+
+def arrivals(seed: int, load: Load) -> list[Arrival]:
+    """The requests of a run, in the order of their times."""
+    rng = random.Random(f"kvbus/worth/{seed}")
+    system = _tokens(rng, load.shared)
+    found: list[Arrival] = []
+    began = rng.expovariate(load.sessions)
+    while began < load.seconds:
+        found += _session(rng, load, began, system)
+        began += rng.expovariate(load.sessions)
+    return sorted(found, key=lambda arrival: arrival.at)
+
+
+def _session(rng: random.Random, load: Load, began: float, system: tuple[int, ...]) -> Iterator[Arrival]:
+    tokens, chain = system, list[Block]()
+    at = began
+    for turn in range(rng.randint(*load.turns)):
+        tokens += _tokens(rng, rng.randint(*(load.question if turn else load.opening)))
+        prompt = len(tokens)
+        while (end := (len(chain) + 1) * load.block) < prompt:
+            chain.append(make_block(chain[-1] if chain else None, tokens[end - load.block : end]))
+        tokens += _tokens(rng, rng.randint(*load.answer))
+        if at < load.seconds:
+            yield Arrival(at, tokens, prompt, tuple(DIALECT.hash_of(block) for block in chain))
+        at += (len(tokens) - prompt) / DECODE_RATE + rng.expovariate(1 / load.think)
+
+
+def _tokens(rng: random.Random, number: int) -> tuple[int, ...]:
+    return struct.unpack(f"<{number}H", rng.randbytes(2 * number))
+
+
+class Worker:
+    """One engine: its cache, what it publishes, and its replay buffer."""
+
+    def __init__(self, load: Load, feed: Feed, number: int) -> None:
+        self._load, self._feed, self.number = load, feed, number
+        self._encoder = BatchEncoder(DIALECT)
+        self.epoch = -1
+        self.begin()
+
+    def begin(self) -> None:
+        """A new epoch, with nothing in the cache."""
+        self.epoch += 1
+        self.cache = PrefixCache(self._load.blocks, self._load.block, copies=DIALECT.copies)
+        self.seq = 0
+        self.running = 0
+        self.live: Counter[int | bytes] = Counter()
+        """Copies of each block that is cached, by its name."""
+        self._buffer: deque[tuple[float, int, bytes]] = deque()
+
+    def publish(self, now: float) -> None:
+        """Publish what has changed in the cache."""
+        events = self.cache.take_events()
+        for event in events:
+            if isinstance(event, Stored):
+                self.live.update(map(DIALECT.hash_of, event.blocks))
+            elif isinstance(event, Removed):
+                self.live -= Counter(map(DIALECT.hash_of, event.blocks))
+        for payload in self._encoder.encode(events, now):
+            self._buffer.append((now, self.seq, payload))
+            self.seq += 1
+            self._feed.batch(self, self.seq - 1, payload, now)
+
+    def replay(self, start: int, now: float) -> list[tuple[int, bytes]]:
+        """What the replay buffer still has, from a seq on."""
+        while self._buffer and self._buffer[0][0] < now - self._load.buffered:
+            self._buffer.popleft()
+        return [(seq, payload) for _, seq, payload in self._buffer if seq >= start]
+
+
+class Feed:
+    """What an arm knows of the workers, and how it learns it. This one knows nothing: each worker in turn."""
+
+    aware = False
+    """Whether the router looks at prefixes at all."""
+
+    def connect(self, workers: Sequence[Worker]) -> None:
+        """Every worker is there, and has cached nothing."""
+        self.workers = workers
+
+    def views(self) -> Sequence[View]:
+        """The blocks of each worker, as the router has them."""
+        return ()
+
+    def batch(self, worker: Worker, seq: int, payload: bytes, now: float) -> None:
+        """A worker publishes."""
+
+    def tick(self, now: float) -> None:
+        """A second has passed."""
+
+    def crashed(self, worker: Worker, now: float) -> None:
+        """A worker is there again, in a new epoch."""
+
+    def router_restarts(self, now: float) -> None:
+        """The router begins anew, and knows nothing."""
+
+    def kvbus_killed(self) -> None:
+        """Where there is a kvbus."""
+
+    def kvbus_back(self, now: float, *, state: bool) -> None:
+        """It starts again, with its state or without."""
+
+    @property
+    def promises(self) -> bool:
+        """Whether the router now has no block that its worker has not."""
+        return False
+
+    def check(self) -> None:
+        """All has arrived, and what this arm promises must hold."""
+
+
+class Oracle(Feed):
+    """It sees the caches themselves."""
+
+    aware = True
+
+    def views(self) -> Sequence[View]:
+        return [worker.live for worker in self.workers]
+
+    @property
+    def promises(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        for worker in self.workers:
+            cached = {DIALECT.hash_of(live.block) for live in worker.cache.live_blocks().values()}
+            assert cached == set(worker.live), "the oracle is not what the cache itself says"
+
+
+class Choice(NamedTuple):
+    """What became of one request."""
+
+    at: float
+    worker: int
+    prompt: int
+    computed: int
+    """Tokens of the prompt that its worker had not cached."""
+    mispredicted: int
+    """Blocks of its prefix that the view had and the worker did not."""
+
+
+def prefix(view: View, hashes: Sequence[int | bytes]) -> int:
+    """Blocks from the beginning of a prompt that are in a view."""
+    for number, block in enumerate(hashes):
+        if block not in view:
+            return number
+    return len(hashes)
+
+
+@dataclass
+class Fleet:
+    """A run: the workers, the router, and what happens to them."""
+
+    load: Load
+    feed: Feed
+    choices: list[Choice] = field(default_factory=list)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.workers = [Worker(self.load, self.feed, number) for number in range(self.load.workers)]
+        self._sent = [0] * self.load.workers
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self.feed.connect(self.workers)
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        """Let something happen."""
+        heapq.heappush(self._due, (when, next(self._order), action))
+
+    def run(self, requests: Sequence[Arrival]) -> list[Choice]:
+        """Serve all requests, and let the last ones finish."""
+        for second in range(1, int(self.load.seconds)):
+            self.at(second, lambda: self.feed.tick(self.now))
+        for request in requests:
+            self.at(request.at, partial(self._choose, request))
+        while self._due:
+            self.now, _, action = heapq.heappop(self._due)
+            action()
+        self.feed.check()
+        return self.choices
+
+    def crash(self, number: int) -> None:
+        """A worker crashes and is back at once: its cache and the requests that ran there are gone."""
+        self.workers[number].begin()
+        self.feed.crashed(self.workers[number], self.now)
+
+    def _choose(self, request: Arrival) -> None:
+        found = (
+            [prefix(view, request.hashes) for view in self.feed.views()] if self.feed.aware else [0] * len(self._sent)
+        )
+        term = LOAD_TERM if self.feed.aware else 0
+        worker = min(self.workers, key=lambda w: (term * w.running - found[w.number], self._sent[w.number]))
+        number = worker.number
+        wrong = max(0, found[number] - prefix(worker.live, request.hashes))
+        assert not (wrong and self.feed.promises), f"at {self.now} {wrong} blocks of worker {number} were not there"
+        self._sent[number] += 1
+        self._start(worker, request, wrong)
+
+    def _start(self, worker: Worker, request: Arrival, wrong: int) -> None:
+        if not worker.cache.fits(len(request.tokens)):
+            self.at(self.now + 0.1, partial(self._start, worker, request, wrong))
+            return
+        started = worker.cache.start(request.tokens, request.prompt)
+        computed = request.prompt - started.cached_prompt
+        self.choices.append(Choice(request.at, worker.number, request.prompt, computed, wrong))
+        worker.running += 1
+        worker.publish(self.now)
+        epoch = worker.epoch
+        self.at(self.now + computed / PREFILL_RATE, partial(self._prefilled, worker, epoch, started, computed))
+
+    def _prefilled(self, worker: Worker, epoch: int, started: Request, computed: int) -> None:
+        if worker.epoch == epoch:
+            worker.cache.compute(started, computed)
+            worker.publish(self.now)
+            answer = len(started.tokens) - started.prompt
+            self.at(self.now + answer / DECODE_RATE, partial(self._answered, worker, epoch, started, answer))
+
+    def _answered(self, worker: Worker, epoch: int, started: Request, answer: int) -> None:
+        if worker.epoch == epoch:
+            worker.cache.compute(started, answer)
+            worker.cache.finish(started)
+            worker.running -= 1
+            worker.publish(self.now)
