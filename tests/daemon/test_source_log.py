@@ -9,7 +9,7 @@ import pytest
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp, Tick
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.relay import Relay
-from kvbus.core.remarks import MIN_LEFT_OUT
+from kvbus.core.remarks import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
@@ -67,3 +67,9 @@ def test_a_remark_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -
         log.look(relay, [0])
     (line,) = [line for line in lines(caplog) if "no group" in line]
     assert line.startswith("source engine: no group of this model carries prefixes")
+    # another remark is a line of its own, and the first is not said again
+    stats = relay.sources[0].stats
+    stats.reannounced, stats.most_copies = MIN_REANNOUNCED, MIN_COPIES
+    log.look(relay, [0])
+    (line,) = lines(caplog)
+    assert f"one block counts {MIN_COPIES} copies" in line

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from kvbus.config import Config, load
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
+from kvbus.core.write_ahead_log import Frame, StateError
 from kvbus.daemon import state_store
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.seq_reservation import AHEAD
-from kvbus.daemon.state_file import other_version
+from kvbus.daemon.state_file import HEADER_SIZE, ID_BYTES, StateFile, header, identity, other_version, write_frame
 from kvbus.daemon.state_store import SPARE
 from kvbus.errors import StateDirError
 from tests.daemon.test_disk import OTHER_THAN_A_FILE
@@ -379,3 +380,64 @@ async def test_a_seq_reservation_is_kept_twice(left: Left, tmp_path: Path) -> No
 )
 def test_a_file_says_its_version(begin: bytes, said: str | None) -> None:
     assert other_version("it", begin) == said
+
+
+class Interrupted(Disk):
+    """Each write takes so many bytes at most, as one that a signal interrupts."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.calls: list[int] = []
+
+    def writev(self, fd: int, pieces: Sequence[bytes | memoryview]) -> int:
+        self.calls.append(sum(map(len, pieces)))
+        return super().writev(fd, [b"".join(pieces)[: self.most]])
+
+
+def written_file(directory: Path, disk: Disk, frames: Sequence[Frame]) -> tuple[int, int]:
+    """A file ``it`` of these frames; its open directory and its length."""
+    folder = disk.open_directory(directory)
+    fd = disk.create(folder, "it")
+    begin = header(identity(["a"]), b"i" * ID_BYTES, bytes(ID_BYTES), 0)
+    end = Disk().writev(fd, [begin])
+    for frame in frames:
+        end += write_frame(disk, fd, b"i" * ID_BYTES, end, frame)
+    disk.close(fd)
+    return folder, end
+
+
+FRAMES = [Frame(b"small", [b"x", b""]), Frame(b"large", [bytes([n]) * 50_000 for n in range(7)]), Frame(b"", [])]
+
+
+@pytest.mark.parametrize("most", [1_000, 60_000, 10**9])
+def test_a_frame_is_whole_however_little_of_it_a_write_takes(tmp_path: Path, most: int) -> None:
+    disk = Interrupted(most)
+    folder, end = written_file(tmp_path, disk, FRAMES)
+    assert end == (tmp_path / "it").stat().st_size
+    if most == 10**9:
+        assert max(disk.calls) <= 128 * 1024, "large frames are written in several calls"
+    file = StateFile(disk, folder, "it", identity(["a"]))
+    assert list(file.frames(lambda body, payloads: (body, payloads), end)) == [
+        (body, b"".join(payloads)) for body, payloads in FRAMES
+    ]
+    assert (file.end, file.size) == (end, end)
+    file.close()
+    disk.close(folder)
+
+
+def test_a_file_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    folder, _ = written_file(tmp_path, Disk(), [])
+    with pytest.raises(StateError, match="it is of another configuration"):
+        StateFile(Disk(), folder, "it", identity(["b"]))
+    Disk().close(folder)
+
+
+@pytest.mark.parametrize("open_end", [False, True])
+def test_what_was_committed_ends_with_a_frame(tmp_path: Path, *, open_end: bool) -> None:
+    folder, end = written_file(tmp_path, Disk(), FRAMES)
+    for committed in (HEADER_SIZE + 1, end - 1, end + 1):
+        file = StateFile(Disk(), folder, "it", identity(["a"]))
+        with pytest.raises(StateError, match="it is damaged"):
+            list(file.frames(lambda body, _: body, committed, open_end=open_end))
+        file.close()
+    Disk().close(folder)

@@ -434,6 +434,53 @@ def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_
     assert router.violations == []
 
 
+def test_a_disk_that_is_full_when_a_generation_begins_costs_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    monkeypatch.setattr(statestore, "MIN_ROTATE", 0)
+    monkeypatch.setattr(process.store, "_checkpoint_end", 0)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    process.store.work()
+    assert process.store.failed
+    monkeypatch.undo()
+    process.store.work()  # nothing more is written
+    assert not process.store.busy
+    assert [path.name for path in tmp_path.iterdir()] == ["commit"]
+    process.kill()
+    assert not Process(tmp_path).resumed
+
+
+def test_changed_sources_begin_a_generation_of_their_own(tmp_path: Path) -> None:
+    process = started(tmp_path / "first")
+    process.publish(20)
+    process.store.rename(["other", "routers"])
+    while process.store.busy:
+        process.store.work()
+    process.publish(5)
+    process.kill()
+    copy = Copy(tmp_path / "first")
+    again = Process(tmp_path / "first", ["other", "routers"])
+    assert (again.resumed, again.next_seq, again.blocks) == (True, 25, process.blocks)
+    again.kill()
+    assert "another configuration" in refused(copy.put(tmp_path / "second"))
+
+
+def test_a_file_that_cannot_be_deleted_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    process = started(tmp_path)
+    (dump,) = the_files(tmp_path, "dump")
+    dump.unlink()
+    dump.mkdir()
+    process.store.fail(OSError(28, "No space left on device"))
+    assert f"{dump} is out of date, delete it: " in caplog.text
+    process.kill()
+
+
 def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 

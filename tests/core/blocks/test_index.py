@@ -1,6 +1,8 @@
+import pytest
 from msgspec import UNSET
 
-from kvbus.core.blocks.index import Index, Table, raw_or_unset, slice_array
+from kvbus.core.blocks.index import MAX_SHARED, Index, Rest, Table, raw_or_unset, slice_array
+from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.wire.codec import encode_value
 from tests.core.blocks.chunks import announced, put, stored
 from tests.doubles.payloads import store, tokens_of
@@ -22,12 +24,34 @@ class TestCopies:
     def test_a_block_that_is_not_there(self):
         assert Table().remove(1) is None
 
+    @pytest.mark.parametrize(("count", "copies"), [(True, {1: 3}), (False, {})])
+    def test_a_block_that_is_there_already_is_one_more_copy_where_they_count(self, count, copies):
+        table = Table()
+        first, second = put(Index(), [1]), put(Index(), [1])
+        table.add(1, first, 0, count=count)
+        assert table.copies == {}
+        table.add(1, second, 2, count=count)
+        assert table.blocks[1] is first
+        assert table.copies == copies
+
 
 class TestChunks:
     def test_parents_and_tokens_of_each_block(self):
         chunk = put(Index(), [1, 2, 3], 9)
         assert [chunk.parent_of(i) for i in range(3)] == [9, 1, 2]
         assert [chunk.block_tokens(i) for i in range(3)] == [tokens_of(block) for block in (1, 2, 3)]
+
+    def test_a_chunk_is_reblocked_and_comes_back_with_its_unknown_fields(self):
+        chunk = put(Index(), [1, 2])
+        chunk.reblock_into(None, None)
+        assert chunk.rest is None, "what leaves as it came takes no room"
+        chunk.rest = Rest({"novelty": b"\x01"})
+        chunk.reblock_into([10, 11, 20, 21], 9)
+        assert chunk.reblocked() == ([10, 11, 20, 21], 2)
+        assert (chunk.out_parent, chunk.extras) == (9, {"novelty": b"\x01"})
+        chunk.reblock_into(None, None)
+        assert chunk.reblocked() == ([], 0)
+        assert (chunk.derived, chunk.out_parent, chunk.extras) == (None, None, {"novelty": b"\x01"})
 
 
 class TestTables:
@@ -48,6 +72,15 @@ class TestTables:
         assert index.find(1, 1) is None
         assert index.find(None, 1) is None
 
+    def test_routers_know_a_reblocked_block_by_its_derived_hashes_only(self):
+        index = Index()
+        put(index, [1])
+        put(index, [2]).reblock_into([20, 21], None)
+        index.table(None, "GPU").refs.update({20: 1, 21: 1})
+        assert [name for name in (1, 2, 20, 21, 3) if index.announces(None, "GPU", name)] == [1, 20, 21]
+        assert not index.announces(None, "CPU", 1)
+        assert not index.announces(0, "GPU", 1)
+
 
 class TestMeta:
     def test_equal_metas_are_kept_once(self):
@@ -64,6 +97,14 @@ class TestMeta:
             index.meta(events[distinct])
             distinct += 1
         assert distinct <= 4096 + 1, "with one more than that the oldest is forgotten"
+
+    def test_a_meta_with_long_texts_is_weighed_and_not_kept_for_others(self):
+        index = Index()
+        fits, long = (stored(store([1], lora_name="x" * size)) for size in (MAX_SHARED, MAX_SHARED + 1))
+        assert index.meta(fits) is index.meta(fits)
+        assert index.meta(fits).weight == 0
+        assert index.meta(long) is not index.meta(long)
+        assert index.meta(long).weight == MAX_SHARED + 1
 
     def test_fields_go_in_and_come_out_as_they_were(self):
         assert raw_or_unset(None) is UNSET
@@ -92,6 +133,49 @@ class TestWhole:
         index.clear()
         assert announced(index) == []
         assert index.announced == 0
+
+    def test_empty_tables_are_dropped_and_numbered_groups_with_them(self):
+        index = Index()
+        put(index, [1])
+        for medium in ("GPU", "CPU"):
+            index.table(1, medium)
+        assert index.grouped
+        index.drop_empty(["GPU"])
+        assert (set(index.tables), index.grouped) == ({(None, "GPU"), (1, "CPU")}, True)
+        index.drop_empty(["GPU", "CPU"])
+        assert (set(index.tables), index.grouped) == ({(None, "GPU")}, False)
+        assert index.media_names == {"GPU"}
+
+    def test_a_frozen_copy_keeps_one_group(self):
+        index = Index()
+        for group in (None, 0, 1):
+            put(index, [1], group=group)
+        copy = index.copy()
+        copy.keep_group(0)
+        assert announced(copy) == [((0, "GPU"), [1])]
+        assert copy.find(1, 1) is None
+        assert len(announced(index)) == 3
+
+    def test_blocks_that_were_not_counted_are_counted_anew(self):
+        index = Index()
+        put(index, [1, 2])
+        chunk = put(index, [3, 4], medium="CPU")
+        expected = index.size.bytes
+        index.table(None, "CPU").remove(3)
+        index.count()
+        assert (len(index), index.size.bytes) == (3, expected), "the last block of a chunk holds all of its bytes"
+        index.table(None, "CPU").remove(4)
+        index.count()
+        assert (len(index), index.size.bytes) == (2, expected - chunk_bytes(chunk))
+
+    def test_an_index_that_is_given_up_leaves_its_tables_to_another(self):
+        index = Index()
+        put(index, [1, 2])
+        put(index, [3], group=1)
+        before, last = announced(index), index.given_up()
+        index.clear()
+        assert announced(index) == []
+        assert (announced(last), last.grouped, last.media_names) == (before, True, {"GPU"})
 
     def test_a_copy_stays_as_it_was(self):
         index = Index(copied_below=0)

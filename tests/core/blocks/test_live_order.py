@@ -71,6 +71,18 @@ class TestOrder:
         put(index, [2], 1)
         assert [blocks for _, blocks in announced(index)] == [[1], [2], [3]]
 
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_a_reblocked_chunk_follows_the_block_whose_sub_block_is_its_parent(self, frozen):
+        index = Index()
+        put(index, [4], 3).reblock_into([40, 41], 21)  # the engine's hash 3 is not live
+        put(index, [1, 2]).reblock_into([10, 11, 20, 21], None)
+        put(index, [5])
+        table = index.table(None, "GPU")
+        table.refs.update(dict.fromkeys([10, 11, 20, 21, 40, 41], 1))
+        table.remove(1)
+        seen = index.copy() if frozen else index
+        assert [blocks for _, blocks in announced(seen)] == [[2], [4], [5]]
+
     def test_a_cycle_of_parents_is_told_once(self):
         index = Index()
         put(index, [1], 2)

@@ -2,13 +2,14 @@
 
 import pytest
 
-from kvbus.core.blocks.index import MAX_RUN
+from kvbus.core.blocks.index import MAX_RUN, Index
 from kvbus.core.normalizing.admission import Admission, complete
 from kvbus.core.normalizing.validate import Store
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
+from tests.core.blocks.chunks import put
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain, removed, store, tokens_of
 
@@ -68,9 +69,10 @@ def test_an_event_that_breaks_a_rule_is_counted_and_left_out(event, reason):
     assert stats.rejected == {reason: 1}
 
 
-def test_a_store_without_hashes_is_left_out():
+@pytest.mark.parametrize("event", [store([]), removed([])])
+def test_an_event_without_hashes_is_left_out(event):
     stats = SourceStats()
-    assert taken(Admission("prefix", 4, stats, set()), store([])) == []
+    assert taken(Admission("prefix", 4, stats, set()), event) == []
     assert stats.filtered == {Filtered.NO_HASHES: 1}
 
 
@@ -93,6 +95,15 @@ def test_a_group_without_prefixes_is_left_out_and_not_refused():
     assert stats.filtered == {Filtered.GROUP: 8}
     assert admission.no_prefix == {0, 1, 2, 3}
     assert (stats.rejected, refused) == ({}, set())
+
+
+def test_whether_all_groups_are_without_prefixes_is_known_from_their_stores():
+    admission = Admission("prefix", 4, SourceStats(), set())
+    assert not admission.only_without_prefix, "nothing is known yet"
+    taken(admission, store([1], group=0, kv_cache_spec_kind="mamba"))
+    assert admission.only_without_prefix
+    taken(admission, store([1], group=1))
+    assert not admission.only_without_prefix
 
 
 @pytest.mark.parametrize("keys", [None, "each", "none"])
@@ -120,6 +131,16 @@ def test_batches_of_the_fast_path_are_counted_by_their_kind_of_hash(kind, counte
     taken(admission, store([1]), store([2]))
     assert admission.count_plain(kind, 3, 1) is counted
     assert (stats.stored, stats.removed) == ((5, 1) if counted else (2, 0))
+
+
+def test_removals_alone_say_nothing_about_the_kind_of_hash():
+    stats = SourceStats()
+    admission = Admission("prefix", 4, stats, set())
+    taken(admission, store([1]), store([2]))
+    assert admission.count_plain(bytes, 0, 2)
+    assert not admission.count_plain(bytes, 1, 0)
+    assert admission.count_plain(int, 1, 0)
+    assert (stats.stored, stats.removed) == (3, 2)
 
 
 def test_a_dump_is_plain_and_loads():
@@ -153,6 +174,19 @@ class TestComplete:
         step = self.tokenless(2, parent=9)
         assert complete(step, self.bench())
         assert step.event.parent_block_hash == 9
+
+    def test_its_own_adapter_is_kept(self):
+        step = self.tokenless(2, lora_name="b")
+        assert complete(step, self.bench())
+        assert step.event.lora_name == "b"
+
+    def test_not_across_block_sizes(self):
+        index = Index()
+        put(index, [2], size=16)
+        put(index, [3], size=32)
+        step = self.tokenless(2, 3)
+        assert not complete(step, index.find)
+        assert (step.tokens, step.event.block_size) == ([], 0)
 
     def test_not_if_one_is_unknown(self):
         assert not complete(self.tokenless(2, 4), self.bench())

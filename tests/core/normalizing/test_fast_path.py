@@ -118,6 +118,25 @@ class TestTakes:
         assert normalizer.bytes_hashes
         assert len(normalizer.index) == 48
 
+    @pytest.mark.parametrize("keys", [None, [None, None], [], [["salt"], None]])
+    def test_extra_keys_stay_with_their_blocks_each_time(self, source, keys):
+        for first in (50, 60, 70):
+            assert source.short(batch(store([first, first + 1], extra_keys=keys)))
+        chunks = source.normalizer.index.tables[None, "GPU"].blocks
+        assert [chunks[block].extra_keys for block in (51, 61, 71)] == [msgspec.msgpack.encode(keys)] * 3
+
+    def test_blocks_removed_in_any_order_within_a_batch_are_counted_once(self, source):
+        """First the block in the middle goes, so the chunk is one that is watched; the rest leaves it later."""
+        source.long(batch(store([50, 51, 52, 53], 40)))
+        source.long(batch(removed(50)))
+        held = source.normalizer.index.size.bytes
+        for block in (53, 52):
+            assert source.short(batch(removed(block)))
+            assert source.normalizer.index.size.bytes == held
+        assert source.short(batch(removed(51)))
+        assert len(source.normalizer.index) == 40
+        assert source.normalizer.index.size.bytes < held
+
     def test_other_tables_parents_count(self, source):
         source.long(batch(store([60, 61], None, medium="CPU"), store([62, 63], 61, medium="CPU")))
         assert source.short(batch(store([70], 61)))
@@ -168,6 +187,9 @@ LEFT = {
     "clears around what is in order": [{"type": "AllBlocksCleared"}, store([50]), {"type": "AllBlocksCleared"}],
     "a copy with other tokens": [store([50]), store([40])],
     "a copy among new ones": [store([50, 40])],
+    "a copy of an event with other tokens": [store([37, 38, 39, 40], 36, tokens=[7] * 4 * SIZE)],
+    "extra keys of another number of blocks": [store([50, 51], extra_keys=[None])],
+    "an adapter's name too long to be kept": [store([50], lora_name="x" * 2000)],
     "a hash twice": [store([50, 50])],
     "its own parent": [store([50], 50)],
     "an unknown parent": [store([50], 49)],
@@ -238,6 +260,16 @@ class TestLeaves:
         assert not source.short(batch(removed(50), store([51, 52])))
         assert source.live == {*range(1, 41), 50}
         assert source.short(batch(removed(50), store([51])))
+
+    def test_an_index_that_is_full_of_bytes_that_have_gone_has_room(self):
+        probe = Source()
+        source = Source(max_index_bytes=probe.normalizer.index.size.bytes)
+        assert not source.short(batch(store([50])))
+        assert source.short(batch(removed(40, 39, 38, 37)))
+        assert source.short(batch(store([50])))
+        assert source.short(batch(store([51, 52])))
+        assert not source.short(batch(store([53])))
+        assert source.live == {*range(1, 37), 50, 51, 52}
 
     def test_coarse_blocks_are_remembered(self, source):
         source.long(batch(store([90], tokens=list(range(8)), block_size=8)))

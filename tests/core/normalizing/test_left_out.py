@@ -3,6 +3,7 @@
 import pytest
 
 from kvbus.core.blocks.index import Chunk, Index, Meta
+from kvbus.core.blocks.size import ITEM_BYTES, chunk_bytes
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.stats import SourceStats
@@ -28,6 +29,30 @@ def test_each_copy_is_removed_once(left_out):
     assert [left_out.remove_coarse(GPU, 1) for _ in range(3)] == [True, True, False]
     assert [left_out.remove_tail(GPU, 9) for _ in range(4)] == [True, True, True, False]
     assert len(left_out) == 1
+
+
+def test_what_is_new_is_known_before_it_is_remembered(left_out):
+    assert left_out.new(GPU, [1, 2], Treatment.COARSE) == 2
+    assert left_out.new(GPU, [9], Treatment.TAIL) == 1
+    left_out.store_coarse(GPU, [1])
+    left_out.store_tail(GPU, 9, chunk_of(9))
+    assert left_out.new(GPU, [1, 2, 9], Treatment.COARSE) == 2
+    assert left_out.new(GPU, [1, 9], Treatment.TAIL) == 1
+    assert left_out.new(CPU, [1, 9], Treatment.COARSE) == 2
+
+
+def test_copies_take_no_more_bytes(left_out):
+    held = [left_out.bytes]
+    for _ in range(2):
+        left_out.store_coarse(GPU, [1])
+        left_out.store_tail(GPU, 9, chunk_of(9))
+        held.append(left_out.bytes)
+    assert held == [0, ITEM_BYTES + chunk_bytes(chunk_of(9)), held[1]]
+    for _ in range(2):
+        left_out.remove_coarse(GPU, 1)
+        left_out.remove_tail(GPU, 9)
+        held.append(left_out.bytes)
+    assert held[3:] == [held[1], 0]
 
 
 def test_a_removal_speaks_of_its_group_and_medium(left_out):

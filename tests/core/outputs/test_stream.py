@@ -13,6 +13,17 @@ class TestNumbers:
         assert [made.append(b"", 0.0, empty=i % 2 == 0) for i in range(10)] == list(range(10))
         assert made.next_seq == 10
 
+    def test_it_goes_on_at_a_later_seq_with_nothing_to_replay(self):
+        made = stream()
+        for _ in range(3):
+            made.append(b"x", 0.0)
+        made.incomplete.add(1, 3)
+        made.resume_at(100)
+        assert (made.first_seq, made.next_seq, made.changed_seq) == (100, 100, 99)
+        assert (len(made.journal), made.journal.max_batches, made.journal.max_bytes) == (0, 100, 10**6)
+        assert 2 not in made.incomplete
+        assert made.append(b"y", 1.0) == made.journal.first_seq == 100
+
 
 class TestHeartbeat:
     def test_due_after_silence(self):

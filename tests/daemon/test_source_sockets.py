@@ -1,0 +1,186 @@
+"""The sockets of the sources against real publishers: which event comes of what an engine does or fails to do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import zmq
+
+from kvbus.config import SourceStream
+from kvbus.core.commands import CancelReplay, RequestReplay, RequestSnapshot
+from kvbus.core.events import (
+    BatchReceived,
+    HandshakeFailed,
+    Oversize,
+    RelayEvent,
+    ReplayAborted,
+    ReplayReceived,
+    RequestSent,
+    SnapshotReceived,
+    SourceDown,
+    SourceUp,
+)
+from kvbus.core.outputs.snapshot import REQUEST
+from kvbus.core.stats import Histogram
+from kvbus.core.types import Refused
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.daemon.source_sockets import SourceSockets
+from kvbus.transport.curve import Curve
+from kvbus.transport.engine.publisher import EnginePublisher
+from kvbus.transport.sockets import PLAIN, PeerPolicy
+from tests.ports import free_ports
+from tests.system.bus import eventually
+from tests.system.test_descriptors import no_descriptor
+
+SMALL = PeerPolicy(max_frame_bytes=1000)
+
+
+class Opened:
+    """The sockets of a source in slot 3, and the events that came."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.endpoint, self.replay, self.snapshot = (f"tcp://127.0.0.1:{port}" for port in free_ports(3))
+        self.events: list[RelayEvent] = []
+        self.bursts = 0
+        self.latency = Histogram((1.0,))
+        self.sockets = SourceSockets(context, self.events.append, self.events.append, self._drained, self.latency)
+
+    def _drained(self) -> None:
+        self.bursts += 1
+
+    def open(self, policy: PeerPolicy = PLAIN) -> None:
+        stream = SourceStream("engine", 0, 0, self.endpoint, self.replay, self.snapshot, False, b"", "auto", 3)
+        self.sockets.open(stream, policy)
+
+    def engine(self) -> EnginePublisher:
+        return EnginePublisher(self.endpoint, self.replay, bind=True)
+
+    def of(self, kind: type[RelayEvent]) -> list[RelayEvent]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.fixture
+async def opened(context: zmq.Context[zmq.Socket[bytes]]) -> AsyncIterator[Opened]:
+    made = Opened(context)
+    yield made
+    made.sockets.close_all()
+
+
+async def test_connections_and_batches_are_events_of_the_slot(opened: Opened) -> None:
+    assert not opened.sockets.is_open(3)
+    opened.open()
+    assert opened.sockets.is_open(3)
+    async with opened.engine() as engine:
+        await engine.wait_for_subscriber(60)
+        engine.publish(b"payload")
+        await eventually(lambda: opened.of(BatchReceived) and opened.bursts, "a batch, and the end of its burst")
+    await eventually(lambda: opened.of(SourceDown), "the end of the connection")
+    assert opened.events == [SourceUp(3), BatchReceived(3, [b"", bytes(8), b"payload"]), SourceDown(3)]
+    assert sum(opened.latency.counts) == 1
+    opened.sockets.close(3)
+    assert not opened.sockets.is_open(3)
+
+
+async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> None:
+    opened.open()
+    async with opened.engine() as engine:
+        for payload in (b"0", b"1", b"2"):
+            engine.publish(payload, live=False)
+        opened.sockets.ask(RequestReplay(3, 7, 1))
+        await eventually(lambda: len(opened.of(ReplayReceived)) == 3, "two batches and the end")
+    answer = [event for event in opened.events if isinstance(event, ReplayReceived)]
+    assert {(event.source, event.request) for event in answer} == {(3, 7)}
+    assert [event.frames[-2:] for event in answer] == [
+        [(1).to_bytes(8, "big"), b"1"],
+        [(2).to_bytes(8, "big"), b"2"],
+        [END_SEQ, b""],
+    ]
+    assert not opened.of(RequestSent), "a request that leaves at once is not worth an event"
+
+
+async def test_the_answer_to_a_snapshot_carries_its_request(
+    opened: Opened, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    opened.open()
+    with context.socket(zmq.ROUTER) as engine:
+        engine.bind(opened.snapshot)
+        opened.sockets.ask(RequestSnapshot(3, 8))
+        await eventually(lambda: engine.poll(0), "the request")
+        asker, *asked = engine.recv_multipart()
+        assert asked == [REQUEST]
+        engine.send_multipart([asker, b"state"])
+        await eventually(lambda: opened.of(SnapshotReceived), "the answer")
+    assert opened.of(SnapshotReceived) == [SnapshotReceived(3, 8, [b"state"])]
+
+
+async def test_a_request_that_is_cancelled_is_not_answered(opened: Opened) -> None:
+    opened.open()
+    for number in (1, 2):
+        opened.sockets.ask(RequestReplay(3, number, 0))  # waits: there is no engine yet
+    for _ in range(2):
+        opened.sockets.cancel(CancelReplay(3, 1))
+    async with opened.engine():
+        await eventually(lambda: opened.of(ReplayReceived), "the answer to the other one")
+    assert opened.of(ReplayReceived) == [ReplayReceived(3, 2, [b"", b"", END_SEQ, b""])]
+
+
+async def test_a_request_that_cannot_be_sent_is_sent_later(opened: Opened) -> None:
+    opened.open()
+    async with opened.engine() as engine:
+        await engine.wait_for_subscriber(60)
+        with no_descriptor():
+            opened.sockets.ask(RequestReplay(3, 1, 0))
+            opened.sockets.ask(RequestReplay(3, 2, 0))
+            opened.sockets.cancel(CancelReplay(3, 2))
+            assert not opened.of(RequestSent), "not within the call: the relay is busy with what asked"
+            await eventually(lambda: len(opened.of(RequestSent)) >= 2, "two attempts")
+        await eventually(lambda: opened.of(ReplayReceived), "the answer")
+    *failed, sent = opened.of(RequestSent)
+    assert set(map(str, failed)) == {str(RequestSent(3, 1, sent=False))}
+    assert sent == RequestSent(3, 1, sent=True)
+
+
+async def test_what_waits_ends_with_its_source(opened: Opened) -> None:
+    opened.open()
+    with no_descriptor():
+        opened.sockets.ask(RequestReplay(3, 1, 0))
+    opened.sockets.close(3)
+    opened.open()
+    async with opened.engine() as engine:
+        opened.sockets.ask(RequestReplay(3, 2, 0))
+        await eventually(lambda: opened.of(ReplayReceived), "the answer to the newer one")
+        await engine.wait_for_subscriber(60)
+    assert not opened.of(RequestSent)
+    assert {event.request for event in opened.events if isinstance(event, ReplayReceived)} == {2}
+
+
+async def test_a_frame_over_the_limit_is_an_event(opened: Opened) -> None:
+    opened.open(SMALL)
+    async with opened.engine() as engine:
+        await engine.wait_for_subscriber(60)
+        engine.publish(bytes(2000))
+        await eventually(lambda: opened.of(Oversize), "the event")
+        opened.sockets.ask(RequestReplay(3, 1, 0))
+        await eventually(lambda: opened.of(ReplayAborted), "the end of the answer")
+    assert opened.of(Oversize) == [Oversize(3)]
+    assert opened.of(ReplayAborted)[0] == ReplayAborted(3, 1)
+
+
+async def test_an_engine_without_keys_fails_the_handshake(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    public, secret = zmq.curve_keypair()
+    opened.open(PeerPolicy(curve=Curve(public, secret, server=public)))
+    async with opened.engine():
+        await eventually(lambda: opened.of(HandshakeFailed), "the event")
+    failed = opened.of(HandshakeFailed)[0]
+    reasons = (Refused.MECHANISM, Refused.CLOSED)  # who looks first knows why
+    assert failed in [HandshakeFailed(3, reason) for reason in reasons]
+    assert "source engine: handshake failed: " in caplog.text
+    assert not opened.of(SourceUp)
