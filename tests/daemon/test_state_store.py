@@ -23,6 +23,7 @@ from kvbus.core.wire.profiles import Profile
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon import state_store as statestore
+from kvbus.daemon.disk import Disk
 from kvbus.daemon.state_store import StateStore
 from tests.doubles.answers import reading
 from tests.doubles.router import PlainSetRouter
@@ -479,6 +480,38 @@ def test_a_file_that_cannot_be_deleted_is_named(tmp_path: Path, caplog: pytest.L
     process.store.fail(OSError(28, "No space left on device"))
     assert f"{dump} is out of date, delete it: " in caplog.text
     process.kill()
+
+
+class Boot(Disk):
+    """The real disk in a boot of the machine; it counts what it is asked to sync."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.synced = 0
+
+    def boot_id(self) -> bytes:
+        return bytes([self.number] * 16)
+
+    def sync(self, fd: int) -> None:
+        self.synced += 1
+        super().sync(fd)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_after_another_boot_only_a_synced_state_is_as_new_as_what_was_sent(tmp_path: Path, *, sync: bool) -> None:
+    older: list[bool] = []
+    for boot in (1, 1, 2):
+        disk, relay = Boot(boot), make_relay()
+        store = StateStore(tmp_path, NAMES, disk, sync=sync)
+        assert store.load(relay, 0.0) is bool(older)
+        older.append(store.may_be_older)
+        store.begin(relay)
+        before = disk.synced
+        relay.handle(Subscribed(0, 0, (1,)), 1.0)  # the state that a router is sent takes numbers
+        store.flush()
+        assert (disk.synced > before) is sync
+        store.close()
+    assert older == [False, False, not sync]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
