@@ -192,5 +192,5 @@ class SourceSockets:
 
     def close_all(self) -> None:
         """Close the sockets of all sources."""
-        for slot in list(self._live):
+        for slot in {*self._live, *(slot for slot, _ in self._requests)}:
             self.close(slot)
