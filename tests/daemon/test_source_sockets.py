@@ -80,6 +80,7 @@ async def test_connections_and_batches_are_events_of_the_slot(opened: Opened) ->
     assert opened.sockets.is_open(3)
     async with opened.engine() as engine:
         await engine.wait_for_subscriber(60)
+        await eventually(lambda: opened.of(SourceUp), "the connection")
         engine.publish(b"payload")
         await eventually(lambda: opened.of(BatchReceived) and opened.bursts, "a batch, and the end of its burst")
     await eventually(lambda: opened.of(SourceDown), "the end of the connection")
