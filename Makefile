@@ -43,7 +43,7 @@ demo: $(STAMP) ## engines, bus and routers on this machine, live (SECONDS=20)
 	@$(BIN)/kvbus demo $(if $(SECONDS),--seconds $(SECONDS),)
 
 test: $(STAMP) ## the test suite (TEST_LONG=1: tests of chance at length)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
 coverage: $(STAMP) ## each module by its own tests alone (ARGS="core/source")
 	@$(BIN)/python -m tests.own_coverage $(ARGS)
