@@ -63,7 +63,7 @@ async function show(){
       const row=all.insertRow();
       cell(row,name);cell(row,o.routers);cell(row,o.queued);cell(row,seconds(o.behind));cell(row,o.stalled);
     }
-    note.textContent=routers.length?"":"No router is connected, as far as kvbus knows: outputs with CURVE do not tell.";
+    note.textContent=routers.length?"":"No router is connected.";
   }catch(e){note.textContent="kvbus does not answer: "+e}
 }
 show();setInterval(show,2000);

@@ -152,7 +152,7 @@ class Relay:
             self.sources[record.source].sequencer.restore_snapshot(record.seq)
 
     def resume_at(self, first_seq: Callable[[int, int], int]) -> None:
-        """Routers may have got more than this state knows. :meth:`begin` clears them before they get it again.
+        """Routers may have got more than this state knows: they are cleared before they get it again.
 
         Args:
             first_seq: the seq that a stream goes on at, by the number of its output and its place.

@@ -47,9 +47,6 @@ OPTIONS: Final[dict[int, dict[int, int]]] = {
     zmq.SUB: {**_COMMON, zmq.RCVHWM: 200_000},
     # an engine's ROUTER drops silently at its own high-water mark: it must never fill up because of us
     zmq.DEALER: {**_COMMON, zmq.RCVHWM: 0},
-    # NODROP: EAGAIN shows that a router's queue is full; only then kvbus sends without NODROP, and counts the drop;
-    # VERBOSER: the socket reports every subscription, so that kvbus can count them
-    zmq.XPUB: {**_COMMON, zmq.XPUB_NODROP: 1, zmq.XPUB_VERBOSER: 1},
     # MANDATORY: a full or vanished requester gives an error instead of a lost frame
     zmq.ROUTER: {**_COMMON, zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 1_000},
 }

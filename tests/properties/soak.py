@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
 from tests.properties.world import Setup, World
+from tests.shrinking import place_of, shorten
 
 STEPS = 60
 """Steps of one world, the last of them a quiescence."""
@@ -123,30 +124,14 @@ def run(setup: Setup, steps: list[Step]) -> tuple[World, Exception | None]:
     return world, None
 
 
-def what_failed(error: Exception) -> str:
-    """The same for the same failure, whatever the numbers in its text."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{type(error).__name__}:{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else repr(error)
+def shortened(setup: Setup, steps: list[Step], error: Exception) -> list[Step]:
+    """Leave out whatever is not needed for the same failure."""
 
+    def fails(fewer: list[Step]) -> bool:
+        _, again = run(setup, fewer)
+        return again is not None and place_of(again) == place_of(error)
 
-def shorten(setup: Setup, steps: list[Step], why: str, seconds: float = SHRINK_SECONDS) -> list[Step]:
-    """Leave out whatever is not needed for the same failure, larger pieces first."""
-    end = time.monotonic() + seconds
-    piece = len(steps) // 2
-    while piece and time.monotonic() < end:
-        at, shorter = 0, False
-        while at < len(steps) and time.monotonic() < end:
-            fewer = steps[:at] + steps[at + piece :]
-            _, error = run(setup, fewer)
-            if error is not None and what_failed(error) == why:
-                steps, shorter = fewer, True
-            else:
-                at += piece
-        if not shorter or piece > 1:
-            piece //= 2
-    return steps
+    return shorten(steps, fails, SHRINK_SECONDS)
 
 
 def soak(seed: int, steps: int) -> tuple[int, int, str | None]:
@@ -158,7 +143,7 @@ def soak(seed: int, steps: int) -> tuple[int, int, str | None]:
         _, error = run(setup, script)
         if error is not None:
             done = World.steps
-            short = shorten(setup, script, what_failed(error))
+            short = shortened(setup, script, error)
             world, again = run(setup, short)
             text = "\n".join(world.lines_of_script())
             return done, worlds, f"seed {seed}, world {worlds - 1}: {type(again).__name__}: {again}\n\n{text}\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import random
-import time
 
+from tests.shrinking import place_of, shorten
 from tests.vopr.schedule import Schedule
 from tests.vopr.world import Entry, World
 
@@ -114,29 +114,15 @@ def run(seed: int, plan: list[Entry]) -> tuple[World, Exception | None]:
 
 
 def what_failed(error: Exception) -> str:
-    """Return the same for the same failure, whatever the numbers in its text."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else ""
-    letters = "".join(letter for letter in str(error)[:60] if letter.isalpha())
-    return f"{type(error).__name__}:{where}:{letters}"
+    """Return the place and the words of a failure, without the numbers: one check says several things."""
+    return f"{place_of(error)}:{''.join(letter for letter in str(error)[:60] if letter.isalpha())}"
 
 
 def shrink(seed: int, plan: list[Entry], error: Exception, seconds: float = SHRINK_SECONDS) -> list[Entry]:
-    """Leave out whatever the same failure does not need, larger pieces first."""
-    end = time.monotonic() + seconds
-    kind = what_failed(error)
-    piece = max(1, len(plan) // 2)
-    while piece and time.monotonic() < end:
-        at, shorter = 0, False
-        while at < len(plan) and time.monotonic() < end:
-            fewer = plan[:at] + plan[at + piece :]
-            _, again = run(seed, fewer)
-            if again is not None and what_failed(again) == kind:
-                plan, shorter = fewer, True
-            else:
-                at += piece
-        if not shorter or piece > 1:
-            piece //= 2
-    return plan
+    """Leave out whatever the same failure does not need."""
+
+    def fails(fewer: list[Entry]) -> bool:
+        _, again = run(seed, fewer)
+        return again is not None and what_failed(again) == what_failed(error)
+
+    return shorten(plan, fails, seconds)

@@ -204,8 +204,8 @@ class Index:
         """Whoever puts chunks into tables and takes them out counts them here."""
 
     def __len__(self) -> int:
-        """Live blocks; of a frozen copy, which is not counted, 0."""
-        return self.size.blocks
+        """Live blocks."""
+        return sum(len(table.blocks) for table in self.tables.values())
 
     @property
     def announced(self) -> int:

@@ -7,7 +7,7 @@ is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -189,36 +189,3 @@ def step(phase: Phase, cause: Input, holds: Callable[[Guard], bool]) -> Phase:
         if guard is Guard.ALWAYS or holds(guard):
             return target
     raise RefusedError(f"the input {cause} cannot come in the phase {phase}")
-
-
-def transitions() -> Iterator[tuple[Phase, Input, Guard, Phase]]:
-    """Every transition there is."""
-    for (phase, cause), targets in TABLE.items():
-        for guard, target in targets:
-            yield phase, cause, guard, target
-
-
-def phase_table() -> str:
-    """The phases as a Markdown table."""
-    rows = ["| phase | shown as | asks | meaning |", "|---|---|---|---|"]
-    for phase, (shown, purpose, meaning) in MEANING.items():
-        rows.append(f"| {phase} | `{shown}` | {purpose or ''} | {meaning} |")
-    return "\n".join(rows) + "\n"
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram. What holds for every connected phase is drawn once."""
-    edges: dict[tuple[str, str], list[str]] = {("[*]", Phase.AWAY): []}
-    for phases, causes, targets in ROWS:
-        common = len(phases) > len(CONNECTED) // 2
-        sources = ["connected"] if common else [phase.value for phase in phases]
-        but = ", ".join(phase for phase in CONNECTED if common and phase not in phases)
-        for source in sources:
-            for guard, target in targets:
-                when = f" [not in {but}]" if but else f" [{guard}]" if guard else ""
-                labels = [f"{cause}{when}" for cause in causes]
-                edges.setdefault((source, target), []).extend(labels)
-    lines = ["stateDiagram-v2", '    state "any phase with a connection" as connected']
-    for (start, end), labels in edges.items():
-        lines.append(f"    {start} --> {end}" + (f": {', '.join(labels)}" if labels else ""))
-    return "\n".join(lines) + "\n"

@@ -375,7 +375,10 @@ class StreamSockets:
 
 def _drain(socket: zmq.Socket[bytes], take: Callable[[list[bytes]], object]) -> bool:
     """Receive until EAGAIN or the cap; True if something may be left."""
-    with contextlib.suppress(zmq.Again):
-        for _ in range(_CAP):
-            take(receive(socket))
+    for _ in range(_CAP):
+        try:
+            frames = receive(socket)
+        except zmq.Again:
+            break
+        take(frames)
     return waiting(socket)

@@ -21,15 +21,13 @@ from kvbus.core.sequencing.phases import (
     Input,
     Phase,
     RefusedError,
-    diagram,
-    phase_table,
     step,
-    transitions,
 )
 from kvbus.core.sequencing.replay_requests import ATTEMPTS, OVERLAP, Purpose
 from kvbus.core.sequencing.settings import State
 from tests.core.dsl import Happens, down, live, replay_aborted, replay_end, replayed, snapshot, tick, up
 from tests.core.sequencing.script import SequencerScript, in_sync
+from tests.docs.phases import diagram, phase_table, transitions
 
 LONG = RING + 50
 """So many batches that the fingerprints of the first ones are gone."""

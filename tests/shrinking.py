@@ -1,0 +1,34 @@
+"""A failing run made short: what a test of chance prints is what the failure needs, and no more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def place_of(error: Exception) -> str:
+    """Return what failed and where: the same for the same failure, whatever the numbers in its text."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{type(error).__name__}:{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else repr(error)
+
+
+def shorten(steps: list[T], fails: Callable[[list[T]], bool], seconds: float) -> list[T]:
+    """Leave out whatever the failure does not need, larger pieces first, for so many seconds at most."""
+    end = time.monotonic() + seconds
+    piece = max(1, len(steps) // 2)
+    while piece and time.monotonic() < end:
+        at, shorter = 0, False
+        while at < len(steps) and time.monotonic() < end:
+            fewer = steps[:at] + steps[at + piece :]
+            if fails(fewer):
+                steps, shorter = fewer, True
+            else:
+                at += piece
+        if not shorter or piece > 1:
+            piece //= 2
+    return steps
