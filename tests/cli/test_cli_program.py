@@ -174,4 +174,4 @@ def test_ctrl_c_is_quiet():
 
 
 def test_the_declared_subcommands():
-    assert list(main.subcommands) == "run demo check top tail dump record play sim keygen".split()
+    assert list(main.subcommands) == ["run", "demo", "check", "top", "tail", "dump", "record", "play", "sim", "keygen"]
