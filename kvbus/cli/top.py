@@ -10,7 +10,13 @@ from kvbus.cli.until import run_until_signal
 
 
 @click.command("top")
-@click.argument("address", default="127.0.0.1:9477")
+@click.option(
+    "--http",
+    default="http://127.0.0.1:9477",
+    show_default=True,
+    metavar="URL",
+    help="Where the bus serves /metrics: a URL or HOST:PORT.",
+)
 @click.option(
     "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between two looks."
 )
@@ -24,18 +30,18 @@ from kvbus.cli.until import run_until_signal
 )
 @click.option("--filter", "wanted", default="", metavar="TEXT", help="Show what has this text in its name or state.")
 @click.option("--plain", is_flag=True, help="Lines instead of a screen, as a file or a pipe gets them.")
-def command(*, address: str, interval: float, count: int | None, sort: str, wanted: str, plain: bool) -> None:
+def command(*, http: str, interval: float, count: int | None, sort: str, wanted: str, plain: bool) -> None:
     """Watch a running bus: sources, outputs, routers, rates, queues, and what is counted and why.
 
     \b
     Examples:
       kvbus top
-      kvbus top 10.0.0.7:9477 --sort missing
+      kvbus top --http 10.0.0.7:9477 --sort missing
       kvbus top --filter engine-3
       kvbus top --plain --count 1
       kubectl port-forward pod/engine-0 9477 & kvbus top
 
-    ADDRESS is where the bus serves /metrics (the key http), HOST:PORT or a URL. It needs nothing else of the bus.
+    It needs the bus's HTTP port (the key http) and nothing else of it.
 
     Keys: q quits, s sorts by the next column, / filters, p pauses.
     """  # noqa: D301 - \b is click's: keep these lines as they are
@@ -48,7 +54,7 @@ def command(*, address: str, interval: float, count: int | None, sort: str, want
     from kvbus.top.view import Choice  # noqa: PLC0415
 
     try:
-        watch = Watch(base_url(address), interval, count, Choice(sort=sort, wanted=wanted))
+        watch = Watch(base_url(http), interval, count, Choice(sort=sort, wanted=wanted))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

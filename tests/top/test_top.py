@@ -29,7 +29,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 async def test_a_pipe_gets_lines():
     async with web_and_engine() as (client, engine):
         engine.publish(batch(store([1, 2])))
-        done = await asyncio.to_thread(run, client.base, "--count", "2", "--interval", "0.1")
+        done = await asyncio.to_thread(run, "--http", client.base, "--count", "2", "--interval", "0.1")
     assert (done.returncode, done.stderr) == (0, "")
     looks = done.stdout.split("\n\n")
     assert len(looks) == 2
@@ -39,9 +39,9 @@ async def test_a_pipe_gets_lines():
 
 
 def test_nobody_there_is_an_error_at_once():
-    done = run(f"127.0.0.1:{free_port()}")
+    done = run("--http", f"127.0.0.1:{free_port()}")
     assert (done.returncode, "Connection refused" in done.stderr) == (69, True)
-    assert run("tcp://127.0.0.1:5557").returncode == 2
+    assert run("--http", "tcp://127.0.0.1:5557").returncode == 2
 
 
 class Screen:
@@ -80,7 +80,7 @@ class Screen:
 async def test_a_terminal_gets_a_screen_and_its_keys_work(how):
     async with web_and_engine() as (client, engine):
         engine.publish(batch(store([1, 2])))
-        screen = Screen(client.base)
+        screen = Screen("--http", client.base)
         await screen.until("● live")
         screen.press("s")
         await screen.until("sort by rate")
@@ -97,7 +97,7 @@ async def test_a_terminal_gets_a_screen_and_its_keys_work(how):
 
 async def test_a_bus_that_goes_away_leaves_its_last_state_and_the_reason():
     async with web_and_engine() as (client, _):
-        screen = Screen(client.base)
+        screen = Screen("--http", client.base)
         await screen.until("● live")
     await screen.until("Connection refused")
     screen.press("q")
