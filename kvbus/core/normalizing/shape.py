@@ -18,6 +18,7 @@ from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import array_head
 
 _MAX_HEADS: Final = 1024
+_NO_HEAD: Final = b"\xc1"
 
 NOTHING_CARRIED: Final = [UNSET] * 5
 """No locality, ownership, session, salt and lookahead."""
@@ -89,8 +90,9 @@ class Shape:
         """That of :attr:`last_carried`."""
 
     def head(self, blocks: int) -> bytes:
-        """The msgpack array header of the tokens of so many blocks."""
-        head = array_head(blocks * self.meta.block_size)
+        """The msgpack array header of the tokens of so many blocks; what begins no array where none is so long."""
+        count = blocks * self.meta.block_size
+        head = array_head(count) if count < 1 << 32 else _NO_HEAD
         if len(self.heads) < _MAX_HEADS:
             self.heads[blocks] = head
         return head
