@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp, Tick
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
 from kvbus.core.sequencing.settings import Settings
