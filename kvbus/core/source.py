@@ -60,6 +60,8 @@ class Source:
         self.publisher_id: bytes | None = None
 
         # What is wrong with it.
+        self.unreachable = ""
+        """Why there is no connection, in words of the shell; empty while it does not know."""
         self.down_since: float | None = None
         self.lost = 0
         """Batches of this epoch that will never come."""

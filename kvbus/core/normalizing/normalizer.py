@@ -115,6 +115,11 @@ class Normalizer:
         return self.rules.block_size
 
     @property
+    def engine_block_size(self) -> int:
+        """Tokens per block of the engine's own blocks in its first group, 0 while they have no one size."""
+        return next((detector.size for detector in self._block_sizes.values() if detector.size), 0)
+
+    @property
     def media(self) -> set[str]:
         """The media that the engine has spoken of in this epoch."""
         return self._admission.media | self.index.media_names
