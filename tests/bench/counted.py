@@ -16,6 +16,8 @@ import tracemalloc
 from pathlib import Path
 from typing import Any, Final
 
+from kvbus.compiled import PURE, core
+
 from .core import Driver
 from .loads import load_named, tally
 from .processes import run_child
@@ -33,7 +35,13 @@ VERSION: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def count(load: str) -> dict[str, float]:
-    """What one load costs the core per block stored or removed, in this process (use a fresh one)."""
+    """What one load costs the core per block stored or removed, in this process (use a fresh one).
+
+    Raises:
+        RuntimeError: the core is compiled, and has no bytecode.
+    """
+    if core() != "pure":
+        raise RuntimeError(f"a compiled core runs no bytecode: {PURE}=1")
     batches = COUNTED[load]
     # of a mixed load, what comes when the cache is full
     warm = 65_536 // 64 + 64 if load == "mix" else batches
@@ -103,7 +111,7 @@ def _kept(driver: Driver, batches: int) -> dict[str, int]:
 
 def measured(load: str) -> dict[str, float]:
     """:func:`count` in a process of its own, with fixed hashes."""
-    return run_child("tests.bench.counted", load)
+    return run_child("tests.bench.counted", load, env={PURE: "1"})
 
 
 def bounds() -> dict[str, dict[str, float]] | None:
