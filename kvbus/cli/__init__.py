@@ -11,6 +11,7 @@ _SUBCOMMANDS = (
     Subcommand("run", "Run the bus."),
     Subcommand("demo", "Engines, bus and routers on this machine, live."),
     Subcommand("check", "Validate a configuration and print it in full."),
+    Subcommand("top", "Watch a running bus: sources, outputs, routers."),
     Subcommand("tail", "Watch a stream: decoded batches, and gaps."),
     Subcommand("dump", "Rebuild the live block set through the replay."),
     Subcommand("record", "Capture a stream in a file."),

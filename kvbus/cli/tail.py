@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from kvbus.cli.curve import curve_keys, curve_options
+from kvbus.cli.reach import explained
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.client.subscriber import Subscriber
 from kvbus.client.updates import Gap, Lost, Received, Rejected, Restarted, Snapshot
@@ -33,7 +34,7 @@ class Printer:
     """Print updates as lines for people, or as JSON lines."""
 
     def __init__(self, out: TextIO, *, as_json: bool) -> None:
-        self.batches = self.events = self.missing = 0
+        self.shown = self.batches = self.events = self.missing = 0
         self._out = out
         self._json = as_json
         # https://no-color.org: any non-empty value turns colour off; files and pipes never get it
@@ -41,6 +42,7 @@ class Printer:
 
     def show(self, update: Update) -> None:
         """Print one update and count it."""
+        self.shown += 1
         if isinstance(update, Received):
             self.batches += 1
             self.events += len(update.batch.events)
@@ -277,9 +279,13 @@ def command(
         except ValueError as error:
             raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5557") from error
         try:
+            watching = until(stop, watch(subscriber, printer, count=count, seconds=seconds))
             if bind:
                 say(f"listening on {subscriber.endpoint}")
-            await until(stop, watch(subscriber, printer, count=count, seconds=seconds))
+                await watching
+            else:
+                async with explained(endpoint, lambda: printer.shown > 0):
+                    await watching
         finally:
             await subscriber.aclose()
         printer.flush()

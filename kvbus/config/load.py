@@ -42,6 +42,20 @@ class _Draft:
     origins: dict[paths.Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     odd: dict[Any, Any] = field(default_factory=dict)
+    begun: dict[paths.Path, str] = field(default_factory=dict)
+    """List elements that a variable or a flag has begun."""
+
+    def drop_strays(self) -> None:
+        """Take out elements beside others that nobody gave an endpoint: a number was mistaken."""
+        for path, origin in sorted(self.begun.items(), reverse=True):
+            name, number = path[0], path[-1]
+            elements = self.data.get(str(name))
+            begun = elements[-1] if isinstance(elements, list) else None
+            if number and isinstance(elements, list) and isinstance(begun, dict) and "endpoint" not in begun:
+                elements.pop()
+                last = f"the last is {name}[{len(elements) - 1}]"
+                wrong = f"there is no such element ({last}); a new one begins with its endpoint"
+                self.problems.append(Problem(paths.show(path), wrong, origin=origin))
 
     def assign(self, path: paths.Path, value: Any, origin: str) -> None:
         """Set one value. A list grows by one element at a time."""
@@ -55,6 +69,7 @@ class _Draft:
                     self.problems.append(Problem(paths.show(path), wrong, origin=origin))
                     return
                 if piece == len(node):
+                    self.begun[path[: at + 1]] = origin
                     node.append({})
             elif not (isinstance(node, dict) and isinstance(piece, str)):
                 return  # there is a value in place of a section; validation refuses it
@@ -85,6 +100,7 @@ def load(path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, A
     draft = _Draft()
     merged = _Layers(given=_Given(draft, path, env, overrides)).model_extra or {}  # type: ignore[call-arg]
     draft.data = {**draft.odd, **merged}
+    draft.drop_strays()
     return _validated(draft)
 
 

@@ -278,6 +278,8 @@ async def test_blocks_of_one_source_and_of_one_that_is_none():
         assert status == 404
         assert json.loads(text) == {"error": "no source 'e2'; there are: e0, e1"}
         assert (await client.status("/blocks?source="))[0] == 404
+        status, text = await client.status("/blocks?hash=1")
+        assert (status, "knows no 'hash'" in text) == (400, True)
 
 
 async def test_a_dump_is_one_moment_however_slowly_it_is_read():

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,10 @@ import msgspec
 from kvbus.sim.dialects import DIALECTS
 from kvbus.sim.engine import EngineOptions, SimEngine
 from kvbus.sim.workload import Job, read_trace, synthetic
+from tests.doubles.router import events_of
+from tests.wire.captures import CAPTURES
+
+from .recorded import FAMILIES, LIVE, Looped, single
 
 BLOCK_SIZE: Final = 16
 SEQUENCE: Final = 256
@@ -149,14 +154,9 @@ _PROBES: Final = 1 << 60
 """Sequences from here on are those of probes; no load gets that far."""
 
 
-def probe(number: int, rank: int = 0) -> bytes:
-    """A batch of one root block that belongs to no load; numbered from 1."""
-    return stamp(batch([Sequence(_PROBES + number).stored(0, 1)], rank), PROBE)
-
-
-def end(rank: int = 0) -> bytes:
-    """The last message of a run: a root block that belongs to no load, so no relay leaves it out as a copy."""
-    return stamp(batch([Sequence(_PROBES).stored(0, 1)], rank), END)
+def _single(number: int, rank: int) -> bytes:
+    """A batch of one root block that belongs to no load."""
+    return batch([Sequence(_PROBES + number).stored(0, 1)], rank)
 
 
 class _Lanes:
@@ -234,10 +234,31 @@ class Load:
     blocks: int
     make: Callable[[int], Iterator[bytes]]
     """Rank to endless (or, with a trace, long) batches."""
+    single: Callable[[int, int], bytes] = _single
+    """A batch of one root block that belongs to no load, by number and rank, in the load's own dialect."""
+    warm: int = 0
+    """Batches until the cache is full, where the load says so."""
+    loop: int = 0
+    """Batches after which all comes again under other names; 0 where nothing does."""
 
     def take(self, batches: int, rank: int = 0) -> list[bytes]:
         """The first batches."""
         return list(islice(self.make(rank), batches))
+
+    def probe(self, number: int, rank: int = 0) -> bytes:
+        """What is sent until every router is known to listen; numbered from 1."""
+        return stamp(self.single(number, rank), PROBE)
+
+    def end(self, rank: int = 0) -> bytes:
+        """The last message of a run: a block that belongs to no load, so no relay leaves it out as a copy."""
+        return stamp(self.single(0, rank), END)
+
+
+def _mixed(name: str, about: str, events: int, live: int) -> Load:
+    blocks = 8
+    return Load(
+        name, about, 0, lambda rank: mixed(events, blocks, live, rank=rank), warm=live // (events * blocks) + 64
+    )
 
 
 LOADS: Final[dict[str, Load]] = {
@@ -248,8 +269,8 @@ LOADS: Final[dict[str, Load]] = {
         Load("1x8", "1 event of 8 blocks", 8, lambda rank: stores(1, 8, rank=rank)),
         Load("64x1", "64 events of 1 block", 64, lambda rank: stores(64, 1, rank=rank)),
         Load("1x64", "1 event of 64 blocks", 64, lambda rank: stores(1, 64, rank=rank)),
-        Load("mix", "4 stores and 4 removals of 8 blocks, 65,536 live", 0, lambda rank: mixed(8, 8, 65_536, rank=rank)),
-        Load("full", "1 store and 1 removal of 8 blocks, 4,096 live", 0, lambda rank: mixed(2, 8, 4096, rank=rank)),
+        _mixed("mix", "4 stores and 4 removals of 8 blocks, 65,536 live", 8, 65_536),
+        _mixed("full", "1 store and 1 removal of 8 blocks, 4,096 live", 2, 4096),
         Load("sim", "a simulated vLLM 0.33 engine, seeded requests", 0, lambda rank: simulated(None, rank=rank)),
     )
 }
@@ -264,8 +285,25 @@ def filled(batches: int) -> Load:
     return Load(f"filled:{batches}", f"8x8, after {batches} batches 1x8", 0, make)
 
 
+def recorded(name: str, live: int = LIVE) -> Load:
+    """The looped recording of a family, or of any capture, with so many live blocks at least after ``warm`` batches."""
+    capture = FAMILIES.get(name, name)
+    looped = Looped(capture, live=live)
+    return Load(
+        name,
+        f"recorded: {capture}",
+        0,
+        lambda rank: iter(Looped(capture, rank, live=live)),
+        partial(single, capture),
+        looped.loops * looped.batches,
+        looped.batches,
+    )
+
+
 def load_named(name: str) -> Load:
-    """A load by its name, ``trace:FILE`` or ``filled:BATCHES``."""
+    """A load by its name, that of a family or capture, ``trace:FILE`` or ``filled:BATCHES``."""
+    if name in FAMILIES or name in CAPTURES:
+        return recorded(name)
     if name.startswith("filled:"):
         return filled(int(name.removeprefix("filled:")))
     if name.startswith("trace:"):
@@ -274,23 +312,26 @@ def load_named(name: str) -> Load:
     return LOADS[name]
 
 
-def tally(payloads: list[bytes]) -> tuple[int, int, set[int]]:
-    """Blocks stored, blocks removed, and what is live in the end, copies counted; by decoding everything whole."""
+def tally(payloads: list[bytes]) -> tuple[int, int, set[tuple[Any, ...]]]:
+    """Blocks stored, blocks removed, and what is live in the end, copies counted; by decoding everything whole.
+
+    A live block is its group, its medium and its hash.
+    """
     stored = removed = 0
-    copies: dict[int, int] = {}
-    decode = msgspec.msgpack.Decoder(list[Any]).decode
+    copies: dict[tuple[Any, ...], int] = {}
     for payload in payloads:
-        for event in decode(payload)[1]:
-            if event["type"] == "BlockStored":
-                stored += len(event["block_hashes"])
-                for block in event["block_hashes"]:
-                    copies[block] = copies.get(block, 0) + 1
-            elif event["type"] == "BlockRemoved":
-                removed += len(event["block_hashes"])
-                for block in event["block_hashes"]:
-                    copies[block] = copies.get(block, 0) - 1
-            else:
+        for event in events_of(payload):
+            if event["type"] == "AllBlocksCleared":
                 copies.clear()
+                continue
+            more = 1 if event["type"] == "BlockStored" else -1
+            group, medium, hashes = event.get("group_idx"), event.get("medium"), event["block_hashes"]
+            if more > 0:
+                stored += len(hashes)
+            else:
+                removed += len(hashes)
+            for block in hashes:
+                copies[group, medium, block] = copies.get((group, medium, block), 0) + more
     return stored, removed, {block for block, count in copies.items() if count > 0}
 
 

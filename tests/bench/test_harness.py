@@ -9,7 +9,7 @@ import zmq
 
 from .core import child
 from .counters import Counters
-from .loads import LOADS, NUMBERED, SEQUENCE, end, is_empty, load_named, probe, stamp, stamped, tally
+from .loads import LOADS, NUMBERED, SEQUENCE, is_empty, load_named, stamp, stamped, tally
 from .router import Listener, Spec
 from .setups import BETWEEN, Setup, running
 from .turns import alternate
@@ -32,7 +32,8 @@ def test_a_mixed_load_keeps_the_cache_full():
 
 def test_ranks_and_probes_share_no_block():
     seen = [tally(LOADS["8x8"].take(20, rank))[2] for rank in (0, 1)]
-    seen += [tally([probe(number)])[2] for number in (1, 2)] + [tally([end()])[2]]
+    load = LOADS["8x8"]
+    seen += [tally([load.probe(number)])[2] for number in (1, 2)] + [tally([load.end()])[2]]
     assert len(set.union(*seen)) == sum(map(len, seen))
 
 
@@ -99,7 +100,7 @@ def test_a_router_counts_what_is_missing_and_what_comes_again(tmp_path):
     assert publisher.recv() == b"\x01"
     for number, seq in enumerate((7, 8, 11, 11, 12)):
         publisher.send_multipart([b"", seq.to_bytes(8, "big"), stamp(payload, NUMBERED + number)])
-    publisher.send_multipart([b"", (13).to_bytes(8, "big"), end()])
+    publisher.send_multipart([b"", (13).to_bytes(8, "big"), LOADS["1x1"].end()])
     while not listener.over:
         assert listener.socket.poll(10_000)
         listener.drain()
