@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from kvbus.cli.program import Program, Subcommand
+from kvbus.compiled import core
 
 _SUBCOMMANDS = (
     Subcommand("run", "Run the bus."),
@@ -22,7 +23,7 @@ _SUBCOMMANDS = (
 
 
 @click.group(cls=Program, subcommands=_SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="kvbus", message="%(prog)s %(version)s")
+@click.version_option(package_name="kvbus", message=f"%(prog)s %(version)s ({core()} core)")
 @click.option(
     "--debug",
     is_flag=True,

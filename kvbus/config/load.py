@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from kvbus.compiled import PURE
 from kvbus.config import crosscheck, paths, yamlfile
 from kvbus.config.models import Config
 from kvbus.config.problems import example_at, from_pydantic, shown
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 PREFIX: Final = "KVBUS_"
-RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK"})
+RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK", PURE})
 """Variables of the command line itself. They are no keys."""
 
 # Kubernetes gives every container such variables for each Service of its namespace. A Service may be called kvbus.

@@ -21,6 +21,8 @@ import tracemalloc
 from pathlib import Path
 from typing import Any, Final
 
+from kvbus.compiled import PURE, core
+
 from .core import Driver
 from .loads import load_named, recorded, tally
 from .processes import run_child
@@ -44,7 +46,13 @@ VERSION: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def count(load: str) -> dict[str, float]:
-    """What one load costs the core per block stored or removed, in this process (use a fresh one)."""
+    """What one load costs the core per block stored or removed, in this process (use a fresh one).
+
+    Raises:
+        RuntimeError: the core is compiled, and has no bytecode.
+    """
+    if core() != "pure":
+        raise RuntimeError(f"a compiled core runs no bytecode: {PURE}=1")
     counted = _recorded(load) if load in FAMILIES else _synthetic(load)
     return {name: round(value, 3) for name, value in counted.items()}
 
@@ -141,7 +149,7 @@ def _kept(driver: Driver, batches: int) -> dict[str, int]:
 
 def measured(*loads: str) -> dict[str, dict[str, float]]:
     """:func:`count` in a process of its own, with fixed hashes; one process for all of these."""
-    return run_child("tests.bench.counted", "--json", *loads)
+    return run_child("tests.bench.counted", "--json", *loads, env={PURE: "1"})
 
 
 def all_measured() -> dict[str, dict[str, float]]:
