@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec import UNSET, structs
 
@@ -13,9 +13,11 @@ from kvbus.core.events import BatchReceived
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source, SourceSpec
 from kvbus.core.types import Hash, Reason
-from kvbus.core.wire.codec import decode_batch, decode_tokens
+from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.frames import FrameLimits, LiveMessage, parse_live
+from kvbus.core.wire.parts import value
 from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.tokens import decode_tokens
 
 MAX_KEPT: Final = 1024
 """Batches, topics and first blocks that are remembered."""
@@ -109,12 +111,12 @@ class Heard:
                 self._remember_root(event)
         self.source.dialect.see(message.payload)
 
-    def _remember_root(self, event: BlockStored) -> None:
+    def _remember_root(self, event: BlockStored[Any]) -> None:
         tokens = decode_tokens(event.token_ids)
-        if event.parent_block_hash is not None or isinstance(tokens, Reason) or len(self.roots) >= MAX_KEPT:
+        if value(event, "parent_block_hash") is not None or isinstance(tokens, Reason) or len(self.roots) >= MAX_KEPT:
             return
         carried = [b"" if each is UNSET else bytes(each) for each in (event.extra_keys, event.cache_salt)]  # type: ignore[comparison-overlap]
-        about = (event.block_size, event.lora_id, event.lora_name, event.group_idx, *carried)
+        about = (event.block_size, *(value(event, name) for name in ("lora_id", "lora_name", "group_idx")), *carried)
         self.roots[*about, *map(str, tokens[: event.block_size])] = event.block_hashes[0]
 
 

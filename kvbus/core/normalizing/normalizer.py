@@ -117,7 +117,7 @@ class Normalizer:
     @property
     def engine_block_size(self) -> int:
         """Tokens per block of the engine's own blocks in its first group, 0 while they have no one size."""
-        return next((detector.size for detector in self._block_sizes.values() if detector.size), 0)
+        return next((sizes.detector.size for sizes in self._admission.sizes.values() if sizes.detector.size), 0)
 
     @property
     def media(self) -> set[str]:
