@@ -7,11 +7,14 @@ applied. An event that is plainly in order (a known spelling, tokens in their sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
-from msgspec import UNSET, Raw, UnsetType, structs
+from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import astuple as fields_of
 
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Chunk, Index, Meta, Rest, carried_bytes, weight_of
+from kvbus.core.blocks.size import ITEM_BYTES
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.normalizing.shape import NOTHING_CARRIED, Shape, Sizes, own_copy
 from kvbus.core.normalizing.validate import (
@@ -27,10 +30,11 @@ from kvbus.core.types import PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reaso
 from kvbus.core.wire.codec import Batch, Extras, lacks_field
 from kvbus.core.wire.parts import parts
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.core.wire.tokens import are_ids, are_pairs, body_at
+from kvbus.core.wire.tokens import body_at
 
-Store = tuple[BlockStored[Any], Shape, Chunk, dict[Hash, Chunk] | None]
-"""A store that is plainly in order: the event, its shape, its blocks, and these by hash; None where it is one block."""
+Store = tuple[BlockStored[Any], Shape, Chunk, dict[Hash, Chunk] | None, int, int]
+"""A store that is plainly in order: the event, its shape, its blocks, these by hash (None where it is one), their
+number, and the bytes they hold."""
 
 
 class OddStore:
@@ -51,6 +55,7 @@ Step = Store | OddStore | BlockRemoved[Any] | AllBlocksCleared
 """An event that may be applied."""
 
 _MAX_SHAPES: Final = 4096
+_NO_SHAPES: Final[dict[tuple[Any, ...], Shape]] = {}
 
 
 class Admission:
@@ -99,13 +104,10 @@ class Admission:
         """By group, in the order they came."""
 
         # Of the batch that was looked at last.
-        self._steps: list[Step] = []
         self.relearned = False
         """Blocks announced before would now be treated differently."""
         self.touched = False
         """An event was changed."""
-        self.pairs = False
-        """Tokens are pairs."""
         self.offloads = False
         """A store names blocks without their tokens."""
 
@@ -120,10 +122,10 @@ class Admission:
         """Whether groups have stored blocks, and all of them are left out."""
         return bool(self.no_prefix) and self.known <= self.no_prefix
 
-    def forget(self) -> None:
-        """Empty the caches: tables have gone."""
+    def forget(self, steps: Sequence[Step] = ()) -> None:
+        """Empty the caches: tables have gone. The batch under way still has these steps."""
         self._shapes.clear()
-        for step in self._steps:
+        for step in steps:
             if type(step) is tuple:
                 step[1].table = None
             elif type(step) is OddStore:
@@ -132,19 +134,15 @@ class Admission:
     def steps(self, batch: Batch) -> list[Step]:
         """The events of a batch that may be applied, in the order they came."""
         steps: list[Step] = []
-        self._steps = steps
-        self.relearned = self.touched = self.pairs = self.offloads = False
+        self.relearned = self.touched = self.offloads = False
         stats = self._stats
-        for reason in batch.rejects:
-            stats.rejected[reason] += 1
         ours, others = (self._bytes, self._ints) if batch.bytes_hashes else (self._ints, self._bytes)
-        plain = batch.uniform and ours + 1 >= others
-        """Every store has the right kind of hash."""
-        shapes, spoken = self._shapes, self._spoken
-        stored = removed = taken = 0
-        for position, event in enumerate(batch.events):
+        # where the kind of hash is in doubt, no store is plainly in order
+        shapes = self._shapes if batch.uniform and ours + 1 >= others else _NO_SHAPES
+        spoken = self._spoken
+        removed = cleared = odd = 0
+        for event in batch.events:
             if type(event) is BlockStored:
-                stored += 1
                 (
                     hashes,
                     parent,
@@ -158,76 +156,66 @@ class Admission:
                     window,
                     raw_keys,
                     *carried,
-                ) = structs.astuple(event)
+                ) = fields_of(event)
                 shape = shapes.get((size, medium, lora_id, lora_name, group, kind, window))
-                if shape is None or shape.left_out:
-                    if lacks_field(event):  # it could not be read
-                        stats.rejected[Reason.MISSING_FIELD] += 1
-                        stored -= 1
-                        continue
-                    shape = shape or self._shape(event)
-                    if shape.left_out:
-                        stats.filtered[Filtered.GROUP] += 1
-                        continue
+                if shape is None:
+                    odd += self._check(event, batch, steps)
+                    continue
                 count = len(hashes)
-                if not (plain and shape.good and 0 < count <= MAX_RUN):
-                    self._check(event, shape, batch, position)
-                    continue
+                match = shape.matchers.get(count)
                 tokens = bytes(raw_tokens)
-                head = shape.heads.get(count) or shape.head(count)
-                if not tokens.startswith(head):
-                    self._check(event, shape, batch, position)
+                if match is None or match(tokens) is None or not shape.sizes.quiet:
+                    odd += self._check(event, batch, steps)
                     continue
-                if are_ids(tokens, len(head)) is None:
-                    if are_pairs(tokens, len(head)) is None:
-                        self._check(event, shape, batch, position)
-                        continue
-                    self.pairs = True
+                held = len(tokens) + ITEM_BYTES * (1 + count)
                 keys = None
                 if raw_keys is not UNSET:
                     usual = self._usual_keys.get(count)
                     if usual is not None and usual[0] == raw_keys:
                         keys = usual[1]
                     elif (keys := self._good_keys(bytes(raw_keys), count)) is None:
-                        self._check(event, shape, batch, position)
+                        odd += self._check(event, batch, steps)
                         continue
+                    held += len(keys)
                 meta = shape.meta
                 if carried != NOTHING_CARRIED:
                     if carried == shape.last_carried:
                         meta = shape.last_meta
                     else:
-                        known = self._good_meta(event, shape, carried, count)
-                        if known is None:
-                            self._check(event, shape, batch, position)
+                        own = self._good_meta(event, shape, carried, count)
+                        if own is None:
+                            odd += self._check(event, batch, steps)
                             continue
-                        meta = known
+                        meta = own
                 chunk = Chunk(hashes, parent, tokens, meta, keys)
                 named = None
                 if count != 1:
                     named = dict.fromkeys(hashes, chunk)
                     if len(named) != count:
-                        self._check(event, shape, batch, position)
+                        odd += self._check(event, batch, steps)
                         continue
-                taken += 1
-                if not (shape.sizes.quiet and (shape.several or (count == 1 and shape.native))):
-                    self._observe(shape, size, count)
-                steps.append((event, shape, chunk, named))
+                steps.append((event, shape, chunk, named, count, held))
             elif type(event) is BlockRemoved:
                 removed += 1
-                if not batch.uniform or event.medium not in spoken or not event.block_hashes:
-                    bad = self._check_removed(event)
-                    if bad:
-                        continue
+                known = batch.uniform and event.medium in spoken and event.block_hashes
+                if not known and self._check_removed(event):
+                    continue
+                odd += 1
                 steps.append(event)
             elif type(event) is AllBlocksCleared:
-                stats.cleared += 1
+                cleared += 1
+                odd += 1
                 steps.append(event)
-        stats.stored += stored
+        stats.stored += len(batch.events) - removed - cleared
         stats.removed += removed
+        stats.cleared += cleared
+        if batch.rejects:
+            for reason in batch.rejects:
+                stats.rejected[reason] += 1
         if batch.bytes_hashes:
-            self._bytes += taken
+            self._bytes += len(steps) - odd
         else:
-            self._ints += taken
+            self._ints += len(steps) - odd
         return steps
 
     def _check_removed(self, event: BlockRemoved[Any]) -> bool:
@@ -242,44 +230,52 @@ class Admission:
             return True
         return False
 
-    def _check(self, event: BlockStored[Any], shape: Shape, batch: Batch, position: int) -> None:
-        """Take in a store that is not plainly in order, or count what is wrong with it."""
+    def _check(self, event: BlockStored[Any], batch: Batch, steps: list[Step]) -> int:
+        """Take in a store that is not plainly in order, or count what is wrong with it; how many steps it makes."""
         stats = self._stats
+        if lacks_field(event):
+            stats.rejected[Reason.MISSING_FIELD] += 1
+            stats.stored -= 1  # it could not be read
+            return 0
+        shape = self._shape_of(event)
+        if shape.left_out:
+            stats.filtered[Filtered.GROUP] += 1
+            return 0
         size = event.block_size
         tokens = check_stored(event)
         if isinstance(tokens, Reason):
             stats.rejected[tokens] += 1
-            if tokens is Reason.MISSING_FIELD:
-                stats.stored -= 1  # it could not be read
-            return
+            return 0
         if not event.block_hashes:
             stats.filtered[Filtered.NO_HASHES] += 1
-            return
+            return 0
         if not self._right_kind(event.block_hashes[0]):
             stats.rejected[Reason.HASH_KIND] += 1
-            return
+            return 0
         if not shape.known:
             stats.rejected[Reason.TOO_MANY_GROUPS] += 1
             self._refused.add(shape.medium)
-            return
+            return 0
         if event.block_size != size:
             self.touched = True
-            shape = self._shape(event)
-        extras = None if batch.extras is None else batch.extras.get(position)
-        for part in split_long(event):
-            self._take_in(part, shape, tokens, extras)
-
-    def _take_in(self, event: BlockStored[Any], shape: Shape, tokens: int, extras: Extras | None) -> None:
-        """Make a step of a store that keeps the rules."""
-        chunk = None
+            shape = self._shape_of(event)
+        extras = None
+        if batch.extras is not None:
+            extras = next((batch.extras.get(at) for at, each in enumerate(batch.events) if each is event), None)
+        several = split_long(event)
+        for part in several:
+            chunk = None
+            if tokens:
+                chunk = chunk_of(self._index, part, extras)
+                self._observe(shape, part.block_size, len(part.block_hashes), steps)
+            else:
+                self.offloads = True
+            steps.append(OddStore(part, shape, chunk, extras))
         if tokens:
-            chunk = chunk_of(self._index, event, extras)
-            self._observe(shape, event.block_size, len(event.block_hashes))
-        else:
-            self.offloads = True
-        self._steps.append(OddStore(event, shape, chunk, extras))
+            shape.expect(len(event.block_hashes))
+        return len(several)
 
-    def _observe(self, shape: Shape, size: int, blocks: int) -> None:
+    def _observe(self, shape: Shape, size: int, blocks: int, steps: list[Step]) -> None:
         """Learn block sizes from a store."""
         sizes = self.sizes.get(shape.group)
         if sizes is None:
@@ -293,7 +289,7 @@ class Admission:
             for other in self._shapes.values():
                 if other.group == shape.group:
                     other.learn(sizes)
-            for step in self._steps:
+            for step in steps:
                 if type(step) is tuple and step[1].group == shape.group:
                     step[1].learn(sizes)
             shape.learn(sizes)
@@ -322,8 +318,20 @@ class Admission:
             shape.last_carried, shape.last_meta = own_copy(carried), meta
         return meta
 
-    def _shape(self, event: BlockStored[Any]) -> Shape:
-        """The shape of an event whose spelling is not known."""
+    def _shape_of(self, event: BlockStored[Any]) -> Shape:
+        """The shape of an event."""
+        spelling = (
+            event.block_size,
+            event.medium,
+            event.lora_id,
+            event.lora_name,
+            event.group_idx,
+            event.kv_cache_spec_kind,
+            event.kv_cache_spec_sliding_window,
+        )
+        return self._shapes.get(spelling) or self._new_shape(event, spelling)
+
+    def _new_shape(self, event: BlockStored[Any], spelling: tuple[Any, ...]) -> Shape:
         group = None if isinstance(event.group_idx, UnsetType) else event.group_idx
         self._note_medium(event.medium)
         known = group in self.known or self._gets_known(group)
@@ -356,7 +364,6 @@ class Admission:
         elif shape.good or shape.left_out:
             if len(self._shapes) >= _MAX_SHAPES:
                 self._shapes.clear()
-            spelling = (size, event.medium, event.lora_id, event.lora_name, event.group_idx, kind, window)
             self._shapes[spelling] = shape
         return shape
 

@@ -17,7 +17,6 @@ from msgspec import UNSET, structs
 
 from kvbus.core.blocks.announce import announce, removals_of
 from kvbus.core.blocks.index import Index
-from kvbus.core.blocks.size import ITEM_BYTES
 from kvbus.core.normalizing.admission import Admission, Step
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.normalizing.leaving import Leaving
@@ -29,7 +28,8 @@ from kvbus.core.normalizing.stores import Stores
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.core.wire.codec import AnyEvent, Batch
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import are_pairs
 
 
 class Normalizer:
@@ -51,6 +51,8 @@ class Normalizer:
         """Media of stores that were refused because the index is at its limit."""
         self.bytes_hashes = False
         """Whether the last batch named its blocks by byte strings."""
+        self.as_it_came = False
+        """The events that left of the last batch are those of its payload, exactly."""
         self._begin(self._new_admission())
 
     def _new_admission(self) -> Admission:
@@ -120,19 +122,14 @@ class Normalizer:
         return self._admission.media | self.index.media_names
 
     @property
-    def as_it_came(self) -> bool:
-        """Whether the events that left of the last batch are those of its payload, exactly."""
-        return self._leaving.as_it_came
-
-    @property
     def cleared(self) -> list[Any]:
         """Where :attr:`names_cleared`: for each clear in the last batch, what makes the removals that say the same."""
         return self._leaving.cleared
 
     @property
     def pairs(self) -> bool:
-        """Whether tokens of the last batch were EAGLE's pairs."""
-        return self._admission.pairs
+        """Whether tokens of what left of the last batch are EAGLE's pairs."""
+        return any(are_pairs(event.token_ids) for event in self._leaving.events if isinstance(event, BlockStored))
 
     @property
     def _clears_all_tiers(self) -> bool:
@@ -184,74 +181,91 @@ class Normalizer:
         if batch.uniform:
             self.bytes_hashes = batch.bytes_hashes
         self.emptied = False
-        leaving, admission = self._leaving, self._admission
-        out = leaving.begin()
+        out: list[AnyEvent] = []
+        leaving = self._leaving
+        leaving.events = out
+        leaving.touched = False
+        if leaving.cleared:
+            leaving.cleared = []
+        admission = self._admission
         steps = admission.steps(batch)
         if admission.relearned and (len(self.index) or len(self.tails)):
             self._rebuild()
+        self._removals.offloads = admission.offloads
         self._apply(steps, out)
-        if admission.touched:
-            leaving.touched = True
-        steps.clear()
-        leaving.finish(batch)
+        self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == batch.events
         return out
 
     def _apply(self, steps: list[Step], out: list[AnyEvent]) -> None:
         index, removals, stores = self.index, self._removals, self._stores
-        removals.begin(offloads=self._admission.offloads)
-        stores.begin()
         early = stores.early
+        size = index.size
+        room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
+        added = added_bytes = 0
         touched = False
         clears = 0
         for at, step in enumerate(steps):
             if type(step) is tuple:
-                event, shape, chunk, named = step
+                event, shape, chunk, named, count, held = step
                 table = shape.table
-                if table is None or not shape.native or early:
-                    stores.store(steps, at)
-                    continue
-                blocks = table.blocks
-                parent: Any = chunk.parent
-                if parent is not None:
-                    holder = blocks.get(parent)
-                    if holder is None:
-                        if parent is UNSET or parent in chunk.hashes or index.find(shape.group, parent) is None:
-                            stores.store(steps, at)
+                if table is not None and not early:
+                    blocks = table.blocks
+                    parent: Any = chunk.parent
+                    if parent is not None:
+                        holder = blocks.get(parent)
+                        if holder is not None:
+                            last = holder.hashes[-1]
+                            if last == parent:
+                                chunk.parent = last  # one object for one hash
+                            parent = None
+                        elif (
+                            parent is not UNSET
+                            and parent not in chunk.hashes
+                            and index.find(shape.group, parent) is not None
+                        ):
+                            parent = None
+                    added += count
+                    added_bytes += held
+                    if parent is None and added <= room and added_bytes <= room_bytes:
+                        if named is None:
+                            block = chunk.hashes[0]
+                            fresh = block not in blocks
+                            if fresh:
+                                blocks[block] = chunk
+                        else:
+                            fresh = blocks.keys().isdisjoint(named)
+                            if fresh:
+                                blocks.update(named)
+                        if fresh:
+                            if not shape.complete:
+                                shape.as_sent(event)
+                                touched = True
+                            if removals.waiting:
+                                removals.flush()
+                            out.append(event)
                             continue
-                    elif holder.hashes[-1] == parent:
-                        chunk.parent = holder.hashes[-1]  # one object for one hash
-                block = chunk.hashes[0]
-                if block in blocks if named is None else not blocks.keys().isdisjoint(named):
-                    stores.store(steps, at)
-                    continue
-                count = 1 if named is None else len(named)
-                held = ITEM_BYTES * (1 + count) + len(chunk.tokens)
-                if chunk.extra_keys is not None:
-                    held += len(chunk.extra_keys)
-                size = index.size
-                live, held_then = size.blocks + count, size.at_most + held
-                if live > stores.most_blocks or held_then > stores.most_bytes:
-                    stores.store(steps, at)  # it may fit all the same
-                    continue
-                size.blocks, size.at_most = live, held_then
-                if named is None:
-                    blocks[block] = chunk
-                else:
-                    blocks.update(named)
-                if not shape.complete:
-                    shape.as_sent(event)
-                    touched = True
-                if removals.waiting:
-                    removals.flush()
-                out.append(event)
+                    added -= count
+                    added_bytes -= held
             elif type(step) is BlockRemoved:
                 removals.remove(step)
-            elif type(step) is AllBlocksCleared:
-                self._clear(second=clears > 0)
+                continue
+            size.blocks += added
+            size.at_most += added_bytes
+            if type(step) is AllBlocksCleared:
+                self._clear(steps, second=clears > 0)
                 clears += 1
+                size = index.size
             else:
                 stores.store(steps, at)
-        removals.finish()
+            added = added_bytes = 0
+            room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
+        if added:
+            size.blocks += added
+            size.at_most += added_bytes
+        if removals.waiting or removals.reblocked or removals.offloads:
+            removals.finish()
+        if stores.used:
+            stores.finish()
         if touched:
             self._leaving.touched = True
 
@@ -308,6 +322,7 @@ class Normalizer:
         """Blocks were put in or taken out without being counted: count them all."""
         self.index.count()
         self.tails.count()
+        self._stores.make_room()
 
     @property
     def tails(self) -> Index:
@@ -335,7 +350,7 @@ class Normalizer:
         leaving.events.append(AllBlocksCleared())
         self._stores.rebuild()
 
-    def _clear(self, *, second: bool) -> None:
+    def _clear(self, steps: list[Step], *, second: bool) -> None:
         """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
 
         vLLM resets what its pool has moved to other tiers by a ``second`` clear in the same batch. Where other tiers
@@ -359,7 +374,7 @@ class Normalizer:
                 for block in list(table.blocks):
                     removals.remove_one(key, block)
             self.index.drop_empty(cleared)
-            self._admission.forget()
+            self._admission.forget(steps)
             return
         if self.names_cleared:
             removals.put_back()
@@ -371,4 +386,4 @@ class Normalizer:
                 last = self.index.given_up()
                 leaving.cleared.append(lambda: removals_of(last))
         self.index.clear()
-        self._admission.forget()
+        self._admission.forget(steps)

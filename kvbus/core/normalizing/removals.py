@@ -59,12 +59,8 @@ class Removals:
         """A store of the batch may name blocks that it has removed."""
         self._just_removed: dict[tuple[int | None, Hash], Chunk] = {}
         """These blocks."""
-        self._reblocked: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
+        self.reblocked: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
         """Sub-blocks whose removal leaves at the end of the batch, unless they are stored again; with their parents."""
-
-    def begin(self, *, offloads: bool) -> None:
-        """A batch begins."""
-        self.offloads = offloads
 
     def remove(self, event: BlockRemoved[Any]) -> None:
         """Apply one event."""
@@ -144,6 +140,8 @@ class Removals:
         size.blocks -= went
         if self.offloads:
             self._just_removed.update(((group, block), gone[block]) for block in hashes if block in gone)
+        if len(size.firsts_gone) > MANY:
+            size.settle()
         if plain:
             self._events.append(event)
         else:
@@ -188,11 +186,11 @@ class Removals:
             table.refs[name] -= 1
             if not table.refs[name]:
                 del table.refs[name]
-                self._reblocked.setdefault(key, {})[name] = (derived[i - 1] if i else chunk.out_parent, chunk)
+                self.reblocked.setdefault(key, {})[name] = (derived[i - 1] if i else chunk.out_parent, chunk)
 
     def stored_again(self, key: TableKey, name: Hash) -> bool:
         """A sub-block is live again; whether its removal has not left."""
-        names = self._reblocked.get(key)
+        names = self.reblocked.get(key)
         return names is not None and names.pop(name, None) is not None
 
     # -- what leaves -----------------------------------------------------------------------------------------------
@@ -211,12 +209,12 @@ class Removals:
 
     def finish(self) -> None:
         """The batch ends: sub-blocks that were not stored again leave, too."""
-        if self._reblocked:
-            for key in self._reblocked:
+        if self.reblocked:
+            for key in self.reblocked:
                 self._gone.setdefault(key, {})
             for key, gone in self._gone.items():
-                self._leave(gone, self._reblocked.get(key, {}))
-            self._reblocked.clear()
+                self._leave(gone, self.reblocked.get(key, {}))
+            self.reblocked.clear()
             self._gone.clear()
             self._events.clear()
             self._as_they_came, self.waiting = True, False
@@ -224,15 +222,12 @@ class Removals:
             self.flush()
         if self.offloads:
             self._just_removed.clear()
-        size = self._index.size
-        if len(size.firsts_gone) > MANY:
-            size.settle()
 
     def drop(self) -> None:
         """A clear says all of it."""
         self._events.clear()
         self._gone.clear()
-        self._reblocked.clear()
+        self.reblocked.clear()
         self._as_they_came, self.waiting = True, False
 
     def _leave(self, gone: dict[Hash, Chunk], derived: dict[Hash, tuple[Hash | None, Chunk]]) -> None:
@@ -250,7 +245,7 @@ class Removals:
         """The index is about to be given up: it gets the blocks whose removal has not left, for the right order."""
         for key, gone in self._gone.items():
             self._index.table(*key).blocks.update(gone)
-        for key, names in self._reblocked.items():
+        for key, names in self.reblocked.items():
             table = self._index.table(*key)
             for name, (_, chunk) in names.items():
                 derived, per_block = chunk.reblocked()

@@ -68,24 +68,30 @@ class Stores:
         self.most_bytes = 0
 
         # The run under way.
+        self.used = False
+        """A store of the batch was applied here."""
         self._run_end = 0
         self._holders: dict[tuple[int | None, Hash], int] = {}
         """Where a block of the run is stored first."""
         self.early: set[int] = set()
         """Stores, by identity, that a child before them in the run needed."""
 
-    def begin(self) -> None:
-        """A batch begins."""
+        self.make_room()
+
+    def finish(self) -> None:
+        """The batch ends."""
+        self.used = False
         self._run_end = 0
         self.early.clear()
-        self._make_room()
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
+        """Something else is left out."""
         self.most_blocks = self._rules.max_blocks - len(self._left_out)
         self.most_bytes = self._rules.max_index_bytes - self._left_out.bytes
 
     def store(self, steps: Sequence[Step], at: int) -> None:
         """Apply the store at this place. A parent that comes later in the same run goes first."""
+        self.used = True
         waiting = [at] if id(steps[at]) not in self.early else []
         while waiting:
             later = self._parent_later(steps, waiting[-1], at)
@@ -155,7 +161,9 @@ class Stores:
         if treatment is Treatment.COARSE or treatment is Treatment.TAIL:
             self._leave_out(key, chunk, treatment)
             return
-        table = shape.table = self._index.table(*key)
+        table = self._index.table(*key)
+        if treatment is Treatment.NATIVE:
+            shape.table = table
         fresh = table.blocks.keys().isdisjoint(hashes)
         if chunk.parent is not None and not self._parent_ok(shape, chunk, table):
             return
@@ -181,6 +189,7 @@ class Stores:
     def fits(self, blocks: int, held: int) -> bool:
         """Whether so many blocks and bytes more may be kept; if not, that is counted."""
         rules, size, left_out = self._rules, self._index.size, self._left_out
+        self.make_room()
         room = rules.max_blocks - size.blocks - blocks - len(left_out)
         room_bytes = rules.max_index_bytes - size.at_most - held - left_out.bytes
         if room >= 0 and (room_bytes >= 0 or room_bytes + size.at_most - size.bytes >= 0):
@@ -199,7 +208,7 @@ class Stores:
             self._left_out.store_tail(key, hashes[0], chunk)
         else:
             self._left_out.store_coarse(key, hashes)
-        self._make_room()
+        self.make_room()
 
     def _parent_ok(self, shape: Shape, chunk: Chunk, table: Table) -> bool:
         parent = chunk.parent
@@ -334,6 +343,7 @@ class Stores:
                 self._reference(key, chunk, a, b)
         self._index.count()
         self._left_out.tails.count()
+        self.make_room()
         self._leaving.events.extend(announce(self._index))
 
     def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
