@@ -4,8 +4,9 @@ In: decoded batches of one source, in order. Out: events in which every store ca
 is stored once and removed once, however many copies the engine keeps. Parents come before children, and leaves go
 before their parents. Media have names that routers know. What is left out, or cannot be, is counted with a reason.
 
-There is one way for all events. Each is checked once (``admission``) and applied once, in order: what nearly all stores
-are, new blocks behind a known parent, here, any other store in ``stores``, removals in ``removals``.
+There is one way for all events. Each is checked once and applied once, in order. As long as they are plainly in order,
+as nearly all are, both are done at once (``plain``). From the first one that is not, the rest of the batch is checked
+before any of it is applied (``admission``, then ``stores`` and ``removals``).
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from kvbus.core.blocks.announce import announce, removals_of
 from kvbus.core.blocks.index import Index
-from kvbus.core.normalizing.admission import Admission, Step
+from kvbus.core.normalizing.admission import Admission, Checked, Step
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
+from kvbus.core.normalizing.plain import PlainEvents
 from kvbus.core.normalizing.removals import Removals
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Sizes
@@ -28,7 +30,7 @@ from kvbus.core.normalizing.stores import Stores
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.core.wire.codec import AnyEvent, Batch
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvbus.core.wire.tokens import are_pairs
 
 
@@ -49,8 +51,8 @@ class Normalizer:
         """Some output needs removals in place of a clear."""
         self._refused: set[str] = set()
         """Media of stores that were refused because the index is at its limit."""
-        self.bytes_hashes = False
-        """Whether the last batch named its blocks by byte strings."""
+        self.form = 0
+        """The form that the last batch came in, see :func:`kvbus.core.wire.codec.decode`."""
         self.as_it_came = False
         """The events that left of the last batch are those of its payload, exactly."""
         self._begin(self._new_admission())
@@ -95,6 +97,7 @@ class Normalizer:
             self.stats,
             self._refused,
         )
+        self._plain = PlainEvents(self.index, admission, self._removals, self._stores, self._leaving, self.stats)
 
     def reset(self, *, same_epoch: bool = False) -> None:
         """Nothing is known of the cache any more. In the same epoch, what was learned of the stream stays."""
@@ -125,6 +128,11 @@ class Normalizer:
     def cleared(self) -> list[Any]:
         """Where :attr:`names_cleared`: for each clear in the last batch, what makes the removals that say the same."""
         return self._leaving.cleared
+
+    @property
+    def bytes_hashes(self) -> bool:
+        """Whether the last batch named its blocks by byte strings."""
+        return bool(self.form & 1)
 
     @property
     def pairs(self) -> bool:
@@ -176,98 +184,43 @@ class Normalizer:
             first_of_epoch: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
                 clear resets every tier; vLLM's speaks of the GPU pool alone).
         """
-        if first_of_epoch and batch.events and isinstance(batch.events[0], AllBlocksCleared):
+        events = batch.events
+        if first_of_epoch and events and isinstance(events[0], AllBlocksCleared):
             self._seen_to_clear_all = True
-        if batch.uniform:
-            self.bytes_hashes = batch.bytes_hashes
-        self.emptied = False
         out: list[AnyEvent] = []
-        leaving = self._leaving
+        admission, leaving = self._admission, self._leaving
         leaving.events = out
-        leaving.touched = False
+        leaving.touched = admission.touched = self.emptied = False
         if leaving.cleared:
             leaving.cleared = []
-        admission = self._admission
-        steps = admission.steps(batch)
-        if admission.relearned and (len(self.index) or len(self.tails)):
-            self._rebuild()
-        self._removals.offloads = admission.offloads
-        self._apply(steps, out)
-        self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == batch.events
+        if batch.rejects:
+            admission.count_rejects(batch.rejects)
+        if batch.uniform:
+            self.form = batch.form
+        rest = self._plain.apply(batch, out)
+        if rest:
+            self._apply_rest(rest, batch)
+        if self._removals.busy:
+            self._removals.finish()
+        self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == events
         return out
 
-    def _apply(self, steps: list[Step], out: list[AnyEvent]) -> None:
-        index, removals, stores = self.index, self._removals, self._stores
-        early = stores.early
-        size = index.size
-        room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
-        added = added_bytes = 0
-        touched = False
+    def _apply_rest(self, events: list[Event], batch: Batch) -> None:
+        """Apply the remaining events of a batch: all are checked before any is applied."""
+        admission, removals, stores = self._admission, self._removals, self._stores
+        steps = admission.check_all(events, batch)
+        if admission.relearned and (len(self.index) or len(self.tails)):
+            self._rebuild()
         clears = 0
         for at, step in enumerate(steps):
-            if type(step) is tuple:
-                event, shape, chunk, named, count, held = step
-                table = shape.table
-                if table is not None and not early:
-                    blocks = table.blocks
-                    parent: Any = chunk.parent
-                    if parent is not None:
-                        holder = blocks.get(parent)
-                        if holder is not None:
-                            last = holder.hashes[-1]
-                            if last == parent:
-                                chunk.parent = last  # one object for one hash
-                            parent = None
-                        elif (
-                            parent is not UNSET
-                            and parent not in chunk.hashes
-                            and index.find(shape.group, parent) is not None
-                        ):
-                            parent = None
-                    added += count
-                    added_bytes += held
-                    if parent is None and added <= room and added_bytes <= room_bytes:
-                        if named is None:
-                            block = chunk.hashes[0]
-                            fresh = block not in blocks
-                            if fresh:
-                                blocks[block] = chunk
-                        else:
-                            fresh = blocks.keys().isdisjoint(named)
-                            if fresh:
-                                blocks.update(named)
-                        if fresh:
-                            if not shape.complete:
-                                shape.as_sent(event)
-                                touched = True
-                            if removals.waiting:
-                                removals.flush()
-                            out.append(event)
-                            continue
-                    added -= count
-                    added_bytes -= held
+            if type(step) is Checked:
+                stores.store(steps, at)
             elif type(step) is BlockRemoved:
                 removals.remove(step)
-                continue
-            size.blocks += added
-            size.at_most += added_bytes
-            if type(step) is AllBlocksCleared:
+            else:
                 self._clear(steps, second=clears > 0)
                 clears += 1
-                size = index.size
-            else:
-                stores.store(steps, at)
-            added = added_bytes = 0
-            room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
-        if added:
-            size.blocks += added
-            size.at_most += added_bytes
-        if removals.waiting or removals.reblocked or removals.offloads:
-            removals.finish()
-        if stores.used:
-            stores.finish()
-        if touched:
-            self._leaving.touched = True
+        stores.finish()
 
     def dump(self) -> dict[str, Any]:
         """What has been learned about the stream beside its blocks, as plain data."""

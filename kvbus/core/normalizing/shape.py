@@ -7,6 +7,7 @@ anew whenever what it followed from has changed.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from msgspec import UNSET, Raw
@@ -31,6 +32,16 @@ class Sizes:
         self.quiet = False
         """One more store of the group's own size has nothing to teach, see :attr:`BlockSizeDetector.settled`."""
 
+
+class _NoMatchers(dict[int, Matcher]):
+    """For stores of any number of blocks, what matches no tokens."""
+
+    def __missing__(self, blocks: int) -> Matcher:
+        return _never
+
+
+_never: Final = re.compile(rb"(?!)").fullmatch
+NO_MATCHERS: Final = _NoMatchers()
 
 UNKNOWN_SIZES: Final = Sizes(BlockSizeDetector())
 """Those of a group that has not stored any block with tokens."""
