@@ -134,11 +134,14 @@ def test_pairs_are_joined_with_pairs():
     assert event["token_ids"] == pairs * 100
 
 
-def test_a_large_event_has_a_wide_header():
-    size = 256
-    chain = [store([block], block - 1 or None, block_size=size) for block in range(1, MAX_RUN + 1)]
-    (event,) = announced(index_of(*chain))
-    assert len(event["token_ids"]) == MAX_RUN * size
+@pytest.mark.parametrize(("size", "count"), [(2, 7), (2, 8), (16, MAX_RUN), (128, MAX_RUN)])
+def test_an_array_of_any_length_has_its_header(size, count):
+    """A chain of so many blocks, and others that keep the table from being a small one."""
+    chain = [store([block], block - 1 or None, block_size=size) for block in range(1, count + 1)]
+    others = [store([10_000 + block], block_size=size) for block in range(FEW)]
+    event, *alone = announced(index_of(*chain, *others))
+    assert event["token_ids"] == [token for block in range(1, count + 1) for token in tokens_of(block, size)]
+    assert lengths(alone) == [1] * FEW
 
 
 def test_the_window_is_bounded_and_pauses():
