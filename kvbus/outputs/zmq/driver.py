@@ -15,6 +15,7 @@ from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.stats import RouterView
 from kvbus.outputs.contract import Services
 from kvbus.transport.answer_reader import AnswerReader
+from kvbus.transport.live.behind import UNSENT
 from kvbus.transport.live.stream import Endpoint, LivePublisher
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
@@ -86,7 +87,7 @@ class ZmqOutput:
         limits = DEFAULT
         if policy.max_frame_bytes >= 0:
             limits = Limits(frame_bytes=policy.max_frame_bytes, message_bytes=policy.max_frame_bytes)
-        settings = Settings(limits)
+        settings = Settings(limits, unsent_bytes=UNSENT)
         keys = self._keys[stream] = Keys(policy.curve, bind=config.bind)
 
         def refused(reason: str, address: str) -> None:
