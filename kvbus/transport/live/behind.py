@@ -18,8 +18,8 @@ PIECE: Final = 64 * 1024
 """Bytes that a router which is behind gets before the next one has its turn."""
 
 UNSENT: Final = 256 * 1024
-"""Bytes that the kernel may keep for a router and cannot send. It would keep 4 MiB: nobody would know that a router which
-stalls is behind, and it would read all of that before the state that makes up for what it lost."""
+"""Bytes that the kernel may keep for a router and cannot send. It would keep 4 MiB: nobody would know that a router
+which stalls is behind, and it would read all of that before the state that makes up for what it lost."""
 
 
 class Behind:
