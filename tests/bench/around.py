@@ -48,7 +48,7 @@ WARM: Final = 200
 LONE: Final = 400
 BURST: Final = 100
 BURSTS: Final = 4
-PATIENCE: Final = 120_000
+PATIENCE: Final = 500_000
 """Milliseconds until what does not come is an error."""
 
 MARK, HOLD, GO, YARDSTICK = b"m", b"h", b"g", b"y"

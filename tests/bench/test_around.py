@@ -7,6 +7,7 @@ import pytest
 from .around import BOUNDS, TOLERANCE, VALGRIND, VERSION, bounds, measured, ratios
 
 
+@pytest.mark.timeout(600)  # half a minute of CPU, on a machine that may have other work
 @pytest.mark.skipif(VALGRIND is None, reason="valgrind is not installed: nothing counts a message's instructions")
 def test_a_message_takes_no_more_work_than_written_down():
     known = bounds()
