@@ -33,8 +33,8 @@ from .processes import (
     wait_until,
 )
 
-Between = Literal["direct", "proxy", "naive", "asyncio", "kvbus"]
-BETWEEN: Final[tuple[Between, ...]] = ("direct", "proxy", "naive", "asyncio", "kvbus")
+Between = Literal["direct", "proxy", "floor", "blocking", "naive", "asyncio", "kvbus"]
+BETWEEN: Final[tuple[Between, ...]] = ("direct", "proxy", "floor", "blocking", "naive", "asyncio", "kvbus")
 
 
 class Child:

@@ -20,7 +20,7 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
 from kvbus.errors import KvbusError
 from kvbus.outputs.zmq.driver import ZmqOutput
-from kvbus.transport.live import stream as live_stream
+from kvbus.transport.live import views
 from kvbus.transport.zmtp import addresses, peer, tcp
 from tests.vopr.disk import Platter, SimDisk
 from tests.vopr.engines import Directory, SimLive, SimRequest
@@ -93,7 +93,7 @@ def simulated(schedule: Schedule, network: Network, directory: Directory, setup:
         (seq_reservation, "time", time),
         (seq_reservation, "AHEAD", setup.ahead),
         (state_place, "default_directory", lambda: Path("/dev/shm")),  # noqa: S108 - on the simulated disk
-        (live_stream, "time", time),
+        (views, "time", time),
         (daemon_module, "make_context", lambda: None),
         (daemon_module, "end", lambda _: True),
         (daemon_module, "ZapHandler", lambda _: NoZap()),
