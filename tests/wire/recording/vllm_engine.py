@@ -98,6 +98,7 @@ FAMILIES = {
     "lookahead": Family(speculative=True),
     "window": Family(groups=("full", "window"), blocks=240),
     "mamba": Family(groups=("full", "mamba"), blocks=240),
+    "partial": Family(groups=("full", "mamba"), blocks=120, block_size=64, hash_block_size=16),
     "full_report": Family(full_report=0.5),
     "offload_simple": replace(SIMPLE, reset_how=GPU_ONLY),
     "offload_simple_sleep": replace(SIMPLE, reset_how=SLEEP),
