@@ -14,7 +14,7 @@ import zmq
 from kvbus.core.types import Refused
 from kvbus.errors import BindError
 from kvbus.transport.monitor import ConnectionMonitor
-from kvbus.transport.pump import Handler, Pump
+from kvbus.transport.pump import Handler, Pump, waiting
 from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, attach_again, make_socket, rebuilding_id
 
 LOOK_AGAIN: Final = 0.05
@@ -167,7 +167,7 @@ class RequestConnection:
     def _check_aborted(self, stood: bool) -> None:
         if not stood:
             return  # the handshake failed: the request times out, and the next one tries again
-        if self._pump.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[arg-type, operator]
+        if waiting(self._pump.socket):
             self._pump.kick()
             self._later = self._loop.call_later(LOOK_AGAIN, self._check_aborted, stood)
             return

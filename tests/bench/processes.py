@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,15 +94,21 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONHASHSEED": "0", **more}
 
 
-def run_child(module: str, *arguments: object, cores: tuple[int, ...] = (), patience: float = 900.0) -> Any:
-    """Run ``python -m module`` in a fresh process and return the JSON it prints.
+def run_child(
+    module: str,
+    *arguments: object,
+    cores: tuple[int, ...] = (),
+    patience: float = 900.0,
+    env: Mapping[str, str] | None = None,
+) -> Any:
+    """Run ``python -m module`` in a fresh process, with ``env`` besides, and return the JSON it prints.
 
     Raises:
         CalledProcessError: it failed; what it said is on stderr.
         TimeoutExpired: it did not end.
     """
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    with started(command, cores=cores, stdout=subprocess.PIPE) as process:
+    with started(command, cores=cores, stdout=subprocess.PIPE, env=environment(**(env or {}))) as process:
         output, _ = process.communicate(timeout=patience)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)

@@ -14,7 +14,7 @@ from unittest import mock
 
 from kvbus.config import Config, load
 from kvbus.core.blocks import compaction
-from kvbus.daemon import build, outputs, seq_reservation, source_sockets, state_place, state_store
+from kvbus.daemon import build, generations, outputs, seq_reservation, source_sockets, state_place, state_store
 from kvbus.daemon import daemon as daemon_module
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
@@ -85,6 +85,7 @@ def simulated(schedule: Schedule, network: Network, directory: Directory, setup:
     replaced: list[tuple[Any, str, Any]] = [
         (daemon_module, "time", time),
         (source_sockets, "time", time),
+        (generations, "time", time),
         (state_store, "time", time),
         (compaction, "MOST_BLOCKS", setup.most),
         (compaction, "BLOCKS_PER_BATCH", min(setup.most, compaction.BLOCKS_PER_BATCH)),

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbus.core.normalizing.normalizer import Normalizer, Rules
+from kvbus.core.normalizing.normalizer import Normalizer
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered
 from kvbus.core.wire.codec import Batch, encode_batch

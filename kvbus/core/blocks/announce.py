@@ -66,7 +66,7 @@ def removals_of(index: Index) -> list[AnyEvent]:
     for _, chunk, first, end in reversed(list(runs(index))):
         names = chunk.hashes if chunk.derived is None else chunk.derived
         for stop in range(end, first, -MAX_RUN):
-            gone = list(reversed(names[max(first, stop - MAX_RUN) : stop]))
+            gone = tuple(reversed(names[max(first, stop - MAX_RUN) : stop]))
             last = events[-1] if events else None
             meta = chunk.meta
             if (
@@ -195,8 +195,8 @@ def _as_event(
     lookahead: bytes | None,
 ) -> AnyEvent:
     meta = chunk.meta
-    event = BlockStored(
-        list(hashes),
+    event: BlockStored[Any] = BlockStored(
+        tuple(hashes),
         parent,
         tokens,
         block_size,
