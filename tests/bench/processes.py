@@ -37,13 +37,23 @@ def cpu_seconds(pid: int) -> float:
 
 def fine_cpu_seconds(pid: int) -> float:
     """CPU time of the threads a process has now, to the nanosecond; :func:`cpu_seconds` where the kernel has none."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            total += int((task / "schedstat").read_text().split()[0])
-        except FileNotFoundError:
-            return cpu_seconds(pid)
-    return total / 1e9
+    try:
+        return _scheduled(pid, 0)
+    except FileNotFoundError:
+        return cpu_seconds(pid)
+
+
+def waited_seconds(pid: int) -> float:
+    """How long the threads a process has now were ready to run while others had the core; 0 where nobody counts it."""
+    try:
+        return _scheduled(pid, 1)
+    except FileNotFoundError:
+        return 0.0
+
+
+def _scheduled(pid: int, column: int) -> float:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[column]) for task in tasks) / 1e9
 
 
 def rss_bytes(pid: int | str = "self") -> int:

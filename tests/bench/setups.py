@@ -31,6 +31,7 @@ from .processes import (
     rss_bytes,
     started,
     wait_until,
+    waited_seconds,
 )
 
 Between = Literal["direct", "proxy", "naive", "asyncio", "kvbus"]
@@ -129,6 +130,8 @@ class Result:
     """CPU seconds of ``engine``, ``relay`` and ``routers`` while the load was sent and received."""
     rss: int = 0
     """Bytes that the relay has resident at the end."""
+    waited: float = 0.0
+    """Seconds that the relay's threads were ready to run, and had no core."""
     late: int = 0
     """Batches that left more than an interval behind their time."""
     times: array[float] = field(default_factory=lambda: array("d"))
@@ -201,7 +204,7 @@ class Running:
 
     def begin(self) -> None:
         """Let the engine send the load."""
-        self._before = self.cpu()
+        self._before, self._waited = self.cpu(), self._relay_waited()
         self.engine.tell("run")
 
     def end(self) -> Result:
@@ -213,6 +216,7 @@ class Running:
         self.routers.expect("over")
         cpu = {name: spent - self._before[name] for name, spent in self.cpu().items()}
         rss = rss_bytes(self.relay.pid) if self.relay is not None else 0
+        waited = self._relay_waited() - self._waited
         ran = msgspec.convert(self.engine.answer(), engine.Ran)
         heard = msgspec.convert(self.routers.ask("count"), list[router.Heard])
         for each in heard:
@@ -224,6 +228,7 @@ class Running:
             heard,
             cpu,
             rss,
+            waited,
             ran.late,
         )
         if self.setup.rate:
@@ -242,6 +247,9 @@ class Running:
         if self.relay is not None:
             pids["relay"] = self.relay.pid
         return {name: fine_cpu_seconds(pid) for name, pid in pids.items()}
+
+    def _relay_waited(self) -> float:
+        return waited_seconds(self.relay.pid) if self.relay is not None else 0.0
 
     def get(self, path: str) -> Any:
         """What kvbus's HTTP server answers, decoded if it is JSON."""
