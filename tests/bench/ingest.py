@@ -68,7 +68,7 @@ def run(*, quick: bool, runs: int) -> Section:
     batches = 4000 if quick else 30_000
     section = Section("ingest", "Blocks a second through kvbus, and into the Dynamo indexer")
     python = dynamo_python()
-    who: list[tuple[str, bool]] = [(between, True) for between in BETWEEN] + [("kvbus", False)]
+    who: list[tuple[str, bool]] = [*((between, True) for between in BETWEEN), ("kvbus", False)]
     if python is None:
         section.notes.append("The Dynamo indexer was not installed: nothing was compared with it.")
     else:

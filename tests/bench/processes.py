@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -96,6 +97,12 @@ def stop(process: subprocess.Popen[Any], patience: float = 10.0) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(patience)
+
+
+def many_descriptors() -> None:
+    """Let this process, and those it starts, open as many files as they may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def environment(**more: str) -> dict[str, str]:
