@@ -16,13 +16,12 @@ from kvbus.errors import BindError
 from kvbus.transport.curve import Curve
 from kvbus.transport.reach.accepting import accept
 from kvbus.transport.reach.dialling import ClosedError, Connection, Dialled, dial
-from kvbus.transport.reach.outcome import Outcome, Stop
+from kvbus.transport.reach.outcome import PUBLISHERS, Outcome, Stop
 from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.reasons import Reason as Broken
 from kvbus.transport.zmtp.roles import Role
 
-PUBLISHERS: Final = ("PUB", "XPUB")
 NEWEST: Final = 2**63 - 1
 """A seq that no batch has: a replay from there is END alone."""
 REACH: Final = 16

@@ -8,8 +8,8 @@ from typing import Final
 from kvbus.config import Config
 from kvbus.core.remarks import ABOUT, TWO_PUBLISHERS, remarks
 from kvbus.doctor.findings import Finding, Report, Seen, Severity
-from kvbus.doctor.probes import NEWEST, PUBLISHERS, Looked
-from kvbus.transport.reach.outcome import Outcome, Stop
+from kvbus.doctor.probes import NEWEST, Looked
+from kvbus.transport.reach.outcome import PUBLISHERS, Outcome, Stop
 
 MAX_SKEW_S: Final = 5.0
 """Seconds that the clocks of engine and kvbus may differ."""
@@ -132,16 +132,16 @@ class _Judge:
 
     def _type(self, looked: Looked) -> Iterator[Finding]:
         outcome = looked.live
-        if outcome is None or outcome.stop is not Stop.OPEN or outcome.socket_type in PUBLISHERS:
+        if outcome is None or outcome.stop is not Stop.OPEN or not outcome.no_publisher:
             return
-        kind, endpoint = outcome.socket_type, looked.stream.endpoint
+        kind = outcome.socket_type
         if kind in {"SUB", "XSUB"}:
             do = "this is a router's or kvbus's own port; name the engine's"
         elif kind == "ROUTER":
             do = "this looks like a replay; name the engine's publisher"
         else:
             do = "this is no engine's port; name the engine's publisher"
-        yield Finding(f"{endpoint} is a {kind} socket and no publisher", f"{self._at}.endpoint", do)
+        yield Finding(outcome.no_publisher, f"{self._at}.endpoint", do)
 
     def _bound(self, looked: Looked) -> Iterator[Finding]:
         stream, outcome = looked.stream, looked.live

@@ -149,4 +149,15 @@ def test_ctrl_c_is_quiet():
 
 
 def test_the_declared_subcommands():
-    assert list(main.subcommands) == ["run", "demo", "check", "doctor", "tail", "dump", "record", "play", "sim", "keygen"]
+    assert list(main.subcommands) == [
+        "run",
+        "demo",
+        "check",
+        "doctor",
+        "tail",
+        "dump",
+        "record",
+        "play",
+        "sim",
+        "keygen",
+    ]
