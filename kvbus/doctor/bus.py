@@ -39,6 +39,11 @@ class Bus:
         """Whether it is a running bus."""
         return not self.problem
 
+    @property
+    def spoke(self) -> frozenset[str]:
+        """The endpoints from which it has got batches, by their live stream or a replay."""
+        return frozenset(str(each.get("endpoint")) for each in self.sources if each.get("last_seq", -1) != -1)
+
 
 class _Resolver(AbstractResolver):
     """Looks up names in a thread that nobody waits for at the end."""
@@ -67,7 +72,8 @@ async def ask(url: str, timeout: float) -> Bus:  # noqa: ASYNC109 - of HTTP
             bus.sources = await _get(client, bus, "/sources", "state")
             bus.routers = await _get(client, bus, "/routers", "output")
     except aiohttp.ClientConnectorError as error:
-        reason = error.os_error.strerror or str(error.os_error)
+        cause = getattr(error, "os_error", error)
+        reason = getattr(cause, "strerror", None) or str(cause)
         bus.problem = f"no bus answers at {bus.url} ({reason.lower()})"
     except TimeoutError:
         bus.listens = True

@@ -9,7 +9,7 @@ import os
 import socket
 from typing import Final
 
-from kvbus.config import Config, parse_endpoint, render_topic
+from kvbus.config import Config, SourceStream, parse_endpoint, render_topic
 from kvbus.config.endpoints import Address
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, FrameLimits, LiveMessage, parse_live, replay_request
 from kvbus.core.wire.profiles import PROFILES
@@ -69,7 +69,7 @@ class OutputProber:
             if self._output.bind:
                 looks.append(self._port(endpoints.endpoint, "endpoint", "PUB"))
             else:
-                looks.append(self._router(endpoints.endpoint, self._topic(stream.index)))
+                looks.append(self._router(endpoints.endpoint, self._topic(stream)))
             if endpoints.replay_endpoint is not None:
                 looks.append(self._port(endpoints.replay_endpoint, "replay_endpoint", "ROUTER"))
             if endpoints.snapshot_endpoint is not None:
@@ -81,12 +81,11 @@ class OutputProber:
         report.seen.append(Seen(self._at, self._output.name, "; ".join(filter(None, texts))))
         return report
 
-    def _topic(self, slot: int) -> bytes | None:
+    def _topic(self, stream: SourceStream) -> bytes | None:
         if PROFILES[self._output.profile].topics == "empty":
             return b""
         if self._output.topic is None:
-            return self._topics.get(slot)
-        stream = next(each for each in self._config.streams() if each.index == slot)
+            return self._topics.get(stream.index)
         return render_topic(self._output.topic, stream, self._config)
 
     async def _port(self, endpoint: str, name: str, kind: str) -> tuple[list[Finding], str]:

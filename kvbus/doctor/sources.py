@@ -41,7 +41,15 @@ def wrong(outcome: Outcome, section: str, name: str, do: str = "") -> Finding:
     return Finding(outcome.sentence, key, do or _CORRECT[outcome.stop], severity)
 
 
-def judge(config: Config, index: int, ranks: Sequence[Looked], beyond: Looked | None, *, history: bool) -> Report:
+def judge(
+    config: Config,
+    index: int,
+    ranks: Sequence[Looked],
+    beyond: Looked | None,
+    *,
+    history: bool,
+    spoke: frozenset[str] = frozenset(),
+) -> Report:
     """Return what is wrong with a source, and what was seen of it.
 
     Args:
@@ -50,19 +58,28 @@ def judge(config: Config, index: int, ranks: Sequence[Looked], beyond: Looked | 
         ranks: what each rank has shown.
         beyond: what is at the port behind the last rank's; None if that is an endpoint of the configuration.
         history: the replay was asked from seq 0.
+        spoke: endpoints from which the running bus has got something.
     """
-    return _Judge(config, index, ranks, beyond, history=history).report()
+    return _Judge(config, index, ranks, beyond, history=history, spoke=spoke).report()
 
 
 class _Judge:
     def __init__(
-        self, config: Config, index: int, ranks: Sequence[Looked], beyond: Looked | None, *, history: bool
+        self,
+        config: Config,
+        index: int,
+        ranks: Sequence[Looked],
+        beyond: Looked | None,
+        *,
+        history: bool,
+        spoke: frozenset[str],
     ) -> None:
         self._source = config.sources[index]
         self._at = f"sources[{index}]"
         self._ranks = ranks
         self._beyond = beyond
         self._history = history
+        self._spoke = spoke
 
     def report(self) -> Report:
         report = Report()
@@ -310,6 +327,7 @@ class _Judge:
             yield Finding(cause, f"{self._at}.endpoint", "name each engine by an address of its own", Severity.NOTE)
         if (
             not heard.messages
+            and stream.endpoint not in self._spoke
             and looked.live is not None
             and looked.live.socket_type in PUBLISHERS
             and not self._history
