@@ -19,6 +19,12 @@ def fed(*batches, **rules):
     return script.source
 
 
+def fed_again(*batches):
+    script = Script()
+    script.after(*(live(0, *events) for events in batches))
+    return script.source
+
+
 def window(block):
     return store([block], group=1, kv_cache_spec_kind="sliding_window")
 
@@ -113,6 +119,13 @@ def test_why_there_is_no_connection_until_there_is_one():
     assert remarks(script.source) == {}
     script.relay.handle(SourceDown(0), 3.0)
     assert remarks(script.source) == {}
+
+
+def test_several_publishers_on_one_endpoint():
+    # each begins anew, on one connection
+    source = fed_again(*([store([n])] for n in range(1, 8)))
+    assert remarks(source)[Remark.CONFLICT].startswith("several publishers send on one endpoint")
+    assert "partial" not in {each.about for each in reasons(source)}
 
 
 def test_a_replay_that_does_not_answer():
