@@ -53,11 +53,13 @@ def command(*, file: Path | None, url: str | None, timeout: float, history: bool
 
     Exit codes: 0 nothing is wrong, 1 something is, 78 bad configuration, 130 Ctrl-C.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    if file is not None and flags["config"] is not None:
+    source = click.get_current_context().get_parameter_source("config")
+    named = source is click.core.ParameterSource.COMMANDLINE  # KVBUS_CONFIG gives way
+    if file is not None and named:
         raise click.UsageError("name the configuration once, as CONFIG or with -c")
     if url is None:
         report = examined(load_config(**{**flags, "config": file or flags["config"]}), timeout, history=history)
-    elif file is not None or flags["config"] is not None or flags["source"] or flags["output"]:
+    elif file is not None or named or flags["source"] or flags["output"]:
         raise click.UsageError("--http asks a running bus; leave out the configuration")
     else:
         report = _asked(url if url.startswith(("http://", "https://")) else f"http://{url}", timeout)

@@ -94,7 +94,7 @@ class _Examination:
             self._report.add([Finding(bus.problem, "http", do)])
             return None, False
         streams = {stream.endpoint for stream in self._streams}
-        theirs = {str(source.get("endpoint")) for source in bus.sources}
+        theirs = {source.endpoint for source in bus.sources}
         if streams != theirs:
             cause = f"the bus at {url} runs another configuration: it follows {', '.join(sorted(theirs)) or 'nothing'}"
             self._report.add(
@@ -173,6 +173,7 @@ class _Examination:
                 timeout=self._seconds,
                 running=running,
                 topics=topics,
+                gate=self._gate,
             )
             for index, output in enumerate(self._config.outputs)
             if output.type == "zmq"

@@ -7,7 +7,8 @@ import contextlib
 import errno
 import os
 import socket
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from kvbus.config import Config, SourceStream, parse_endpoint, render_topic
 from kvbus.config.endpoints import Address
@@ -24,6 +25,9 @@ from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.roles import Role
 
+Looked = tuple[list[Finding], str]
+"""What is wrong with an endpoint, and what was seen of it."""
+
 SUBSCRIPTION_S: Final = 0.5
 """Seconds in which a router that was dialled says what it subscribes to."""
 
@@ -38,6 +42,7 @@ class OutputProber:
         timeout: seconds for each endpoint; all are looked at at the same time.
         running: a bus with this configuration runs; None if nobody knows.
         topics: what each source publishes under, by slot, as far as it was heard.
+        gate: bounds how many endpoints are looked at at the same time.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class OutputProber:
         timeout: float,
         running: bool | None,
         topics: dict[int, bytes],
+        gate: asyncio.Semaphore,
     ) -> None:
         self._config = config
         self._output = config.outputs[index]
@@ -57,6 +63,7 @@ class OutputProber:
         self._timeout = timeout
         self._running = running
         self._topics = topics
+        self._gate = gate
 
     async def look(self) -> Report:
         """Look at every stream's endpoints."""
@@ -75,11 +82,15 @@ class OutputProber:
             if endpoints.snapshot_endpoint is not None:
                 looks.append(self._port(endpoints.snapshot_endpoint, "snapshot_endpoint", "ROUTER"))
         texts = []
-        for findings, text in await asyncio.gather(*looks):
+        for findings, text in await asyncio.gather(*map(self._gated, looks)):
             report.add(findings)
             texts.append(text)
         report.seen.append(Seen(self._at, self._output.name, "; ".join(filter(None, texts))))
         return report
+
+    async def _gated(self, look: Coroutine[Any, Any, Looked]) -> Looked:
+        async with self._gate:
+            return await look
 
     def _topic(self, stream: SourceStream) -> bytes | None:
         if PROFILES[self._output.profile].topics == "empty":
@@ -88,7 +99,7 @@ class OutputProber:
             return self._topics.get(stream.index)
         return render_topic(self._output.topic, stream, self._config)
 
-    async def _port(self, endpoint: str, name: str, kind: str) -> tuple[list[Finding], str]:
+    async def _port(self, endpoint: str, name: str, kind: str) -> Looked:
         address = parse_endpoint(endpoint)
         key = f"{self._at}.{name}"
         if (problem := _not_here(address)) and not self._running:
@@ -131,7 +142,7 @@ class OutputProber:
                     return f" at seq {message.seq:,}"
         return ""
 
-    async def _router(self, endpoint: str, topic: bytes | None) -> tuple[list[Finding], str]:
+    async def _router(self, endpoint: str, topic: bytes | None) -> Looked:
         key = f"{self._at}.endpoint"
         async with dial(endpoint, Role.PUB, seconds=self._timeout, curve=self._curve, limits=Limits()) as dialled:
             outcome = dialled.outcome

@@ -253,7 +253,7 @@ class _Judge:
             yield Finding(f"{endpoint} {what} and answers no replay", key, "name the engine's replay port")
             return
         answer = looked.answer
-        if answer is None or (not answer.ended and not answer.payloads):
+        if answer is None or (not answer.ended and not answer.batches):
             yield Finding(
                 f"the replay at {endpoint} does not answer",
                 key,
@@ -266,14 +266,14 @@ class _Judge:
         answer, heard, endpoint = looked.answer, looked.heard, looked.stream.replay_endpoint
         assert answer is not None  # noqa: S101 - as asked
         key = f"{self._at}.replay_endpoint"
-        both = answer.payloads.keys() & heard.payloads.keys()
-        if any(answer.payloads[seq] != heard.payloads[seq] for seq in both):
+        both = answer.batches.keys() & heard.batches.keys()
+        if any(answer.batches[seq] != heard.batches[seq] for seq in both):
             yield Finding(
                 f"the replay at {endpoint} answers with other batches than {looked.stream.endpoint} publishes",
                 key,
                 "name the replay port of the same engine and rank",
             )
-        elif heard.newest is not None and answer.start <= heard.newest and answer.ended and not answer.payloads:
+        elif heard.newest is not None and answer.start <= heard.newest and answer.ended and not answer.batches:
             yield Finding(
                 f"the replay at {endpoint} has none of the batches that {looked.stream.endpoint} publishes",
                 key,
@@ -368,14 +368,14 @@ class _Judge:
         answer = looked.answer
         if looked.stream.replay_endpoint is None:
             return "no replay_endpoint: a lost batch is lost"
-        if answer is None or not (answer.ended or answer.payloads):
+        if answer is None or not (answer.ended or answer.batches):
             return "no replay"
         if answer.first is None:
             return "its replay answers" if answer.start == NEWEST else "its replay is empty"
         if not self._history:
             return f"its replay answers from seq {answer.first:,}"
         back = "to its start" if answer.first == 0 else f"to seq {answer.first:,}: older batches are trimmed"
-        return f"its replay reaches back {back} ({len(answer.payloads):,} batches)"
+        return f"its replay reaches back {back} ({len(answer.batches):,} batches)"
 
 
 def _swapped(looked: Looked) -> bool:

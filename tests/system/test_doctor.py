@@ -72,6 +72,10 @@ def test_a_bad_configuration_and_a_wrong_usage(tmp_path):
     assert "sorces" in done.stderr
     assert kvbus("doctor", str(bad), "-c", str(bad)).returncode == 2
     assert kvbus("doctor", str(bad), "--http", "127.0.0.1:1").returncode == 2
+    # a variable of the environment gives way to both
+    env = {"KVBUS_CONFIG": "/nowhere"}
+    assert "sorces" in kvbus("doctor", str(bad), env=env).stderr
+    assert kvbus("doctor", "--http", "127.0.0.1:1", env=env).stdout.startswith("no bus answers at http://127.0.0.1:1")
 
 
 def test_check_says_the_same_after_the_configuration():
