@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import Coroutine
 from typing import Any, Final
 
 from kvbus.config import Config, SourceStream, parse_endpoint, render_topic
-from kvbus.config.endpoints import Address
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, FrameLimits, LiveMessage, parse_live, replay_request
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.doctor.findings import Finding, Report, Seen
 from kvbus.doctor.ports import holder
 from kvbus.doctor.probes import NEWEST, local
-from kvbus.doctor.sources import wrong
+from kvbus.doctor.sources import NETWORK, wrong
 from kvbus.transport.curve import Curve
 from kvbus.transport.reach.dialling import ClosedError, Connection, dial
 from kvbus.transport.reach.outcome import Stop
+from kvbus.transport.zmtp.addresses import ipc_address, split_tcp
 from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.roles import Role
@@ -102,7 +103,7 @@ class OutputProber:
     async def _port(self, endpoint: str, name: str, kind: str) -> Looked:
         address = parse_endpoint(endpoint)
         key = f"{self._at}.{name}"
-        if (problem := _not_here(address)) and not self._running:
+        if (problem := _not_here(endpoint)) and not self._running:
             do = 'name an address of this machine, or "*" for all of them'
             return [Finding(f"kvbus cannot listen on {endpoint}: {problem}", key, do)], ""
         role = Role.SUB if kind == "PUB" else Role.DEALER
@@ -113,6 +114,9 @@ class OutputProber:
                     do = "the running bus has another configuration: restart it"
                     return [Finding(f"a bus runs, and nothing listens at {endpoint}", key, do)], ""
                 return [], f"{endpoint} is free"
+            if outcome.stop in NETWORK:
+                # an interface's name means nothing to who dials
+                return [], f"{endpoint} was not looked at ({outcome.stop})"
             if self._running is False or (outcome.stop is Stop.OPEN and outcome.socket_type != kind):
                 who = holder(address.port) if not address.is_ipc else ""
                 what = f"a {outcome.socket_type} socket" if outcome.socket_type else outcome.detail or "something else"
@@ -185,21 +189,22 @@ async def _subscriptions(connection: Connection) -> list[bytes]:
     return found
 
 
-def _not_here(address: Address) -> str:
-    """Return why this machine cannot listen at an address, whatever the port; empty if it can."""
-    if address.is_ipc:
-        directory = os.path.dirname(address.host)  # noqa: PTH120 - a path as the endpoint has it
-        if address.host.startswith("@") or os.access(directory or ".", os.W_OK):
-            return ""
-        return f"{directory} is not there, or not to be written"
-    if address.is_wildcard:
+def _not_here(endpoint: str) -> str:
+    """Return why this machine cannot listen at an endpoint, whatever the port; empty if it can."""
+    path = ipc_address(endpoint)
+    if path is not None:
+        directory = os.path.dirname(path) or "."  # noqa: PTH120 - a path as the endpoint has it
+        return "" if path.startswith("\0") or os.access(directory, os.W_OK) else f"{directory} is not to be written"
+    host, _ = split_tcp(endpoint)
+    if host == "*" or host in {name for _, name in socket.if_nameindex()}:
         return ""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trying:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return "it names no address and no interface of this machine"
+    with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM) as trying:
         try:
-            trying.bind((address.host, 0))
-        except socket.gaierror:
-            return ""
+            trying.bind((host, 0))
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 return "it is no address of this machine"

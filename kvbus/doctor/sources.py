@@ -31,7 +31,7 @@ _CORRECT: Final[dict[Stop, str]] = {
     Stop.CLOSED: "correct the port; if it is the engine's, its log says why",
 }
 _CURVE_KEYS: Final = {Stop.MECHANISM: "curve_secret_key_file", Stop.KEYS: "curve_server_key_file"}
-_NETWORK: Final = frozenset({Stop.NAME, Stop.REFUSED, Stop.NO_ROUTE, Stop.DROPPED, Stop.OTHER_ADDRESS})
+NETWORK: Final = frozenset({Stop.NAME, Stop.REFUSED, Stop.NO_ROUTE, Stop.DROPPED, Stop.OTHER_ADDRESS})
 
 
 def wrong(outcome: Outcome, section: str, name: str, do: str = "") -> Finding:
@@ -138,9 +138,9 @@ class _Judge:
             port = looked.stream.endpoint.rpartition(":")[2]
             return Finding(
                 f"the engine is there (its replay answers) and nothing listens at {looked.stream.endpoint}: it dials, "
-                "and so does kvbus",
+                "and so does kvbus, or it publishes at another port",
                 f"{self._at}.bind",
-                f'set bind: true, or give the engine "endpoint": "tcp://*:{port}"',
+                f'set bind: true, or give the engine "endpoint": "tcp://*:{port}", or correct the port',
             )
         finding = wrong(outcome, self._at, "endpoint")
         if len(alike) > 1:
@@ -240,7 +240,7 @@ class _Judge:
         key = f"{self._at}.replay_endpoint"
         if outcome.stop is not Stop.OPEN:
             same = looked.live is not None and looked.live.stop is outcome.stop
-            if not same or outcome.stop not in _NETWORK | {Stop.MECHANISM, Stop.KEYS, Stop.NO_CURVE}:
+            if not same or outcome.stop not in NETWORK | {Stop.MECHANISM, Stop.KEYS, Stop.NO_CURVE}:
                 do = (
                     "give the engine a replay_endpoint, or correct host and port"
                     if outcome.stop is Stop.REFUSED
