@@ -67,17 +67,18 @@ class ZmqOutput:
         endpoints = config.stream_endpoints(stream)
         try:
             self._live[stream] = self._live_side(stream, topic, endpoints.endpoint, policy)
-            log.info("output %s: %s %s", config.name, "bound" if config.bind else "connecting to", endpoints.endpoint)
+            verb, fields = "bound" if config.bind else "connecting to", {"output": config.name, "stream": stream}
+            log.info("output %s: %s %s", config.name, verb, endpoints.endpoint, extra=fields)
             if endpoints.replay_endpoint is not None:
                 self._replays[stream] = self._server(
                     endpoints.replay_endpoint, lambda frames: self._asked(stream, frames), policy
                 )
-                log.info("output %s: replay at %s", config.name, endpoints.replay_endpoint)
+                log.info("output %s: replay at %s", config.name, endpoints.replay_endpoint, extra=fields)
             if endpoints.snapshot_endpoint is not None:
                 self._snapshots[stream] = self._server(
                     endpoints.snapshot_endpoint, lambda frames: SnapshotAsked(self._output, stream, frames), policy
                 )
-                log.info("output %s: snapshots at %s", config.name, endpoints.snapshot_endpoint)
+                log.info("output %s: snapshots at %s", config.name, endpoints.snapshot_endpoint, extra=fields)
         except BaseException:
             self.close(stream)
             raise
@@ -92,7 +93,8 @@ class ZmqOutput:
 
         def refused(reason: str, address: str) -> None:
             services.stats.refused[reason] += 1
-            log.info("output %s: refused %s: %s", config.name, address or "a connection", reason)
+            fields = {"output": config.name, "stream": stream, "peer": address}
+            log.info("output %s: refused %s: %s", config.name, address or "a connection", reason, extra=fields)
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
             kind = Listener if config.bind else Dialler

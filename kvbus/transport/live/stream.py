@@ -195,12 +195,19 @@ class LivePublisher:
 
     def _lose(self, router: Router, entry: Entry) -> None:
         """The ring has let go of a batch that a router did not get."""
+        first = not router.dropped_batches
         self._drop(router, "slow_router", 1, entry.events)
         router.position = self._ring.first
         if self._sends_state and not router.asks:
-            log.warning("output %s: router %s is too slow; it gets the state again", self._output, router.peer.address)
+            self._say(logging.WARNING, "output %s: router %s is too slow; it gets the state again", router.peer)
             router.lost_at = entry.at
             self._restart(router)
+        elif first:
+            self._say(
+                logging.WARNING,
+                "output %s: router %s is too slow and loses batches; it has to ask the replay",
+                router.peer,
+            )
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
@@ -258,11 +265,15 @@ class LivePublisher:
         if not self._closed:
             stats.routers -= 1
             stats.subscribers -= router.subscriptions
-        log.info("output %s: router %s left: %s", self._output, peer.address, reason)
+        self._say(logging.INFO, "output %s: router %s left: %s", peer, reason)
+
+    def _say(self, level: int, text: str, peer: Peer, *more: object) -> None:
+        fields = {"output": self._output, "stream": self._stream, "peer": peer.address}
+        log.log(level, text, self._output, peer.address, *more, extra=fields)
 
     def _begin(self, router: Router) -> None:
         self.flush()
-        log.info("output %s: router %s subscribed", self._output, router.peer.address)
+        self._say(logging.INFO, "output %s: router %s subscribed", router.peer)
         if self._sends_state and not router.asks:
             router.reason = "subscribed"
             self._want_state(router)

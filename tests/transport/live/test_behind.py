@@ -8,7 +8,7 @@ from tests.transport.loops import both_loops, eventually, turns
 
 @both_loops
 @pytest.mark.parametrize("limit", [{"max_batches": 20}, {"max_bytes": 20 * BIG}])
-async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is_counted(context, limit):
+async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is_counted(context, limit, caplog):
     async with stream_of(context, state=False, **limit) as stream:
         fast, slow = stream.sub(), stream.sub(slow=True)
         await stream.are("live", "live")
@@ -18,6 +18,8 @@ async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is
         assert fast.seqs() == list(range(stream.next_seq))
         assert len(slow.holes) == stream.slow_drops
         assert stream.stats.dropped_events == {"slow_router": 2 * stream.slow_drops}
+        (said,) = [record for record in caplog.records if "it has to ask the replay" in record.message]
+        assert {"output", "stream", "peer"} <= vars(said).keys()
         (view,) = [view for view in stream.live.views.routers if view.dropped_batches]
         assert (view.dropped_batches, view.dropped_events) == (stream.slow_drops, 2 * stream.slow_drops)
         assert (stream.live.views.queue_max, stream.live.views.behind_seconds) == (0, 0.0)
