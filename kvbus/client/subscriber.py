@@ -6,11 +6,12 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
-from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Malformed, Output, Replace, StopAsking
-from kvbus.client.sequence import Sequence
+from kvbus.client.sequence import Output, Payload, Replace, Sequence
 from kvbus.client.updates import Received, Rejected, Snapshot, Update
+from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import Batch, decode_batch
+from kvbus.core.wire.frames import END_SEQ
 from kvbus.transport.client.subscriber import AnswerFraming, StreamSockets
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Subscriber:
     @property
     def duplicates(self) -> int:
         """Batches dropped as duplicates."""
-        return self._sequence.duplicates
+        return self._sequence.stats.duplicates
 
     @property
     def pending(self) -> int:
@@ -228,18 +229,15 @@ class Subscriber:
 
     def on_live(self, frames: list[bytes]) -> None:
         """Take a live message (called by the sockets)."""
-        if len(frames) != 3:
-            self._updates.append(Rejected(None, frames[0], Reason.FRAME_COUNT))
-            return
-        self._follow(self._sequence.live(frames[0], frames[1], frames[2], self._now()))
+        self._follow(self._sequence.live(frames, self._now()))
 
     def on_replayed(self, topic: bytes, seq: bytes, payload: bytes) -> None:
         """Take a replayed batch (called by the sockets)."""
-        self._follow(self._sequence.replayed(topic, seq, payload, self._now()))
+        self._follow(self._sequence.replayed([b"", topic, seq, payload], self._now()))
 
     def on_replay_ended(self) -> None:
         """Take an END marker (called by the sockets)."""
-        self._follow(self._sequence.replay_ended(self._now()))
+        self._follow(self._sequence.replayed([b"", END_SEQ, b""], self._now()))
 
     def on_snapshot(self, frames: list[bytes]) -> None:
         """Take a snapshot (called by the sockets)."""
@@ -251,7 +249,7 @@ class Subscriber:
 
     def on_interrupted(self) -> None:
         """Handle a lost connection (called by the sockets)."""
-        self._follow(self._sequence.interrupted())
+        self._follow(self._sequence.interrupted(self._now()))
 
     # -- internals
 
@@ -261,14 +259,14 @@ class Subscriber:
                 self._updates.append(_decoded(output))
             elif isinstance(output, Ask):
                 self._sockets.ask(output.start)
+                self._sequence.sent(output.request, self._now())
             elif isinstance(output, Replace):
                 self._updates.append(_Decoding(output))
             elif isinstance(output, AskSnapshot):
                 self._sockets.ask_snapshot()
-            elif isinstance(output, StopAsking):
+                self._sequence.sent(output.request, self._now())
+            elif isinstance(output, Stop):
                 self._sockets.stop_asking()
-            elif isinstance(output, Malformed):
-                self._updates.append(Rejected(None, output.topic, output.reason))
             else:
                 self._updates.append(output)
 
@@ -319,7 +317,9 @@ class _Decoding:
 
 
 def _decoded(batch: Deliver) -> Received | Rejected:
-    decoded = decode_batch(batch.payload)
+    payload = batch.payload
+    topic, replayed = (payload.topic, payload.replayed) if isinstance(payload, Payload) else (b"", False)
+    decoded = decode_batch(payload)
     if isinstance(decoded, Reason):
-        return Rejected(batch.seq, batch.topic, decoded)
-    return Received(batch.seq, batch.topic, decoded, batch.replayed)
+        return Rejected(batch.seq, topic, decoded)
+    return Received(batch.seq, topic, decoded, replayed)

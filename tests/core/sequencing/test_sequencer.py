@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kvbus.core.sequencing.actions import Ask, Deliver, Lost
 from kvbus.core.sequencing.conflict import FIRST_PAUSE
 from kvbus.core.sequencing.fingerprints import RING
-from kvbus.core.sequencing.replay_requests import ATTEMPTS, OVERLAP
+from kvbus.core.sequencing.replay_requests import OVERLAP
 from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.settings import ATTEMPTS, State
 from kvbus.core.stats import SourceStats
 from tests.core.dsl import ask, ask_snapshot, cancel, down, live, replay_end, replayed, snapshot, tick, up
 from tests.core.sequencing.script import SequencerScript, deliver, in_sync, lost, new_epoch, synced

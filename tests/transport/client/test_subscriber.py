@@ -37,7 +37,7 @@ from tests.transport.loops import COUNTING, reads
 from tests.typed import there
 
 # no confirmation of a silent connection unless a test is about it: it would race with what the test publishes
-QUICK = Timing(connect_s=5, idle_s=0.2, retry_s=0.01, confirm_s=60)
+QUICK = Timing(connect_s=5, idle_s=0.2, confirm_s=60)
 TOKENS = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
 SEQ = (7).to_bytes(8, "big")
 END_SEQ = b"\xff" * 8
