@@ -11,7 +11,6 @@ from kvbus.client.updates import Received, Rejected, Snapshot, Update
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import Batch, decode_batch
-from kvbus.core.wire.frames import END_SEQ
 from kvbus.transport.client.subscriber import AnswerFraming, StreamSockets
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class Subscriber:
         self._sockets: Final = StreamSockets(
             endpoint,
             replay_endpoint,
-            wake=self._wake,
+            handler=self,
             snapshot_endpoint=snapshot_endpoint,
             topic=topic,
             bind=bind,
@@ -117,7 +116,6 @@ class Subscriber:
         # The task that waits in `receive`.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._woken = False
 
         # Lifecycle; `_managed` is True within ``async with``.
         self._closed = False
@@ -159,7 +157,7 @@ class Subscriber:
         self._loop = asyncio.get_running_loop()
         self._follow(self._sequence.open(self._now()))
         if not self._live or (self.endpoint or "").startswith("inproc://"):
-            self.on_connected()  # there is no connection to wait for, or no event for it
+            self.on_connection(up=True)  # there is no connection to wait for, or no event for it
 
     async def aclose(self) -> None:
         """Close the sockets at once. A waiting `receive` ends with `SubscriberClosedError`."""
@@ -183,16 +181,8 @@ class Subscriber:
         while not self._updates:
             if self._closed:
                 raise SubscriberClosedError("the subscriber is closed")
-            self._woken = False
-            more = self._sockets.pump(self)
-            # read the sockets first: an answer that waits there is not late
+            await self._wait()
             self._follow(self._sequence.tick(self._now()))
-            if self._updates:
-                break
-            if more:
-                await asyncio.sleep(0)
-            else:
-                await self._wait()
         update = self._updates[0]
         if isinstance(update, _Decoding):
             for _ in update.steps():
@@ -231,25 +221,18 @@ class Subscriber:
         """Take a live message (called by the sockets)."""
         self._follow(self._sequence.live(frames, self._now()))
 
-    def on_replayed(self, topic: bytes, seq: bytes, payload: bytes) -> None:
-        """Take a replayed batch (called by the sockets)."""
-        self._follow(self._sequence.replayed([b"", topic, seq, payload], self._now()))
-
-    def on_replay_ended(self) -> None:
-        """Take an END marker (called by the sockets)."""
-        self._follow(self._sequence.replayed([b"", END_SEQ, b""], self._now()))
+    def on_replayed(self, frames: list[bytes]) -> None:
+        """Take a message of a replay answer (called by the sockets)."""
+        self._follow(self._sequence.replayed(frames, self._now()))
 
     def on_snapshot(self, frames: list[bytes]) -> None:
         """Take a snapshot (called by the sockets)."""
         self._follow(self._sequence.snapshot(frames, self._now()))
 
-    def on_connected(self) -> None:
-        """Handle a new connection (called by the sockets)."""
-        self._follow(self._sequence.connected(self._now()))
-
-    def on_interrupted(self) -> None:
-        """Handle a lost connection (called by the sockets)."""
-        self._follow(self._sequence.interrupted(self._now()))
+    def on_connection(self, up: bool) -> None:
+        """Handle a new connection, or a lost one (called by the sockets)."""
+        happened = self._sequence.connected if up else self._sequence.interrupted
+        self._follow(happened(self._now()))
 
     # -- internals
 
@@ -269,24 +252,27 @@ class Subscriber:
                 self._sockets.stop_asking()
             else:
                 self._updates.append(output)
+        self._wake()
 
     async def _wait(self) -> None:
-        if self._woken or self._loop is None:
+        """Read the sockets until they have brought something, or it is time to look at the clock."""
+        if self._loop is None:
             return
         if self._waiter is not None:
             raise RuntimeError("another task already awaits this subscriber")
         self._waiter = self._loop.create_future()
+        self._sockets.read(on=True)  # first of all: an answer that waits there is not late
         deadline = self._sequence.deadline
         timer = None if deadline is None else self._loop.call_at(deadline, self._wake)
         try:
             await self._waiter
         finally:
             self._waiter = None
+            self._sockets.read(on=False)
             if timer is not None:
                 timer.cancel()
 
     def _wake(self) -> None:
-        self._woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
