@@ -205,3 +205,32 @@ def test_in_any_order_each_is_delivered_or_lost_once(order, dropped, room):
     delivered = [each.seq for each in tracked.actions if isinstance(each, Deliver)]
     assert delivered == sorted(set(delivered))
     assert len(delivered) + tracked.stats.lost == 12
+
+
+def test_a_compacted_answer_is_delivered_and_what_has_come_live_waits():
+    tracked = Tracked(at=3)
+    for seq in (5, 8):
+        tracked.tracker.live_later(seq, b"live")
+    for seq in (3, 4, 5, 7):
+        tracked.tracker.compacted(seq, b"answered")
+    assert tracked.said() == [3, 4, 5]
+    assert list(tracked.tracker.held) == [7, 8]
+    assert tracked.tracker.answered_end == 8
+    assert tracked.counted() == (4, 3, 0)
+
+
+def test_what_waits_is_replaced_by_what_the_answer_says():
+    tracked = Tracked(at=3)
+    tracked.tracker.live_later(5, b"live")
+    tracked.tracker.compacted(5, b"answered")
+    assert tracked.tracker.held.get(5) == b"answered"
+    assert tracked.said() == []
+
+
+def test_what_lies_ahead_is_forgotten():
+    tracked = Tracked(at=3)
+    tracked.tracker.live_later(5, b"live")
+    tracked.tracker.write_off()
+    tracked.tracker.forget_ahead()
+    assert (tracked.tracker.next, tracked.tracker.log_end, len(tracked.tracker.held)) == (3, 3, 0)
+    assert tracked.counted() == (2, 0, 2)

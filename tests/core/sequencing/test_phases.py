@@ -274,3 +274,16 @@ def test_every_phase_is_drawn_and_described() -> None:
 def test_what_holds_for_every_connected_phase_is_drawn_once() -> None:
     assert "connected --> fresh: new epoch [not in conflict]\n" in diagram()
     assert "connected --> away: down\n" in diagram()
+
+
+@pytest.mark.parametrize(("snapshots", "phase"), [(True, Phase.GAP_SNAPSHOT), (False, Phase.BACKFILL)])
+def test_an_answer_that_broke_off_and_is_not_confirmed_is_not_left_alone(snapshots: bool, phase: Phase) -> None:
+    script, _ = fresh(**COMPACTED | {"snapshot": snapshots})
+    script.after(up(), *[snapshot(-2)] * snapshots, replayed(0), tick(2.0), *SILENCE, *SILENCE)
+    assert script.sequencer.phase is phase
+
+
+def test_a_stream_from_now_on_waits_for_its_first_batch() -> None:
+    script, _ = fresh(from_now=True)
+    script.after(up())
+    assert script.sequencer.phase is Phase.WAITING
