@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable
 from typing import Final, cast
@@ -28,7 +29,7 @@ from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
 from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
-from kvbus.transport.pump import Handler
+from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler
 from kvbus.transport.sockets import Context, PeerPolicy
 
 log = logging.getLogger("kvbus.daemon")
@@ -175,6 +176,7 @@ class SourceSockets:
             lambda frames: self._feed(event(slot, command.request, frames)),
             on_abort=lambda: self._feed(ReplayAborted(slot, command.request)),
             policy=self._policies[slot],
+            max_frames=MAX_KEPT_FRAMES if isinstance(command, RequestReplay) else sys.maxsize,
         )
 
     def is_open(self, slot: int) -> bool:

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbus.client.updates import Lost, LostReason, Received, Restarted, RestartReason, Snapshot
+from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.client.view import BlockView
+from kvbus.core.sequencing.actions import LostReason, RestartReason
 from kvbus.core.types import PREFIX_KINDS, medium_key
 from kvbus.core.wire.codec import Batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored

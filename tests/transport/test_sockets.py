@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import zmq
@@ -104,7 +105,7 @@ async def test_clients_probe_what_they_follow():
     with peer(zmq.PUB, listens=True, port=port), peer(zmq.ROUTER, listens=True, port=replay_port):
         async with RawSubscriber(where):
             await probed(port, accepted=False)
-        sockets = StreamSockets(where, replay, wake=lambda: None)
+        sockets = StreamSockets(where, replay, handler=mock.Mock())
         sockets.open()
         try:
             await eventually(lambda: len(probes(port, accepted=False)) == 1, "its own connection alone")
@@ -122,7 +123,7 @@ async def test_clients_hold_no_connection_to_a_silent_peer():
     server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with RawSubscriber(f"tcp://127.0.0.1:{port}"):
-        sockets = StreamSockets(f"tcp://127.0.0.1:{port}", None, wake=lambda: None)
+        sockets = StreamSockets(f"tcp://127.0.0.1:{port}", None, handler=mock.Mock())
         sockets.open()
         try:
             await eventually(lambda: len(accepted) == 4, "each has tried a second time")

@@ -268,7 +268,7 @@ class LivePublisher:
         self._say(logging.INFO, "output %s: router %s left: %s", peer, reason)
 
     def _say(self, level: int, text: str, peer: Peer, *more: object) -> None:
-        fields = {"output": self._output, "stream": self._stream, "peer": peer.address}
+        fields = {"output": self._output, "stream": self.views.stream, "peer": peer.address}
         log.log(level, text, self._output, peer.address, *more, extra=fields)
 
     def _begin(self, router: Router) -> None:

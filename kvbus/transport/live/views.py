@@ -39,7 +39,7 @@ class Views:
     """
 
     def __init__(self, stream: int, routers: Mapping[int, Router], behind: Mapping[int, Router], ring: Ring) -> None:
-        self._stream = stream
+        self.stream = stream
         self._routers = routers
         self._behind = behind
         self._ring = ring
@@ -98,7 +98,7 @@ class Views:
         peer = router.peer
         wall = time.time() - self._loop.time()
         return RouterView(
-            self._stream,
+            self.stream,
             peer.address,
             wall + peer.since,
             [_shown(topic) for topic in islice(peer.topics, TOPICS)],

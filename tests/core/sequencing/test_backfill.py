@@ -1,6 +1,7 @@
 """How far back a state reaches, and when the publisher is asked for more of it."""
 
 from itertools import pairwise
+from math import inf
 
 import pytest
 
@@ -105,3 +106,11 @@ def test_it_survives_a_restart():
     again.load(backfill.dump())
     assert (again.first, again.pending) == (10, True)
     assert again.due(0.0)
+
+
+def test_when_it_is_due():
+    backfill = Backfill(10.0)
+    assert backfill.next_due == inf
+    backfill.nothing_known()
+    assert backfill.due(100.0)
+    assert backfill.next_due == 110.0
