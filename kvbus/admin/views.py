@@ -44,6 +44,11 @@ def source_json(source: SourceReading, endpoint: str, replay_endpoint: str | Non
             "pending": source.pending,
             "duplicates": stats.duplicates,
             "restarts": stats.restarts,
+            "ways": {
+                "as_it_came": {"batches": stats.as_they_came, "blocks": stats.as_they_came_blocks},
+                "encoded": {"batches": stats.encoded, "blocks": stats.encoded_blocks},
+                "by_event": {"batches": stats.by_event, "blocks": stats.by_event_blocks},
+            },
             "rejected": {str(reason): n for reason, n in stats.rejected.items()},
             "filtered": {str(reason): n for reason, n in stats.filtered.items()},
         },

@@ -8,13 +8,17 @@ sequencer to where it was.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 from kvbus.core import write_ahead_log as wal
+from kvbus.core.blocks.announce import blocks_in
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.source import Source
 from kvbus.core.types import Reason
 from kvbus.core.wire import codec
+
+_hashes: Final = attrgetter("block_hashes")
 
 
 class Applier:
@@ -74,12 +78,20 @@ class Applier:
             return
         source.announced = True
         if as_it_came:
+            source.stats.as_they_came += 1
+            source.stats.as_they_came_blocks += sum(map(len, map(_hashes, events)))
             whole = payload if rank == source.rank else None
             self._out.publish(slot, source, events, now, whole)
             if self._out.fitted:
                 self._out.publish_fitted(slot, source, events, now, whole)
+            return
+        if batch.uniform:
+            source.stats.encoded += 1
+            source.stats.encoded_blocks += blocks_in(events)
         else:
-            self._out.publish_all(slot, source, events, now)
+            source.stats.by_event += 1
+            source.stats.by_event_blocks += blocks_in(events)
+        self._out.publish_all(slot, source, events, now)
 
     def _see_rank(self, slot: int, source: Source, rank: int, now: float) -> None:
         before = source.rank

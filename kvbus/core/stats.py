@@ -46,6 +46,15 @@ class SourceStats(msgspec.Struct):
     most_copies: int = 0
     """The most copies of one block beyond its first, ever."""
 
+    # How batches left, and how many blocks they named: as they came, encoded again, or encoded again because each event
+    # had to be decoded alone.
+    as_they_came: int = 0
+    as_they_came_blocks: int = 0
+    encoded: int = 0
+    encoded_blocks: int = 0
+    by_event: int = 0
+    by_event_blocks: int = 0
+
     # What was not taken, by reason.
     rejected: Counter[str] = msgspec.field(default_factory=Counter)
     filtered: Counter[str] = msgspec.field(default_factory=Counter)

@@ -82,6 +82,12 @@ class Bench:
         self.seq += 1
         return plain_all(out)
 
+    def restart(self) -> None:
+        """Go on as another process that has loaded the state: nothing is cached. Tails are not taken along."""
+        before = self.normalizer
+        self.normalizer = Normalizer(before.rules, self.stats, before.index)
+        self.normalizer.load(before.dump())
+
     def announced(self) -> PlainSetRouter:
         """A router that knows only what :meth:`Normalizer.announce` says."""
         router = PlainSetRouter()

@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
@@ -195,6 +196,20 @@ def test_how_an_event_is_spelled_makes_no_difference(history, kind):
         assert cache_of(one) == cache_of(other)
         assert one.stats == other.stats
         assert one.normalizer.dump() == other.normalizer.dump()
+
+
+@given(HISTORIES, KINDS)
+def test_what_is_cached_makes_no_difference(history, kind):
+    """As after a restart, which begins without it: the same bytes leave, and the same is held."""
+    benches, name = [Bench(), Bench()], Naming(kind)
+    for events in play(Model(), name, history):
+        warm, cold = benches
+        assert msgspec.msgpack.encode(warm.feed(*events)) == msgspec.msgpack.encode(cold.feed(*events))
+        assert warm.normalizer.as_it_came == cold.normalizer.as_it_came
+        assert cache_of(warm) == cache_of(cold)
+        assert warm.stats == cold.stats
+        assert warm.normalizer.dump() == cold.normalizer.dump()
+        cold.restart()
 
 
 def wide(tokens):

@@ -195,8 +195,6 @@ class Admission:
                 chunk = chunk_of(self._index, part, extras)
                 self._observe(shape, part.block_size, len(part.block_hashes))
             steps.append(Checked(part, shape, chunk, extras))
-        if tokens:
-            shape.expect(len(event.block_hashes))
 
     def _observe(self, shape: Shape, size: int, blocks: int) -> None:
         """Learn block sizes from a store."""
@@ -237,6 +235,18 @@ class Admission:
         if lookahead is UNSET:  # its form depends on the number of blocks
             shape.last_carried, shape.last_meta = own_copy(carried), meta
         return meta
+
+    def plain_shape(self, event: BlockStored[Any], count: int) -> Shape | None:
+        """The shape of a store of so many blocks, with what matches its tokens; None if it is not plainly in order."""
+        group = None if isinstance(event.group_idx, UnsetType) else event.group_idx
+        if lacks_field(event) or group not in self.known or medium_key(event.medium) not in self.media:
+            return None
+        shape = self._shape_of(event)
+        if not shape.left_out:
+            shape.expect(count)
+            if count not in shape.matchers:
+                return None
+        return shape
 
     def _shape_of(self, event: BlockStored[Any]) -> Shape:
         """The shape of an event."""

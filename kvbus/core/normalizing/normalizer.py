@@ -215,6 +215,7 @@ class Normalizer:
         admission, removals, stores = self._admission, self._removals, self._stores
         steps = admission.check_all(events, batch)
         if admission.relearned and (len(self.index) or len(self.tails)):
+            removals.leave()
             self._rebuild()
         clears = 0
         for at, step in enumerate(steps):

@@ -3,10 +3,14 @@
 Such a store is spelled like others before it, and its blocks are of its group's own size, which one store more teaches
 nothing about. Its tokens are in their shortest form, and as many as they have to be. Its parent is known. Every rule of
 :mod:`~kvbus.core.normalizing.validate` is kept by what is looked at here, in the cheapest form it has.
+
+Whether an event is plain follows from the event and the state alone, never from what is cached. So a restart that
+handles the log again comes to the same bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 from msgspec import UNSET
@@ -20,10 +24,11 @@ from kvbus.core.normalizing.removals import Removals
 from kvbus.core.normalizing.shape import NOTHING_CARRIED, Shape
 from kvbus.core.normalizing.stores import Stores
 from kvbus.core.stats import SourceStats
+from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, Batch
 from kvbus.core.wire.schema import BlockRemoved, BlockStored, Event
 
-_NO_SHAPES: Final[dict[tuple[Any, ...], Shape]] = {}
+_NO_BLOCKS: Final[MutableMapping[Hash, Chunk]] = {}
 
 
 class PlainEvents:
@@ -61,9 +66,9 @@ class PlainEvents:
         """
         admission, index, removals, stores = self._admission, self._index, self._removals, self._stores
         as_bytes, uniform = batch.form & 1, batch.uniform
-        shapes = admission.shapes
+        shapes: dict[tuple[Any, ...], Shape] | None = admission.shapes
         if not uniform or (admission.bytes + 1 < admission.ints if as_bytes else admission.ints + 1 < admission.bytes):
-            shapes = _NO_SHAPES  # where the kind of hash is in doubt, no store is plainly in order
+            shapes = None  # where the kind of hash is in doubt, no store is plainly in order
         size = index.size
         room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
         added = added_bytes = stored = removed = 0
@@ -85,13 +90,19 @@ class PlainEvents:
                     raw_keys,
                     *carried,
                 ) = fields_of(event)
+                if shapes is None:
+                    rest = [event, *events]
+                    break
                 count = len(hashes)
                 try:
                     shape = shapes[block_size, medium, lora_id, lora_name, group, kind, window]
                     match = shape.matchers[count]
                 except KeyError:
-                    rest = [event, *events]
-                    break
+                    known = admission.plain_shape(event, count)
+                    if known is None:
+                        rest = [event, *events]
+                        break
+                    shape, match = known, known.matchers[count]
                 tokens = bytes(raw_tokens)
                 if match(tokens) is None or not shape.sizes.quiet:
                     if shape.left_out and tokens:
@@ -121,9 +132,8 @@ class PlainEvents:
                         meta = own
                 table = shape.table
                 if table is None:
-                    rest = [event, *events]
-                    break
-                blocks = table.blocks
+                    table = shape.table = index.tables.get((shape.group, shape.medium))
+                blocks = _NO_BLOCKS if table is None else table.blocks
                 if parent is not None:
                     holder = blocks.get(parent)
                     if holder is not None:
@@ -138,7 +148,7 @@ class PlainEvents:
                         rest = [event, *events]
                         break
                 chunk = Chunk(hashes, parent, tokens, meta, keys)
-                fits = added + count <= room and added_bytes + held <= room_bytes
+                fits = table is not None and added + count <= room and added_bytes + held <= room_bytes
                 if count == 1:
                     block = hashes[0]
                     fresh = fits and block not in blocks

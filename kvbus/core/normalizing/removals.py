@@ -214,30 +214,31 @@ class Removals:
         self._left.append(self._gone)
         self._gone = {}
 
-    def finish(self) -> None:
-        """The batch ends: sub-blocks that were not stored again leave, too."""
+    def leave(self) -> None:
+        """Let everything leave, sub-blocks that were not stored again, too."""
         if self._reblocked:
             for key in self._reblocked:
                 self._gone.setdefault(key, {})
             for key, gone in self._gone.items():
                 self._leave(gone, self._reblocked.get(key, {}))
             self._reblocked.clear()
-            self._cut.clear()
-        elif not self._as_they_came:
-            for gone in self._gone.values():
-                self._leave(gone, {})
-        elif self._events:
-            self._leaving.events.extend(self._events)
+            self._gone.clear()
+            self._events.clear()
+            self._as_they_came, self.waiting = True, False
+        elif self.waiting:
+            self.flush()
+
+    def finish(self) -> None:
+        """The batch ends."""
+        self.leave()
         if self._unknown:
             for group, count in self._unknown.items():
                 reason = Filtered.GROUP if group in self._no_prefix else Filtered.UNKNOWN_BLOCK
                 self._stats.filtered[reason] += count
             self._unknown.clear()
-        self._events.clear()
-        self._gone.clear()
         self._left.clear()
-        self._as_they_came = True
-        self.waiting = self.busy = False
+        self._cut.clear()
+        self.busy = False
 
     def drop(self) -> None:
         """A clear says all of it."""

@@ -63,9 +63,11 @@ def matcher(count: int) -> Matcher | None:
     An array that is known to be msgpack is counted by its header, so what comes after that may be of any number.
     """
     found = _matchers.get(count)
-    if found is None and count < 1 << 32 and len(_matchers) < _MAX_MATCHERS:
+    if found is None and count < 1 << 32:
         pattern = re.escape(array_head(count)) + rb"(?:" + _IDS + rb"|" + _PAIRS + rb")"
-        found = _matchers[count] = re.compile(pattern, re.DOTALL).fullmatch
+        found = re.compile(pattern, re.DOTALL).fullmatch
+        if len(_matchers) < _MAX_MATCHERS:
+            _matchers[count] = found
     return found
 
 
