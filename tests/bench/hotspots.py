@@ -23,9 +23,10 @@ OUT: Final = ROOT / "build" / "profile"
 
 def profiled(load: str) -> Path:
     """Profile the relay alone on one load; the file with the result."""
-    batches = BLOCKS if load == "1x1" else BLOCKS // 64
-    driver = Driver(load_named(load).make(0))
-    driver.feed(max(1024, batches // 10))
+    named = load_named(load)
+    batches = named.loop or (BLOCKS if load == "1x1" else BLOCKS // 64)
+    driver = Driver(named.make(0))
+    driver.feed(named.warm or max(1024, batches // 10))
     profiler = cProfile.Profile()
     handle = driver.handle
     driver.handle = lambda *arguments: profiler.runcall(handle, *arguments)

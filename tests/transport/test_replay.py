@@ -12,7 +12,7 @@ import pytest
 
 from kvbus.core.stats import OutputStats
 from kvbus.transport import replay as replay_module
-from kvbus.transport.replay import MAX_WAITING
+from kvbus.transport.replay import MAX_WAITING, QUANTUM
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.frames import encode_message
@@ -114,6 +114,8 @@ async def test_they_cost_little_memory(context, descriptors):
             with never_reading(one, 200):
                 await eventually(lambda: one.server.busy == 200 and not one.stats.replay_sessions, "all of them parked")
                 assert tracemalloc.get_traced_memory()[1] < 200 * 200_000  # each what one turn may write, and a message
+                # that is all that an answer beside them has to wait for
+                assert one.stats.replay_batches <= 200 * (2 * QUANTUM // 4_000 + 2)
         finally:
             tracemalloc.stop()
 
