@@ -5,14 +5,17 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 BUILD  := $(VENV)/build
+WHEELS := $(VENV)/wheels
 PIP    := -m pip install --quiet --disable-pip-version-check --require-hashes
 DOCKER ?= docker
 IMAGE  ?= kvbus:local
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
+COMPILING := HATCH_BUILD_HOOK_ENABLE_CUSTOM=1
+
 .DEFAULT_GOAL := help
 .PHONY: help setup tools demo test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
-	image version lock clean
+	compiled pure compiled-wheel wheels image version lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -37,7 +40,19 @@ $(BUILD)/.installed: requirements-build.lock
 
 setup: $(STAMP)
 
+$(WHEELS)/.installed: .ci/wheels.lock
+	@$(PYTHON) -m venv $(WHEELS)
+	@$(WHEELS)/bin/python $(PIP) --only-binary :all: -r .ci/wheels.lock
+	@touch $@
+
 tools: $(TOOLS)
+
+compiled: $(BUILD)/.installed pure ## compile the core in this tree (needs a C compiler); again after each edit of it
+	@$(COMPILING) $(BUILD)/bin/python -m hatchling build -t wheel --hooks-only
+	@cp -R build/compiled/lib/. .
+
+pure: ## run the core from its sources again
+	@find kvbus kvbus__mypyc.*.so kvbus/compiled.json \( -name '*.so' -o -name compiled.json \) -delete 2>/dev/null || true
 
 demo: $(STAMP) ## engines, bus and routers on this machine, live (SECONDS=20)
 	@$(BIN)/kvbus demo $(if $(SECONDS),--seconds $(SECONDS),)
@@ -55,7 +70,7 @@ bench-worth: $(STAMP) ## what exact views are worth in prefill, in simulated tim
 	@$(BIN)/python -m tests.bench.worth $(ARGS)
 
 profile: $(STAMP) ## where the core's time goes (ARGS="1x1")
-	@PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.hotspots $(ARGS)
+	@KVBUS_PURE=1 PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.hotspots $(ARGS)
 
 profile-process: $(STAMP) ## whose time the process's is, by perf (ARGS="1x8 --ranks 8 --rate 50")
 	@$(BIN)/python -m tests.bench.shares $(ARGS)
@@ -109,10 +124,18 @@ charts: $(TOOLS) ## both charts: linted, rendered, checked by Kubernetes' schema
 dockerfile: $(TOOLS) ## hadolint
 	@$(BIN)/hadolint Dockerfile
 
-wheel: $(STAMP) $(BUILD)/.installed ## sdist and wheel in dist/, and the wheel run once
+wheel: $(STAMP) $(BUILD)/.installed ## sdist and pure wheel in dist/, and the wheel run once
 	@rm -rf dist
 	@$(BUILD)/bin/python -m hatchling build -d dist
-	@PYTHONPATH=$$(echo dist/*.whl) $(BIN)/python -P -m kvbus --version | grep -Fx "kvbus $(VERSION)"
+	@PYTHONPATH=$$(echo dist/*.whl) $(BIN)/python -P -m kvbus --version | grep -Fx "kvbus $(VERSION) (pure core)"
+
+compiled-wheel: $(STAMP) $(BUILD)/.installed ## the compiled wheel for this Python in dist/compiled, installed and tested (ARGS=tests/core)
+	@rm -rf dist/compiled
+	@$(COMPILING) $(BUILD)/bin/python -m hatchling build -t wheel -d dist/compiled
+	@.ci/compiled-wheel.sh $(VENV)/compiled $(ARGS)
+
+wheels: $(WHEELS)/.installed ## compiled wheels for every Python, by cibuildwheel (needs docker; ARGS="--archs aarch64")
+	@$(WHEELS)/bin/python -m cibuildwheel --platform linux --output-dir dist $(ARGS)
 
 image: ## the container image (IMAGE=kvbus:local PLATFORMS=linux/amd64,linux/arm64 ARGS=--push)
 	@$(DOCKER) $(if $(PLATFORMS),buildx build --platform $(PLATFORMS),build) $(IMAGE:%=--tag %) \

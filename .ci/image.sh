@@ -60,7 +60,7 @@ chmod +x "$home/podman"
 
 if ! buildah "${storage[@]}" inspect --type image "$base" >/dev/null 2>&1; then
     rm -rf "$home/rootfs"
-    debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,ca-certificates "$release" "$home/rootfs" >"$home/debootstrap.log" 2>&1 ||
+    debootstrap --variant=minbase --include=python3,python3-dev,python3-venv,python3-pip,ca-certificates "$release" "$home/rootfs" >"$home/debootstrap.log" 2>&1 ||
         { tail -5 "$home/debootstrap.log" >&2 && exit $unavailable; }
     rm -rf "$home/rootfs/var/cache/apt" "$home/rootfs/var/lib/apt/lists" "$home"/rootfs/var/log/*
     container=$(buildah "${storage[@]}" from scratch)

@@ -1,0 +1,7 @@
+"""An event bus between LLM engines' KV-cache events and KV-aware routers."""
+
+from pathlib import Path
+
+from kvbus import compiled
+
+compiled.choose(Path(__file__).parent, __name__)

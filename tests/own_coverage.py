@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from kvbus.compiled import PURE
+
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("core", "daemon", "admin", "client", "config", "transport/live")
 FILE: Final = Path(__file__).with_suffix(".toml")
@@ -62,7 +64,8 @@ def measure(module: str, tests: str) -> Covered:
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         coverage = [sys.executable, "-m", "coverage"]
-        env = {**os.environ, "COVERAGE_FILE": str(Path(directory) / "data")}
+        # compiled modules have no lines to be covered
+        env = {**os.environ, PURE: "1", "COVERAGE_FILE": str(Path(directory) / "data")}
         pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
         done = subprocess.run(
             [*coverage, "run", "--branch", f"--include={source}", *pytest],

@@ -187,6 +187,8 @@ class AdminServer:
         return web.json_response([router_json(output, router) for output, router in readings])
 
     async def _blocks(self, request: web.Request) -> web.StreamResponse:
+        if unknown := [each for each in request.query if each != "source"]:
+            return _problem(400, f"/blocks knows no {unknown[0]!r}; it takes source=NAME, or nothing for all of them")
         name = request.query.get("source")
         sources = [s for s in self._observed.relay.present if name in (None, s.spec.label)]
         if not sources:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import click
 
 from kvbus.cli.program import Program, Subcommand
+from kvbus.compiled import core
 
 _SUBCOMMANDS = (
     Subcommand("run", "Run the bus."),
     Subcommand("demo", "Engines, bus and routers on this machine, live."),
     Subcommand("check", "Validate a configuration and print it in full."),
+    Subcommand("doctor", "Find out what is wrong, and what to do."),
+    Subcommand("top", "Watch a running bus: sources, outputs, routers."),
     Subcommand("tail", "Watch a stream: decoded batches, and gaps."),
     Subcommand("dump", "Rebuild the live block set through the replay."),
     Subcommand("record", "Capture a stream in a file."),
@@ -20,7 +23,7 @@ _SUBCOMMANDS = (
 
 
 @click.group(cls=Program, subcommands=_SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="kvbus", message="%(prog)s %(version)s")
+@click.version_option(package_name="kvbus", message=f"%(prog)s %(version)s ({core()} core)")
 @click.option(
     "--debug",
     is_flag=True,
@@ -36,9 +39,10 @@ def main(*, debug: bool) -> None:
       kvbus run -c kvbus.yaml
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
       kvbus check -c kvbus.yaml
+      kvbus doctor kvbus.yaml
       kvbus tail tcp://127.0.0.1:5657
 
     \b
     Exit codes:
-      0 good, 2 usage, 69 cannot listen, 70 internal error, 78 bad configuration
+      0 good, 1 findings, 2 usage, 69 cannot listen, 70 internal error, 78 bad configuration
     """  # noqa: D301 - \b is click's: keep these lines as they are

@@ -10,6 +10,7 @@ import click
 from kvbus.capture.format import CaptureWriter
 from kvbus.capture.record import Stats, record
 from kvbus.cli.curve import curve_keys, curve_options
+from kvbus.cli.reach import explained
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.transport.client.rawsub import RawSubscriber
 
@@ -61,7 +62,12 @@ def command(
         try:
             with CaptureWriter(file) as writer:
                 say(f"recording {subscriber.endpoint} in {file}" + (", bound" if bind else ""))
-                await until(stop, record(subscriber, writer, count=count, seconds=seconds, stats=stats))
+                recording = until(stop, record(subscriber, writer, count=count, seconds=seconds, stats=stats))
+                if bind:
+                    await recording
+                else:
+                    async with explained(endpoint, lambda: stats.recorded + stats.unusable > 0):
+                        await recording
         finally:
             await subscriber.close()
         say(_summary(stats))

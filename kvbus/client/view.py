@@ -8,8 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key, printable
-from kvbus.core.wire.codec import Token, decode_tokens
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import Token, decode_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,11 +70,12 @@ class Block:
         "rank",
     )
 
-    def __init__(self, key: Key, event: BlockStored, tokens: _Tokens, index: int) -> None:
+    def __init__(self, key: Key, event: BlockStored[Any], tokens: _Tokens, index: int) -> None:
         self.rank, self.group_idx, self.medium, self.hash = key
-        self.parent = event.block_hashes[index - 1] if index else event.parent_block_hash
+        self.parent = event.block_hashes[index - 1] if index else _sent(event.parent_block_hash)
         self.block_size = event.block_size
-        self.lora: str | int | None = event.lora_name if event.lora_name is not None else event.lora_id
+        name = _sent(event.lora_name)
+        self.lora: str | int | None = name if name is not None else _sent(event.lora_id)
         self.copies = 1
         self._tokens = tokens
         self._index = index
@@ -111,7 +112,7 @@ class BlockView:
         on_lost: ``clear`` drops all blocks when batches are lost, because removals may be among them; ``keep`` keeps
             a view that may be wrong.
         cleared: what AllBlocksCleared drops: ``all`` is the rule of routers and kvbus, ``device`` is vLLM's (its
-            offloaded blocks survive a reset of the prefix cache).
+            offloaded blocks survive a reset of the prefix cache, and go with a second clear in the same batch).
     """
 
     def __init__(
@@ -162,9 +163,17 @@ class BlockView:
             self.clear()
 
     def apply_batch(self, batch: Batch) -> None:
-        """Apply a batch's events in order, because one batch may remove and store the same hash."""
+        """Apply a batch's events in order, because one batch may remove and store the same hash.
+
+        vLLM resets its offloaded blocks with a second AllBlocksCleared in the batch of the first.
+        """
+        cleared = False
         for event in batch.events:
-            self.apply(event, batch.rank)
+            if cleared and isinstance(event, AllBlocksCleared):
+                self._clear(batch.rank, device=False)
+            else:
+                self.apply(event, batch.rank)
+                cleared = cleared or isinstance(event, AllBlocksCleared)
 
     def apply(self, event: Event, rank: int | None = None) -> None:
         """Apply one event of this data-parallel rank."""
@@ -175,16 +184,19 @@ class BlockView:
             for block in event.block_hashes:
                 self._remove((rank, group, medium, block))
         elif isinstance(event, AllBlocksCleared):
-            for key in [key for key in self._blocks if key[0] == rank]:
-                if self._cleared == "all" or key[2] == DEVICE_MEDIUM:
-                    self._drop(key)
+            self._clear(rank, device=True)
 
     def clear(self) -> None:
         """Drop every block of every rank."""
         self._blocks.clear()
         self._places.clear()
 
-    def _store(self, event: BlockStored, rank: int | None) -> None:
+    def _clear(self, rank: int | None, *, device: bool) -> None:
+        for key in [key for key in self._blocks if key[0] == rank]:
+            if self._cleared == "all" or (key[2] == DEVICE_MEDIUM) == device:
+                self._drop(key)
+
+    def _store(self, event: BlockStored[Any], rank: int | None) -> None:
         hashes = event.block_hashes
         group, medium = _group(event.group_idx), _medium(event.medium)
         tokens = _Tokens(bytes(event.token_ids), event.block_size, len(hashes))
@@ -222,7 +234,11 @@ class BlockView:
             del self._places[block]
 
 
-def _medium(name: str | None) -> str:
+def _sent(value: Any) -> Any:
+    return None if value is UNSET else value
+
+
+def _medium(name: str | UnsetType | None) -> str:
     # a medium unknown to this version must not lose a router its blocks
     return medium_key(name) or str(name).upper()
 

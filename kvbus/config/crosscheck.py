@@ -15,7 +15,9 @@ from kvbus.errors import Problem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from kvbus.config.models import Config, OutputConfig, SourceConfig
+    from kvbus.config.models import Config
+    from kvbus.config.outputs import OutputConfig
+    from kvbus.config.sources import SourceConfig
 
 _ONE_OF_EACH: Final = {
     "sources": "sources: [{endpoint: tcp://127.0.0.1:5557, replay_endpoint: tcp://127.0.0.1:5558}]",

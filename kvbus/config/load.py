@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from kvbus.compiled import PURE
 from kvbus.config import crosscheck, paths, yamlfile
 from kvbus.config.models import Config
 from kvbus.config.problems import example_at, from_pydantic, shown
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 PREFIX: Final = "KVBUS_"
-RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK"})
+RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK", PURE})
 """Variables of the command line itself. They are no keys."""
 
 # Kubernetes gives every container such variables for each Service of its namespace. A Service may be called kvbus.
@@ -41,6 +42,20 @@ class _Draft:
     origins: dict[paths.Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     odd: dict[Any, Any] = field(default_factory=dict)
+    begun: dict[paths.Path, str] = field(default_factory=dict)
+    """List elements that a variable or a flag has begun."""
+
+    def drop_strays(self) -> None:
+        """Take out elements beside others that nobody gave an endpoint: a number was mistaken."""
+        for path, origin in sorted(self.begun.items(), reverse=True):
+            name, number = path[0], path[-1]
+            elements = self.data.get(str(name))
+            begun = elements[-1] if isinstance(elements, list) else None
+            if number and isinstance(elements, list) and isinstance(begun, dict) and "endpoint" not in begun:
+                elements.pop()
+                last = f"the last is {name}[{len(elements) - 1}]"
+                wrong = f"there is no such element ({last}); a new one begins with its endpoint"
+                self.problems.append(Problem(paths.show(path), wrong, origin=origin))
 
     def assign(self, path: paths.Path, value: Any, origin: str) -> None:
         """Set one value. A list grows by one element at a time."""
@@ -54,6 +69,7 @@ class _Draft:
                     self.problems.append(Problem(paths.show(path), wrong, origin=origin))
                     return
                 if piece == len(node):
+                    self.begun[path[: at + 1]] = origin
                     node.append({})
             elif not (isinstance(node, dict) and isinstance(piece, str)):
                 return  # there is a value in place of a section; validation refuses it
@@ -84,6 +100,7 @@ def load(path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, A
     draft = _Draft()
     merged = _Layers(given=_Given(draft, path, env, overrides)).model_extra or {}  # type: ignore[call-arg]
     draft.data = {**draft.odd, **merged}
+    draft.drop_strays()
     return _validated(draft)
 
 

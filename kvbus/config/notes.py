@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvbus.config.models import Config, OutputConfig, render_topic
+from kvbus.config.models import Config, render_topic
+from kvbus.config.outputs import OutputConfig
 from kvbus.core.wire.profiles import PROFILES
 
 

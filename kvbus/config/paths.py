@@ -6,7 +6,10 @@ import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from kvbus.config.models import Config, Limits, OutputConfig, SourceConfig
+from kvbus.config.limits import Limits
+from kvbus.config.models import Config
+from kvbus.config.outputs import OutputConfig
+from kvbus.config.sources import SourceConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,10 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
 
-from kvbus.config.models import Config, Limits, OutputConfig, SourceConfig
+from kvbus.config.limits import Limits
+from kvbus.config.models import Config
+from kvbus.config.outputs import OutputConfig
+from kvbus.config.sources import SourceConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -59,6 +59,13 @@ class HandshakeFailed(msgspec.Struct, frozen=True):
     reason: Refused
 
 
+class SourceUnreachable(msgspec.Struct, frozen=True):
+    """The shell has found out why no connection to the engine's publisher stands; ``why`` is empty if one should."""
+
+    source: int
+    why: str
+
+
 class CacheResetTried(msgspec.Struct, frozen=True):
     """The engine was asked to reset its cache, and this came of it."""
 
@@ -173,6 +180,7 @@ RelayEvent = (
     | SourceRemoved
     | SourceUp
     | SourceDown
+    | SourceUnreachable
     | HandshakeFailed
     | CacheResetTried
     | BatchReceived

@@ -39,6 +39,7 @@ from kvbus.core.events import (
     SourceDown,
     SourcePlaced,
     SourceRemoved,
+    SourceUnreachable,
     SourceUp,
     Started,
     Subscribed,
@@ -93,6 +94,7 @@ class Relay:
             RequestSent: self._request_sent,
             SourceUp: self._up,
             SourceDown: self._down,
+            SourceUnreachable: self._unreachable,
             HandshakeFailed: self._handshake_failed,
             CacheResetTried: self._cache_reset_tried,
             ReplayAsked: self._out.asked,
@@ -283,6 +285,7 @@ class Relay:
     def _up(self, event: SourceUp, now: float) -> None:
         source = self.sources[event.source]
         source.down_since = None
+        source.unreachable = ""
         source.sequencer.up(now)
         self._run(event.source, source, now)
 
@@ -290,8 +293,13 @@ class Relay:
         source = self.sources[event.source]
         if source.down_since is None:
             source.down_since = now
+        source.unreachable = ""
         source.sequencer.down(now)
         self._run(event.source, source, now)
+
+    def _unreachable(self, event: SourceUnreachable, now: float) -> None:
+        del now
+        self.sources[event.source].unreachable = event.why
 
     def _handshake_failed(self, event: HandshakeFailed, now: float) -> None:
         del now

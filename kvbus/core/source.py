@@ -8,7 +8,8 @@ import msgspec
 
 from kvbus.core.blocks.index import Index
 from kvbus.core.blocks.overlay import SMALL
-from kvbus.core.normalizing.normalizer import Normalizer, Rules
+from kvbus.core.normalizing.normalizer import Normalizer
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import Settings, State
 from kvbus.core.stats import SourceStats
@@ -59,6 +60,8 @@ class Source:
         self.publisher_id: bytes | None = None
 
         # What is wrong with it.
+        self.unreachable = ""
+        """Why there is no connection, in words of the shell; empty while it does not know."""
         self.down_since: float | None = None
         self.lost = 0
         """Batches of this epoch that will never come."""
@@ -73,9 +76,12 @@ class Source:
 
     def says(self, wire: Wire) -> bool:
         """Whether a payload of this source that needs no change is what this wire would encode."""
-        index = self.normalizer.index
+        normalizer, index = self.normalizer, self.normalizer.index
         return wire.accepts_as_is(
-            bytes_hashes=self.normalizer.bytes_hashes, media=index.media_names, grouped=index.grouped
+            bytes_hashes=normalizer.bytes_hashes,
+            pairs=wire.fold_pairs and normalizer.pairs,
+            media=index.media_names,
+            grouped=index.grouped,
         )
 
     def see_rank(self, rank: int) -> None:

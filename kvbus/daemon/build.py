@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import structs
 
 from kvbus.config import Config, OutputConfig, SourceStream, render_topic
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.output import NewStream, OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,16 +30,14 @@ from kvbus.core.write_ahead_log import Frame, StateError, decode_records
 from kvbus.daemon import commit_record
 from kvbus.daemon.commit_record import NO_LOG, CommitRecord, Committed
 from kvbus.daemon.disk import NO_ROOM, Disk
-from kvbus.daemon.state_file import HEADER_SIZE, ID_BYTES, StateFile, header, identity, other_version, write_frame
+from kvbus.daemon.generations import SPARE, Generations, name_of
+from kvbus.daemon.state_file import HEADER_SIZE, ID_BYTES, header, identity, write_frame
 
 log = logging.getLogger("kvbus.state")
 
 MIN_ROTATE: Final = 128 * 1024 * 1024
 """kvbus rotates a log that is larger than this and than four times its checkpoint. A checkpoint costs a few
 microseconds for each store in it; reading a log costs as much as handling its batches did."""
-
-SPARE: Final = "log.spare"
-"""The last log that was rotated out. The next log is written over it, because new pages are most of a log's cost."""
 
 
 class StateStore:
@@ -56,9 +54,7 @@ class StateStore:
         self._sync = sync
         self._disk = disk or Disk()
         self._path = directory
-        self._directory = -1
-        """The open directory, from :meth:`load` on."""
-        self._identity = identity(names)
+        self._files = Generations(self._disk, directory, identity(names))
         self._generation = 0
         self._log: int | None = None
         self._log_id, self._log_end = NO_LOG, 0
@@ -85,11 +81,10 @@ class StateStore:
             StateError: the state cannot be used, and the relay holds a part of it: begin with a new relay.
             OSError: the directory cannot be made.
         """
-        self._disk.make_directory(self._path)
-        self._directory = self._disk.open_directory(self._path)
-        self._generation = max([0, *self._generations("dump"), *self._generations("log")])
+        self._files.enter()
+        self._generation = self._files.newest()
         try:
-            found = self._found = commit_record.read(self._disk, self._directory)
+            found = self._found = commit_record.read(self._disk, self._files.directory)
             if found is not None:
                 self.reserved = found.highest
             if found is None or found.log_id == NO_LOG:
@@ -97,7 +92,7 @@ class StateStore:
                 return False
             self._load(relay, found, now)
         except (StateError, OSError) as error:
-            self._unusable = self._other_version() or str(error)
+            self._unusable = self._files.other_version() or str(error)
             raise StateError(self._unusable) from error
         self._log_id, self._generation = found.log_id, found.generation
         return True
@@ -123,16 +118,17 @@ class StateStore:
         goes_on = self._log_id != NO_LOG and (found.synced or not self._sync)
         try:
             if goes_on:
-                self._drop(lambda generation: generation > self._generation)
+                self._files.drop(lambda generation: generation > self._generation)
             else:
                 found = self._committed(0, NO_LOG, 0)
                 self._log_id, self._log_end = NO_LOG, 0
             self._relay = relay
             relay.keep_records(keep=True)
             first = found._replace(highest=self.reserved)
-            self._record = CommitRecord(self._disk, self._directory, first, sync=self._sync)
+            self._record = CommitRecord(self._disk, self._files.directory, first, sync=self._sync)
             if self._unusable is not None:
-                self._move_aside(self._unusable)
+                self.refused = 1  # all of its files may be gone
+                self.refused = max(1, self._files.move_aside(self._unusable))
             self._begin_generation(whole=not goes_on)
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -152,28 +148,15 @@ class StateStore:
     def _check_empty(self, found: Committed | None) -> None:
         if found is None and self._generation:
             raise StateError("there is no commit record")
-        if self._generations("dump"):
+        if self._files.numbers("dump"):
             raise StateError("it was given up by a process that was killed then")
 
-    def _other_version(self) -> str | None:
-        """Say which file is of which other version; None if none is."""
-        for name in [_name(generation, kind) for kind in ("dump", "log") for generation in self._generations(kind)]:
-            with contextlib.suppress(OSError):
-                fd = self._disk.open(self._directory, name)
-                try:
-                    said = other_version(name, self._disk.pread(fd, HEADER_SIZE, 0))
-                finally:
-                    self._disk.close(fd)
-                if said is not None:
-                    return said
-        return None
-
     def _load(self, relay: Relay, found: Committed, now: float) -> None:
-        generation = max((n for n in self._generations("dump") if n <= found.generation), default=None)
+        generation = max((n for n in self._files.numbers("dump") if n <= found.generation), default=None)
         if generation is None:
             raise StateError("the checkpoint is missing")
         loader = Loader(relay)
-        checkpoint = self._open(_name(generation, "dump"))
+        checkpoint = self._files.open(name_of(generation, "dump"))
         try:
             for blob in checkpoint.frames(_blob, checkpoint.size):
                 loader.feed(blob)
@@ -182,8 +165,8 @@ class StateStore:
         if not loader.complete:
             raise StateError("the checkpoint has no end")
         records = 0
-        for name, length in self._chain(checkpoint.before, found):
-            read = self._open(name)
+        for name, length in self._files.chain(checkpoint.before, found):
+            read = self._files.open(name)
             try:
                 for written in read.frames(decode_records, length, open_end=read.id == found.log_id):
                     for record in written:
@@ -195,55 +178,6 @@ class StateStore:
         relay.recovery_finished(now)
         blocks = sum(len(source.normalizer.index) for source in relay.sources)
         log.info("state loaded: %d blocks, %d records of the write-ahead log", blocks, records)
-
-    def _chain(self, first: bytes, found: Committed) -> list[tuple[str, int]]:
-        """Return the logs from the checkpoint's on, each with the length it must have.
-
-        Raises:
-            StateError: one is missing.
-        """
-        logs = {}
-        for generation in self._generations("log"):
-            if generation <= found.generation:
-                read = self._open(_name(generation, "log"))
-                read.close()
-                logs[read.id] = _name(generation, "log"), read.before, read.before_length
-        chain: list[tuple[str, int]] = []
-        file_id, length = found.log_id, found.length
-        while file_id in logs:
-            name, before, before_length = logs.pop(file_id)
-            chain.append((name, length))
-            if file_id == first:
-                return chain[::-1]
-            file_id, length = before, before_length
-        raise StateError("a write-ahead log is missing")
-
-    def _open(self, name: str) -> StateFile:
-        return StateFile(self._disk, self._directory, name, self._identity)
-
-    def _generations(self, kind: str) -> list[int]:
-        found = []
-        for name in self._disk.names(self._directory):
-            number = name.removeprefix("state-").removesuffix(f".{kind}")
-            if name == _name(number, kind) and number.isdecimal():
-                found.append(int(number))
-        return found
-
-    def _move_aside(self, why: str) -> None:
-        stamp = time.strftime("%Y%m%dT%H%M%S")
-        log.error("state refused (%s): moved aside as *.refused-%s, beginning empty", why, stamp)
-        names = self._disk.names(self._directory)
-        for name in names:
-            if ".refused-" in name:
-                # one is enough to see what went wrong; more would fill the disk
-                with contextlib.suppress(IsADirectoryError):
-                    self._disk.unlink(self._directory, name)
-        for name in names:
-            if name.startswith("state-") and name.endswith((".dump", ".log")):
-                self._disk.rename(self._directory, name, f"{name}.refused-{stamp}")
-                self.refused += 1
-        self.refused = max(self.refused, 1)  # all of them may be gone
-        self._disk.unlink(self._directory, SPARE)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -294,12 +228,12 @@ class StateStore:
         self.flush()
         self._generation += 1
         self._close_files()
-        name = _name(self._generation, "log")
+        name = name_of(self._generation, "log")
         self._log, self._log_id = self._create(name, self._log_id, self._log_end, over=SPARE)
         self._log_end = HEADER_SIZE
         if not whole:
             self._commit_generation()
-        name = _name(self._generation, "part")
+        name = name_of(self._generation, "part")
         self._checkpoint, self._checkpoint_id = self._create(name, self._log_id, 0)
         self._checkpoint_end = HEADER_SIZE
         self._slices = dump(self._relay)
@@ -307,7 +241,7 @@ class StateStore:
 
     def _commit_generation(self) -> None:
         if self._sync:
-            self._disk.sync_directory(self._directory)
+            self._disk.sync_directory(self._files.directory)
         if self._record is not None:
             self._record.switch(self._committed(self._generation, self._log_id, self._log_end))
 
@@ -321,14 +255,14 @@ class StateStore:
         """
         disk = self._disk
         file_id = disk.random_bytes(ID_BYTES)
-        begin = header(self._identity, file_id, before, length)
-        old = None if over is None else disk.reuse(self._directory, over)
-        fd = disk.create(self._directory, name) if old is None else old
+        begin = header(self._files.identity, file_id, before, length)
+        old = None if over is None else disk.reuse(self._files.directory, over)
+        fd = disk.create(self._files.directory, name) if old is None else old
         disk.writev(fd, [begin])
         if self._sync:
             disk.sync(fd)
         if over is not None and old is not None:
-            disk.rename(self._directory, over, name)
+            disk.rename(self._files.directory, over, name)
         return fd, file_id
 
     def _go_on(self, *, whole: bool = False) -> None:
@@ -342,27 +276,18 @@ class StateStore:
                     self._disk.sync(self._checkpoint)
                 self._disk.close(self._checkpoint)
                 self._checkpoint = self._slices = None
-                name = _name(self._generation, "part")
-                self._disk.rename(self._directory, name, _name(self._generation, "dump"))
+                name = name_of(self._generation, "part")
+                self._disk.rename(self._files.directory, name, name_of(self._generation, "dump"))
                 if self._sync:
-                    self._disk.sync_directory(self._directory)
+                    self._disk.sync_directory(self._files.directory)
                 if whole:
                     self._commit_generation()
-                self._drop(lambda generation: generation < self._generation)
+                self._files.drop(lambda generation: generation < self._generation)
                 return
             at = self._checkpoint_end
             self._checkpoint_end += write_frame(self._disk, self._checkpoint, self._checkpoint_id, at, Frame(body, []))
         if self._sync:
             self._disk.sync(self._checkpoint)
-
-    def _drop(self, needless: Callable[[int], bool]) -> None:
-        for kind in ("dump", "log", "part"):
-            for generation in filter(needless, sorted(self._generations(kind))):
-                name = _name(generation, kind)
-                if kind == "log":
-                    self._disk.rename(self._directory, name, SPARE)
-                else:
-                    self._disk.unlink(self._directory, name)
 
     def fail(self, error: OSError) -> None:
         """Go on without state."""
@@ -380,11 +305,11 @@ class StateStore:
             with contextlib.suppress(OSError):
                 self._record.switch(self._committed(0, NO_LOG, 0))
                 needless.remove(commit_record.NAME)  # it has the seq reservations
-        for name in self._disk.names(self._directory):
+        for name in self._disk.names(self._files.directory):
             ours = name in needless
             if ours or (name.startswith("state-") and name.endswith((".dump", ".log", ".part"))):
                 try:
-                    self._disk.unlink(self._directory, name)
+                    self._disk.unlink(self._files.directory, name)
                 except OSError as error:
                     path = self._path / name
                     log.error("%s is out of date, delete it: %s", path, error.strerror or error)  # noqa: TRY400
@@ -401,7 +326,7 @@ class StateStore:
 
         If kvbus is killed before the new checkpoint is complete, the next process refuses the state.
         """
-        self._identity = identity(names)
+        self._files.identity = identity(names)
         if not self.failed:
             try:
                 self._begin_generation()
@@ -415,16 +340,10 @@ class StateStore:
         if self._record is not None:
             self._record.close()
             self._record = None
-        if self._directory >= 0:
-            self._disk.close(self._directory)
-            self._directory = -1
+        self._files.leave()
         if self._relay is not None:
             self._relay.keep_records(keep=False)
 
 
 def _blob(body: bytes, payloads: bytes) -> bytes | None:
     return None if payloads else body
-
-
-def _name(generation: int | str, kind: str) -> str:
-    return f"state-{generation}.{kind}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -17,6 +16,7 @@ from kvbus.demo.scene import Scene
 from kvbus.demo.screen import Screen
 from kvbus.demo.story import Line, StoryHandler
 from kvbus.demo.verdict import Verdict
+from kvbus.terminal import glyphs_for, is_screen
 
 _FRAME_S: Final = 0.2
 _STORY_AT_THE_END: Final = 30
@@ -80,7 +80,7 @@ class Terminal:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._glyphs = view.glyphs_for(console)
+        self._glyphs = glyphs_for(console)
         self._lines: deque[Line] = deque(maxlen=_STORY_AT_THE_END)
         # the event loop draws: a thread could draw while the state changes
         self._live = Live(console=console, screen=True, auto_refresh=False)
@@ -111,7 +111,7 @@ class Terminal:
 
 def reporter_for(console: Console, write: Callable[[str], None]) -> Reporter:
     """Return a `Terminal` if standard output is a capable terminal, else `Lines`."""
-    if sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal:
+    if is_screen(console):
         return Terminal(console)
     return Lines(write)
 

@@ -3,59 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from rich.box import ROUNDED
-from rich.console import Console, Group, RenderableType
-from rich.panel import Panel
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from kvbus.demo.screen import Cell, Match, OutputRow, RouterRow, Screen, SourceRow
 from kvbus.demo.story import Line, Tone
 from kvbus.demo.verdict import Verdict
+from kvbus.terminal import UNICODE, Glyphs, counted, panel, plain_table, short_dialect, state_cell
 
 _WIDE: Final = 110
 _MIN_STORY: Final = 3
 
-_STATES: Final = {
-    "live": "green",
-    "gap": "yellow",
-    "syncing": "cyan",
-    "connecting": "magenta",
-    "lost": "red bold",
-    "conflict": "red bold",
-}
 _TONES: Final = {Tone.SCENE: "dim", Tone.FAULT: "yellow", Tone.BUS: "green", Tone.WRONG: "red bold"}
 
 
-@dataclass(frozen=True, slots=True)
-class Glyphs:
-    """Signs of one column each, with ASCII forms for a terminal without Unicode."""
-
-    arrow: str = "━━▶"
-    dot: str = "●"
-    equal: str = "="
-    unequal: str = "≠"
-    away: str = "·"
-    fault: str = "▼"
-    good: str = "✓"
-    bad: str = "✗"
-    ellipsis: str = "…"
-
-    def of(self, tone: Tone) -> str:
-        """Return the sign of a story line."""
-        return {Tone.SCENE: self.away, Tone.FAULT: self.fault, Tone.BUS: self.good, Tone.WRONG: self.bad}[tone]
-
-
-UNICODE: Final = Glyphs()
-ASCII: Final = Glyphs("-->", "*", "=", "#", ".", "!", "+", "X", "...")
-
-
-def glyphs_for(console: Console) -> Glyphs:
-    """Return the signs that a console can show."""
-    return UNICODE if console.encoding.lower().startswith("utf") else ASCII
+def _tone_sign(glyphs: Glyphs, tone: Tone) -> str:
+    return {Tone.SCENE: glyphs.away, Tone.FAULT: glyphs.fault, Tone.BUS: glyphs.good, Tone.WRONG: glyphs.bad}[tone]
 
 
 def render(screen: Screen, *, width: int, height: int, glyphs: Glyphs = UNICODE) -> RenderableType:
@@ -64,9 +30,9 @@ def render(screen: Screen, *, width: int, height: int, glyphs: Glyphs = UNICODE)
     parts: list[RenderableType] = [
         _head(screen, glyphs, wide=wide),
         _legend(glyphs, wide=wide),
-        _panel(_sources(screen.sources, glyphs, wide=wide), "what the bus sees of the engines", "cyan"),
-        _panel(_outputs(screen.outputs, wide=wide), "what the bus sends", "cyan"),
-        _panel(_routers(screen, glyphs, wide=wide), "what the routers believe", "green", _signs(glyphs)),
+        panel(_sources(screen.sources, glyphs, wide=wide), "what the bus sees of the engines", "cyan"),
+        panel(_outputs(screen.outputs, wide=wide), "what the bus sends", "cyan"),
+        panel(_routers(screen, glyphs, wide=wide), "what the routers believe", "green", _signs(glyphs)),
     ]
     used = 2 + (len(screen.sources) + 3) + (len(screen.outputs) + 3) + (len(screen.routers) + 3)
     room = max(_MIN_STORY, height - used - 2)
@@ -80,18 +46,18 @@ def render(screen: Screen, *, width: int, height: int, glyphs: Glyphs = UNICODE)
             break
     lines.reverse()
     lines += [Text()] * (room - len(lines))
-    parts.append(_panel(Group(*lines), "story", "yellow", _tones(glyphs)))
+    parts.append(panel(Group(*lines), "story", "yellow", _tones(glyphs)))
     return Group(*parts)
 
 
 def render_story(lines: Sequence[Line], glyphs: Glyphs = UNICODE) -> RenderableType:
     """Draw the story, for the end."""
-    return _panel(Group(*(_line(line, glyphs) for line in lines)), "story", "yellow")
+    return panel(Group(*(_line(line, glyphs) for line in lines)), "story", "yellow")
 
 
 def render_verdict(verdict: Verdict, glyphs: Glyphs = UNICODE) -> RenderableType:
     """Draw the verdict, one row for each router and source."""
-    table = _table(expand=False)
+    table = plain_table(expand=False)
     for name in ("router", "source", "engine's blocks", "router's view", "difference"):
         table.add_column(name, justify="right" if "'" in name else "left")
     for item in verdict.comparisons:
@@ -104,7 +70,7 @@ def render_verdict(verdict: Verdict, glyphs: Glyphs = UNICODE) -> RenderableType
     rows: list[RenderableType] = [table] if verdict.comparisons else []
     rows += [Text(f"{glyphs.bad} not at rest: {what}", "red bold") for what in verdict.unsettled]
     rows.append(Text(f"{sign} {verdict.headline}", f"{colour} bold"))
-    return _panel(Group(*rows), "verdict: each router against each engine's own cache", colour)
+    return panel(Group(*rows), "verdict: each router against each engine's own cache", colour)
 
 
 def _head(screen: Screen, glyphs: Glyphs, *, wide: bool) -> Table:
@@ -132,7 +98,7 @@ def _legend(glyphs: Glyphs, *, wide: bool) -> Text:
 
 
 def _sources(rows: Sequence[SourceRow], glyphs: Glyphs, *, wide: bool) -> Table:
-    table = _table()
+    table = plain_table()
     table.add_column("engine", no_wrap=True)
     table.add_column("state", min_width=12, no_wrap=True)
     table.add_column("epoch", justify="right", no_wrap=True)
@@ -147,20 +113,20 @@ def _sources(rows: Sequence[SourceRow], glyphs: Glyphs, *, wide: bool) -> Table:
         dialect = row.dialect or ""
         table.add_row(
             Text(row.label, "bold"),
-            Text(f"{glyphs.dot} {row.state}", _STATES.get(row.state, "")),
+            state_cell(row.state, glyphs),
             str(row.epoch),
-            Text(dialect if wide else _short(dialect), "dim"),
+            Text(dialect if wide else short_dialect(dialect), "dim"),
             f"{row.rate:.1f}",
             *(f"{row.tiers[tier]:,}" if tier in row.tiers else Text(glyphs.away, "dim") for tier in tiers),
-            _counted(row.missing, "yellow"),
-            _counted(row.recovered, "green"),
-            _counted(row.lost, "red bold"),
+            counted(row.missing, "yellow"),
+            counted(row.recovered, "green"),
+            counted(row.lost, "red bold"),
         )
     return table
 
 
 def _outputs(rows: Sequence[OutputRow], *, wide: bool) -> Table:
-    table = _table()
+    table = plain_table()
     table.add_column("output", no_wrap=True)
     table.add_column("speaks", no_wrap=True, overflow="ellipsis")
     if wide:
@@ -172,14 +138,14 @@ def _outputs(rows: Sequence[OutputRow], *, wide: bool) -> Table:
         if wide:
             last = int(row.endpoint.rpartition(":")[2]) + row.streams - 1
             cells.append(Text(f"{row.endpoint}-{last}", "dim"))
-        cells += [_counted(row.queue, "yellow"), f"{row.sent:,}", _counted(row.dropped, "red bold")]
+        cells += [counted(row.queue, "yellow"), f"{row.sent:,}", counted(row.dropped, "red bold")]
         cells += [str(row.subscribers), str(row.replays)]
         table.add_row(*cells)
     return table
 
 
 def _routers(screen: Screen, glyphs: Glyphs, *, wide: bool) -> Table:
-    table = _table()
+    table = plain_table()
     table.add_column("router", no_wrap=True)
     if wide:
         table.add_column("output", no_wrap=True)
@@ -224,7 +190,7 @@ def _line(line: Line, glyphs: Glyphs) -> Text:
     style = _TONES[line.tone]
     who = "kvbus: " if line.tone is Tone.BUS else ""
     return Text.assemble(
-        (f"{line.at:6.1f} ", "dim"), (f"{glyphs.of(line.tone)} ", style), (who, "bold"), (line.text, style)
+        (f"{line.at:6.1f} ", "dim"), (f"{_tone_sign(glyphs, line.tone)} ", style), (who, "bold"), (line.text, style)
     )
 
 
@@ -241,32 +207,3 @@ def _tones(glyphs: Glyphs) -> Text:
         (f" {glyphs.fault} ", "yellow"), ("what is done to it  ", "dim"),
         (f" {glyphs.good} ", "green"), ("what kvbus made of it ", "dim"),
     )  # fmt: skip
-
-
-def _counted(count: int, style: str) -> Text:
-    return Text(f"{count:,}", style if count else "dim")
-
-
-def _short(dialect: str) -> str:
-    """Shorten ``vllm-0.30..0.33`` to ``vllm-0.30+``; of several names take the first."""
-    first = dialect.partition(" ")[0]
-    head, dots, _ = first.partition("..")
-    return f"{head}+" if dots else first
-
-
-def _table(*, expand: bool = True) -> Table:
-    gap = 1 if expand else 3
-    return Table(box=None, expand=expand, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
-
-
-def _panel(body: RenderableType, title: str, colour: str, subtitle: Text | None = None) -> Panel:
-    return Panel(
-        body,
-        title=Text(f" {title} ", f"{colour} bold"),
-        title_align="left",
-        subtitle=subtitle,
-        subtitle_align="right",
-        border_style="dim",
-        box=ROUNDED,
-        padding=(0, 1),
-    )

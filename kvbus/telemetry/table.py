@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from kvbus.compiled import core
 from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import HttpRefusal, ProcessStats
@@ -126,8 +127,8 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     _by(
         "remark",
         "source_remark",
-        "1 while something is remarkable about the stream (no_prefix, reannounced); /sources says it in words.",
-        lambda s: ((remark, float(remark in s.remarks)) for remark in Remark),
+        "1 while something is wrong with the source or remarkable about it; /sources says it in words (reasons).",
+        lambda s: ((remark, float(any(said.about == remark for said in s.reasons))) for remark in Remark),
     ),
     _one(
         "source_timeouts_total",
@@ -326,7 +327,12 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
 )
 
 PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
-    _by("version", "build_info", "Version of this kvbus.", lambda _: [(version("kvbus"), 1.0)]),
+    Row(
+        "build_info",
+        "Version of this kvbus, and whether its core is compiled or pure Python.",
+        ("version", "core"),
+        lambda _: [((version("kvbus"), core()), 1.0)],
+    ),
     _one(
         "state_writing",
         "1 while kvbus writes its state to state_dir; 0 without one, and after writing failed.",

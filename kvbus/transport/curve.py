@@ -115,10 +115,13 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
     Raises:
         KeyFileError: the file cannot be read, others may read it, or it holds no single key pair.
     """
-    keys = _single(_keys(_read(path, private=True)))
+    text, mode = _read(path)
+    keys = _single(_keys(text))
     secret = keys.get(SECRET) or keys.get(BARE)
     if secret is None:
-        raise KeyFileError("holds no secret key")
+        raise KeyFileError("holds no secret key" + (", but a public one" if PUBLIC in keys else ""))
+    if mode & _OTHERS:
+        raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
     public = zmq.curve_public(secret)
     if keys.get(PUBLIC, public) != public:
         raise KeyFileError("its public key does not belong to its secret key")
@@ -131,7 +134,7 @@ def read_public(path: Path) -> bytes:
     Raises:
         KeyFileError: the file cannot be read, or it holds a secret key or no single public key.
     """
-    keys = _single(_keys(_read(path)))
+    keys = _single(_keys(_read(path)[0]))
     public = keys.get(PUBLIC) or keys.get(BARE)
     if SECRET in keys:
         raise KeyFileError("holds a secret key; give the peer's public one")
@@ -163,7 +166,7 @@ def read_allowed(path: Path) -> frozenset[bytes]:
 
 
 def _allowed(path: Path) -> frozenset[bytes]:
-    keys = _keys(_read(path))
+    keys = _keys(_read(path)[0])
     if any(kind == SECRET for kind, _ in keys):
         raise KeyFileError("holds a secret key; an allow-list holds public ones")
     return frozenset(z85.decode(key) for _, key in keys)
@@ -198,7 +201,8 @@ def _is_key(text: str) -> bool:
         return False
 
 
-def _read(path: Path, *, private: bool = False) -> str:
+def _read(path: Path) -> tuple[str, int]:
+    """Return the file's text, and its permissions."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never wait for a pipe
     except OSError as error:
@@ -207,9 +211,6 @@ def _read(path: Path, *, private: bool = False) -> str:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise KeyFileError("is not a regular file")
-        if private and info.st_mode & _OTHERS:
-            mode = stat.S_IMODE(info.st_mode)
-            raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
         if info.st_size > MAX_FILE_BYTES:
             raise KeyFileError("is too large for a key file")
         data = os.read(fd, MAX_FILE_BYTES)
@@ -217,4 +218,4 @@ def _read(path: Path, *, private: bool = False) -> str:
         raise KeyFileError(f"cannot be read: {error.strerror or error}") from error
     finally:
         os.close(fd)
-    return data.decode("utf-8", "replace")
+    return data.decode("utf-8", "replace"), stat.S_IMODE(info.st_mode)

@@ -56,6 +56,8 @@ IO_THREADS: Final = 2
 """I/O threads of the daemon's context: one for peers with an address, one for peers whose name needs a look-up."""
 
 OLDEST: Final = (4, 3, 5)
+
+MAX_PORT: Final = 65535
 """Oldest accepted libzmq: earlier ones have known security holes that a peer can use before it shows a key."""
 
 
@@ -112,6 +114,7 @@ def make_context() -> Context:
     at its end, with one switch. With enough cores nothing changes.
     """
     context = Context(IO_THREADS)
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # else 1,023, and a source takes several
     if _may_batch():
         context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
     return context
@@ -161,10 +164,22 @@ def attach_or_refuse(socket: Socket, endpoint: str, *, bind: bool) -> None:
         BindError: the endpoint is taken, or no address of this machine.
         ValueError: the endpoint is malformed.
     """
+    check_port(endpoint)
     try:
         _join(socket, endpoint, bind=bind)
     except zmq.ZMQError as error:
         raise refused(error, endpoint, bind=bind) from error
+
+
+def check_port(endpoint: str) -> None:
+    """Refuse a port that there is none of. libzmq takes its lowest 16 bits: 80000 would be 14464.
+
+    Raises:
+        ValueError: the port is above 65535.
+    """
+    port = endpoint.rpartition(":")[2]
+    if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > MAX_PORT:
+        raise ValueError(f"{endpoint}: the port must be at most {MAX_PORT}")
 
 
 def refused(error: zmq.ZMQError, endpoint: str, *, bind: bool) -> Exception:

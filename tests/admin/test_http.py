@@ -99,7 +99,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             "partial_reason": None,
             "missing_before": None,
             "heals": None,
-            "remarks": [],
+            "reasons": [],
             "epoch": 0,
             "last_seq": -1,
             "dialect": entry["dialect"],
@@ -278,6 +278,8 @@ async def test_blocks_of_one_source_and_of_one_that_is_none():
         assert status == 404
         assert json.loads(text) == {"error": "no source 'e2'; there are: e0, e1"}
         assert (await client.status("/blocks?source="))[0] == 404
+        status, text = await client.status("/blocks?hash=1")
+        assert (status, "knows no 'hash'" in text) == (400, True)
 
 
 async def test_a_dump_is_one_moment_however_slowly_it_is_read():

@@ -19,7 +19,7 @@ import zmq
 from kvbus.transport.engine.publisher import EnginePublisher
 
 from .counters import Counters
-from .loads import END, NUMBERED, end, load_named, monotonic, probe, stamp
+from .loads import NUMBERED, load_named, monotonic, stamp
 
 PROBE_EVERY: Final = 0.02
 BUFFER_STEPS: Final = 10_000
@@ -64,9 +64,10 @@ class Engine:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        load = load_named(spec.load)
-        self._payloads = [load.take(spec.batches, rank) for rank in range(len(spec.endpoints))]
+        self._load = load_named(spec.load)
+        self._payloads = [self._load.take(spec.batches, rank) for rank in range(len(spec.endpoints))]
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, max(1023, 4 * len(spec.endpoints)))
         self._ranks = [
             EnginePublisher(live, replay, bind=True, hwm=0, context=context, buffer_steps=BUFFER_STEPS)
             for live, replay in spec.endpoints
@@ -91,7 +92,7 @@ class Engine:
                 raise TimeoutError("a router has seen no probe within 60 s")
             number += 1
             for rank, publisher in enumerate(self._ranks):
-                publisher.publish(probe(number, rank))
+                publisher.publish(self._load.probe(number, rank))
             time.sleep(PROBE_EVERY)
         return number
 
@@ -114,7 +115,7 @@ class Engine:
         else:
             self._at_full_speed(self.spec.batches)
         for rank, publisher in enumerate(self._ranks):
-            publisher.publish(stamp(end(rank), END))
+            publisher.publish(self._load.end(rank))
         return Ran(first, time.monotonic(), time.process_time() - cpu, late)
 
     def _at_full_speed(self, until: int) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,13 +38,23 @@ def cpu_seconds(pid: int) -> float:
 
 def fine_cpu_seconds(pid: int) -> float:
     """CPU time of the threads a process has now, to the nanosecond; :func:`cpu_seconds` where the kernel has none."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            total += int((task / "schedstat").read_text().split()[0])
-        except FileNotFoundError:
-            return cpu_seconds(pid)
-    return total / 1e9
+    try:
+        return _scheduled(pid, 0)
+    except FileNotFoundError:
+        return cpu_seconds(pid)
+
+
+def waited_seconds(pid: int) -> float:
+    """How long the threads a process has now were ready to run while others had the core; 0 where nobody counts it."""
+    try:
+        return _scheduled(pid, 1)
+    except FileNotFoundError:
+        return 0.0
+
+
+def _scheduled(pid: int, column: int) -> float:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[column]) for task in tasks) / 1e9
 
 
 def rss_bytes(pid: int | str = "self") -> int:
@@ -88,21 +99,33 @@ def stop(process: subprocess.Popen[Any], patience: float = 10.0) -> None:
             process.wait(patience)
 
 
+def many_descriptors() -> None:
+    """Let this process, and those it starts, open as many files as they may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def environment(**more: str) -> dict[str, str]:
     """This environment without kvbus's variables, and with hashes that are the same in every run."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
     return {**kept, "PYTHONHASHSEED": "0", **more}
 
 
-def run_child(module: str, *arguments: object, cores: tuple[int, ...] = (), patience: float = 900.0) -> Any:
-    """Run ``python -m module`` in a fresh process and return the JSON it prints.
+def run_child(
+    module: str,
+    *arguments: object,
+    cores: tuple[int, ...] = (),
+    patience: float = 900.0,
+    env: Mapping[str, str] | None = None,
+) -> Any:
+    """Run ``python -m module`` in a fresh process, with ``env`` besides, and return the JSON it prints.
 
     Raises:
         CalledProcessError: it failed; what it said is on stderr.
         TimeoutExpired: it did not end.
     """
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    with started(command, cores=cores, stdout=subprocess.PIPE) as process:
+    with started(command, cores=cores, stdout=subprocess.PIPE, env=environment(**(env or {}))) as process:
         output, _ = process.communicate(timeout=patience)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)

@@ -55,7 +55,7 @@ class Heard(msgspec.Struct):
     removed: int = 0
     live: int = 0
     live_sum: int = 0
-    """Sum of the live hashes, modulo 2**64."""
+    """Sum of the live blocks' hashes in Python, modulo 2**64: equal in all processes, which have one PYTHONHASHSEED."""
 
 
 class Listener:
@@ -124,7 +124,7 @@ class Listener:
         heard, kept = self.heard, self._kept
         if kept is not None:
             heard.stored, heard.removed, live = tally(kept)
-            heard.live, heard.live_sum = len(live), sum(live) & (2**64 - 1)
+            heard.live, heard.live_sum = len(live), sum(hash(repr(block)) for block in live) & (2**64 - 1)
         return heard
 
 
@@ -156,6 +156,7 @@ def main() -> None:
     """Be all routers of a spec."""
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, max(1023, len(spec.endpoints)))
     listeners = [Listener(context, endpoint, spec.first + i, spec) for i, endpoint in enumerate(spec.endpoints)]
     _say("ready")
     listen(listeners, spec.patience)

@@ -17,8 +17,9 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from kvbus.core.write_ahead_log import Records
+from kvbus.daemon.generations import SPARE
 from kvbus.daemon.serve import rest_collector
-from kvbus.daemon.state_store import MIN_ROTATE, SPARE, StateStore
+from kvbus.daemon.state_store import MIN_ROTATE, StateStore
 
 from .core import SLICE, Driver
 from .loads import load_named

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
+import msgspec
 import pytest
 import zmq
 
+from tests.doubles.router import events_of
+
 from .core import child
 from .counters import Counters
-from .loads import LOADS, NUMBERED, SEQUENCE, end, is_empty, load_named, probe, stamp, stamped, tally
+from .loads import LOADS, NUMBERED, SEQUENCE, is_empty, load_named, stamp, stamped, tally
 from .router import Listener, Spec
 from .setups import BETWEEN, Setup, running
 from .turns import alternate
 from .workloads import cases
 
 
-@pytest.mark.parametrize(("load", "batches", "blocks"), [("1x1", 600, 600), ("8x8", 40, 2560), ("1x64", 40, 2560)])
+@pytest.mark.parametrize(
+    ("load", "batches", "blocks"), [("1x1", 600, 600), ("8x8", 40, 2560), ("8x8-0.33", 40, 2560), ("1x64", 40, 2560)]
+)
 def test_stores_store_what_their_name_says(load, batches, blocks):
     stored, removed, live = tally(LOADS[load].take(batches))
     assert (stored, removed, len(live)) == (blocks, 0, blocks)
@@ -30,9 +36,19 @@ def test_a_mixed_load_keeps_the_cache_full():
     assert removed >= 100 * 8
 
 
+def test_a_load_of_vllm_0_33_has_its_fields_and_ids_of_one_to_five_bytes():
+    events = [event for payload in LOADS["8x8-0.33"].take(40) for event in events_of(payload)]
+    assert {len(event) for event in events} == {11}
+    assert LOADS["8x8-0.33"].take(1)[0][11:14] == b"\xde\x00\x0b"
+    widths = Counter(len(msgspec.msgpack.encode(token)) for event in events for token in event["token_ids"])
+    assert widths.keys() == {1, 2, 3, 5}
+    assert 0.6 < widths[3] / widths.total() < 0.8
+
+
 def test_ranks_and_probes_share_no_block():
     seen = [tally(LOADS["8x8"].take(20, rank))[2] for rank in (0, 1)]
-    seen += [tally([probe(number)])[2] for number in (1, 2)] + [tally([end()])[2]]
+    load = LOADS["8x8"]
+    seen += [tally([load.probe(number)])[2] for number in (1, 2)] + [tally([load.end()])[2]]
     assert len(set.union(*seen)) == sum(map(len, seen))
 
 
@@ -99,7 +115,7 @@ def test_a_router_counts_what_is_missing_and_what_comes_again(tmp_path):
     assert publisher.recv() == b"\x01"
     for number, seq in enumerate((7, 8, 11, 11, 12)):
         publisher.send_multipart([b"", seq.to_bytes(8, "big"), stamp(payload, NUMBERED + number)])
-    publisher.send_multipart([b"", (13).to_bytes(8, "big"), end()])
+    publisher.send_multipart([b"", (13).to_bytes(8, "big"), LOADS["1x1"].end()])
     while not listener.over:
         assert listener.socket.poll(10_000)
         listener.drain()
@@ -112,7 +128,8 @@ def test_a_router_counts_what_is_missing_and_what_comes_again(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (("cost", "8x8", 6400), "us_per_block"),
+        (("cost", "8x8-0.33", 6400), "us_per_block"),
+        (("recorded", "vllm-map", 100), "us_per_block"),
         (("memory", "1x1", 20_000, 0), "bytes_per_block"),
         (("scale", 10_000, 12_800), "us_per_operation"),
     ],

@@ -16,7 +16,7 @@ def pins(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", (ROOT / name).read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", ["requirements-runtime.lock", ".ci/tools.lock"])
+@pytest.mark.parametrize("name", ["requirements-runtime.lock", "requirements-build.lock", ".ci/tools.lock"])
 def test_shared_pins_are_those_of_the_main_lock(name: str) -> None:
     main, other = pins("requirements.lock"), pins(name)
     shared = main.keys() & other.keys()

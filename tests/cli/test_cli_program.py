@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -68,6 +69,30 @@ def test_errors(error, code, message):
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_subcommand_that_there_is_none_of_is_guessed():
+    done = CliRunner().invoke(main, ["tial"])
+    assert (done.exit_code, "Did you mean tail?" in done.stderr) == (2, True)
+    done = CliRunner().invoke(main, ["qqqq"])
+    assert (done.exit_code, "Did you mean" in done.stderr) == (2, False)
+
+
+def test_a_shell_completes_subcommands_and_options():
+    def completed(*words: str) -> str:
+        given = {"_KVBUS_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        done = subprocess.run(
+            [sys.executable, "-c", "from kvbus.cli import main; main(prog_name='kvbus')"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env={**os.environ, **given},
+        )
+        return done.stdout
+
+    assert completed("kvbus", "rec") == "plain,record\n"
+    assert "plain,--replay-endpoint" in completed("kvbus", "tail", "--rep")
 
 
 def test_a_bug_comes_with_a_hint_and_on_request_with_its_traceback():
@@ -149,4 +174,5 @@ def test_ctrl_c_is_quiet():
 
 
 def test_the_declared_subcommands():
-    assert list(main.subcommands) == ["run", "demo", "check", "tail", "dump", "record", "play", "sim", "keygen"]
+    names = ["run", "demo", "check", "doctor", "top", "tail", "dump", "record", "play", "sim", "keygen"]
+    assert list(main.subcommands) == names

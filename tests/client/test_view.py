@@ -10,7 +10,7 @@ import pytest
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.client.view import BlockView
 from kvbus.core.sequencing.actions import LostReason, RestartReason
-from kvbus.core.types import medium_key
+from kvbus.core.types import PREFIX_KINDS, medium_key
 from kvbus.core.wire.codec import Batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.typed import there, well_formed
@@ -29,7 +29,7 @@ def stored(hashes, tokens=None, *, parent=None, size=2, **fields):
 @pytest.mark.parametrize("name", CAPTURES)
 def test_a_capture_ends_in_the_engines_own_state(name):
     truth = json.loads((DATA / f"{name}.truth.json").read_text())["blocks"]
-    view = BlockView(copies=True)
+    view = BlockView(copies=True, cleared="device" if name.startswith("vllm") else "all")
     last = -1
     for line in (DATA / f"{name}.jsonl").read_text().splitlines():
         message = json.loads(line)
@@ -40,7 +40,10 @@ def test_a_capture_ends_in_the_engines_own_state(name):
     live = {(b.group_idx, b.medium, b.to_json()["hash"]): b for b in view}
     assert set(live) == {(b.get("group_idx"), medium_key(b["medium"]), b["hash"]) for b in truth}
     assert len(view) == len(truth)
-    assert all(block.token_ids is not None for block in view)
+    without_prefix = {b["group_idx"] for b in truth if b.get("kind") not in (None, *PREFIX_KINDS)}
+    placeholders = {"CPU"} if name == "vllm033_offload_native" else set()
+    for block in view:
+        assert block.token_ids is not None or block.group_idx in without_prefix or block.medium in placeholders
     if name.startswith("vllm033_map_int"):
         for block in truth:
             seen = live[block["group_idx"], "GPU", block["hash"]].to_json()
@@ -55,7 +58,7 @@ def test_a_set_stores_once_and_removes_once():
     view = BlockView()
     view.apply(stored([7]))
     view.apply(stored([7]))
-    view.apply(BlockRemoved([7]))
+    view.apply(BlockRemoved((7,)))
     assert 7 not in view
 
 
@@ -63,11 +66,11 @@ def test_copies_are_counted_and_the_last_one_removes():
     view = BlockView(copies=True)
     view.apply(stored([7]))
     view.apply(stored([7]))
-    view.apply(BlockRemoved([7]))
+    view.apply(BlockRemoved((7,)))
     assert there(view.get(7)).copies == 1
-    view.apply(BlockRemoved([7]))
+    view.apply(BlockRemoved((7,)))
     assert 7 not in view
-    view.apply(BlockRemoved([7]))
+    view.apply(BlockRemoved((7,)))
     assert len(view) == 0
 
 
@@ -77,7 +80,7 @@ def test_a_missing_medium_gpu_and_device_are_one():
     view.apply(stored([1], medium="GPU"))
     view.apply(stored([1], medium="DEVICE"))
     assert len(view) == 1
-    view.apply(BlockRemoved([1], medium="device"))
+    view.apply(BlockRemoved((1,), medium="device"))
     assert len(view) == 0
 
 
@@ -87,7 +90,7 @@ def test_a_removal_speaks_of_its_own_medium_group_and_rank():
     view.apply(stored([1], medium="CPU_PINNED"), rank=0)
     view.apply(stored([1], medium="GPU", group_idx=1), rank=0)
     view.apply(stored([1], medium="GPU"), rank=1)
-    view.apply(BlockRemoved([1], medium="GPU"), rank=0)
+    view.apply(BlockRemoved((1,), medium="GPU"), rank=0)
     assert sorted(view.keys(), key=str) == sorted(
         [(0, None, "CPU_PINNED", 1), (0, 1, "GPU", 1), (1, None, "GPU", 1)], key=str
     )

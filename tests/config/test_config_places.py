@@ -201,6 +201,24 @@ def test_an_index_with_a_hole_is_refused(problems):
     assert "KVBUS_SOURCES__2__NAME" in found["sources[2].name"]
 
 
+def test_an_element_that_only_a_mistaken_number_begins_is_refused(problems):
+    found = problems(MINIMAL, env={"KVBUS_SOURCES__1__NAME": "x"}, flags={"outputs[1].layout": "merged"})
+    assert set(found) == {"sources[1]", "outputs[1]"}
+    assert "the last is outputs[0]" in found["outputs[1]"]
+    assert "command line" in found["outputs[1]"]
+    assert "KVBUS_SOURCES__1__NAME" in found["sources[1]"]
+
+
+def test_an_element_with_an_endpoint_may_be_added_in_any_order_of_its_keys(read):
+    flags = {"outputs[1].name": "more", "outputs[1].endpoint": "tcp://*:5757"}
+    assert [output.name for output in read(MINIMAL, flags=flags).outputs] == ["routers", "more"]
+    env = {"KVBUS_SOURCES__1__BIND": "true", "KVBUS_SOURCES__1__ENDPOINT": "ipc:///b", "KVBUS_SOURCES__1__NAME": "b"}
+    assert [source.bind for source in read(MINIMAL, env=env, flags={"outputs[0].layout": "merged"}).sources] == [
+        False,
+        True,
+    ]
+
+
 def test_overrides_are_applied_in_order_and_replace_lists(read):
     flags = {
         "sources": [{"endpoint": "tcp://10.0.0.9:5557"}],

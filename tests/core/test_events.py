@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kvbus.core.events import RelayEvent
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.output import NewStream
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
@@ -23,6 +23,7 @@ def made(kind, frames):
     """An event of this kind, of source or output 0."""
     values = {
         int: 0,
+        str: "nothing listens",
         float: 0.0,
         bool: False,
         list[bytes]: frames,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.sequencing.settings import Settings, State
 from kvbus.core.source import NOBODY, Source, SourceSpec
 from kvbus.core.types import Filtered

@@ -22,9 +22,9 @@ from kvbus.core.write_ahead_log import Frame, StateError
 from kvbus.daemon import state_store
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.generations import SPARE
 from kvbus.daemon.seq_reservation import AHEAD
 from kvbus.daemon.state_file import HEADER_SIZE, ID_BYTES, StateFile, header, identity, other_version, write_frame
-from kvbus.daemon.state_store import SPARE
 from kvbus.errors import StateDirError
 from tests.daemon.test_disk import OTHER_THAN_A_FILE
 from tests.doubles.payloads import payload as batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Started, Subscribed, Tick
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import SLICE, Relay
@@ -24,6 +25,7 @@ from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon import state_store as statestore
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.generations import SPARE
 from kvbus.daemon.state_store import StateStore
 from tests.doubles.answers import reading
 from tests.doubles.router import PlainSetRouter
@@ -39,7 +41,7 @@ def make_relay() -> Relay:
 
 
 def stored(block: int, tokens: int = 4) -> BlockStored:
-    return BlockStored([block], None, encode_value([block] * tokens), tokens, None, "GPU", None, 0)
+    return BlockStored((block,), None, encode_value([block] * tokens), tokens, None, "GPU", None, 0)
 
 
 class Process:
@@ -76,7 +78,7 @@ class Process:
             seq = self.relay.sources[0].sequencer.next
             events: list[BlockStored | BlockRemoved] = [stored(seq, tokens)]
             if seq % 3 == 2:
-                events.append(BlockRemoved([seq - 1], "GPU", 0))
+                events.append(BlockRemoved((seq - 1,), "GPU", 0))
             payload = encode_batch(events, 1.0 + seq, 0)
             self.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
             if not together:
@@ -339,7 +341,7 @@ def test_a_log_written_over_an_older_one_may_be_killed_at_any_byte(
     for count in (20, 100):
         process.publish(count)
         rotated(process)
-    spare = tmp_path / "first" / statestore.SPARE
+    spare = tmp_path / "first" / SPARE
     older = spare.read_bytes()
     process.publish(300)
     rotated(process)
@@ -405,6 +407,31 @@ def test_a_disk_that_is_full_at_the_start_costs_the_state_and_not_the_relay(tmp_
     again.store.close()
     # what is on disk is older than what was sent: it must not be taken for the truth
     assert not Process(tmp_path).resumed
+
+
+def test_the_highest_reserved_seq_outlives_the_state(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.store.reserve(70_000)
+    process.store.reserve(60_000)
+    process.kill()
+    process.store.reserve(80_000)  # it is closed
+    again = StateStore(tmp_path, ["another configuration"])
+    with pytest.raises(StateError):
+        again.load(make_relay(), 0.0)
+    assert again.reserved == 70_000
+    again.close()
+
+
+def test_a_reservation_that_cannot_be_written_costs_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = started(tmp_path)
+
+    def full(_disk: Disk, _fd: int, _data: bytes, _at: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Disk, "pwrite", full)
+    process.store.reserve(70_000)
+    assert process.store.failed
+    assert process.relay.records is None
 
 
 def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_restart_either(tmp_path: Path) -> None:

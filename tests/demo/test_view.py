@@ -11,7 +11,8 @@ from kvbus.demo import plain
 from kvbus.demo.screen import Cell, Match, OutputRow, RouterRow, Screen, SourceRow
 from kvbus.demo.story import Line, Tone
 from kvbus.demo.verdict import Verdict, compare
-from kvbus.demo.view import ASCII, UNICODE, render, render_story, render_verdict
+from kvbus.demo.view import render, render_story, render_verdict
+from kvbus.terminal import ASCII, UNICODE
 
 
 def source(label, **changes):

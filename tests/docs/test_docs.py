@@ -18,7 +18,7 @@ from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing import block_size
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.outputs.stream import OutputStream

@@ -23,7 +23,7 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.relay import Relay

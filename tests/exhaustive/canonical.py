@@ -17,7 +17,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any, Final
 
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec

@@ -50,7 +50,7 @@ def test_it_runs_kvbus_as_a_fixed_unprivileged_user(podman: Podman, config: dict
     assert set(config["ExposedPorts"]) == {"5657/tcp", "5658/tcp", "9477/tcp"}
     assert podman.shell("id -u; id -g").split() == [USER, USER]
     told = podman("run", "--rm", *SECURE, "--network", "none", IMAGE, "--version")
-    assert told.stdout.strip() == f"kvbus {VERSION}"
+    assert told.stdout.strip() == f"kvbus {VERSION} (compiled core)"
 
 
 def test_its_labels(config: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def test_its_labels(config: dict[str, Any]) -> None:
 def test_it_has_no_compiler_no_cache_and_nothing_of_the_build(podman: Podman) -> None:
     """Not what the base has of its own, but what is there of kvbus and of what built it."""
     assert podman.shell("for tool in gcc cc g++ clang ld make; do command -v $tool; done; true") == ""
-    names = r"-name .cache -o -name 'hatchling*' -o -path '/src/*' -o -path '/opt/build*'"
+    names = r"-name .cache -o -name 'hatchling*' -o -name 'ziglang*' -o -path '/src/*' -o -path '/opt/build*'"
     found = podman.shell(rf"find / -xdev -path /proc -prune -o \( {names} \) -print", "--user", "0")
     assert found == ""
     assert "pip" not in podman.shell("ls /opt/kvbus/lib/python3*/site-packages").split()

@@ -49,6 +49,18 @@ def test_a_pair_as_kvbus_writes_it_is_what_zmq_auth_reads_and_the_other_way_roun
     assert zmq.auth.load_certificate(public_file)[0] == public
 
 
+def test_a_public_key_in_place_of_the_secret_one_is_called_that(tmp_path):
+    public, _ = generate()
+    file = tmp_path / "ours.key"
+    file.write_text(certificate(public))
+    file.chmod(0o644)
+    with pytest.raises(KeyFileError, match="holds no secret key, but a public one"):
+        read_secret(file)
+    assert (
+        "holds no secret key, but a public one" in CliRunner().invoke(main, ["keygen", "--public-of", str(file)]).stderr
+    )
+
+
 def test_a_bare_key_is_enough(tmp_path):
     public, secret = generate()
     assert read_secret(private(tmp_path / "secret", f"{secret.decode()}\n")) == (public, secret)

@@ -13,7 +13,7 @@ from kvbus.daemon.daemon import Daemon
 from tests.doubles.socket_router import END, Context, SocketRouter
 from tests.ports import free_ports
 
-PATIENCE = 60.0
+PATIENCE = 150.0
 """Seconds after which a condition that should hold is a failure."""
 
 

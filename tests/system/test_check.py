@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvbus.compiled import core
 from kvbus.config import load
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "kvbus.yaml"
@@ -136,7 +138,7 @@ def test_help_shows_examples_before_options(args):
 def test_version():
     done = kvbus("--version")
     assert done.returncode == 0
-    assert done.stdout.startswith("kvbus ")
+    assert done.stdout == f"kvbus {version('kvbus')} ({core()} core)\n"
 
 
 def test_a_reader_that_closes_the_pipe_early_is_no_error():

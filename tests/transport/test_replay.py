@@ -96,8 +96,7 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
             await eventually(lambda: one.asked == 1_005, "their requests")
             first, _ = await timed(one)
             beside = [await timed(one) for _ in range(5)]
-            assert one.server.busy == 1_000
-            assert one.stats.replay_sessions == 0
+            await eventually(lambda: one.server.busy == 1_000 and not one.stats.replay_sessions, "all but these parked")
             # a machine that others load takes from both what it likes, but no CPU time
             assert min(busy for _, busy in beside) <= 2 * min(busy for _, busy in alone)
             assert min(waited for waited, _ in beside) <= 2 * min(waited for waited, _ in alone) + 1

@@ -17,7 +17,7 @@ from kvbus.core.wire.frames import replay_request
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
-from kvbus.transport.sockets import OPTIONS, make_socket
+from kvbus.transport.sockets import OPTIONS, make_context, make_socket
 from tests.ports import free_port
 from tests.transport.live.test_stream import stream_of
 from tests.transport.loops import eventually, turns
@@ -133,6 +133,13 @@ async def test_clients_hold_no_connection_to_a_silent_peer():
     for writer in accepted:
         writer.close()
     server.close()
+
+
+def test_a_thousand_sources_have_their_sockets():
+    """A source takes two of them or more, and libzmq has room for 1,023 unless it is asked for more."""
+    with make_context() as context, contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(make_socket(context, zmq.SUB)) for _ in range(1_100)]
+        assert len(sockets) == 1_100
 
 
 def test_options_are_set_in_one_table():

@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +56,17 @@ def truth(name: str) -> set[Key]:
         for block in blocks
         if block.get("kind") is None or block["kind"] in PREFIX_KINDS
     }
+
+
+def digest(keys: Iterable[Key]) -> str:
+    """What a set of blocks is at one point of a capture, in short."""
+    return hashlib.sha256(repr(sorted(keys, key=repr)).encode()).hexdigest()[:16]
+
+
+def points(name: str) -> dict[int, str]:
+    """The digests of what the engine's cache held on the way, by the number of messages published before."""
+    found = json.loads((DATA / f"{name}.truth.json").read_text()).get("points", ())
+    return {int(messages): str(held) for messages, held in found}
 
 
 def _medium(name: str | None) -> str:

@@ -18,8 +18,9 @@ from kvbus.core.blocks.chunk_set import ChunkSet
 from kvbus.core.blocks.overlay import SMALL, Overlay
 from kvbus.core.blocks.size import Size
 from kvbus.core.types import Hash
-from kvbus.core.wire.codec import decode_tokens, decode_value, encode_value
+from kvbus.core.wire.codec import decode_value, encode_value
 from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.tokens import decode_tokens, divide, joined
 
 TableKey = tuple[int | None, str]
 """Group and medium key."""
@@ -114,9 +115,10 @@ class Chunk(msgspec.Struct, gc=False):
             raise TypeError(tokens)
         return tokens
 
-    def block_tokens(self, i: int) -> list[Any]:
-        """The tokens of block ``i``."""
-        return self.token_list()[i * self.block_size : (i + 1) * self.block_size]
+    def tokens_of(self, a: int, b: int) -> bytes:
+        """The tokens of blocks ``[a, b)``, as an array of their own."""
+        size = self.meta.block_size
+        return joined(divide(self.tokens, size)[a:b], size)
 
 
 class Table:
@@ -174,7 +176,7 @@ MAX_SHARED: Final = 1024
 """Bytes of texts in a meta that is kept once for the blocks of many events."""
 
 
-def _weight(meta: Meta) -> int:
+def weight_of(meta: Meta) -> int:
     """The bytes of what an engine may make as long as it likes."""
     texts = (meta.lora_name, meta.kind, meta.locality, meta.ownership, meta.session_id, meta.cache_salt, meta.lookahead)
     return sum(len(text) for text in texts if isinstance(text, (str, bytes)))
@@ -296,30 +298,31 @@ class Index:
             for chunk in set_of_chunks(table):
                 self.size.count(table, chunk)
 
-    def meta(self, event: BlockStored) -> Meta:
+    def meta(self, event: BlockStored[Any]) -> Meta:
         """The shared :class:`Meta` of an event."""
-        key = (
-            event.block_size,
-            event.lora_id,
-            event.lora_name,
-            event.medium,
-            event.group_idx,
-            event.kv_cache_spec_kind,
-            event.kv_cache_spec_sliding_window,
-            carried_bytes(event.locality),
-            carried_bytes(event.ownership),
-            carried_bytes(event.session_id),
-            carried_bytes(event.cache_salt),
-            carried_bytes(event.lookahead_token_ids),
+        return self.shared_meta(
+            Meta(
+                event.block_size,
+                _or_none(event.lora_id),
+                _or_none(event.lora_name),
+                None if isinstance(event.medium, UnsetType) or event.medium is None else event.medium.upper(),
+                event.group_idx,
+                event.kv_cache_spec_kind,
+                event.kv_cache_spec_sliding_window,
+                carried_bytes(event.locality),
+                carried_bytes(event.ownership),
+                carried_bytes(event.session_id),
+                carried_bytes(event.cache_salt),
+                carried_bytes(event.lookahead_token_ids),
+            )
         )
-        return self.shared_meta(Meta(*key))
 
     def shared_meta(self, meta: Meta) -> Meta:
         """The one object for this value, unless it is too long to be kept for others."""
         known = self._metas.get(meta)
         if known is not None:
             return known
-        weight = _weight(meta)
+        weight = weight_of(meta)
         if weight > MAX_SHARED:
             return structs.replace(meta, weight=weight)
         if len(self._metas) >= _MAX_METAS:
@@ -353,6 +356,10 @@ def set_of_chunks(table: Table) -> Iterator[Chunk]:
     """Every chunk with a live block, once, in the order its first one came."""
     seen = ChunkSet()
     yield from (chunk for chunk in table.blocks.values() if seen.add(chunk))
+
+
+def _or_none(value: Any) -> Any:
+    return None if value is UNSET else value
 
 
 def carried_bytes(raw: Raw | UnsetType) -> bytes | None:

@@ -63,7 +63,9 @@ class Layer(MutableMapping[K, V]):
 
     def __iter__(self) -> Iterator[K]:
         gone = self._gone
-        yield from (key for key in self._below if key not in gone)
+        for key in self._below:  # one at a time when it is compiled, too: a generator expression becomes a list
+            if key not in gone:
+                yield key
         yield from self._new
 
     def put_into(self, base: dict[K, V]) -> None:

@@ -96,6 +96,11 @@ class Sequencer(Answers):
         return self._known.backfill.pending
 
     @property
+    def unanswered(self) -> bool:
+        """Whether the publisher has not answered the last request."""
+        return self._known.backfill.unanswered
+
+    @property
     def lost_because(self) -> LostReason:
         """Why what is missing now is lost, if it is given up."""
         return self._known.lost_because

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import zmq
 
+from kvbus.transport.pump import waiting
 from kvbus.transport.sockets import PeerPolicy, attach_or_refuse, bound_endpoint, end, make_socket
 
 if TYPE_CHECKING:
@@ -121,11 +122,11 @@ class RawSubscriber:
                 return socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 # what arrived since the failed receive will not signal again
-                if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                if not waiting(socket):
                     await self._readable.wait()
 
     def _wake(self) -> None:
-        if self._socket is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if self._socket is not None and waiting(self._socket):
             self._readable.set()
 
     def _end_context(self) -> None:

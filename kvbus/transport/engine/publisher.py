@@ -17,7 +17,7 @@ import zmq
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
 from kvbus.transport.engine.replay import END_SEQ, EngineReplayServer, Framing, ReplayBuffer, ReplayFault, answer
-from kvbus.transport.sockets import attach_or_refuse, bound_endpoint, end, refused
+from kvbus.transport.sockets import attach_or_refuse, bound_endpoint, check_port, end, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -217,6 +217,7 @@ class EnginePublisher:
         # subscribers see a PUB; XPUB also reports subscriptions, so a test can wait for one instead of sleeping
         self._pub = context.socket(zmq.XPUB)
         self._pub.setsockopt(zmq.SNDHWM, self._hwm)
+        self._pub.setsockopt(zmq.IPV6, 1)
         self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
         if self.bind:
             self._endpoint = _bind(self._pub, self._endpoint, await_address=await_address)
@@ -227,6 +228,7 @@ class EnginePublisher:
             try:
                 # without MANDATORY a ROUTER drops silently at its high-water mark, END too
                 router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+                router.setsockopt(zmq.IPV6, 1)
                 self._replay_endpoint = _bind(router, self._replay_endpoint, await_address=await_address)
             except (BindError, ValueError):
                 router.close(0)
@@ -256,6 +258,7 @@ class EnginePublisher:
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str, *, await_address: bool = False) -> str:
     """Bind and return the real endpoint; `await_address` waits until libzmq has released the address."""
+    check_port(endpoint)
     # libzmq writes "any port" as a star
     wanted = f"{endpoint[:-1]}*" if endpoint.startswith("tcp://") and endpoint.endswith(":0") else endpoint
     deadline = time.monotonic() + (_REBIND_S if await_address else 0.0)

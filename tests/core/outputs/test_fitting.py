@@ -6,7 +6,7 @@ import pytest
 
 from kvbus.core.commands import Publish, SendState
 from kvbus.core.events import BatchReceived, SourceUp, Subscribed
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.fitting import halves, runs_of
 from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.relay import Relay
@@ -89,7 +89,7 @@ def test_one_block_that_is_too_large_leaves_all_the_same() -> None:
     assert [len(part) for part in halves([event, event, event])] == [1, 2]
 
 
-def test_llm_d_gets_a_kind_on_the_fast_path_too() -> None:
+def test_llm_d_gets_a_kind_where_a_batch_needs_no_other_change() -> None:
     bus = Bus("llm-d")
     for at in range(1, 5):
         (payload,) = bus.say(0, store([at], at - 1 or None, group=0, lora_id=None, lora_name=None))

@@ -1,6 +1,6 @@
 """An output's streams: as many as sources, or one for all."""
 
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.output import Output, OutputSpec
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import Source, SourceSpec

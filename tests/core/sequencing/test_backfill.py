@@ -27,6 +27,15 @@ def test_what_nobody_answered_for_is():
     assert pending().due(0.0)
 
 
+def test_whether_the_last_request_was_answered():
+    backfill = Backfill(1.0)
+    assert not backfill.unanswered
+    backfill.request_finished(answered=False)
+    assert backfill.unanswered
+    backfill.request_finished(answered=True)
+    assert not backfill.unanswered
+
+
 def test_nothing_is_missing_before_the_first_number():
     backfill = Backfill(1.0)
     backfill.request_finished(answered=False)

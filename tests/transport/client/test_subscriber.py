@@ -43,7 +43,7 @@ SEQ = (7).to_bytes(8, "big")
 
 
 def payload(*hashes, ts=1.0, padding=0):
-    events = [BlockStored([block], None, TOKENS, 2) for block in hashes]
+    events = [BlockStored((block,), None, TOKENS, 2) for block in hashes]
     if padding:
         events[0].token_ids = msgspec.Raw(msgspec.msgpack.encode([1] * padding))
     return encode_batch(events, ts, 0)

@@ -25,6 +25,7 @@ class Dealer:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.RCVHWM, hwm)
+        self.socket.setsockopt(zmq.IPV6, 1)
         self.socket.setsockopt(zmq.RCVTIMEO, 60_000)
         self.socket.connect(endpoint)
 
@@ -253,6 +254,22 @@ async def test_a_taken_endpoint_and_a_malformed_one_are_told_apart():
             second.start()
         with pytest.raises(ValueError, match="cannot bind tcp://nonsense"):
             EnginePublisher("tcp://nonsense", None, bind=True).start()
+
+
+async def test_an_engine_and_its_replay_may_be_at_an_ipv6_address():
+    async with EnginePublisher("tcp://[::1]:*", "tcp://[::1]:*") as engine, RawSubscriber(engine.endpoint) as sub:
+        await engine.wait_for_subscriber(60)
+        engine.publish(b"x")
+        assert (await sub.recv())[2] == b"x"
+        assert len(await asyncio.to_thread(replay, engine.replay_endpoint, 0)) == 2
+
+
+@pytest.mark.parametrize("bind", [True, False])
+async def test_a_port_that_there_is_none_of_is_refused(bind):
+    with pytest.raises(ValueError, match="port must be at most 65535"):
+        EnginePublisher("tcp://127.0.0.1:80000", None, bind=bind).start()
+    with pytest.raises(ValueError, match="port must be at most 65535"):
+        RawSubscriber("tcp://127.0.0.1:80000", bind=bind).start()
 
 
 async def test_port_zero_means_any_port():

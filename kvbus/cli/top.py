@@ -1,0 +1,68 @@
+"""``kvbus top``: a live bus on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from kvbus.cli.until import run_until_signal
+
+
+@click.command("top")
+@click.option(
+    "--http",
+    default="http://127.0.0.1:9477",
+    show_default=True,
+    metavar="URL",
+    help="Where the bus serves /metrics: a URL or HOST:PORT.",
+)
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--count", type=click.IntRange(1), metavar="N", help="End after N looks; by default at q or Ctrl-C.")
+@click.option(
+    "--sort",
+    type=click.Choice(["name", "rate", "blocks", "missing", "rejected", "queue"]),
+    default="name",
+    show_default=True,
+    help="Order of the sources.",
+)
+@click.option("--filter", "wanted", default="", metavar="TEXT", help="Show what has this text in its name or state.")
+@click.option("--plain", is_flag=True, help="Lines instead of a screen, as a file or a pipe gets them.")
+def command(*, http: str, interval: float, count: int | None, sort: str, wanted: str, plain: bool) -> None:
+    """Watch a running bus: sources, outputs, routers, rates, queues, and what is counted and why.
+
+    \b
+    Examples:
+      kvbus top
+      kvbus top --http 10.0.0.7:9477 --sort missing
+      kvbus top --filter engine-3
+      kvbus top --plain --count 1
+      kubectl port-forward pod/engine-0 9477 & kvbus top
+
+    It needs the bus's HTTP port (the key http) and nothing else of it.
+
+    Keys: q quits, s sorts by the next column, / filters, p pauses.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    # imported on use, to keep `kvbus --help` fast
+    from rich.console import Console  # noqa: PLC0415
+
+    from kvbus.terminal import is_screen  # noqa: PLC0415
+    from kvbus.top.moment import base_url  # noqa: PLC0415
+    from kvbus.top.run import Watch, as_lines, on_screen  # noqa: PLC0415
+    from kvbus.top.view import Choice  # noqa: PLC0415
+
+    try:
+        watch = Watch(base_url(http), interval, count, Choice(sort=sort, wanted=wanted))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+    async def session(stop: asyncio.Event) -> None:
+        console = Console()
+        if is_screen(console) and not plain:
+            await on_screen(watch, console, stop)
+        else:
+            await as_lines(watch, click.echo, stop)
+
+    run_until_signal(session)

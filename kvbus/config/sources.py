@@ -1,0 +1,90 @@
+"""The keys of ``sources[]``: where an engine's events are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from kvbus.config.section import Section, key
+from kvbus.config.values import ApiUrl, Endpoint, Int, Name, Text
+
+
+class SourceConfig(Section):
+    """One engine: its live stream, its replay, and how many data-parallel ranks it has."""
+
+    name: Name = key("engine", "Metrics label, unique; rank r of several is `NAME/r`.", example="engine")
+    endpoint: Endpoint = key(
+        "tcp://127.0.0.1:5557",
+        "The engine's publisher, `tcp://host:port` or `ipc://path`.",
+        example="tcp://127.0.0.1:5557",
+    )
+    replay_endpoint: Endpoint | None = key(
+        None,
+        "The engine's replay; null: it has none, and every gap is lost.",
+        example="tcp://127.0.0.1:5558",
+        default_text="`tcp://127.0.0.1:5558` if `endpoint` is not set either, else null",
+    )
+    snapshot_endpoint: Endpoint | None = key(
+        None,
+        "The engine's snapshots, if it offers that protocol: kvbus catches up by one instead of a replay from 0. "
+        "Needs `replay_endpoint`.",
+        example="tcp://127.0.0.1:5559",
+    )
+    bind: bool = key(False, "true: kvbus binds `endpoint` and the engine dials in.", example=False)
+    api: ApiUrl | None = key(
+        None,
+        "The engine's own HTTP API, which `on_partial: reset` asks: vLLM's `POST /reset_prefix_cache` (there with "
+        "`VLLM_SERVER_DEV_MODE=1`) or SGLang's `POST /flush_cache`.",
+        example="http://127.0.0.1:8000",
+    )
+    data_parallel_size: Int = key(
+        1,
+        "Ranks of this engine; rank r is at port + r of both endpoints, with `ipc://` at `PATH-r` "
+        "(rank 0: `PATH`) or where the path says `{rank}`.",
+        example=1,
+        unit="ranks",
+        ge=1,
+        le=4096,
+    )
+    topic: Text = key("", "Subscription prefix; empty: everything.", example="kv@")
+    clears: Literal["auto", "device", "all"] = key(
+        "auto",
+        "What the engine's AllBlocksCleared speaks of: the device's blocks (vLLM), those of every tier (SGLang), or "
+        "auto: of every tier where the engine opens its epoch with one or `api` is SGLang's, else of the device.",
+        example="auto",
+    )
+    slot: Int | None = key(
+        None,
+        "Slot of rank 0 among the streams of a per_source output (port + slot); rank r is at slot + r. Set it to keep "
+        "a source's ports when one before it is removed.",
+        example=2,
+        default_text="behind the source before it",
+        ge=0,
+        le=4095,
+    )
+    curve_secret_key_file: Path | None = key(
+        None,
+        "kvbus's own key pair (`kvbus keygen`) or secret key towards this engine; turns CURVE on for all of its "
+        "endpoints.",
+        example="/etc/kvbus/keys/kvbus.key_secret",
+    )
+    curve_server_key_file: Path | None = key(
+        None,
+        "Public key of the engine, for the endpoints kvbus connects to.",
+        example="/etc/kvbus/keys/engine.key",
+    )
+    curve_client_keys: Path | None = key(
+        None,
+        "With `bind`: the public keys that may dial in; a file with one key a line, or a directory of key files.",
+        example="/etc/kvbus/engines",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_replay(cls, data: Any) -> Any:
+        # the default replay endpoint belongs to the default endpoint: beside another one it would be another engine's
+        if isinstance(data, dict) and "endpoint" not in data:
+            return {"replay_endpoint": "tcp://127.0.0.1:5558", **data}
+        return data

@@ -1,0 +1,122 @@
+"""What stores of one spelling have in common, looked at once.
+
+A stream spells nearly all of its stores alike: the same block size, medium, group, adapter and kind. Where they go and
+whether they may be applied follows from that alone, and is kept. What is kept never changes a decision: it is made
+anew whenever what it followed from has changed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from msgspec import UNSET, Raw
+
+from kvbus.core.blocks.index import MAX_RUN, Meta, Table
+from kvbus.core.normalizing.block_size import BlockSizeDetector
+from kvbus.core.wire.codec import complete
+from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.tokens import Matcher, matcher
+
+NOTHING_CARRIED: Final = [UNSET] * 5
+"""No locality, ownership, session, salt and lookahead."""
+
+
+class Sizes:
+    """The block sizes of one group."""
+
+    __slots__ = ("detector", "quiet")
+
+    def __init__(self, detector: BlockSizeDetector) -> None:
+        self.detector = detector
+        self.quiet = False
+        """One more store of the group's own size has nothing to teach, see :attr:`BlockSizeDetector.settled`."""
+
+
+class _NoMatchers(dict[int, Matcher]):
+    """For stores of any number of blocks, what matches no tokens."""
+
+    def __missing__(self, blocks: int) -> Matcher:
+        return _never
+
+
+_never: Final = re.compile(rb"(?!)").fullmatch
+NO_MATCHERS: Final = _NoMatchers()
+
+UNKNOWN_SIZES: Final = Sizes(BlockSizeDetector())
+"""Those of a group that has not stored any block with tokens."""
+
+
+class Shape:
+    """What stores of one spelling have in common."""
+
+    __slots__ = (
+        "complete",
+        "good",
+        "group",
+        "known",
+        "last_carried",
+        "last_meta",
+        "left_out",
+        "matchers",
+        "medium",
+        "meta",
+        "native",
+        "sizes",
+        "spelled",
+        "table",
+    )
+
+    def __init__(self, group: int | None, medium: str, spelled: str | None, meta: Meta) -> None:
+        self.group = group
+        self.medium = medium
+        """The medium's index key."""
+        self.spelled = spelled
+        """The medium as it leaves."""
+        self.meta = meta
+        """With nothing that is only carried."""
+        self.left_out = False
+        """Its group carries no prefixes."""
+        self.known = False
+        """The group is one of those that anything is remembered of."""
+        self.good = False
+        """Nothing of what they have in common breaks a rule."""
+        self.complete = False
+        """Every field that kvbus always sends is there, and the medium as kvbus writes it."""
+        self.sizes = UNKNOWN_SIZES
+        self.native = False
+        """Blocks of this size leave as they came."""
+        self.table: Table | None = None
+        """Where the blocks go, if they leave as they came; None before any has come."""
+        self.matchers: dict[int, Matcher] = {}
+        """By number of blocks: what matches the tokens of stores that are plainly in order, and have nothing to teach
+        once :attr:`Sizes.quiet` says so."""
+        self.last_carried: list[Any] = NOTHING_CARRIED
+        self.last_meta = meta
+        """That of :attr:`last_carried`."""
+
+    def learn(self, sizes: Sizes) -> None:
+        """The group's block sizes are these now."""
+        self.sizes = sizes
+        self.native = sizes.detector.is_native(self.meta.block_size)
+        self.matchers.clear()
+        if not self.native:
+            self.table = None
+
+    def expect(self, blocks: int) -> None:
+        """Stores of so many blocks will come again. Only where a size is proven those of several teach nothing."""
+        size = self.meta.block_size
+        if self.good and self.native and 0 < blocks <= MAX_RUN and (blocks == 1 or self.sizes.detector.proven == size):
+            found = matcher(blocks * size)
+            if found is not None:
+                self.matchers[blocks] = found
+
+    def as_sent(self, event: BlockStored[Any]) -> None:
+        """Fill in what was not sent, and write the medium as kvbus does."""
+        complete(event)
+        event.medium = self.spelled
+
+
+def own_copy(carried: list[Any]) -> list[Any]:
+    """Raw fields that do not hold on to the payload they came in."""
+    return [each if each is UNSET else Raw(bytes(each)) for each in carried]

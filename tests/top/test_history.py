@@ -1,0 +1,49 @@
+"""Rates: between two moments, over several, and never across a restart of the bus."""
+
+from __future__ import annotations
+
+from kvbus.top.history import KEPT, History, batches_of, of_output, of_reason
+from tests.top.moments import moment, source
+
+
+def seen(*moments) -> History:
+    history = History()
+    for each in moments:
+        history.add(each)
+    return history
+
+
+def test_a_rate_needs_two_moments():
+    assert seen(moment(1.0)).rate(batches_of("engine")) == 0
+    history = seen(moment(1.0), moment(3.0))
+    assert history.rate(batches_of("engine")) == 10
+    assert history.rate(of_output("routers", lambda each: each.batches)) == 20
+    assert history.rate(batches_of("nobody")) == 0
+
+
+def test_a_rate_is_smoothed_and_a_course_is_not():
+    history = seen(*(moment(float(at), source("engine", batches)) for at, batches in enumerate([0, 0, 0, 50])))
+    assert history.rate(batches_of("engine")) == 50 / 3
+    assert history.course(batches_of("engine"), 2) == [0, 50]
+
+
+def test_a_source_that_comes_late_has_no_rate_before():
+    history = seen(moment(1.0), moment(2.0, source("engine", 20), source("late", 500)))
+    assert history.course(batches_of("late"), 9) == [0]
+    assert history.rate(batches_of("late")) == 0
+
+
+def test_a_restarted_bus_begins_anew():
+    history = seen(moment(1.0), moment(2.0), moment(3.0, started=2000.0))
+    assert len(history.moments) == 1
+    assert history.rate(batches_of("engine")) == 0
+
+
+def test_a_reason_that_was_never_counted_before_has_a_rate():
+    history = seen(moment(1.0), moment(2.0, reasons={"rejected: block_size (engine)": 7.0}))
+    assert history.rate(of_reason("rejected: block_size (engine)")) == 7
+
+
+def test_it_is_bounded():
+    history = seen(*(moment(float(at)) for at in range(KEPT + 50)))
+    assert len(history.moments) == KEPT

@@ -1,0 +1,48 @@
+"""What a key does to what is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbus.top.keyboard import pressed
+from kvbus.top.view import SORTS, Choice
+from tests.typed import there
+
+
+def after(choice: Choice, keys: str) -> Choice:
+    for key in keys:
+        choice = there(pressed(choice, key))
+    return choice
+
+
+def test_q_leaves_unless_it_is_typed():
+    assert pressed(Choice(), "q") is None
+    assert after(Choice(), "/q").wanted == "q"
+
+
+def test_s_goes_through_every_order_and_begins_again():
+    orders = [after(Choice(), "s" * times).sort for times in range(len(SORTS) + 1)]
+    assert orders == [*SORTS, SORTS[0]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted", "typing"),
+    [
+        ("/eng", "eng", True),
+        ("/eng\n", "eng", False),
+        ("/enx\x7fg\r", "eng", False),
+        ("/eng\x1b", "", False),
+        ("/eng\n\x1b", "", False),
+        ("/a\x00b\n", "ab", False),
+        ("/" + "x" * 1000 + "\n", "x" * 60, False),
+        ("x?", "", False),
+    ],
+)
+def test_a_filter_is_typed_taken_and_given_up(keys, wanted, typing):
+    choice = after(Choice(), keys)
+    assert (choice.wanted, choice.typing) == (wanted, typing)
+
+
+def test_p_and_space_pause_and_go_on():
+    assert after(Choice(), "p").paused
+    assert not after(Choice(), "p ").paused

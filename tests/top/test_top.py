@@ -1,0 +1,104 @@
+"""``kvbus top`` as a user runs it: on a terminal, and into a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
+
+import pytest
+
+from tests.admin.test_http import web_and_engine
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
+from tests.ports import free_port
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvbus", "top", *args], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+async def test_a_pipe_gets_lines():
+    async with web_and_engine() as (client, engine):
+        engine.publish(batch(store([1, 2])))
+        done = await asyncio.to_thread(run, "--http", client.base, "--count", "2", "--interval", "0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+    looks = done.stdout.split("\n\n")
+    assert len(looks) == 2
+    assert "source engine: live" in looks[1]
+    assert "2 GPU blocks" in looks[1]
+    assert "\x1b" not in done.stdout
+
+
+def test_nobody_there_is_an_error_at_once():
+    done = run("--http", f"127.0.0.1:{free_port()}")
+    assert (done.returncode, "Connection refused" in done.stderr) == (69, True)
+    assert run("--http", "tcp://127.0.0.1:5557").returncode == 2
+
+
+class Screen:
+    """The command on a terminal of its own."""
+
+    def __init__(self, *args: str) -> None:
+        self.seen = b""
+        self.fd, theirs = pty.openpty()
+        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
+        self.before = termios.tcgetattr(theirs)
+        environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": "140", "LINES": "40"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvbus", "top", "--interval", "0.1", *args],
+            stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
+        )  # fmt: skip
+        self.theirs = theirs
+
+    async def until(self, text: str) -> None:
+        """Read until the terminal has been sent this text since the last time."""
+        while text.encode() not in self.seen:
+            self.seen += await asyncio.wait_for(asyncio.to_thread(os.read, self.fd, 65_536), 60)
+        self.seen = b""
+
+    def press(self, keys: str) -> None:
+        os.write(self.fd, keys.encode())
+
+    async def end(self) -> int:
+        code = await asyncio.to_thread(self.process.wait, 60)
+        assert termios.tcgetattr(self.theirs) == self.before, "the terminal is as it was"
+        os.close(self.fd)
+        os.close(self.theirs)
+        return code
+
+
+@pytest.mark.parametrize("how", ["q", "Ctrl-C"])
+async def test_a_terminal_gets_a_screen_and_its_keys_work(how):
+    async with web_and_engine() as (client, engine):
+        engine.publish(batch(store([1, 2])))
+        screen = Screen("--http", client.base)
+        await screen.until("● live")
+        screen.press("s")
+        await screen.until("sort by rate")
+        screen.press("/no such\n")
+        await screen.until("sources 0")
+        screen.press("p")
+        await screen.until("paused")
+        if how == "q":
+            screen.press("q")
+        else:
+            screen.process.send_signal(signal.SIGINT)
+        assert await screen.end() == 0
+
+
+async def test_a_bus_that_goes_away_leaves_its_last_state_and_the_reason():
+    async with web_and_engine() as (client, _):
+        screen = Screen("--http", client.base)
+        await screen.until("● live")
+    await screen.until("Connection refused")
+    screen.press("q")
+    assert await screen.end() == 0

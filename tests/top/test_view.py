@@ -1,0 +1,103 @@
+"""What is drawn fits, says what is wrong, and is sorted and filtered as asked."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from kvbus.terminal import ASCII, UNICODE, Glyphs
+from kvbus.top.history import History
+from kvbus.top.view import Choice, chart, lines, render
+from tests.top.moments import moment, output, router, source
+
+URL = "http://127.0.0.1:9477"
+ALL = Choice()
+WRONG = source(
+    "engine-2/1",
+    300,
+    state="gap",
+    partial=True,
+    partial_reason="its history was trimmed",
+    remarks=["no group of its model carries prefixes"],
+    queue_depth=17,
+    counts={"missing": 9, "lost": 4, "rejected": {"block_size": 3}},
+)
+
+
+def history(*sources, **changes) -> History:
+    seen = History()
+    seen.add(moment(1.0, *sources, **changes))
+    seen.add(moment(2.0, *sources, **changes))
+    return seen
+
+
+def drawn(
+    seen: History, choice: Choice = ALL, *, width=140, height=40, trouble=None, now=2.0, glyphs: Glyphs = UNICODE
+) -> str:
+    file = io.StringIO()
+    shown = render(seen, choice, URL, trouble, now, width=width, height=height, glyphs=glyphs)
+    Console(file=file, width=width, color_system=None).print(shown)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (140, 40), (220, 60)])
+def test_it_fits_however_many_there_are(width, height, glyphs):
+    many = history(
+        *(source(f"engine-{n}/0") for n in range(300)), WRONG, routers=[router(f"10.0.0.1:{n}") for n in range(900)]
+    )
+    text = drawn(many, width=width, height=height, glyphs=glyphs)
+    assert len(text.splitlines()) <= height
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert "sources 301" in text
+    assert " more " in text
+    assert "routers 900" in text
+
+
+def test_what_is_wrong_is_on_it():
+    seen = history(source("engine-1"), WRONG, reasons={"rejected: block_size (engine-2/1)": 3.0})
+    for width in (80, 140):
+        text = drawn(seen, width=width)
+        for word in ("gap", "17", "its history was trimmed", "no group of its model", "rejected: block_size", "1.2.3"):
+            assert word in text
+
+
+def test_sources_are_sorted_with_the_largest_first_and_filtered():
+    few = source("b", blocks={"GPU": 1})
+    seen = history(source("a", blocks={"GPU": 2}), few, source("c", blocks={"GPU": 3}))
+    order = [line.split()[1] for line in drawn(seen, Choice(sort="blocks")).splitlines() if "live" in line][:3]
+    assert order == ["c", "a", "b"]
+    text = drawn(history(source("engine-1"), WRONG), Choice(wanted="ENGINE-2"))
+    assert "engine-2/1" in text
+    assert "engine-1" not in text
+    assert "sources 1" in text
+
+
+def test_an_old_moment_says_how_old_it_is_and_why():
+    text = drawn(history(), trouble="Connection refused", now=30.0)
+    assert "as of 28 s ago: Connection refused" in text
+    assert "as of 0 s ago" in drawn(history())
+    assert "paused" in drawn(history(), Choice(paused=True), now=30.0)
+    assert "filter: eng" in drawn(history(), Choice(typing=True, wanted="eng"))
+
+
+def test_a_chart_has_the_largest_value_as_its_highest_sign():
+    assert chart([0, 4, 8], UNICODE) == " ▄█"
+    assert chart([0, 4, 8], ASCII) == " =#"
+    assert chart([0.0, 0.0], UNICODE) == "  "
+    assert chart([], UNICODE) == ""
+
+
+def test_lines_say_the_same_without_a_terminal():
+    outputs = [output(queued=3, behind=1.25, dropped=7)]
+    seen = history(source("engine-1"), WRONG, outputs=outputs, reasons={"dropped: slow_router (routers)": 7.0})
+    said = list(lines(seen, Choice(sort="missing"), URL))
+    assert said[0] == "kvbus 1.2.3 at http://127.0.0.1:9477: up 60 min, 60.0 MB"
+    assert said[1].startswith("source engine-2/1: gap (partial), 0.0/s, 400 GPU blocks, missing 9")
+    assert "source engine-2/1 is partial: its history was trimmed" in said
+    assert any(line.startswith("output routers: 2 routers") and "dropped 7" in line for line in said)
+    assert "dropped: slow_router (routers): 7" in said
+    assert not [line for line in lines(seen, Choice(wanted="engine-1"), URL) if "engine-2" in line]

@@ -1,0 +1,57 @@
+"""kvbus's view of a stream against the engine's own cache, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from kvbus.core.normalizing.normalizer import Normalizer
+from kvbus.core.normalizing.rules import Rules
+from kvbus.core.stats import SourceStats
+from kvbus.core.types import PREFIX_KINDS, medium_key
+from kvbus.core.wire.codec import encode_batch
+from tests.doubles.router import PlainSetRouter
+from tests.typed import there, well_formed
+from tests.wire.captures import Key
+
+
+class View:
+    """A stream through codec and normalizer, with a plain-set router behind it."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.stats = SourceStats()
+        self.router = PlainSetRouter()
+        self.sent = 0
+        self._normalizer = Normalizer(Rules(**rules), self.stats)
+        self._fed = 0
+
+    def feed(self, batches: Sequence[tuple[float, int, bytes]]) -> None:
+        """Take in what was published since the last call."""
+        for _, seq, payload in batches[self._fed :]:
+            events = self._normalizer.apply(well_formed(payload), first_of_epoch=seq == 0)
+            if events:
+                self.router.apply(self.sent, encode_batch(events, 0.0, 0))
+                self.sent += 1
+        self._fed = len(batches)
+
+    def differs(self, pool: Collection[Key]) -> str | None:
+        """None if the router holds exactly what the pool holds, all rules kept; otherwise an account."""
+        missing, dead = set(pool) - set(self.router.blocks), set(self.router.blocks) - set(pool)
+        wrong = {
+            "missing": sorted(missing, key=repr)[:2],
+            "dead": sorted(dead, key=repr)[:2],
+            "violations": self.router.violations[:2],
+            "rejected": dict(self.stats.rejected),
+        }
+        if not any(wrong.values()):
+            return None
+        return f"{len(pool)} blocks, {len(missing)} missing, {len(dead)} dead: {wrong}"
+
+
+def with_prefixes(pool: Collection[Key], kinds: Sequence[str | None]) -> set[Key]:
+    """What of a pool a router is to know: the groups whose blocks carry a prefix."""
+    return {
+        (group, there(medium_key(medium)), block)
+        for group, medium, block in pool
+        if group is None or kinds[group] is None or kinds[group] in PREFIX_KINDS
+    }
