@@ -333,3 +333,33 @@ async def test_a_stream_that_never_pauses_puts_no_call_off_for_ever(context):
         pump.call_behind(lambda: called.append(len(got)))
         await eventually(lambda: called, "the call")
         await eventually(lambda: len(got) >= 10 * CAP + called[0], "every message")
+
+
+@both_loops
+async def test_a_paused_pump_leaves_messages_where_they_are_and_takes_them_when_it_goes_on(context):
+    got: list[Any] = []
+    order: list[str] = []
+    async with pumped(context, got.append) as (pair, pump):
+        pump.pause()
+        pair.theirs.send(b"1")
+        assert pair.mine.poll(60_000)
+        pump.call_behind(lambda: order.append(f"after {len(got)}"))
+        await turns()
+        assert (got, order) == ([], [])
+        pair.theirs.send(b"2")
+        pump.resume()
+        await eventually(lambda: len(got) == 2, "both messages")
+        await eventually(lambda: order in (["after 1"], ["after 2"]), "what waited behind the first")
+
+
+@both_loops
+async def test_the_frames_kept_of_a_message_are_as_many_as_its_reader_wants(context):
+    got: list[Any] = []
+    pair = Pair(context)
+    pump = Pump(pair.mine, got.append, max_frames=3 * MAX_KEPT_FRAMES)
+    pair.theirs.send_multipart([b"x"] * 2 * MAX_KEPT_FRAMES)
+    await eventually(lambda: len(got) == 1, "the message")
+    assert len(got[0]) == 2 * MAX_KEPT_FRAMES
+    pump.close()
+    pair.close()
+    await turns()

@@ -32,7 +32,7 @@ class Answers(Machine):
                 self._take(Input.ANSWERED, now)
             return
         if asked.contradicts(seq, payload, tracker):
-            self._new_epoch(now, RestartReason.PAYLOAD)
+            self._new_epoch(now, RestartReason.PAYLOAD, proven=not self.settings.compacted)
             return
         if asked.begins_beyond(seq) and not self._accept_beyond(seq, now):
             return

@@ -157,10 +157,11 @@ class Machine:
         if self.phase in (Phase.SYNC, Phase.GAP, Phase.GAP_SNAPSHOT) and self._tracker.caught_up:
             self._take(Input.CAUGHT_UP, now)
 
-    def _new_epoch(self, now: float, reason: RestartReason = RestartReason.WENT_BACK) -> None:
+    def _new_epoch(self, now: float, reason: RestartReason = RestartReason.WENT_BACK, *, proven: bool = True) -> None:
         """Start over. Stale batches are the first live ones of the new epoch; everything held was of the old one.
 
-        ``REBUILT`` says that nothing proves a restart.
+        ``REBUILT`` says that nothing proves a restart. A compacted answer with another content does not either: that
+        may be a state, and speaks of no other publisher on the endpoint.
         """
         restart = reason is not RestartReason.REBUILT
         self.stats.restarts += restart
@@ -171,7 +172,7 @@ class Machine:
         self._forget()
         self._idle_since = now
         self.actions.append(NewEpoch(reason))
-        if restart and self._conflict.epoch_began(now):
+        if restart and proven and self._conflict.epoch_began(now):
             self.stats.rejected[Reason.CONFLICT] += len(first)
             self._known.backfill.nothing_known(pending=False)
         else:

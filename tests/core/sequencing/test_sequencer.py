@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.sequencing.actions import Ask, Deliver, Lost, LostReason
-from kvbus.core.sequencing.conflict import FIRST_PAUSE
+from kvbus.core.sequencing.conflict import FIRST_PAUSE, MAX_EPOCHS
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import Phase
 from kvbus.core.sequencing.replay_requests import OVERLAP
@@ -918,6 +918,15 @@ class TestAnswersThatMayBeCompacted:
         script = SequencerScript(**COMPACTED)
         script.after(up(), live(1), replay_end())
         assert (script.sequencer.phase, script.sequencer.next) == (Phase.GAP, 0)
+
+    def test_one_gap_after_another_that_only_a_state_fills_is_no_second_publisher(self):
+        script = in_sync(3, **COMPACTED)
+        for gap in range(2 * MAX_EPOCHS):
+            script.after(live(script.sequencer.next + 1))
+            script.epoch += 1  # as another content looks
+            assert new_epoch() in script.after(replayed(script.sequencer.next - 1))
+            script.after(*map(replayed, range(5 + gap)), replay_end())
+            assert script.state is State.LIVE
 
     def test_what_waits_at_a_disconnection_has_to_come_once_more(self):
         script = in_sync(3, **COMPACTED)

@@ -102,7 +102,7 @@ def test_history_then_live(loops, framing):
                 publisher.publish(payload(3))
                 (live,) = await until(subscriber, Received)
                 assert (live.seq, live.topic) == (3, b"kv@a@m")
-                assert live.batch.events[0].block_hashes == [3]
+                assert list(live.batch.events[0].block_hashes) == [3]
 
     loops(main)
 
@@ -511,7 +511,7 @@ def test_a_chunk_that_cannot_be_read(loops):
                 served = asyncio.ensure_future(answer(router, 3, payload(1), b"\xc1", payload(2)))
                 taken, *rest = await until(subscriber, Synced)
                 await served
-                assert [event.block_hashes for batch in taken.batches for event in batch.events] == [[1], [2]]
+                assert [list(event.block_hashes) for batch in taken.batches for event in batch.events] == [[1], [2]]
                 assert rest == [Rejected(3, b"", Reason.NOT_MSGPACK), Synced(3)]
 
     loops(main)
@@ -542,6 +542,6 @@ def test_cancelling_while_a_snapshot_is_decoded_loses_nothing(loops, monkeypatch
                 assert isinstance(taken, Snapshot)
                 assert await subscriber.receive() == Synced(3)
                 stored = [event for batch in taken.batches for event in batch.events if isinstance(event, BlockStored)]
-                assert [event.block_hashes for event in stored] == [[block] for block in range(50)]
+                assert [list(event.block_hashes) for event in stored] == [[block] for block in range(50)]
 
     loops(main)
