@@ -18,6 +18,7 @@ from kvbus.doctor.bus import Bus
 from kvbus.doctor.findings import Finding, Report, Severity
 from kvbus.doctor.heard import differing_roots
 from kvbus.doctor.outputs import OutputProber
+from kvbus.doctor.ports import holder
 from kvbus.doctor.probes import Looked, Prober
 from kvbus.doctor.sources import judge
 from kvbus.transport import engine_api
@@ -91,7 +92,8 @@ class _Examination:
             return None, False
         if not bus.runs:
             do = "choose another address for http, or stop what is there"
-            self._report.add([Finding(bus.problem, "http", do)])
+            who = holder(address[1])
+            self._report.add([Finding(f"{bus.problem}{f': {who}' if who else ''}", "http", do)])
             return None, False
         streams = {stream.endpoint for stream in self._streams}
         theirs = {source.endpoint for source in bus.sources}

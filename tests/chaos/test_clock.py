@@ -15,7 +15,7 @@ READS = {
     "daemon/generations.py": "the name of files that are moved aside",
     "transport/live/views.py": "since when a router is connected, as people are shown",
 }
-PEERS = ("sim/", "demo/", "cli/", "capture/", "telemetry/logs.py")
+PEERS = ("sim/", "demo/", "cli/", "capture/", "doctor/", "telemetry/logs.py")
 """Engines, and what people read: no part of the relay."""
 
 
