@@ -45,8 +45,9 @@ from kvbus.core.events import (
     Tick,
 )
 from kvbus.core.outgoing import Outgoing
-from kvbus.core.outputs.output import Output, OutputSpec
+from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.snapshot import parse_snapshot
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.source import NOBODY, Source, SourceSpec
 from kvbus.core.types import Reason

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from kvbus.config import Config, OutputConfig, SourceStream, render_topic
 from kvbus.core.normalizing.normalizer import Rules
-from kvbus.core.outputs.output import NewStream, OutputSpec
+from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import NOBODY, SourceSpec

@@ -20,7 +20,7 @@ from typing import Any, Final
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing.normalizer import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec

@@ -36,7 +36,7 @@ from kvbus.core.events import (
     Tick,
 )
 from kvbus.core.normalizing.normalizer import Normalizer, Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.sequencing.settings import Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp
 from kvbus.core.normalizing.normalizer import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec

@@ -13,7 +13,7 @@ from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Started, Subscribed, Tick
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.journal import Journal
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.settings import Settings

@@ -20,7 +20,7 @@ from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing import block_size
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.journal import Journal
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing import fingerprints, replay_requests, sequencer, unverified

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from kvbus.core.normalizing.normalizer import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec
 from kvbus.core.stats import OutputStats, SourceStats

@@ -10,7 +10,7 @@ from typing import Any
 from kvbus.core.commands import Publish, SendPart, SendState
 from kvbus.core.events import AnswerPulled, BatchReceived, RelayEvent, SourceUp
 from kvbus.core.normalizing.normalizer import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kvbus.core.commands import Publish, SendState
 from kvbus.core.events import BatchReceived, SourceDown, SourceUp, Subscribed, Tick
 from kvbus.core.normalizing.normalizer import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec

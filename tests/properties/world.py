@@ -44,8 +44,8 @@ from kvbus.core.events import (
     Tick,
 )
 from kvbus.core.normalizing.normalizer import Rules
-from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.outputs.replay_answer import StatePart
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.state_transfer import TransferReader
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings, State

@@ -8,7 +8,7 @@ from kvbus.core.commands import Publish, SendState
 from kvbus.core.events import BatchReceived, SourceUp, Subscribed
 from kvbus.core.normalizing.normalizer import Rules
 from kvbus.core.outputs.fitting import halves, runs_of
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import SourceSpec

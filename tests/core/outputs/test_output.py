@@ -1,7 +1,8 @@
 """An output's streams: as many as sources, or one for all."""
 
 from kvbus.core.normalizing.normalizer import Rules
-from kvbus.core.outputs.output import Output, OutputSpec
+from kvbus.core.outputs.output import Output
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import Source, SourceSpec
 from kvbus.core.wire.profiles import PROFILES
