@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import to_builtins
+
 from kvbus.core.stats import RouterView
 from kvbus.telemetry.readings import SourceReading
 
@@ -22,7 +24,7 @@ def source_json(source: SourceReading, endpoint: str, replay_endpoint: str | Non
         "partial_reason": why.reason if why else None,
         "missing_before": why.before if why else None,
         "heals": why.heals if why else None,
-        "remarks": list(source.remarks.values()),
+        "reasons": [to_builtins(said) for said in source.reasons],
         "epoch": source.epoch,
         "last_seq": source.last_seq,
         "dialect": source.dialect,

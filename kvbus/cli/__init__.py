@@ -11,6 +11,7 @@ _SUBCOMMANDS = (
     Subcommand("run", "Run the bus."),
     Subcommand("demo", "Engines, bus and routers on this machine, live."),
     Subcommand("check", "Validate a configuration and print it in full."),
+    Subcommand("doctor", "Find out what is wrong, and what to do."),
     Subcommand("top", "Watch a running bus: sources, outputs, routers."),
     Subcommand("tail", "Watch a stream: decoded batches, and gaps."),
     Subcommand("dump", "Rebuild the live block set through the replay."),
@@ -38,9 +39,10 @@ def main(*, debug: bool) -> None:
       kvbus run -c kvbus.yaml
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
       kvbus check -c kvbus.yaml
+      kvbus doctor kvbus.yaml
       kvbus tail tcp://127.0.0.1:5657
 
     \b
     Exit codes:
-      0 good, 2 usage, 69 cannot listen, 70 internal error, 78 bad configuration
+      0 good, 1 findings, 2 usage, 69 cannot listen, 70 internal error, 78 bad configuration
     """  # noqa: D301 - \b is click's: keep these lines as they are

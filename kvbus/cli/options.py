@@ -32,6 +32,7 @@ def _settings(_ctx: click.Context, _param: click.Parameter, values: tuple[str, .
     return values
 
 
+_HTTP = click.option("--http", metavar="HOST:PORT", help="Address of the metrics and the status page; null for none.")
 _OPTIONS = (
     click.option(
         "-c",
@@ -55,7 +56,7 @@ _OPTIONS = (
         metavar="ENDPOINT[,REPLAY]",
         help="Where routers connect; replaces the file's outputs. Repeatable.",
     ),
-    click.option("--http", metavar="HOST:PORT", help="Address of the metrics and the status page; null for none."),
+    _HTTP,
     click.option("--model", metavar="NAME", help="{model} in topics."),
     click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
     click.option("--log-format", metavar="FORMAT", help="auto, json or text."),
@@ -74,6 +75,13 @@ def config_options(function: F) -> F:
     """Add the options for `load_config` to a command."""
     for option in reversed(_OPTIONS):
         function = option(function)
+    return function
+
+
+def config_options_without_http(function: F) -> F:
+    """Add them without ``--http``, which is a URL to such a command."""
+    for option in reversed(_OPTIONS):
+        function = function if option is _HTTP else option(function)
     return function
 
 

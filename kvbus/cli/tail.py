@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
+from msgspec import UnsetType
 
 from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.reach import explained
@@ -18,10 +19,12 @@ from kvbus.cli.until import run_until_signal, say, until
 from kvbus.client.subscriber import Subscriber
 from kvbus.client.updates import Gap, Lost, Received, Rejected, Restarted, Snapshot
 from kvbus.core.types import Reason, printable
-from kvbus.core.wire.codec import decode_tokens
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import decode_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvbus.client.updates import Update
     from kvbus.core.types import Hash
     from kvbus.core.wire.codec import Batch
@@ -102,7 +105,7 @@ def _event_json(event: Event) -> dict[str, Any]:
         plain = {
             "type": "BlockStored",
             "block_hashes": [printable(block) for block in event.block_hashes],
-            "parent_block_hash": printable(event.parent_block_hash),
+            "parent_block_hash": printable(_parent(event)),
             "token_ids": None if isinstance(tokens, Reason) else tokens,
             "block_size": event.block_size,
             "medium": event.medium,
@@ -167,14 +170,19 @@ _COLOURS: Final = {"BlockStored": "green", "BlockRemoved": "blue", "AllBlocksCle
 def _event_line(event: Event) -> str:
     if isinstance(event, BlockStored):
         where = f"{event.medium or 'device'}{_group(event.group_idx)}"
-        parent = "root" if event.parent_block_hash is None else _short(event.parent_block_hash)
+        before = _parent(event)
+        parent = "root" if before is None else _short(before)
         return f"+ stored  {_hashes(event.block_hashes)}  x{event.block_size} tokens  {where}  after {parent}"
     if isinstance(event, BlockRemoved):
         return f"- removed {_hashes(event.block_hashes)}  {event.medium or 'device'}{_group(event.group_idx)}"
     return "* all blocks cleared"
 
 
-def _hashes(hashes: list[Hash]) -> str:
+def _parent(event: BlockStored[Any]) -> Hash | None:
+    return None if isinstance(event.parent_block_hash, UnsetType) else event.parent_block_hash
+
+
+def _hashes(hashes: Sequence[Hash]) -> str:
     shown = " ".join(_short(block) for block in hashes[:_SHOWN_HASHES])
     rest = len(hashes) - _SHOWN_HASHES
     return f"{len(hashes)} [{shown}{f' +{rest}' if rest > 0 else ''}]"

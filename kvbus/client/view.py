@@ -8,8 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key, printable
-from kvbus.core.wire.codec import Token, decode_tokens
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import Token, decode_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,11 +70,12 @@ class Block:
         "rank",
     )
 
-    def __init__(self, key: Key, event: BlockStored, tokens: _Tokens, index: int) -> None:
+    def __init__(self, key: Key, event: BlockStored[Any], tokens: _Tokens, index: int) -> None:
         self.rank, self.group_idx, self.medium, self.hash = key
-        self.parent = event.block_hashes[index - 1] if index else event.parent_block_hash
+        self.parent = event.block_hashes[index - 1] if index else _sent(event.parent_block_hash)
         self.block_size = event.block_size
-        self.lora: str | int | None = event.lora_name if event.lora_name is not None else event.lora_id
+        name = _sent(event.lora_name)
+        self.lora: str | int | None = name if name is not None else _sent(event.lora_id)
         self.copies = 1
         self._tokens = tokens
         self._index = index
@@ -184,7 +185,7 @@ class BlockView:
         self._blocks.clear()
         self._places.clear()
 
-    def _store(self, event: BlockStored, rank: int | None) -> None:
+    def _store(self, event: BlockStored[Any], rank: int | None) -> None:
         hashes = event.block_hashes
         group, medium = _group(event.group_idx), _medium(event.medium)
         tokens = _Tokens(bytes(event.token_ids), event.block_size, len(hashes))
@@ -222,7 +223,11 @@ class BlockView:
             del self._places[block]
 
 
-def _medium(name: str | None) -> str:
+def _sent(value: Any) -> Any:
+    return None if value is UNSET else value
+
+
+def _medium(name: str | UnsetType | None) -> str:
     # a medium unknown to this version must not lose a router its blocks
     return medium_key(name) or str(name).upper()
 

@@ -54,39 +54,31 @@ class Applier:
         slot, payload = record.source, record.payload
         source = self._sources[slot]
         source.topic = record.topic
-        taken = source.normalizer.fast_path(payload)
-        if taken is not None:
-            plain, unchanged = taken
-            source.stats.last_batch = source.ts = plain.ts
-            if plain.rank != source.rank or not source.ranked:
-                self._see_rank(slot, source, plain.rank, now)
-                unchanged = unchanged and plain.rank == source.rank
-            if source.dialect.name is None:
-                source.dialect.see(payload)
-            if plain.events and not source.expired:
-                source.announced = True
-                whole = payload if unchanged else None
-                self._out.publish(slot, source, plain.events, now, whole)
-                if self._out.fitted:
-                    self._out.publish_fitted(slot, source, plain.events, now, whole)
-            return
-        batch = codec.decode_batch(payload, self._max_events)
+        normalizer = source.normalizer
+        batch = codec.decode(payload, self._max_events, bytes_first=normalizer.bytes_hashes)
         if isinstance(batch, Reason):
             source.stats.rejected[batch] += 1
             return
-        source.stats.last_batch = batch.ts
-        source.ts = batch.ts
-        if batch.rank is not None:
-            self._see_rank(slot, source, batch.rank, now)
-        source.dialect.see(payload)
-        events = source.normalizer.apply(batch, first_of_epoch=record.seq == 0)
-        if source.normalizer.emptied and source.sequencer.partial:
+        source.stats.last_batch = source.ts = batch.ts
+        rank = batch.rank
+        if rank is not None and (rank != source.rank or not source.ranked):
+            self._see_rank(slot, source, rank, now)
+        events = normalizer.apply(batch, first_of_epoch=record.seq == 0)
+        as_it_came = normalizer.as_it_came
+        if not as_it_came or source.dialect.name is None:
+            source.dialect.see(payload)
+        if normalizer.emptied and source.sequencer.partial:
             source.lost = 0
-            source.sequencer.complete(certain=source.normalizer.take_for_empty())
-        if source.expired:
+            source.sequencer.complete(certain=normalizer.take_for_empty())
+        if source.expired or not events:
             return
-        if events:
-            source.announced = True
+        source.announced = True
+        if as_it_came:
+            whole = payload if rank == source.rank else None
+            self._out.publish(slot, source, events, now, whole)
+            if self._out.fitted:
+                self._out.publish_fitted(slot, source, events, now, whole)
+        else:
             self._out.publish_all(slot, source, events, now)
 
     def _see_rank(self, slot: int, source: Source, rank: int, now: float) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import CacheReset, Refused
 
 
@@ -57,6 +57,13 @@ class HandshakeFailed(msgspec.Struct, frozen=True):
 
     source: int
     reason: Refused
+
+
+class SourceUnreachable(msgspec.Struct, frozen=True):
+    """The shell has found out why there is no connection to the engine's publisher."""
+
+    source: int
+    why: str
 
 
 class CacheResetTried(msgspec.Struct, frozen=True):
@@ -173,6 +180,7 @@ RelayEvent = (
     | SourceRemoved
     | SourceUp
     | SourceDown
+    | SourceUnreachable
     | HandshakeFailed
     | CacheResetTried
     | BatchReceived

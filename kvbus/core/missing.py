@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.sequencing.backfill import NOTHING
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source

@@ -39,6 +39,7 @@ from kvbus.core.events import (
     SourceDown,
     SourcePlaced,
     SourceRemoved,
+    SourceUnreachable,
     SourceUp,
     Started,
     Subscribed,
@@ -49,7 +50,8 @@ from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.snapshot import parse_snapshot
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
-from kvbus.core.source import NOBODY, Source, SourceSpec
+from kvbus.core.source import Source
+from kvbus.core.source_spec import NOBODY, SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.write_ahead_log import Records
@@ -94,6 +96,7 @@ class Relay:
             RequestSent: self._request_sent,
             SourceUp: self._up,
             SourceDown: self._down,
+            SourceUnreachable: self._unreachable,
             HandshakeFailed: self._handshake_failed,
             CacheResetTried: self._cache_reset_tried,
             ReplayAsked: self._out.asked,
@@ -284,6 +287,7 @@ class Relay:
     def _up(self, event: SourceUp, now: float) -> None:
         source = self.sources[event.source]
         source.down_since = None
+        source.unreachable = ""
         source.sequencer.up(now)
         self._run(event.source, source, now)
 
@@ -293,6 +297,10 @@ class Relay:
             source.down_since = now
         source.sequencer.down(now)
         self._run(event.source, source, now)
+
+    def _unreachable(self, event: SourceUnreachable, now: float) -> None:
+        del now
+        self.sources[event.source].unreachable = event.why
 
     def _handshake_failed(self, event: HandshakeFailed, now: float) -> None:
         del now

@@ -1,17 +1,30 @@
-"""What is remarkable about a source's stream although nothing is missing of it, in words for people."""
+"""What is wrong with a source, or remarkable about its stream, in words for people: one sentence each.
+
+Log, ``/sources``, the status page and ``kvbus doctor`` all take their sentences from here. What is missing of a partial
+source is in :mod:`kvbus.core.missing`.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
+import msgspec
+
+from kvbus.core.missing import missing
+from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
-from kvbus.core.types import Filtered
+from kvbus.core.types import Filtered, Reason
 
 
 class Remark(StrEnum):
     """Bounded: these are the only values of the ``remark`` label."""
 
+    UNREACHABLE = "unreachable"
+    CONFLICT = "conflict"
+    REPLAY_SILENT = "replay_silent"
+    BLOCK_SIZE = "block_size"
+    REFUSED = "refused"
     NO_PREFIX = "no_prefix"
     REANNOUNCED = "reannounced"
 
@@ -24,14 +37,53 @@ MIN_COPIES: Final = 64
 """Copies of one block: three times as many as an engine has been seen to have of any."""
 
 
+class About(NamedTuple):
+    """What a remark is about.
+
+    Attributes:
+        key: the configuration key that it concerns.
+        do: what to do about it.
+    """
+
+    key: str
+    do: str
+
+
+ABOUT: Final = {
+    Remark.UNREACHABLE: About("sources[].endpoint", "start the engine, or correct the endpoint"),
+    Remark.CONFLICT: About("sources[].endpoint", "give each engine and each rank a source of its own"),
+    Remark.REPLAY_SILENT: About("sources[].replay_endpoint", "name the replay port of this engine and rank"),
+    Remark.BLOCK_SIZE: About("block_size", "set it to the engine's, or to auto"),
+    Remark.REFUSED: About("sources[].endpoint", "name an engine's event port; kvbus record keeps what comes"),
+    Remark.NO_PREFIX: About("groups", "groups: all, if the routers can use such blocks"),
+    Remark.REANNOUNCED: About("duplicates", "duplicates: ignore, if requests set kv_cache_report_mode=full"),
+}
+
+TWO_PUBLISHERS: Final = "several publishers send on one endpoint"
+
+_REFUSALS: Final = {
+    Reason.FRAME_COUNT: "messages without a sequence number are no stream that kvbus can follow",
+    Reason.SEQ_WIDTH: "its messages have no sequence number of 8 bytes",
+    Reason.FRAME_SIZE: "batches are larger than limits.max_frame_bytes",
+    Reason.TOO_MANY_EVENTS: "batches hold more events than limits.max_events",
+    Reason.NOT_MSGPACK: "what comes is no msgpack, so no KV-cache events",
+    Reason.BATCH_SHAPE: "what comes is msgpack and no batch of KV-cache events",
+    Reason.HASH_KIND: "the engine mixes integers and byte strings as block hashes",
+}
+_SAID_ELSEWHERE: Final = frozenset(
+    {Reason.BLOCK_SIZE, Reason.CONFLICT, Reason.HASH_COLLISION, Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS}
+)
+"""A collision is counted and passed on; a full index is what the source is partial for."""
+
+
 def remarks(source: Source) -> dict[Remark, str]:
-    """What is remarkable now.
+    """What is to be said now, the cause of other things first.
 
     A hit announced again (``kv_cache_report_mode=full``) and a copy computed anew are the same event. A captured vLLM
     without that mode announces up to one store in thirteen in this shape, so the shape alone proves nothing, and kvbus
     does not decide by it.
     """
-    found = {}
+    found = _of_connection(source) | _of_events(source)
     stats = source.stats
     if source.normalizer.only_without_prefix and stats.filtered[Filtered.GROUP] >= MIN_LEFT_OUT:
         found[Remark.NO_PREFIX] = (
@@ -46,3 +98,65 @@ def remarks(source: Source) -> dict[Remark, str]:
             "evicted stay live at routers; duplicates: ignore is for that mode"
         )
     return found
+
+
+class Said(msgspec.Struct, frozen=True):
+    """One reason, whole: a remark, or why the source is partial."""
+
+    about: str
+    key: str
+    text: str
+    do: str
+
+
+def reasons(source: Source) -> list[Said]:
+    """Everything that is to be said of a source, and what to do about it."""
+    said = [Said(str(remark), *_about(remark, text)) for remark, text in remarks(source).items()]
+    why = missing(source)
+    if why is not None and source.state is not State.CONFLICT:
+        said.append(Said("partial", "sources[].replay_endpoint", f"partial: {why.reason}", f"ends when {why.heals}"))
+    return said
+
+
+def _about(remark: Remark, text: str) -> tuple[str, str, str]:
+    return ABOUT[remark].key, text, ABOUT[remark].do
+
+
+def _of_connection(source: Source) -> dict[Remark, str]:
+    found = {}
+    if source.unreachable and source.state in {State.CONNECTING, State.LOST}:
+        found[Remark.UNREACHABLE] = f"no connection: {source.unreachable}"
+    if source.state is State.CONFLICT:
+        found[Remark.CONFLICT] = f"{TWO_PUBLISHERS}: nothing is taken in until one of them is left there"
+    elif source.sequencer.connected and source.sequencer.unanswered:
+        found[Remark.REPLAY_SILENT] = (
+            "replay_endpoint does not answer: is it the engine's, and this rank's? What is missing cannot be had until "
+            "it does"
+        )
+    return found
+
+
+def _of_events(source: Source) -> dict[Remark, str]:
+    found = {}
+    stats, size = source.stats, source.spec.rules.block_size
+    normalizer = source.normalizer
+    wrong, tails = stats.rejected[Reason.BLOCK_SIZE], stats.filtered[Filtered.TAIL]
+    if size is not None and wrong:
+        own = f" of {normalizer.engine_block_size} tokens" if normalizer.engine_block_size else ""
+        found[Remark.BLOCK_SIZE] = (
+            f"{_counted(wrong, 'event', 'events')} refused: block_size is {size}, and the engine has blocks{own}"
+        )
+    elif size is not None and tails >= MIN_LEFT_OUT and not len(normalizer.index):
+        found[Remark.BLOCK_SIZE] = f"every block is left out: block_size is {size}, and the engine's blocks are smaller"
+    refused = {reason: count for reason, count in stats.rejected.items() if count and reason not in _SAID_ELSEWHERE}
+    if refused:
+        most = max(refused, key=refused.__getitem__)
+        why = _REFUSALS.get(Reason(most), f"reason {most}, see docs/PROTOCOL.md")
+        found[Remark.REFUSED] = (
+            f"{_counted(sum(refused.values()), 'event or batch', 'events or batches')} refused: {why}"
+        )
+    return found
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from msgspec import UnsetType
+
 Hash = int | bytes
 """A block's identity as its engine names it: a signed or unsigned 64-bit integer, or raw bytes (vLLM: 32)."""
 
@@ -124,12 +126,12 @@ def printable(block: Hash | None) -> int | str | None:
     return block.hex() if isinstance(block, bytes) else block
 
 
-def medium_key(medium: str | None) -> str | None:
+def medium_key(medium: str | UnsetType | None) -> str | None:
     """The key a medium is indexed under: its upper-cased name, every device name as ``GPU``; None if unknown.
 
     A missing medium means device (vLLM before 0.10.2, SGLang before 0.5.9, TensorRT-LLM, the Dynamo mocker).
     """
-    if medium is None or medium == "GPU":
+    if medium is None or medium == "GPU" or isinstance(medium, UnsetType):
         return DEVICE_MEDIUM
     upper = medium.upper()
     tier = MEDIA.get(upper)

@@ -98,7 +98,14 @@ def open_place(config: Config, disk: Disk | None = None) -> Place:
         raise StateDirError(directory, error.strerror or str(error)) from error
 
 
-def _automatic(config: Config) -> Place:
+def unusable(config: Config) -> list[str] | None:
+    """Return why ``auto`` finds no directory, or None if it finds one; nothing is made."""
+    there, free, problems = _candidates(config, make=False)
+    return None if there or free else problems
+
+
+def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], list[str]]:
+    """Return the directories that are there, those that may be made, and what is wrong with the others."""
     problems: list[str] = []
     there: list[Path] = []
     free: list[Path] = []
@@ -109,13 +116,20 @@ def _automatic(config: Config) -> Place:
                 _check(path)
                 there.append(path)
                 continue
-            if base.shared:
+            if base.shared and make:
                 base.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            elif base.shared:
+                base = Base(next(each for each in (base.path, *base.path.parents) if each.exists()))  # noqa: PLW2901
             _check_room(base.path)
         except OSError as error:
             problems.append(f"{path}: {error.strerror or error}")
         else:
             free.append(path)
+    return there, free, problems
+
+
+def _automatic(config: Config) -> Place:
+    there, free, problems = _candidates(config, make=True)
     for path in (*sorted(there, key=reached, reverse=True), *free):
         try:
             path.mkdir(exist_ok=True, mode=0o700)

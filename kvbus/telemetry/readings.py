@@ -13,11 +13,12 @@ import msgspec
 from msgspec import structs
 
 from kvbus.core.blocks.announce import group_of, out_parent, runs
-from kvbus.core.blocks.index import Chunk, Index
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import Index
 from kvbus.core.missing import Missing, missing
 from kvbus.core.outputs.output import Output
 from kvbus.core.relay import Relay
-from kvbus.core.remarks import Remark, remarks
+from kvbus.core.remarks import Said, reasons
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
 from kvbus.core.stats import OutputStats, RouterView, SourceStats
@@ -46,6 +47,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     """One source.
 
     Attributes:
+        reasons: what is wrong with it, or remarkable, in words.
         pending: missing batches that are neither recovered nor lost yet.
         queue_depth: batches that wait for their turn: in the reorder buffer, or in order and not handed on yet.
         unverified: batches of which it is not known which epoch they belong to.
@@ -61,7 +63,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     partial: bool
     partial_since: float | None
     missing: Missing | None
-    remarks: dict[Remark, str]
+    reasons: list[Said]
     epoch: int
     last_seq: int
     dialect: str | None
@@ -115,7 +117,7 @@ def read_source(source: Source) -> SourceReading:
         partial=source.partial,
         partial_since=source.partial_since,
         missing=missing(source),
-        remarks=remarks(source),
+        reasons=reasons(source),
         epoch=sequencer.epoch,
         last_seq=sequencer.next - 1,
         dialect=source.dialect.name,

@@ -127,8 +127,8 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     _by(
         "remark",
         "source_remark",
-        "1 while something is remarkable about the stream (no_prefix, reannounced); /sources says it in words.",
-        lambda s: ((remark, float(remark in s.remarks)) for remark in Remark),
+        "1 while something is wrong with the source or remarkable about it; /sources says it in words (reasons).",
+        lambda s: ((remark, float(any(said.about == remark for said in s.reasons))) for remark in Remark),
     ),
     _one(
         "source_timeouts_total",

@@ -99,7 +99,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             "partial_reason": None,
             "missing_before": None,
             "heals": None,
-            "remarks": [],
+            "reasons": [],
             "epoch": 0,
             "last_seq": -1,
             "dialect": entry["dialect"],

@@ -1,4 +1,4 @@
-"""The core without sockets: time and memory a block, and what a large index does to the time.
+"""The core without sockets: time a block of recorded and of synthetic loads, memory, and what a large index does to the time.
 
 Each measurement is a fresh process that drives one :class:`~kvbus.core.relay.Relay` (validation, index, journal, one
 output) with encoded batches. The clock runs in :meth:`Relay.handle` alone; it counts CPU time, so that another process
@@ -19,17 +19,19 @@ from typing import Any, Final
 
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.serve import rest_collector
 
 from .loads import load_named, mixed, stores
 from .processes import MEASURED_CORE, rss_bytes, run_child
-from .report import Section, Series, Table, Target
+from .recorded import FAMILIES, plain_cost, shape_of
+from .report import Section, Series, Table, Target, ratios
+from .turns import alternate
 
 SLICE: Final = 128
 """Batches made, then handled, at a time: only the handling is measured."""
@@ -107,11 +109,14 @@ class Driver:
         assert self.published == self._seq, (self.published, self._seq)
         assert live is None or self.live == live, (self.live, live)
 
-    def check_recorded(self) -> None:
-        """Nothing was refused: engines' copies and other groups are left out, and of some batches all of it."""
+    def check_recorded(self, more: int = 0) -> None:
+        """Nothing was refused, of ``more`` batches too that were handled beside :meth:`feed`.
+
+        Copies and groups without prefixes are left out, and of some batches all of it.
+        """
         stats = self.relay.sources[0].stats
         assert not +stats.rejected, stats.rejected
-        assert stats.batches == self._seq, (stats.batches, self._seq)
+        assert stats.batches == self._seq + more, (stats.batches, self._seq, more)
 
 
 def measure_cost(load: str, blocks: int) -> dict[str, float]:
@@ -129,10 +134,24 @@ def measure_cost(load: str, blocks: int) -> dict[str, float]:
     return {"us_per_block": each / 1000, "yardstick_ns": turn, "turns_per_block": each / turn}
 
 
+def measure_recorded(family: str, blocks: int) -> dict[str, float]:
+    """Microseconds a block stored or removed, whole loops of a recording while the cache is full."""
+    load = load_named(family)
+    shape = shape_of(family)
+    loops = max(round(blocks / (load.loop * shape.events * shape.blocks)), 1)
+    driver = Driver(load.make(0))
+    driver.feed(load.warm)
+    live = driver.live
+    spent = driver.feed(loops * load.loop)
+    driver.check_recorded()
+    assert abs(driver.live - live) <= live // 4, (driver.live, live)
+    return {"us_per_block": spent / (loops * load.loop * shape.events * shape.blocks) / 1000}
+
+
 def measure_memory(load: str, blocks: int, *, wide: bool) -> dict[str, float]:
     """Bytes a live block: how much the process grows. Of the journal one batch is kept, it has limits of its own."""
     events, per_event = map(int, load.split("x"))
-    driver = Driver(stores(events, per_event, wide=wide), journal_batches=1)
+    driver = Driver(stores(events, per_event, ids="wide" if wide else "narrow"), journal_batches=1)
     warm = 20
     driver.feed(warm)
     gc.collect()
@@ -177,6 +196,7 @@ def measure_floor(live: int, operations: int) -> dict[str, float]:
 def run(*, quick: bool, runs: int) -> Section:
     """Time, memory, scale."""
     section = Section("core", "The core, without sockets")
+    _recorded(section, 2_000 if quick else 100_000, runs)
     _cost(section, 100_000 if quick else 500_000, runs)
     _memory(section, 200_000 if quick else 1_000_000, runs)
     _scale(section, 1_000_000 if quick else 10_000_000, 500_000 if quick else 1_000_000, runs)
@@ -188,12 +208,40 @@ def child(*arguments: object) -> Any:
     return run_child("tests.bench.core", *arguments, cores=(MEASURED_CORE,))
 
 
+def _recorded(section: Section, blocks: int, runs: int) -> None:
+    """Each family beside synthetic loads, run by run."""
+    synthetic = ["8x8", "64x1", "1x1"]
+    found = alternate(
+        "recorded",
+        runs,
+        [*synthetic, *FAMILIES],
+        lambda load: child("recorded" if load in FAMILIES else "cost", load, blocks)["us_per_block"],
+    )
+    table = Table(
+        "CPU time a block stored or removed, recorded traffic with a full cache",
+        ["family", "blocks an event", "events a batch", "us a block", "spread", "by 8x8", "by plain stores"],
+    )
+    for family in FAMILIES:
+        shape, each = shape_of(family), Series(found[family], "us")
+        plain = [plain_cost(shape, *costs) for costs in zip(*(found[load] for load in synthetic), strict=True)]
+        by = [ratios(each.values, costs).median for costs in (found["8x8"], plain)]
+        table.add(family, shape.blocks, shape.events, each.median, each.spread, *by)
+    section.tables.append(table)
+    section.notes.append(
+        "*By plain stores*: by what stores of new blocks alone would cost in as many batches, events and blocks, "
+        "reckoned from 8x8, 64x1 and 1x1."
+    )
+    bars = {family: Series(found[family]) for family in FAMILIES}
+    section.plot("CPU time a block in the core, recorded traffic", "us", bars)
+
+
 def _cost(section: Section, blocks: int, runs: int) -> None:
-    found: dict[str, list[dict[str, float]]] = {"8x8": [], "1x64": [], "1x8": [], "64x1": [], "1x1": []}
-    for i in range(runs):
-        for load in found if i % 2 == 0 else reversed(found):
-            found[load].append(child("cost", load, blocks))
-    table = Table("CPU time a block", ["load (events x blocks)", "us a block", "spread", "yardstick turns a block"])
+    loads = ["8x8-0.33", "8x8", "1x64", "1x8", "64x1", "1x1"]
+    found = alternate("core", runs, loads, lambda load: child("cost", load, blocks))
+    table = Table(
+        "CPU time a block, synthetic loads",
+        ["load (events x blocks)", "us a block", "spread", "yardstick turns a block"],
+    )
     for load, results in found.items():
         each = Series([result["us_per_block"] for result in results], "us")
         table.add(load, each.median, each.spread, Series([result["turns_per_block"] for result in results]).median)
@@ -203,7 +251,7 @@ def _cost(section: Section, blocks: int, runs: int) -> None:
     turns = Series([result["yardstick_ns"] for results in found.values() for result in results], "ns")
     section.tables.append(table)
     bars = {f"kvbus, {load}": Series([one["us_per_block"] for one in results]) for load, results in found.items()}
-    section.plot("CPU time a block in the core", "us", bars)
+    section.plot("CPU time a block in the core, synthetic loads", "us", bars)
     section.notes.append(
         f"The yardstick's turn (one dictionary store, one multiplication, in plain Python) took {turns} ns here "
         f"({turns.spread})."
@@ -262,11 +310,13 @@ def _scale(section: Section, large: int, operations: int, runs: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """One measurement in this process: ``cost``, ``memory``, ``scale`` or ``floor``, and its numbers."""
+    """One measurement in this process: ``cost``, ``recorded``, ``memory``, ``scale`` or ``floor``, and its numbers."""
     what, *rest = arguments
     rest_collector()  # as the daemon does
     if what == "cost":
         result = measure_cost(rest[0], int(rest[1]))
+    elif what == "recorded":
+        result = measure_recorded(rest[0], int(rest[1]))
     elif what == "memory":
         result = measure_memory(rest[0], int(rest[1]), wide=rest[2] == "1")
     elif what == "floor":

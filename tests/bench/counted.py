@@ -26,7 +26,7 @@ from kvbus.compiled import PURE, core
 from .core import Driver
 from .loads import load_named, recorded, tally
 from .processes import run_child
-from .recorded import FAMILIES, shape_of
+from .recorded import FAMILIES, plain_cost, shape_of
 
 BOUNDS: Final = Path(__file__).with_name("counted.json")
 TOLERANCE: Final = 0.03
@@ -170,25 +170,16 @@ def record(counted: dict[str, dict[str, float]]) -> None:
 
 
 def table(counted: dict[str, dict[str, float]]) -> list[str]:
-    """Recorded loads beside synthetic ones, by instructions: what a block costs by one of ``8x8`` or ``64x1``.
-
-    ``plain`` is by stores alone in as many batches, events and blocks, as ``1x1``, ``64x1`` and ``8x8`` price these.
-    """
-    most, single, small = (counted[load]["instructions"] for load in ("8x8", "64x1", "1x1"))
-    event_and_block = (64 * single - small) / 63
-    batch = small - event_and_block
-    block = (64 * most - batch - 8 * event_and_block) / 56
-    event = event_and_block - block
+    """Recorded loads by synthetic ones, in instructions; ``plain`` is :func:`plain_cost`."""
+    synthetic = [counted[load]["instructions"] for load in ("8x8", "64x1", "1x1")]
     lines = [f"{'load':22} blocks/event events/batch instructions calls  by 8x8  by 64x1  by plain"]
-    for family in counted.keys() & FAMILIES.keys():
-        shape = shape_of(family)
-        plain = (batch / shape.events + event) / shape.blocks + block
-        each = counted[family]["instructions"]
+    for family in (name for name in FAMILIES if name in counted):
+        shape, each = shape_of(family), counted[family]["instructions"]
         lines.append(
             f"{family:22} {shape.blocks:12.2f} {shape.events:12.2f} {each:12.1f} {counted[family]['calls']:5.1f}"
-            f" {each / most:7.2f} {each / single:8.2f} {each / plain:9.2f}"
+            f" {each / synthetic[0]:7.2f} {each / synthetic[1]:8.2f} {each / plain_cost(shape, *synthetic):9.2f}"
         )
-    return lines[:1] + sorted(lines[1:], key=lambda line: list(FAMILIES).index(line.split()[0]))
+    return lines
 
 
 def main(arguments: list[str]) -> None:

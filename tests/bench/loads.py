@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -84,9 +84,26 @@ _STORED_TAIL: Final = (
     + _text("lora_name")
     + b"\xc0"
 )
+_STORED_0_33: Final = b"\xde\x00\x0b" + _STORED[1:]
+_TAIL_0_33: Final = _text("group_idx") + b"\x00" + _text("kv_cache_spec_kind") + _text("full_attention")
+"""The eleven fields of vLLM 0.33, whose map has a header of three bytes."""
+
 _REMOVED: Final = b"\x83" + _text("type") + _text("BlockRemoved") + _text("block_hashes")
 _REMOVED_TAIL: Final = _text("medium") + _text("GPU")
 _HASH_BYTES: Final = 9
+
+
+VOCABULARY: Final = 151_936
+"""Qwen's."""
+
+RARE: Final = 100
+"""How flat the commonest ids are: id n is drawn in proportion to 1 / (n + RARE), Zipf's law as Mandelbrot has it.
+
+So 11 % of the ids take one byte, 6 % two, 71 % three and 12 % five.
+"""
+
+Ids = Literal["narrow", "wide", "vocabulary"]
+"""Token ids below 65,536 (3 bytes each on the wire), above (5 bytes), or those of a real vocabulary (1 to 5 bytes)."""
 
 
 class Sequence:
@@ -94,14 +111,14 @@ class Sequence:
 
     Args:
         number: which one; the same number is the same sequence.
-        wide: token ids above 65,535 (5 bytes each on the wire) instead of below (3 bytes).
+        ids: which token ids there are. With those of a vocabulary events have the fields of vLLM 0.33 as well.
     """
 
-    __slots__ = ("hashes", "number", "tokens", "wide")
+    __slots__ = ("hashes", "ids", "number", "tokens")
 
-    def __init__(self, number: int, *, wide: bool = False) -> None:
+    def __init__(self, number: int, ids: Ids = "narrow") -> None:
         self.number = number
-        self.wide = wide
+        self.ids = ids
         # a text as seed: integers that differ by a multiple of 2**32 can give the same numbers
         rng = random.Random(f"kvbus/bench/{number}")
         raw = rng.randbytes(8 * SEQUENCE)
@@ -110,23 +127,16 @@ class Sequence:
         for i in range(1, 8):
             hashes[1 + i :: _HASH_BYTES] = raw[i::8]
         self.hashes = bytes(hashes)
-        items = SEQUENCE * BLOCK_SIZE
-        raw = rng.randbytes(2 * items)
-        if wide:
-            tokens = bytearray(b"\xce\x00\x01\x00\x00") * items
-            tokens[3::5], tokens[4::5] = raw[0::2], raw[1::2]
-        else:
-            tokens = bytearray(b"\xcd\x00\x00") * items
-            tokens[1::3], tokens[2::3] = raw[0::2].translate(_NO_ZERO), raw[1::2]
-        self.tokens = bytes(tokens)
+        self.tokens = _tokens(rng, ids)
+        """Of each block, as msgpack."""
 
     def stored(self, a: int, b: int) -> bytes:
         """BlockStored of blocks ``[a, b)``."""
-        width = BLOCK_SIZE * (5 if self.wide else 3)
+        real = self.ids == "vocabulary"
         parent = self.hashes[(a - 1) * _HASH_BYTES : a * _HASH_BYTES] if a else b"\xc0"
         return b"".join(
             (
-                _STORED,
+                _STORED_0_33 if real else _STORED,
                 _array(b - a),
                 self.hashes[a * _HASH_BYTES : b * _HASH_BYTES],
                 _PARENT,
@@ -134,8 +144,9 @@ class Sequence:
                 _TOKENS,
                 b"\xdc",
                 ((b - a) * BLOCK_SIZE).to_bytes(2, "big"),
-                self.tokens[a * width : b * width],
+                *self.tokens[a:b],
                 _STORED_TAIL,
+                *((_text("extra_keys"), _array(b - a), b"\xc0" * (b - a), _TAIL_0_33) if real else ()),
             )
         )
 
@@ -143,6 +154,23 @@ class Sequence:
         """BlockRemoved of blocks ``[a, b)``, the leaf first."""
         leaf_first = (self.hashes[i * _HASH_BYTES : (i + 1) * _HASH_BYTES] for i in range(b - 1, a - 1, -1))
         return b"".join((_REMOVED, _array(b - a), *leaf_first, _REMOVED_TAIL))
+
+
+def _tokens(rng: random.Random, ids: Ids) -> list[bytes]:
+    items = SEQUENCE * BLOCK_SIZE
+    if ids == "vocabulary":
+        flat = [int(RARE * (1 + VOCABULARY / RARE) ** rng.random()) - RARE for _ in range(items)]
+        blocks = (flat[at : at + BLOCK_SIZE] for at in range(0, items, BLOCK_SIZE))
+        return [msgspec.msgpack.encode(block)[len(_array(BLOCK_SIZE)) :] for block in blocks]
+    raw = rng.randbytes(2 * items)
+    if ids == "wide":
+        tokens = bytearray(b"\xce\x00\x01\x00\x00") * items
+        tokens[3::5], tokens[4::5] = raw[0::2], raw[1::2]
+    else:
+        tokens = bytearray(b"\xcd\x00\x00") * items
+        tokens[1::3], tokens[2::3] = raw[0::2].translate(_NO_ZERO), raw[1::2]
+    width = len(tokens) // SEQUENCE
+    return [bytes(tokens[at : at + width]) for at in range(0, len(tokens), width)]
 
 
 def batch(events: list[bytes], rank: int = 0) -> bytes:
@@ -154,38 +182,38 @@ _PROBES: Final = 1 << 60
 """Sequences from here on are those of probes; no load gets that far."""
 
 
-def _single(number: int, rank: int) -> bytes:
+def _single(number: int, rank: int, ids: Ids = "narrow") -> bytes:
     """A batch of one root block that belongs to no load."""
-    return batch([Sequence(_PROBES + number).stored(0, 1)], rank)
+    return batch([Sequence(_PROBES + number, ids).stored(0, 1)], rank)
 
 
 class _Lanes:
     """Sequences that grow side by side."""
 
-    def __init__(self, first: int, *, wide: bool) -> None:
+    def __init__(self, first: int, ids: Ids = "narrow") -> None:
         self._numbers = count(first)
-        self._wide = wide
+        self._ids: Ids = ids
         self._lanes: deque[tuple[Sequence, int]] = deque()
         self.finished: deque[int] = deque()
 
     def grow(self, blocks: int) -> bytes:
         """The next lane's next event."""
         if len(self._lanes) < LANES:
-            sequence, at = Sequence(next(self._numbers), wide=self._wide), 0
+            sequence, at = Sequence(next(self._numbers), self._ids), 0
         else:
             sequence, at = self._lanes.popleft()
         event = sequence.stored(at, at + blocks)
         at += blocks
         if at == SEQUENCE:
             self.finished.append(sequence.number)
-            sequence, at = Sequence(next(self._numbers), wide=self._wide), 0
+            sequence, at = Sequence(next(self._numbers), self._ids), 0
         self._lanes.append((sequence, at))
         return event
 
 
-def stores(events: int, blocks: int, *, rank: int = 0, wide: bool = False, first: int = 0) -> Iterator[bytes]:
+def stores(events: int, blocks: int, *, rank: int = 0, ids: Ids = "narrow", first: int = 0) -> Iterator[bytes]:
     """Endless batches of ``events`` stores of ``blocks`` blocks each (a divisor of 256), from sequence ``first`` on."""
-    lanes = _Lanes((rank << 32) + first, wide=wide)
+    lanes = _Lanes((rank << 32) + first, ids)
     while True:
         yield batch([lanes.grow(blocks) for _ in range(events)], rank)
 
@@ -195,7 +223,7 @@ def mixed(events: int, blocks: int, live: int, *, rank: int = 0) -> Iterator[byt
 
     Until ``live`` blocks are there, the batches only store.
     """
-    lanes = _Lanes(rank << 32, wide=False)
+    lanes = _Lanes(rank << 32)
     per_batch = events * blocks
     held = 0
     while held + per_batch <= live:
@@ -266,6 +294,13 @@ LOADS: Final[dict[str, Load]] = {
     for load in (
         Load("1x1", "1 event of 1 block", 1, lambda rank: stores(1, 1, rank=rank)),
         Load("8x8", "8 events of 8 blocks", 64, lambda rank: stores(8, 8, rank=rank)),
+        Load(
+            "8x8-0.33",
+            "8x8 with a real vocabulary and all fields of vLLM 0.33",
+            64,
+            lambda rank: stores(8, 8, rank=rank, ids="vocabulary"),
+            partial(_single, ids="vocabulary"),
+        ),
         Load("1x8", "1 event of 8 blocks", 8, lambda rank: stores(1, 8, rank=rank)),
         Load("64x1", "64 events of 1 block", 64, lambda rank: stores(64, 1, rank=rank)),
         Load("1x64", "1 event of 64 blocks", 64, lambda rank: stores(1, 64, rank=rank)),

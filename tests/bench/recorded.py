@@ -356,6 +356,17 @@ class Shape(NamedTuple):
     events: float
 
 
+def plain_cost(shape: Shape, most: float, single: float, small: float) -> float:
+    """What a block of this shape would cost if it were a plain store, by the costs of ``8x8``, ``64x1`` and ``1x1``.
+
+    These three say what a batch costs, an event in it, and a block in that.
+    """
+    event_and_block = (64 * single - small) / 63
+    batch = small - event_and_block
+    block = (64 * most - batch - 8 * event_and_block) / 56
+    return (batch / shape.events + event_and_block - block) / shape.blocks + block
+
+
 def shape_of(family: str) -> Shape:
     """Counted, stores and removals alike."""
     looped = Looped(FAMILIES[family], live=1)
@@ -390,3 +401,7 @@ FAMILIES: Final = {
 Left out are captures that are one of these with fewer fields (vLLM 0.9 and 0.20), and those of one event: an engine's
 restart, and pages that collide.
 """
+
+NARROWED: Final = frozenset({"vllm-window", "vllm-mamba", "vllm-hybrid", "vllm-two-sizes", "sglang-variable"})
+"""Families of which kvbus does not hand on every block under its own name: groups without prefixes, coarse duplicates,
+radix nodes."""

@@ -124,7 +124,7 @@ class Listener:
         heard, kept = self.heard, self._kept
         if kept is not None:
             heard.stored, heard.removed, live = tally(kept)
-            heard.live, heard.live_sum = len(live), sum(map(hash, live)) & (2**64 - 1)
+            heard.live, heard.live_sum = len(live), sum(hash(repr(block)) for block in live) & (2**64 - 1)
         return heard
 
 

@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from .counted import BOUNDS, COUNTED, FAMILIES, SLACK, TOLERANCE, VERSION, bounds, measured, table
+from .recorded import Shape, plain_cost
 
 
 @functools.cache
@@ -37,10 +38,13 @@ def test_counting_repeats_exactly():
     assert measured("vllm-map")["vllm-map"] == pytest.approx(recorded()["vllm-map"], rel=0.01, abs=SLACK)
 
 
-def test_plain_batches_cost_what_plain_batches_cost():
-    """The comparison with plain batches is one of equals: a family that cost as much would stand at 1."""
-    counted = {load: {"instructions": each, "calls": 1.0} for load, each in (("8x8", 40), ("64x1", 180), ("1x1", 800))}
-    header, line = table(counted | {"vllm-map": {"instructions": 180.0, "calls": 8.0}})
-    assert header.split()[-4:] == ["8x8", "by", "64x1", "by", "plain"][-4:]
-    assert line.split()[0] == "vllm-map"
-    assert [float(cell) for cell in line.split()[-3:-1]] == [4.5, 1.0]
+def test_the_table_sets_families_beside_synthetic_loads():
+    counted = {load: {"instructions": each} for load, each in (("8x8", 40.0), ("64x1", 180.0), ("1x1", 800.0))}
+    header, line = table(counted | {"vllm-map": {"instructions": 360.0, "calls": 8.0}})
+    assert (header.split()[0], line.split()[0]) == ("load", "vllm-map")
+    assert [float(cell) for cell in line.split()[-3:-1]] == [9.0, 2.0]
+
+
+@pytest.mark.parametrize(("blocks", "events", "cost"), [(8, 8, 40.0), (1, 64, 180.0), (1, 1, 800.0)])
+def test_a_plain_batch_costs_what_it_costs(blocks, events, cost):
+    assert plain_cost(Shape(blocks, events), 40.0, 180.0, 800.0) == pytest.approx(cost)

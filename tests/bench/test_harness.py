@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
+import msgspec
 import pytest
 import zmq
+
+from tests.doubles.router import events_of
 
 from .core import child
 from .counters import Counters
@@ -16,7 +20,9 @@ from .turns import alternate
 from .workloads import cases
 
 
-@pytest.mark.parametrize(("load", "batches", "blocks"), [("1x1", 600, 600), ("8x8", 40, 2560), ("1x64", 40, 2560)])
+@pytest.mark.parametrize(
+    ("load", "batches", "blocks"), [("1x1", 600, 600), ("8x8", 40, 2560), ("8x8-0.33", 40, 2560), ("1x64", 40, 2560)]
+)
 def test_stores_store_what_their_name_says(load, batches, blocks):
     stored, removed, live = tally(LOADS[load].take(batches))
     assert (stored, removed, len(live)) == (blocks, 0, blocks)
@@ -28,6 +34,15 @@ def test_a_mixed_load_keeps_the_cache_full():
     assert stored - removed == len(live)
     assert abs(len(live) - 4096) <= 8 * SEQUENCE
     assert removed >= 100 * 8
+
+
+def test_a_load_of_vllm_0_33_has_its_fields_and_ids_of_one_to_five_bytes():
+    events = [event for payload in LOADS["8x8-0.33"].take(40) for event in events_of(payload)]
+    assert {len(event) for event in events} == {11}
+    assert LOADS["8x8-0.33"].take(1)[0][11:14] == b"\xde\x00\x0b"
+    widths = Counter(len(msgspec.msgpack.encode(token)) for event in events for token in event["token_ids"])
+    assert widths.keys() == {1, 2, 3, 5}
+    assert 0.6 < widths[3] / widths.total() < 0.8
 
 
 def test_ranks_and_probes_share_no_block():
@@ -113,7 +128,8 @@ def test_a_router_counts_what_is_missing_and_what_comes_again(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (("cost", "8x8", 6400), "us_per_block"),
+        (("cost", "8x8-0.33", 6400), "us_per_block"),
+        (("recorded", "vllm-map", 100), "us_per_block"),
         (("memory", "1x1", 20_000, 0), "bytes_per_block"),
         (("scale", 10_000, 12_800), "us_per_operation"),
     ],

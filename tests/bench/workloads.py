@@ -1,10 +1,15 @@
-"""Every load through everything: batches a second and CPU time a batch, one and many routers, one and eight ranks."""
+"""Every load through everything: batches a second and CPU time a batch, one and many routers, one and eight ranks.
+
+Recorded loads come first: each family through kvbus and through the naive relay, with a full cache.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .loads import load_named
+from .recorded import FAMILIES, NARROWED, shape_of
 from .report import Section, Series, Table, ratios
 from .setups import BETWEEN, Between, Result, Setup
 from .setups import run as run_setup
@@ -44,8 +49,10 @@ def cases(traces: Path | None, *, quick: bool) -> list[Case]:
 
 
 def run(*, quick: bool, runs: int, traces: Path | None = None) -> Section:
-    """All of the matrix."""
+    """Recorded loads, then all of the matrix."""
     section = Section("workloads", "Every load")
+    families = list(FAMILIES)[:: 3 if quick else 1]
+    section.tables.append(_recorded(families, runs, batches=500 if quick else 40_000))
     table = Table(
         "As fast as they are taken: batches/s, CPU us a batch of the relay's process, and kvbus's rate by each other's",
         [
@@ -74,6 +81,35 @@ def run(*, quick: bool, runs: int, traces: Path | None = None) -> Section:
             table.add(*first, between, Series(rate).median, Series(rate).spread, cpu.median, *told)
     section.tables.append(table)
     return section
+
+
+def _recorded(families: list[str], runs: int, *, batches: int) -> Table:
+    table = Table(
+        "Recorded traffic with a full cache, as fast as it is taken",
+        ["family", "", "batches/s", "spread", "blocks/s", "CPU us a batch", "spread", "kvbus's rate by this one's"],
+    )
+    between: list[Between] = ["naive", "kvbus"]
+    for family in families:
+        load, shape = load_named(family), shape_of(family)
+        loops = max(batches // load.loop, 1)
+        setup = Setup("kvbus", family, load.warm + loops * load.loop, prefill=load.warm, verify=True)
+        found = alternate(family, runs, between, lambda who, setup=setup: run_setup(replace(setup, between=who)))
+        for who, results in found.items():
+            rate = Series([each.batches / each.seconds for each in results])
+            cpu = Series([each.cpu["relay"] / each.batches * 1e6 for each in results])
+            ratio = ratios([each.batches / each.seconds for each in found["kvbus"]], rate.values).median
+            first = family if who == between[0] else ""
+            blocks = rate.median * shape.events * shape.blocks
+            told = "" if who == "kvbus" else ratio
+            table.add(first, who, rate.median, rate.spread, blocks, cpu.median, cpu.spread, told)
+        held = {
+            who: {(each.heard[0].live, each.heard[0].live_sum) for each in results} for who, results in found.items()
+        }
+        if any(len(states) != 1 for states in held.values()):
+            raise RuntimeError(f"{family}: the router held different blocks from run to run: {held}")
+        if family not in NARROWED and held["naive"] != held["kvbus"]:
+            raise RuntimeError(f"{family}: the router held different blocks behind kvbus: {held}")
+    return table
 
 
 def _measure(case: Case, between: Between) -> Result:

@@ -80,7 +80,7 @@ def test_a_router_that_joins_late(how):
                 if how == "snapshot":
                     assert [update.kind for update in seen] == ["snapshot", "synced"]
                 # and goes on with the live stream
-                engine.publish(encode_batch([BlockStored([NEW], None, TOKENS, 16, None, "GPU")], 1.0, 0))
+                engine.publish(encode_batch([BlockStored((NEW,), None, TOKENS, 16, None, "GPU")], 1.0, 0))
                 await until(router, view, lambda _: NEW in view)
                 assert {key[-1] for key in keys(view)} == {key[-1] for key in truth(NAME)} | {NEW}
                 assert router.epoch == 0
@@ -130,7 +130,7 @@ def test_a_bus_that_restarts(replay):
                 EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
             ):
                 await eventually(lambda: bus.source.state == "live", "the bus in sync")
-                engine.publish(encode_batch([BlockStored([NEW], None, TOKENS, 16, None, "GPU")], 1.0, 0))
+                engine.publish(encode_batch([BlockStored((NEW,), None, TOKENS, 16, None, "GPU")], 1.0, 0))
                 seen = await until(router, view, lambda _: NEW in view)
                 assert Restarted(1, RestartReason.PUBLISHER_ID) in seen
                 assert {block.hash for block in view} == {NEW}

@@ -39,7 +39,7 @@ async def test_the_example_of_the_front_page(capsys):
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as publisher,
     ):
         await eventually(lambda: bus.source.state == "live", "the bus in sync")
-        publisher.publish(encode_batch([BlockStored([41, 42], None, msgspec.Raw(b"\x94\1\2\3\4"), 2)], 1.0, 0))
+        publisher.publish(encode_batch([BlockStored((41, 42), None, msgspec.Raw(b"\x94\1\2\3\4"), 2)], 1.0, 0))
         await eventually(lambda: bus.caught_up(0), "the batch relayed")
         told = ""
 
@@ -59,10 +59,10 @@ async def test_the_example(capsys):
     wait_for_block = example()
     tokens = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as publisher:
-        publisher.publish(encode_batch([BlockStored([41, 42], None, msgspec.Raw(b"\x94\1\2\3\4"), 2)], 1.0, 0))
+        publisher.publish(encode_batch([BlockStored((41, 42), None, msgspec.Raw(b"\x94\1\2\3\4"), 2)], 1.0, 0))
         found = await wait_for_block(publisher.endpoint, publisher.replay_endpoint, 42)
         assert found == [3, 4]
-        publisher.publish(encode_batch([BlockStored([43], None, tokens, 2)], 1.0, 0))
+        publisher.publish(encode_batch([BlockStored((43,), None, tokens, 2)], 1.0, 0))
         assert await wait_for_block(publisher.endpoint, publisher.replay_endpoint, 43) == [1, 2]
     assert capsys.readouterr().out == "in step: 2 blocks at seq 0\nin step: 3 blocks at seq 1\n"
 
@@ -77,7 +77,7 @@ async def test_the_example_with_snapshots(capsys):
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as publisher,
     ):
         await eventually(lambda: bus.source.state == "live", "the bus in sync")
-        publisher.publish(encode_batch([BlockStored([41, 42], None, msgspec.Raw(b"\x94\1\2\3\4"), 2)], 1.0, 0))
+        publisher.publish(encode_batch([BlockStored((41, 42), None, msgspec.Raw(b"\x94\1\2\3\4"), 2)], 1.0, 0))
         await eventually(lambda: bus.caught_up(0), "the batch relayed")
         assert await wait_for_block(live, replay, 42, snapshot) == [3, 4]
     assert capsys.readouterr().out.startswith("in step: 2 blocks at seq ")

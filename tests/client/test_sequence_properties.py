@@ -24,7 +24,7 @@ TOKENS = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
 
 
 def stored(*hashes: int) -> BlockStored:
-    return BlockStored(list(hashes), None, TOKENS, 2)
+    return BlockStored(tuple(hashes), None, TOKENS, 2)
 
 
 class Subscription(RuleBasedStateMachine):
@@ -78,7 +78,7 @@ class Subscription(RuleBasedStateMachine):
         kind, block = change
         changes: dict[str, list[AnyEvent]] = {
             "store": [stored(block)],
-            "remove": [BlockRemoved([block])],
+            "remove": [BlockRemoved((block,))],
             "clear": [AllBlocksCleared()],
             "nothing": [],
         }

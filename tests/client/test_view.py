@@ -54,7 +54,7 @@ def test_a_set_stores_once_and_removes_once():
     view = BlockView()
     view.apply(stored([7]))
     view.apply(stored([7]))
-    view.apply(BlockRemoved([7]))
+    view.apply(BlockRemoved((7,)))
     assert 7 not in view
 
 
@@ -62,11 +62,11 @@ def test_copies_are_counted_and_the_last_one_removes():
     view = BlockView(copies=True)
     view.apply(stored([7]))
     view.apply(stored([7]))
-    view.apply(BlockRemoved([7]))
+    view.apply(BlockRemoved((7,)))
     assert there(view.get(7)).copies == 1
-    view.apply(BlockRemoved([7]))
+    view.apply(BlockRemoved((7,)))
     assert 7 not in view
-    view.apply(BlockRemoved([7]))
+    view.apply(BlockRemoved((7,)))
     assert len(view) == 0
 
 
@@ -76,7 +76,7 @@ def test_a_missing_medium_gpu_and_device_are_one():
     view.apply(stored([1], medium="GPU"))
     view.apply(stored([1], medium="DEVICE"))
     assert len(view) == 1
-    view.apply(BlockRemoved([1], medium="device"))
+    view.apply(BlockRemoved((1,), medium="device"))
     assert len(view) == 0
 
 
@@ -86,7 +86,7 @@ def test_a_removal_speaks_of_its_own_medium_group_and_rank():
     view.apply(stored([1], medium="CPU_PINNED"), rank=0)
     view.apply(stored([1], medium="GPU", group_idx=1), rank=0)
     view.apply(stored([1], medium="GPU"), rank=1)
-    view.apply(BlockRemoved([1], medium="GPU"), rank=0)
+    view.apply(BlockRemoved((1,), medium="GPU"), rank=0)
     assert sorted(view.keys(), key=str) == sorted(
         [(0, None, "CPU_PINNED", 1), (0, 1, "GPU", 1), (1, None, "GPU", 1)], key=str
     )

@@ -20,7 +20,7 @@ A :class:`~tests.core.sequencing.script.SequencerScript` has the same conversati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay, RequestSnapshot
@@ -35,14 +35,15 @@ from kvbus.core.events import (
     SourceUp,
     Tick,
 )
-from kvbus.core.normalizing.normalizer import Normalizer, Rules
+from kvbus.core.normalizing.normalizer import Normalizer
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
-from kvbus.core.wire.codec import AnyEvent, Batch, decode_batch
+from kvbus.core.wire.codec import Batch, decode, decode_batch
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.transport.answer_reader import AnswerReader
@@ -57,11 +58,10 @@ from tests.doubles.router import PlainSetRouter
 class Bench:
     """One normalizer with a plain-set router behind it.
 
-    Batches take the fast path where they can, as in the relay, unless ``fast`` is False; ``taken`` counts those.
+    ``taken`` counts the batches that leave as they came.
     """
 
-    def __init__(self, *, fast: bool = True, **rules: Any) -> None:
-        self.fast = fast
+    def __init__(self, **rules: Any) -> None:
         self.taken = 0
         self.stats = SourceStats()
         self.normalizer = Normalizer(Rules(**rules), self.stats)
@@ -71,16 +71,12 @@ class Bench:
     def feed(self, *events: Any, raw: bytes | None = None, first_of_epoch: bool = False) -> list[dict[str, Any]]:
         """One batch in; the events that leave, as :func:`plain` maps."""
         batch = payload(*events) if raw is None else raw
-        taken = self.normalizer.fast_path(batch) if self.fast else None
-        if taken is not None:
+        decoded = decode(batch, bytes_first=self.normalizer.bytes_hashes)
+        assert isinstance(decoded, Batch), decoded
+        out = self.normalizer.apply(decoded, first_of_epoch=first_of_epoch)
+        if self.normalizer.as_it_came:
             self.taken += 1
-            out: Sequence[AnyEvent] = taken[0].events
-            if taken[1]:
-                assert plain_all(out) == plain_all(decode_batch(batch).events)  # type: ignore[union-attr]
-        else:
-            decoded = decode_batch(batch)
-            assert isinstance(decoded, Batch), decoded
-            out = self.normalizer.apply(decoded, first_of_epoch=first_of_epoch)
+            assert plain_all(out) == plain_all(decode_batch(batch).events)  # type: ignore[union-attr]
         size_is_true(self.normalizer)
         self.router.apply(self.seq, payload(*out))
         self.seq += 1

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from kvbus.core.events import RelayEvent
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import CacheReset, Refused
 from tests.core.dsl import Script
 
@@ -23,6 +23,7 @@ def made(kind, frames):
     """An event of this kind, of source or output 0."""
     values = {
         int: 0,
+        str: "nothing listens",
         float: 0.0,
         bool: False,
         list[bytes]: frames,

@@ -41,7 +41,7 @@ def test_and_no_other_model(batches):
     assert remarks(fed(*([window(n)] for n in range(MIN_LEFT_OUT)), groups="all")) == {}
 
 
-@pytest.mark.parametrize("settled", [0, 8], ids=["slow path", "fast path"])
+@pytest.mark.parametrize("settled", [0, 8], ids=["from the start", "later"])
 def test_hits_that_are_announced_again_are_noticed(settled):
     first = [[store([100 + 2 * n, 101 + 2 * n])] for n in range(settled)]
     source = fed(*first, [PREFIX], *([PREFIX] for _ in range(MIN_COPIES)))

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.codec import encode_batch, encode_value
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import Profile
@@ -41,10 +41,10 @@ def fill(relay: Relay, store: StateStore, directory: Path, size: int) -> None:
     while (directory / "state-1.log").stat().st_size < size:
         for _ in range(100):
             events: list[BlockStored | BlockRemoved] = [
-                BlockStored([seq], None, encode_value([seq] * 256), 256, None, "GPU", None, 0)
+                BlockStored((seq,), None, encode_value([seq] * 256), 256, None, "GPU", None, 0)
             ]
             if seq >= LIVE:
-                events.append(BlockRemoved([seq - LIVE], "GPU", 0))
+                events.append(BlockRemoved((seq - LIVE,), "GPU", 0))
             relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), encode_batch(events, 1.0, 0)]), 1.0)
             seq += 1
         store.flush()

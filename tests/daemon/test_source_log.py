@@ -7,11 +7,11 @@ import logging
 import pytest
 
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp, Tick
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.source_log import SourceLog
 from tests.doubles.payloads import batch, payload, store
@@ -44,7 +44,7 @@ def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.Lo
     log = SourceLog()
     relay.handle(SourceUp(0), 1.0)
     # the engine has trimmed its buffer: the answer begins at 5
-    relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload([store([1])])]), 1.0)
+    relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload(store([1]))]), 1.0)
     relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
     relay.handle(Tick(1000.0), 1.1)
     log.look(relay, [0])

@@ -11,13 +11,13 @@ import pytest
 
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Started, Subscribed, Tick
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.codec import encode_batch, encode_value
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import Profile
@@ -41,7 +41,7 @@ def make_relay() -> Relay:
 
 
 def stored(block: int, tokens: int = 4) -> BlockStored:
-    return BlockStored([block], None, encode_value([block] * tokens), tokens, None, "GPU", None, 0)
+    return BlockStored((block,), None, encode_value([block] * tokens), tokens, None, "GPU", None, 0)
 
 
 class Process:
@@ -78,7 +78,7 @@ class Process:
             seq = self.relay.sources[0].sequencer.next
             events: list[BlockStored | BlockRemoved] = [stored(seq, tokens)]
             if seq % 3 == 2:
-                events.append(BlockRemoved([seq - 1], "GPU", 0))
+                events.append(BlockRemoved((seq - 1,), "GPU", 0))
             payload = encode_batch(events, 1.0 + seq, 0)
             self.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
             if not together:

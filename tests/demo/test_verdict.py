@@ -13,7 +13,7 @@ from kvbus.sim.workload import synthetic
 
 def stored(*hashes, medium="GPU", group=0):
     tokens = msgspec.Raw(msgspec.msgpack.encode(list(range(4 * len(hashes)))))
-    return BlockStored(list(hashes), None, tokens, 4, None, medium, None, group)
+    return BlockStored(tuple(hashes), None, tokens, 4, None, medium, None, group)
 
 
 def live(block, *, medium="GPU", group=0, kind="full_attention"):
@@ -43,8 +43,8 @@ def test_the_same_blocks_are_equal(view):
 @pytest.mark.parametrize(
     ("corrupt", "said"),
     [
-        (BlockRemoved([2], "GPU", 0), "1 missing: GPU 2"),
-        (BlockRemoved([1], "CPU", 0), "1 missing: CPU 1"),
+        (BlockRemoved((2,), "GPU", 0), "1 missing: GPU 2"),
+        (BlockRemoved((1,), "CPU", 0), "1 missing: CPU 1"),
         (stored(9), "1 stale: GPU 9"),
         (stored(1, group=1), "1 stale: GPU 1"),
         (stored(3, medium="DISK"), "1 stale: DISK 3"),

@@ -18,14 +18,14 @@ from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing import block_size
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing import fingerprints, replay_requests, sequencer, unverified
 from kvbus.core.sequencing.settings import Settings, State
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
 from kvbus.core.wire.profiles import PROFILES

@@ -17,10 +17,10 @@ from math import inf
 from operator import attrgetter
 from typing import Any, Final
 
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats, SourceStats
 from kvbus.core.wire.frames import FrameLimits
 from kvbus.core.wire.profiles import Profile, Wire

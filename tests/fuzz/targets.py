@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.validate import check_removed, check_stored
 from kvbus.core.outputs.snapshot import parse_snapshot, parse_snapshot_request
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import Batch, decode_batch, decode_plain, encode_batch, encode_positional_batch
+from kvbus.core.wire.codec import Batch, decode_batch, encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import (
     END_SEQ,
     FrameLimits,
@@ -33,7 +33,6 @@ from tests.doubles.router import PlainSetRouter
 
 def codec(data: bytes) -> None:
     """One payload: a batch or a reason, never an exception; what is a batch can be said again and read again."""
-    decode_plain(data, bytes_first=False)
     batch = decode_batch(data, 4096)
     if isinstance(batch, Reason):
         return

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.blocks.announce import MOST_BLOCKS
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.replay_answer import MAX_FILLER
 from tests.doubles.payloads import store, unpack
 from tests.properties.test_compaction import Reader, Routers, Stage, with_junk

@@ -133,7 +133,7 @@ def test_batch_0_that_a_snapshot_told_of_is_known_again() -> None:
 
 
 def test_a_batch_of_removals_alone_is_said_in_the_words_of_its_output() -> None:
-    """Byte hashes leave folded for Dynamo, in a batch that takes the short way, too."""
+    """Byte hashes leave folded for Dynamo, in a batch that is sent on as it came, too."""
     world = World(Setup(outputs=("dynamo",), bytes_hashes=True))
     world.publish(0, [("chain", 6, "CPU")], 2)
     world.publish(0, [("remove", 1, "CPU")], 2)

@@ -27,7 +27,7 @@ ESC = "\x1b"
 
 def stored(*hashes, parent=None):
     tokens = msgspec.msgpack.encode(list(range(2 * len(hashes))))
-    return BlockStored(list(hashes), parent, msgspec.Raw(tokens), 2, None, "GPU")
+    return BlockStored(tuple(hashes), parent, msgspec.Raw(tokens), 2, None, "GPU")
 
 
 def batch(*events):
@@ -77,7 +77,7 @@ def test_tail_prints_what_happens_as_json(publisher):
     tail = command("tail", publisher.endpoint, "--replay-endpoint", publisher.replay_endpoint, "--json", "--count", "3")
     subscription(publisher)
     publisher.publish(batch(stored(1, 2)))
-    publisher.publish(batch(BlockRemoved([1], "GPU")), live=False)
+    publisher.publish(batch(BlockRemoved((1,), "GPU")), live=False)
     publisher.publish(batch(AllBlocksCleared()))
     out, err = ended(tail)
     lines = [json.loads(line) for line in out.splitlines()]
@@ -98,7 +98,7 @@ def test_tail_prints_what_happens_as_json(publisher):
 
 
 def test_tail_for_people_from_the_start(publisher):
-    publisher.publish(batch(stored(255), BlockRemoved([255], "GPU")))
+    publisher.publish(batch(stored(255), BlockRemoved((255,), "GPU")))
     publisher.publish(batch())
     publisher.publish(b"\xc1")
     tail = command("tail", publisher.endpoint, "--replay-endpoint", publisher.replay_endpoint, "--from-start")
@@ -251,7 +251,7 @@ def test_tail_can_bind():
 
 def test_dump_prints_every_live_block(publisher):
     publisher.publish(batch(stored(1, b"\xab\xcd", parent=7)))
-    publisher.publish(batch(stored(3), BlockRemoved([1], "GPU")))
+    publisher.publish(batch(stored(3), BlockRemoved((1,), "GPU")))
     out, err = run("dump", publisher.replay_endpoint)
     assert [json.loads(line) for line in out.splitlines()] == [
         {

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from msgspec import Raw, UnsetType
 
-from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, TableKey, raw_or_unset, set_of_chunks, slice_array
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, raw_or_unset, set_of_chunks, slice_array
 from kvbus.core.blocks.live_order import in_order, live_runs
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, encode_value, with_extras
@@ -66,7 +67,7 @@ def removals_of(index: Index) -> list[AnyEvent]:
     for _, chunk, first, end in reversed(list(runs(index))):
         names = chunk.hashes if chunk.derived is None else chunk.derived
         for stop in range(end, first, -MAX_RUN):
-            gone = list(reversed(names[max(first, stop - MAX_RUN) : stop]))
+            gone = tuple(reversed(names[max(first, stop - MAX_RUN) : stop]))
             last = events[-1] if events else None
             meta = chunk.meta
             if (
@@ -195,8 +196,8 @@ def _as_event(
     lookahead: bytes | None,
 ) -> AnyEvent:
     meta = chunk.meta
-    event = BlockStored(
-        list(hashes),
+    event: BlockStored[Any] = BlockStored(
+        tuple(hashes),
         parent,
         tokens,
         block_size,

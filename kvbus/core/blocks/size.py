@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final
 from kvbus.core.types import Hash
 
 if TYPE_CHECKING:
-    from kvbus.core.blocks.index import Chunk, Table
+    from kvbus.core.blocks.chunk import Chunk
+    from kvbus.core.blocks.index import Table
 
 ITEM_BYTES: Final = 140
 """What each chunk and each of its blocks takes beside what its fields hold: objects, a hash, its place in a table."""
 
 MANY: Final = 256
-"""Chunks whose first blocks have gone are looked at together: one by one it would show on the fast path."""
+"""Chunks whose first blocks have gone are looked at together: one by one it would show."""
 
 _chunks: Final = itemgetter(1)
 _hashes: Final = attrgetter("hashes")
@@ -77,13 +78,13 @@ class Size:
     def remove(self, table: Table, block: Hash, chunk: Chunk) -> None:
         """A block has just left its table."""
         self.blocks -= 1
-        if not self._one_less(chunk) and block == chunk.hashes[0]:
+        if not self.one_less(chunk) and block == chunk.hashes[0]:
             self._without_first(table, chunk)
 
     def removed(self, chunks: Iterable[Chunk]) -> None:
         """One block of each of these has left its table; :attr:`firsts_gone` has those that were first ones."""
         for chunk in chunks if self.left else ():
-            self._one_less(chunk)
+            self.one_less(chunk)
         if len(self.firsts_gone) > MANY:
             self.settle()
 
@@ -113,7 +114,7 @@ class Size:
             self._without_first(table, chunk)
         return True
 
-    def _one_less(self, chunk: Chunk) -> bool:
+    def one_less(self, chunk: Chunk) -> bool:
         """Whether the chunk is one that is watched."""
         left = self.left.get(id(chunk)) if self.left else None
         if left is None:

@@ -137,11 +137,16 @@ class BlockSizeDetector(msgspec.Struct):
             return self.pinned
         return self.divisor if self.variable else self.size
 
+    def is_native(self, size: int) -> bool:
+        """Whether blocks of this size leave as they came."""
+        own = self.size
+        return size == own == (self.pinned or own)
+
     def treatment(self, size: int, blocks: int = 1) -> Treatment:
         """What a store of so many blocks of this size becomes. Call after :meth:`observe`."""
         own = self.size
         pinned = self.pinned or own
-        if size == own == pinned:
+        if self.is_native(size):
             return Treatment.NATIVE
         if blocks == 1 and size < max(own, pinned):
             return Treatment.TAIL

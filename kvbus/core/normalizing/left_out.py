@@ -7,9 +7,10 @@ kept whole: if the group's blocks turn out to be of their size, they have to be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from kvbus.core.blocks.index import Chunk, Index, Table, TableKey
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import Index, Table, TableKey
 from kvbus.core.blocks.size import ITEM_BYTES, chunk_bytes
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.stats import SourceStats
@@ -48,13 +49,13 @@ class LeftOut:
         """Every medium that something is left out on."""
         return {*self.tails.media_names} | {medium for _, medium in self.coarse}
 
-    def new(self, key: TableKey, hashes: list[Hash], treatment: Treatment) -> int:
+    def new(self, key: TableKey, hashes: Sequence[Hash], treatment: Treatment) -> int:
         """How many of these blocks, coarse ones or a tail, are not remembered yet."""
         tails = self.tails.tables.get(key)
         held = self.coarse.get(key, {}) if treatment is Treatment.COARSE else tails.blocks if tails else {}
         return sum(block not in held for block in hashes)
 
-    def store_coarse(self, key: TableKey, hashes: list[Hash]) -> None:
+    def store_coarse(self, key: TableKey, hashes: Sequence[Hash]) -> None:
         """Remember an event of coarse blocks."""
         self._stats.filtered[Filtered.COARSE] += 1
         for block in hashes:

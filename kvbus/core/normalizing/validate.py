@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Hash, Reason, medium_key
-from kvbus.core.wire.codec import Token, decode_tokens, decode_value
-from kvbus.core.wire.schema import CARRIED, BlockRemoved, BlockStored
+from kvbus.core.wire.codec import decode_value, lacks_field
+from kvbus.core.wire.schema import BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import count_tokens
+
+MAX_SIZE: Final = 2**31
+"""The largest block size."""
+
+_decode_text: Final = msgspec.msgpack.Decoder(str | None).decode
+_decode_lists: Final = msgspec.msgpack.Decoder(
+    list[list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]]] | None
+).decode
 
 
-class Store(msgspec.Struct):
-    """A BlockStored that keeps the rules, with what validation found out on the way."""
-
-    event: BlockStored
-    tokens: list[Token]
-    medium: str
-    """The medium's index key, see :func:`~kvbus.core.types.medium_key`."""
-    group: int | None
-    extras: dict[str, msgspec.Raw] | None = None
-
-
-def check_hashes(hashes: list[Hash]) -> Reason | None:
+def check_hashes(hashes: Sequence[Hash]) -> Reason | None:
     """All integers, or all byte strings of 1 to 64 bytes; never mixed."""
     kinds = set(map(type, hashes))
     if len(kinds) != 1:
@@ -33,31 +32,32 @@ def check_hashes(hashes: list[Hash]) -> Reason | None:
     return None
 
 
-def check_stored(event: BlockStored) -> Store | Reason:
-    """Check one BlockStored.
+def check_stored(event: BlockStored[Any]) -> int | Reason:
+    """Check one BlockStored; how many tokens it has if it is good.
 
-    A block size of 0 with tokens is what llm-d-inference-sim sends: the size follows from the counts. Events without
-    hashes or without tokens are valid here; what they mean is decided by the normalizer.
+    A block size of 0 with tokens is what llm-d-inference-sim sends: the size follows from the counts, and is filled in.
+    Events without hashes or without tokens are valid here; what they mean is decided by the normalizer.
     """
+    if lacks_field(event):
+        return Reason.MISSING_FIELD
     hashes = event.block_hashes
-    medium = medium_key(event.medium)
-    if medium is None:
+    if medium_key(event.medium) is None:
         return Reason.UNKNOWN_MEDIUM
-    tokens = decode_tokens(event.token_ids)
+    tokens = count_tokens(bytes(event.token_ids))
     if isinstance(tokens, Reason):
         return tokens
     if not _carried_ok(event):
         return Reason.WRONG_TYPE
     count = len(hashes)
     size = event.block_size
-    if size < 0 or size > 2**31:
+    if size < 0 or size > MAX_SIZE:
         return Reason.BLOCK_SIZE
     if count and tokens:
         if size == 0:
-            if len(tokens) % count:
+            if tokens % count:
                 return Reason.TOKEN_COUNT
-            event.block_size = size = len(tokens) // count
-        if size * count != len(tokens):
+            event.block_size = size = tokens // count
+        if size * count != tokens:
             return Reason.TOKEN_COUNT
     if count:
         if (bad := check_hashes(hashes)) is not None:
@@ -65,48 +65,55 @@ def check_stored(event: BlockStored) -> Store | Reason:
         if len(set(hashes)) != count:
             return Reason.DUPLICATE_HASH
         parent = event.parent_block_hash
-        if parent is not None and (bad := check_hashes([hashes[0], parent])) is not None:
+        if parent is not None and parent is not UNSET and (bad := check_hashes([hashes[0], parent])) is not None:
             return bad
-    group = event.group_idx if event.group_idx is not UNSET else None
-    return Store(event, tokens, medium, group)
+    return tokens
 
 
-def _carried_ok(event: BlockStored) -> bool:
-    """Fields that are only handed on are what routers read: texts, and lists with an entry per block."""
+def _carried_ok(event: BlockStored[Any]) -> bool:
     count = len(event.block_hashes)
-    for name in CARRIED:
-        raw = getattr(event, name)
-        if raw is UNSET:
-            continue
-        try:
-            value = decode_value(raw)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return False
-        if name == "extra_keys":
-            good = keys_ok(value, count)
-        elif name == "lookahead_token_ids":
-            good = value is None or (_per_block(value, count) and all(map(_are_tokens, value)))
-        else:
-            good = value is None or isinstance(value, str)
-        if not good:
-            return False
+    keys: Any = event.extra_keys
+    lookahead: Any = event.lookahead_token_ids
+    return (
+        (keys is UNSET or keys_ok(keys, count))
+        and (lookahead is UNSET or lookahead_ok(lookahead, count))
+        and texts_ok((event.locality, event.ownership, event.session_id, event.cache_salt))
+    )
+
+
+def texts_ok(raws: Sequence[Any]) -> bool:
+    """Whether fields that are only handed on are what routers read: texts, null, or not sent."""
+    try:
+        for raw in raws:
+            if raw is not UNSET:
+                _decode_text(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
     return True
 
 
-def keys_ok(keys: Any, count: int) -> bool:
+def lookahead_ok(raw: Raw | bytes, count: int) -> bool:
+    """Whether lookahead tokens of so many blocks are null, or a list with tokens for each block."""
+    try:
+        lists = _decode_lists(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+    return lists is None or _per_block(lists, count)
+
+
+def keys_ok(raw: Raw | bytes, count: int) -> bool:
     """Whether ``extra_keys`` of so many blocks are null or a list with an entry per block: null, or a list of keys."""
+    try:
+        keys = decode_value(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
     if keys is None:
         return True
-    if not _per_block(keys, count):
+    if not isinstance(keys, list) or not _per_block(keys, count):
         return False
     if keys.count(None) == len(keys):
         return True
     return all(each is None or (isinstance(each, list) and all(map(_is_key, each))) for each in keys)
-
-
-def _per_block(value: Any, count: int) -> bool:
-    """An empty list is a list, too, and what names no block may have any."""
-    return isinstance(value, list) and (len(value) == count or not value or not count)
 
 
 def _is_key(key: Any) -> bool:
@@ -116,11 +123,12 @@ def _is_key(key: Any) -> bool:
     return isinstance(key, str | bytes | int | float)
 
 
-def _are_tokens(tokens: Any) -> bool:
-    return isinstance(tokens, list) and all(type(each) is int and 0 <= each <= MAX_TOKEN_ID for each in tokens)
+def _per_block(value: list[Any], count: int) -> bool:
+    """An empty list is a list, too, and what names no block may have any."""
+    return len(value) == count or not value or not count
 
 
-def check_removed(event: BlockRemoved) -> str | Reason:
+def check_removed(event: BlockRemoved[Any]) -> str | Reason:
     """Check one BlockRemoved; the medium's index key if it is good."""
     medium = medium_key(event.medium)
     if medium is None:

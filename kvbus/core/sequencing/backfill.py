@@ -46,6 +46,11 @@ class Backfill:
         """A request is over; ``answered`` if its answer had an end."""
         self._silent = not answered
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether the last request came to no end."""
+        return self._silent
+
     def begins(self, seq: int) -> None:
         """Nothing is known of what came before ``seq``."""
         self.first = seq

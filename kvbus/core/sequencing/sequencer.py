@@ -94,6 +94,11 @@ class Sequencer(Answers):
         """What is missing may still come: the publisher has not said how far back its buffer reaches."""
         return self._known.backfill.pending
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether the publisher has not answered the last request."""
+        return self._known.backfill.unanswered
+
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def up(self, now: float) -> None:

@@ -14,9 +14,11 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Raw, structs
 
-from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Reason
+from kvbus.core.types import MAX_HASH_BYTES, Hash, Reason
 from kvbus.core.wire.schema import (
     CARRIED,
+    NO_SIZE,
+    NO_TOKENS,
     AllBlocksCleared,
     ArrayBatch,
     BlockRemoved,
@@ -24,9 +26,6 @@ from kvbus.core.wire.schema import (
     ClearedArray,
     Event,
     MapBatch,
-    PlainBatch,
-    PlainRemoved,
-    PlainStored,
     RawBatch,
     RawMapBatch,
     RemovedArray,
@@ -36,23 +35,20 @@ from kvbus.core.wire.schema import (
 MAX_EVENTS: Final = 65_536
 """Events one batch may hold by default; real batches hold a few hundred."""
 
-_decode_maps: Final = msgspec.msgpack.Decoder(MapBatch).decode
-_decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
-_decode_plain_ints: Final = msgspec.msgpack.Decoder(PlainBatch[int]).decode
-_decode_plain_bytes: Final = msgspec.msgpack.Decoder(
-    PlainBatch[Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)]]
-).decode
+_ByteHash = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)]
+_decode_int_maps: Final = msgspec.msgpack.Decoder(MapBatch[int]).decode
+_decode_byte_maps: Final = msgspec.msgpack.Decoder(MapBatch[_ByteHash]).decode
+_decode_int_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch[int]).decode
+_decode_byte_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch[_ByteHash]).decode
 _decode_envelope: Final = msgspec.msgpack.Decoder(RawBatch).decode
 _decode_map_envelope: Final = msgspec.msgpack.Decoder(RawMapBatch).decode
 _decode_any: Final = msgspec.msgpack.Decoder(Any).decode
 _decode_map_event: Final[Callable[[Raw | bytes], Event]] = msgspec.msgpack.Decoder(
-    BlockStored | BlockRemoved | AllBlocksCleared
+    BlockStored[Hash] | BlockRemoved[Hash] | AllBlocksCleared
 ).decode
-_decode_array_event: Final = msgspec.msgpack.Decoder(StoredArray | RemovedArray | ClearedArray).decode
+_decode_array_event: Final = msgspec.msgpack.Decoder(StoredArray[Hash] | RemovedArray[Hash] | ClearedArray).decode
 _decode_raw_fields: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _decode_raw_list: Final = msgspec.msgpack.Decoder(list[Raw]).decode
-_decode_tokens: Final = msgspec.msgpack.Decoder(list[int]).decode
-_decode_pairs: Final = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 _EVENT_STRUCTS: Final[dict[str, Any]] = {
@@ -64,7 +60,7 @@ _STORED_FIELDS: Final = frozenset(BlockStored.__struct_fields__)
 _STORED_ARRAY_FIELDS: Final = StoredArray.__struct_fields__
 _REMOVED_FIELDS: Final = frozenset(BlockRemoved.__struct_fields__)
 
-AnyEvent = Event | PlainStored[Any] | PlainRemoved[Any] | dict[str, Any]
+AnyEvent = Event | dict[str, Any]
 """An event ready to be encoded; a plain map where it carries fields no struct knows."""
 
 Extras = dict[str, Raw]
@@ -74,62 +70,100 @@ Extras = dict[str, Raw]
 class Batch(msgspec.Struct):
     """One decoded batch.
 
-    ``extras`` maps an event's position to fields this version does not know. ``rejects`` holds one reason for each
-    event that was left out. ``rank`` is None where the engine sends none (vLLM 0.9.0).
+    Attributes:
+        ts: its time.
+        events: as they came.
+        rank: None where the engine sends none (vLLM 0.9.0).
+        canonical: it is exactly ``[ts, events, rank]`` with map events of known fields.
+        bytes_hashes: its hashes are byte strings; unknown where it is not :attr:`uniform`.
+        uniform: its hashes are of one kind, and no event had to be looked at alone.
+        extras: by an event's position, fields this version does not know.
+        rejects: one reason for each event that was left out.
     """
 
     ts: float
     events: list[Event]
     rank: int | None = None
+    canonical: bool = False
+    bytes_hashes: bool = False
+    uniform: bool = False
     extras: dict[int, Extras] | None = None
-    rejects: list[Reason] = msgspec.field(default_factory=list)
+    rejects: list[Reason] = []
 
 
 def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
+    """Decode one payload as :func:`decode` does, with every field that kvbus sends, for whoever reads events.
+
+    An event without tokens or a block size is left out.
+    """
+    batch = decode(payload, max_events)
+    if isinstance(batch, Reason):
+        return batch
+    missing = 0
+    for event in batch.events:
+        if isinstance(event, BlockStored):
+            missing += lacks_field(event)
+            complete(event)
+        elif isinstance(event, BlockRemoved) and event.medium is UNSET:
+            event.medium = None
+    if missing:
+        batch.events = [event for event in batch.events if not (isinstance(event, BlockStored) and lacks_field(event))]
+        batch.rejects = [*batch.rejects, *[Reason.MISSING_FIELD] * missing]
+    return batch
+
+
+def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS, *, bytes_first: bool = False) -> Batch | Reason:
     """Decode one payload of any dialect; a reason if its envelope is broken, or it holds too many events.
 
     Sources: vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23, TensorRT-LLM through Dynamo, llm-d-inference-sim, Dynamo's
-    mocker. Positional and map events may be mixed in one batch.
+    mocker. Positional and map events may be mixed in one batch. ``bytes_first`` says which kind of hash to expect; it
+    changes nothing but the time this takes.
     """
-    try:
-        if first_event_is_array(payload):
-            array = _decode_arrays(payload)
-            if math.isfinite(array.ts) and len(array.events) <= max_events:
-                return Batch(array.ts, [_from_array(e) for e in array.events], array.rank)
+    arrays = first_event_is_array(payload)
+    for as_bytes in (bytes_first, not bytes_first):
+        try:
+            if arrays:
+                array = (_decode_byte_arrays if as_bytes else _decode_int_arrays)(payload)
+                batch = Batch(array.ts, [_from_array(event) for event in array.events], array.rank)
+            else:
+                maps = (_decode_byte_maps if as_bytes else _decode_int_maps)(payload)
+                batch = Batch(maps.ts, maps.events, maps.rank)
+                batch.canonical = maps.rank is not None and payload[:2] == _CANONICAL_HEAD
+        except msgspec.ValidationError as error:
+            if "block_hash" not in str(error):  # `$.events[…].block_hashes[…]` or `….parent_block_hash`
+                break
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            break
         else:
-            maps = _decode_maps(payload)
-            if math.isfinite(maps.ts) and len(maps.events) <= max_events:
-                return Batch(maps.ts, maps.events, maps.rank)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        pass
+            if not math.isfinite(batch.ts):
+                return Reason.BATCH_SHAPE
+            if len(batch.events) > max_events:
+                return Reason.TOO_MANY_EVENTS
+            batch.bytes_hashes = as_bytes
+            batch.uniform = True
+            return batch
     return _decode_each(payload, max_events)
 
 
-_PLAIN_HEAD: Final = b"\x93\xcb"
+_CANONICAL_HEAD: Final = b"\x93\xcb"
 """An array of three that begins with a float64, as every engine sends it."""
 
 
-def decode_plain(payload: bytes, *, bytes_first: bool) -> PlainBatch[Any] | None:
-    """Decode a batch of the commonest kind: maps of the common fields, hashes of one kind; None for any other.
+def lacks_field(event: BlockStored[Any]) -> bool:
+    """Whether a field is missing that every store has."""
+    return event.block_size == NO_SIZE or event.token_ids == NO_TOKENS
 
-    ``bytes_first`` says which kind of hash to expect; it changes nothing but the time this takes.
-    """
-    if payload[:2] != _PLAIN_HEAD:
-        return None
-    first, second = (
-        (_decode_plain_bytes, _decode_plain_ints) if bytes_first else (_decode_plain_ints, _decode_plain_bytes)
-    )
-    try:
-        return first(payload)
-    except msgspec.ValidationError as error:
-        if "block_hash" not in str(error):  # `$.events[…].block_hashes[…]` or `….parent_block_hash`
-            return None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-    try:
-        return second(payload)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
+
+def complete(event: BlockStored[Any]) -> None:
+    """Fill in the fields that were not sent, as kvbus sends them."""
+    if event.parent_block_hash is UNSET:
+        event.parent_block_hash = None
+    if event.lora_id is UNSET:
+        event.lora_id = None
+    if event.medium is UNSET:
+        event.medium = None
+    if event.lora_name is UNSET:
+        event.lora_name = None
 
 
 _EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
@@ -163,7 +197,7 @@ def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason
         return Reason.BATCH_SHAPE
     if len(envelope.events) > max_events:
         return Reason.TOO_MANY_EVENTS
-    batch = Batch(envelope.ts, [], envelope.rank)
+    batch = Batch(envelope.ts, [], envelope.rank, rejects=[])
     for raw in envelope.events:
         extras: Extras = {}
         event = _decode_event(raw, extras)
@@ -203,7 +237,8 @@ def _decode_event(raw: Raw, extras: Extras) -> Event | Reason:
     is_map = 0x80 <= head <= 0x8F or head in (0xDE, 0xDF)
     try:
         if is_map:
-            return _decode_map_event(raw)
+            event = _decode_map_event(raw)
+            return Reason.MISSING_FIELD if isinstance(event, BlockStored) and lacks_field(event) else event
         return _from_array(_decode_array_event(raw))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         pass
@@ -280,9 +315,9 @@ def _typed(tag: str, fields: Extras) -> Event | Reason:
         return Reason.INTEGER_RANGE if where.startswith(_OUT_OF_RANGE) else Reason.WRONG_TYPE
 
 
-def _from_array(event: StoredArray | RemovedArray | ClearedArray) -> Event:
+def _from_array(event: StoredArray[Any] | RemovedArray[Any] | ClearedArray) -> Event:
     if isinstance(event, StoredArray):
-        stored = BlockStored(
+        stored: BlockStored[Any] = BlockStored(
             event.block_hashes,
             event.parent_block_hash,
             event.token_ids,
@@ -306,31 +341,6 @@ def _from_array(event: StoredArray | RemovedArray | ClearedArray) -> Event:
 
 
 _POSITIONAL: Final = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
-
-Token = int | tuple[int, int]
-
-
-def decode_tokens(raw: Raw | bytes) -> list[Token] | Reason:
-    """Token ids (each in [0, 2**32)) or EAGLE's pairs of them; a reason if they are anything else."""
-    try:
-        tokens = _decode_tokens(raw)
-    except RecursionError:
-        return Reason.NESTING
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _decode_bigrams(raw)
-    if tokens and (min(tokens) < 0 or max(tokens) > MAX_TOKEN_ID):
-        return Reason.TOKEN_RANGE
-    return tokens  # type: ignore[return-value]
-
-
-def _decode_bigrams(raw: Raw | bytes) -> list[Token] | Reason:
-    try:
-        pairs = _decode_pairs(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return Reason.WRONG_TYPE
-    if any(not 0 <= token <= MAX_TOKEN_ID for pair in pairs for token in pair):
-        return Reason.TOKEN_RANGE
-    return pairs  # type: ignore[return-value]
 
 
 def encode_value(value: Any) -> Raw:
@@ -360,7 +370,7 @@ def encode_positional_batch(events: Sequence[AnyEvent], ts: float, rank: int | N
 def _to_array(event: AnyEvent) -> tuple[Any, ...]:
     if isinstance(event, AllBlocksCleared):
         return ("AllBlocksCleared",)
-    if isinstance(event, BlockRemoved | PlainRemoved):
+    if isinstance(event, BlockRemoved):
         head: tuple[Any, ...] = ("BlockRemoved", event.block_hashes, event.medium)
         return head if event.group_idx is UNSET else (*head, event.group_idx)
     fields = event if isinstance(event, dict) else structs.asdict(event)
@@ -371,7 +381,7 @@ def _to_array(event: AnyEvent) -> tuple[Any, ...]:
     return (*head, fields["lora_name"], None if extra_keys is UNSET else extra_keys, fields["group_idx"])
 
 
-def with_extras(event: BlockStored, extras: Extras) -> dict[str, Any]:
+def with_extras(event: BlockStored[Any], extras: Extras) -> dict[str, Any]:
     """The event as a map that also carries fields no struct knows."""
     known = {name: value for name in event.__struct_fields__ if (value := getattr(event, name)) is not UNSET}
     return {"type": "BlockStored", **known, **extras}

@@ -49,12 +49,11 @@ class Wire(msgspec.Struct, frozen=True):
             self.fold_hashes or self.media or self.one_block or self.fill_kinds or self.fold_pairs or self.drop_group
         )
 
-    def accepts_as_is(self, *, bytes_hashes: bool, media: Container[str], grouped: bool) -> bool:
-        """Whether canonical map events with such hashes, media and groups need no translation on this wire.
-
-        No canonical event has pairs of tokens.
-        """
+    def accepts_as_is(self, *, bytes_hashes: bool, pairs: bool, media: Container[str], grouped: bool) -> bool:
+        """Whether canonical map events with such hashes, tokens, media and groups need no translation on this wire."""
         if self.encoding != "map" or self.one_block or (bytes_hashes and self.fold_hashes):
+            return False
+        if pairs and self.fold_pairs:
             return False
         if grouped and (self.fill_kinds or self.drop_group):
             return False

@@ -1,8 +1,8 @@
 """Wire structs: the canonical events (maps, as vLLM 0.33 and SGLang 0.5.20 send them) and the positional forms.
 
 The map structs are also what the core works with and what leaves on the default output. Fields an engine did not send
-stay ``UNSET`` and are not sent on; fields that are only carried (``extra_keys``, ``session_id``, …) stay raw msgpack.
-Unknown fields make these structs refuse the event on purpose: the codec then takes its slow path, which keeps them.
+are ``UNSET``; fields that are only carried (``extra_keys``, ``session_id``, …) stay raw msgpack. Unknown fields make
+these structs refuse the batch on purpose: the codec then looks at each event alone, and keeps them.
 """
 
 from __future__ import annotations
@@ -21,24 +21,36 @@ Large = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 that router the whole batch."""
 
 
-class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
+HashT = TypeVar("HashT", int, Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)], Hash)
+"""The hashes of one batch: all integers, or all byte strings; anything in an event that is looked at alone."""
+
+
+NO_TOKENS: Final = Raw()
+NO_SIZE: Final = -(2**62)
+
+
+class BlockStored(
+    msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockStored", forbid_unknown_fields=True, gc=False
+):
     """k blocks entered a cache: ``block_hashes[i]`` names tokens ``[i*block_size, (i+1)*block_size)``.
 
     ``token_ids`` is raw msgpack: an array of k x block_size token ids, or of ``[a, b]`` pairs with EAGLE.
     The parent of block i is block i-1, that of block 0 is ``parent_block_hash`` (None: the root).
+    ``UNSET`` says that a field was not sent. Of those that have to be, tokens are then :data:`NO_TOKENS` and the block
+    size is :data:`NO_SIZE`.
     """
 
-    block_hashes: list[Hash]
-    parent_block_hash: Hash | None
-    token_ids: Raw
-    block_size: int
-    lora_id: Large | None = None
-    medium: str | None = None
-    lora_name: str | None = None
+    block_hashes: tuple[HashT, ...]
+    parent_block_hash: HashT | UnsetType | None = UNSET
+    token_ids: Raw = NO_TOKENS
+    block_size: int = NO_SIZE
+    lora_id: Large | UnsetType | None = UNSET
+    medium: str | UnsetType | None = UNSET
+    lora_name: str | UnsetType | None = UNSET
     group_idx: Small | UnsetType | None = UNSET
     kv_cache_spec_kind: str | UnsetType | None = UNSET
     kv_cache_spec_sliding_window: Small | UnsetType | None = UNSET
-    # carried as they came; Raw, with UNSET for "not sent"
+    # carried as they came
     extra_keys: Raw = UNSET  # type: ignore[assignment]
     locality: Raw = UNSET  # type: ignore[assignment]
     ownership: Raw = UNSET  # type: ignore[assignment]
@@ -47,11 +59,13 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_un
     lookahead_token_ids: Raw = UNSET  # type: ignore[assignment]
 
 
-class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
+class BlockRemoved(
+    msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False
+):
     """One copy of each named block left one medium (of one group)."""
 
-    block_hashes: list[Hash]
-    medium: str | None = None
+    block_hashes: tuple[HashT, ...]
+    medium: str | UnsetType | None = UNSET
     group_idx: Small | UnsetType | None = UNSET
     locality: Raw = UNSET  # type: ignore[assignment]
     ownership: Raw = UNSET  # type: ignore[assignment]
@@ -61,7 +75,7 @@ class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared",
     """The engine reset its prefix cache."""
 
 
-Event = BlockStored | BlockRemoved | AllBlocksCleared
+Event = BlockStored[Any] | BlockRemoved[Any] | AllBlocksCleared
 
 CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
 """Fields of :class:`BlockStored` that kvbus hands on without reading them."""
@@ -70,14 +84,16 @@ PER_BLOCK: Final = ("extra_keys", "lookahead_token_ids")
 """Those that are lists with an entry for each block: they are divided with the blocks."""
 
 
-class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True):
+class StoredArray(
+    msgspec.Struct, Generic[HashT], array_like=True, tag="BlockStored", forbid_unknown_fields=True, gc=False
+):
     """Positional BlockStored, vLLM 0.9.0 to 0.23 and SGLang 0.4.7 to 0.5.19: each version sends a prefix of this.
 
     The 7th element is ``lora_name`` in vLLM 0.14 and later and ``{"cache_salt": …}`` in SGLang 0.5.18 and 0.5.19.
     """
 
-    block_hashes: list[Hash]
-    parent_block_hash: Hash | None
+    block_hashes: tuple[HashT, ...]
+    parent_block_hash: HashT | None
     token_ids: Raw
     block_size: int
     lora_id: Large | None = None
@@ -89,10 +105,12 @@ class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unk
     kv_cache_spec_sliding_window: Small | UnsetType | None = UNSET
 
 
-class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_unknown_fields=True):
+class RemovedArray(
+    msgspec.Struct, Generic[HashT], array_like=True, tag="BlockRemoved", forbid_unknown_fields=True, gc=False
+):
     """Positional BlockRemoved: ``+ medium`` from vLLM 0.10.2 and SGLang 0.5.9, ``+ group_idx`` from vLLM 0.20."""
 
-    block_hashes: list[Hash]
+    block_hashes: tuple[HashT, ...]
     medium: str | None = None
     group_idx: Small | UnsetType | None = UNSET
 
@@ -101,19 +119,19 @@ class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
     """Positional AllBlocksCleared: the tag alone."""
 
 
-class MapBatch(msgspec.Struct, array_like=True):
-    """``[ts, events, rank]`` whose events are all maps of known fields: decoded in one go."""
+class MapBatch(msgspec.Struct, Generic[HashT], array_like=True, gc=False):
+    """``[ts, events, rank]`` of maps with known fields and hashes of one kind: decoded in one go."""
 
     ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    events: list[BlockStored[HashT] | BlockRemoved[HashT] | AllBlocksCleared]
     rank: Rank | None = None
 
 
-class ArrayBatch(msgspec.Struct, array_like=True):
-    """``[ts, events, rank]`` (vLLM 0.9.0: no rank) whose events are all positional arrays of known length."""
+class ArrayBatch(msgspec.Struct, Generic[HashT], array_like=True, gc=False):
+    """``[ts, events, rank]`` (vLLM 0.9.0: no rank) of positional events of known length, with hashes of one kind."""
 
     ts: float
-    events: list[StoredArray | RemovedArray | ClearedArray]
+    events: list[StoredArray[HashT] | RemovedArray[HashT] | ClearedArray]
     rank: Rank | None = None
 
 
@@ -132,45 +150,3 @@ class RawMapBatch(msgspec.Struct):
     events: list[Raw]
     data_parallel_rank: Rank | None = None
     attn_dp_rank: Rank | None = None
-
-
-HashT = TypeVar("HashT", int, Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)], Hash)
-"""The hashes of one stream: all integers, or all byte strings."""
-
-
-class PlainStored(
-    msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockStored", forbid_unknown_fields=True, gc=False
-):
-    """:class:`BlockStored` without the fields few engines send, with hashes of one kind: what the fast path takes.
-
-    ``UNSET`` here says that a field was not sent which every event of kvbus has.
-    """
-
-    block_hashes: tuple[HashT, ...]
-    parent_block_hash: HashT | None
-    token_ids: Raw
-    block_size: int
-    lora_id: Large | UnsetType | None = UNSET
-    medium: str | UnsetType | None = UNSET
-    lora_name: str | UnsetType | None = UNSET
-    group_idx: Small | UnsetType | None = UNSET
-    kv_cache_spec_kind: str | UnsetType | None = UNSET
-    extra_keys: Raw = UNSET  # type: ignore[assignment]
-
-
-class PlainRemoved(
-    msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False
-):
-    """:class:`BlockRemoved` of the fast path."""
-
-    block_hashes: tuple[HashT, ...]
-    medium: str | UnsetType | None = UNSET
-    group_idx: Small | UnsetType | None = UNSET
-
-
-class PlainBatch(msgspec.Struct, Generic[HashT], array_like=True, forbid_unknown_fields=True, gc=False):
-    """``[ts, events, rank]``, exactly, of map events with known fields and hashes of one kind."""
-
-    ts: float
-    events: list[PlainStored[HashT] | PlainRemoved[HashT] | AllBlocksCleared]
-    rank: Rank

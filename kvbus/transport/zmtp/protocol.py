@@ -192,7 +192,7 @@ class Protocol:
         single = self._message_frames == 1
         if not frame.more:
             self._message_frames = self._message_bytes = 0
-        if self._role is Role.ROUTER:
+        if self._role is not Role.PUB:
             self._frames.append(body)
             if frame.more:
                 return Progress()

@@ -1,4 +1,4 @@
-"""The socket types of kvbus's outputs, and the peers that each of them accepts."""
+"""The socket types that kvbus speaks ZMTP as, and the peers that each of them accepts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ class Role(Enum):
 
     PUB = (b"PUB", frozenset({b"SUB", b"XSUB"}))
     ROUTER = (b"ROUTER", frozenset({b"DEALER", b"REQ"}))
+
+    # What looks at a peer dials as these, and takes any type: the type is what it wants to know.
+    SUB = (b"SUB", frozenset(TYPES))
+    DEALER = (b"DEALER", frozenset(TYPES))
 
     def __init__(self, socket_type: bytes, peers: frozenset[bytes]) -> None:
         self.socket_type = socket_type

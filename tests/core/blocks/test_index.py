@@ -1,11 +1,12 @@
 import pytest
 from msgspec import UNSET
 
-from kvbus.core.blocks.index import MAX_SHARED, Index, Rest, Table, raw_or_unset, slice_array
+from kvbus.core.blocks.chunk import Rest
+from kvbus.core.blocks.index import MAX_SHARED, Index, Table, raw_or_unset, slice_array
 from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.wire.codec import encode_value
 from tests.core.blocks.chunks import announced, put, stored
-from tests.doubles.payloads import store, tokens_of
+from tests.doubles.payloads import pack, store, tokens_of
 
 
 class TestCopies:
@@ -39,7 +40,7 @@ class TestChunks:
     def test_parents_and_tokens_of_each_block(self):
         chunk = put(Index(), [1, 2, 3], 9)
         assert [chunk.parent_of(i) for i in range(3)] == [9, 1, 2]
-        assert [chunk.block_tokens(i) for i in range(3)] == [tokens_of(block) for block in (1, 2, 3)]
+        assert [chunk.tokens_of(i, i + 1) for i in range(3)] == [pack(tokens_of(block)) for block in (1, 2, 3)]
 
     def test_a_chunk_is_reblocked_and_comes_back_with_its_unknown_fields(self):
         chunk = put(Index(), [1, 2])

@@ -14,9 +14,8 @@ from tests.doubles.payloads import cleared, payload, removed, store
 from tests.typed import well_formed
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_a_chunk_counts_until_its_last_block_has_gone(fast):
-    bench = Bench(block_size=16, fast=fast)
+def test_a_chunk_counts_until_its_last_block_has_gone():
+    bench = Bench(block_size=16)
     bench.feed(store([1, 2, 3]))
     whole = bench.normalizer.index_bytes
     bench.feed(removed([1]))
@@ -55,15 +54,14 @@ def test_bytes_are_about_what_the_process_grows_by():
     tracemalloc.start()
     at = tracemalloc.get_traced_memory()[0]
     for batch in events[100:]:
-        bench.normalizer.fast_path(payload(*batch))
+        bench.normalizer.apply(well_formed(payload(*batch)))
     grown = tracemalloc.get_traced_memory()[0] - at
     tracemalloc.stop()
     assert 0.6 * grown < bench.normalizer.index_bytes - before < 1.6 * grown
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_at_the_limit_stores_are_refused_and_removals_make_room(fast):
-    bench = Bench(block_size=16, fast=fast, max_index_bytes=20_000)
+def test_at_the_limit_stores_are_refused_and_removals_make_room():
+    bench = Bench(block_size=16, max_index_bytes=20_000)
     for n in range(100):
         bench.feed(store([n]))
         assert bench.normalizer.index_bytes <= 20_000
@@ -116,7 +114,7 @@ def test_what_an_event_costs_does_not_grow_with_the_tables(event):
     media = ["CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "REMOTE", "NETWORK"]
     costs = []
     for groups in (2, 64):
-        bench = Bench(block_size=16, fast=False)
+        bench = Bench(block_size=16)
         for group in range(groups):
             bench.feed(*(store([n + 10 * group], group=group, medium=medium) for n, medium in enumerate(media)))
         costs.append(_calls(bench, payload(*[event] * 50)))
@@ -126,7 +124,7 @@ def test_what_an_event_costs_does_not_grow_with_the_tables(event):
 def test_clears_do_not_look_at_every_coarse_block_that_stays():
     costs = []
     for many in (20, 20_000):
-        bench = Bench(block_size=16, fast=False)
+        bench = Bench(block_size=16)
         bench.feed(store([1, 2], medium="CPU"))
         bench.feed(*(store([10 + n], medium="CPU", block_size=32) for n in range(many)))
         begun = time.process_time()

@@ -6,12 +6,12 @@ import pytest
 
 from kvbus.core.commands import Publish, SendState
 from kvbus.core.events import BatchReceived, SourceUp, Subscribed
-from kvbus.core.normalizing.normalizer import Rules
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.fitting import halves, runs_of
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import batch, cleared, removed, store, unpack
 from tests.doubles.router import events_of
@@ -89,7 +89,7 @@ def test_one_block_that_is_too_large_leaves_all_the_same() -> None:
     assert [len(part) for part in halves([event, event, event])] == [1, 2]
 
 
-def test_llm_d_gets_a_kind_on_the_fast_path_too() -> None:
+def test_llm_d_gets_a_kind_where_a_batch_needs_no_other_change() -> None:
     bus = Bus("llm-d")
     for at in range(1, 5):
         (payload,) = bus.say(0, store([at], at - 1 or None, group=0, lora_id=None, lora_name=None))

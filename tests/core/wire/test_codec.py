@@ -10,7 +10,6 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import (
     MAX_EVENTS,
     decode_batch,
-    decode_tokens,
     encode_batch,
     encode_positional_batch,
     event_offset,
@@ -273,48 +272,6 @@ class TestABadBatch:
         assert decode_batch(of(MAX_EVENTS + 1)) is Reason.TOO_MANY_EVENTS
         batch = well_formed(of(MAX_EVENTS))
         assert len(batch.events) + len(batch.rejects) == MAX_EVENTS
-
-
-class TestTokens:
-    @pytest.mark.parametrize("tokens", [[], [0], [2**32 - 1], list(range(1000))])
-    def test_ids(self, tokens):
-        assert decode_tokens(pack(tokens)) == tokens
-
-    def test_pairs(self):
-        assert decode_tokens(pack([[0, 1], [2**32 - 1, 2]])) == [(0, 1), (2**32 - 1, 2)]
-
-    @pytest.mark.parametrize("tokens", [[-1], [2**32], [1, 2, -(2**63)], [2**64 - 1], [[0, -1]], [[2**32, 0]]])
-    def test_out_of_range(self, tokens):
-        assert decode_tokens(pack(tokens)) is Reason.TOKEN_RANGE
-
-    @pytest.mark.parametrize(
-        "tokens",
-        [
-            None,
-            5,
-            "abc",
-            b"abc",
-            {},
-            [1.0],
-            ["1"],
-            [None],
-            [True],
-            [[1]],
-            [[1, 2, 3]],
-            [1, [2, 3]],
-            [[1, "2"]],
-            [[[1, 2], 3]],
-        ],
-    )
-    def test_anything_else(self, tokens):
-        assert decode_tokens(pack(tokens)) is Reason.WRONG_TYPE
-
-    @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x91", b"\xdd\xff\xff\xff\xff", b"\x91\xa1\xff", b"\x81\x80\x01"])
-    def test_what_is_no_msgpack(self, raw):
-        assert decode_tokens(raw) is Reason.WRONG_TYPE
-
-    def test_nested_too_deep(self):
-        assert decode_tokens(DEEP) is Reason.WRONG_TYPE
 
 
 class TestEncoding:

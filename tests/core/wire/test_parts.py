@@ -3,7 +3,7 @@
 import pytest
 from msgspec import UNSET
 
-from kvbus.core.wire.codec import decode_plain
+from kvbus.core.wire.codec import Batch, decode
 from kvbus.core.wire.parts import block_by_block, changed, first_of_pairs, hashes_of, is_store, parts, value
 from kvbus.core.wire.schema import AllBlocksCleared
 from tests.doubles.payloads import payload, plain_all, removed, store, tokens_of
@@ -16,13 +16,13 @@ def struct(event):
     return well_formed(payload(event)).events[0]
 
 
-def plain(event):
-    found = decode_plain(payload(event | {"lora_id": None, "lora_name": None}), bytes_first=False)
-    assert found is not None
+def as_sent(event):
+    found = decode(payload(event))
+    assert isinstance(found, Batch)
     return found.events[0]
 
 
-FORMS = [struct, plain]
+FORMS = [struct, as_sent]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -30,7 +30,7 @@ def test_a_store_block_by_block_is_a_chain(form):
     (first, second, third) = block_by_block(form(store([1, 2, 3], 9, extra_keys=KEYS)))
     for event, block, parent, keys in ((first, 1, 9, KEYS[0]), (second, 2, 1, KEYS[1]), (third, 3, 2, KEYS[2])):
         (found,) = plain_all([event])
-        assert (found["block_hashes"], found["parent_block_hash"]) == ([block], parent)
+        assert (list(found["block_hashes"]), found["parent_block_hash"]) == ([block], parent)
         assert found["token_ids"] == tokens_of(block)
         assert found["extra_keys"] == [keys]
 

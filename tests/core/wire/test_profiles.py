@@ -133,22 +133,24 @@ def test_mooncake_gets_no_number_of_a_group():
 
 
 @pytest.mark.parametrize(
-    ("profile", "bytes_hashes", "media", "grouped", "as_is"),
+    ("profile", "bytes_hashes", "pairs", "media", "grouped", "as_is"),
     [
-        ("vllm", True, {"FS"}, True, True),
-        ("dynamo", False, {"GPU"}, True, True),
-        ("dynamo", True, {"GPU"}, False, False),
-        ("dynamo", False, {"FS"}, False, False),
-        ("llm-d", True, {"FS"}, False, True),
-        ("llm-d", False, set(), True, False),
-        ("mooncake", False, set(), False, True),
-        ("mooncake", False, set(), True, False),
-        ("aibrix", False, set(), False, False),
+        ("vllm", True, False, {"FS"}, True, True),
+        ("dynamo", False, False, {"GPU"}, True, True),
+        ("dynamo", True, False, {"GPU"}, False, False),
+        ("dynamo", False, False, {"FS"}, False, False),
+        ("llm-d", True, False, {"FS"}, False, True),
+        ("llm-d", False, False, set(), True, False),
+        ("mooncake", False, False, set(), False, True),
+        ("mooncake", False, False, set(), True, False),
+        ("aibrix", False, False, set(), False, False),
+        ("llm-d", False, True, set(), False, False),
+        ("vllm", False, True, set(), True, True),
     ],
 )
-def test_which_batches_pass_as_they_are(profile, bytes_hashes, media, grouped, as_is):
+def test_which_batches_pass_as_they_are(profile, bytes_hashes, pairs, media, grouped, as_is):
     wire = PROFILES[profile].wire
-    assert wire.accepts_as_is(bytes_hashes=bytes_hashes, media=media, grouped=grouped) == as_is
+    assert wire.accepts_as_is(bytes_hashes=bytes_hashes, pairs=pairs, media=media, grouped=grouped) == as_is
 
 
 @pytest.mark.parametrize("profile", ["vllm", "llm-d", "sglang", "vllm-router", "smg", "mooncake"])

@@ -2,6 +2,7 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
+from kvbus.core.types import Hash
 from kvbus.core.wire.schema import (
     CARRIED,
     AllBlocksCleared,
@@ -13,8 +14,8 @@ from kvbus.core.wire.schema import (
 )
 from tests.doubles.payloads import cleared, pack, payload, removed, store, unpack
 
-decode = msgspec.msgpack.Decoder(MapBatch).decode
-decode_arrays = msgspec.msgpack.Decoder(ArrayBatch).decode
+decode = msgspec.msgpack.Decoder(MapBatch[Hash]).decode
+decode_arrays = msgspec.msgpack.Decoder(ArrayBatch[Hash]).decode
 
 
 def test_maps_are_told_by_their_type():
@@ -25,7 +26,7 @@ def test_maps_are_told_by_their_type():
 def test_what_was_not_sent_is_not_sent_on():
     event = store([1], 2, lora_id=None, lora_name=None)
     assert unpack(pack(decode(payload(event)).events[0])) == event
-    assert BlockStored([1], None, msgspec.Raw(b"\x90"), 16).group_idx is UNSET
+    assert BlockStored((1,), None, msgspec.Raw(b"\x90"), 16).medium is UNSET
 
 
 def test_a_null_that_was_sent_is_sent_on():
@@ -47,7 +48,7 @@ def test_hashes_stay_as_they_are(value):
     assert unpack(pack(event))["parent_block_hash"] == value
 
 
-def test_an_unknown_field_is_refused_here_and_left_to_the_slow_path():
+def test_an_unknown_field_is_refused_here_and_left_to_the_codec():
     for event in (store([1], novelty=1), removed([1], novelty=1), cleared() | {"novelty": 1}):
         with pytest.raises(msgspec.ValidationError):
             decode(payload(event))

@@ -44,7 +44,7 @@ END_SEQ = b"\xff" * 8
 
 
 def payload(*hashes, ts=1.0, padding=0):
-    events = [BlockStored([block], None, TOKENS, 2) for block in hashes]
+    events = [BlockStored((block,), None, TOKENS, 2) for block in hashes]
     if padding:
         events[0].token_ids = msgspec.Raw(msgspec.msgpack.encode([1] * padding))
     return encode_batch(events, ts, 0)

@@ -31,19 +31,19 @@ def engine(family: str, seed: int) -> Any:
 def record(family: str, seed: int, batches: int, name: str, out: Path) -> None:
     running = engine(family, seed)
     points, due = [], POINTS
-    while len(running.published.batches) < batches:
+    while len(running.published) < batches:
         running.step()
-        if len(running.published.batches) >= due:
-            due = len(running.published.batches) + POINTS
-            points.append([len(running.published.batches), digest(with_prefixes(running.pool(), running.kinds()))])
+        if len(running.published) >= due:
+            due = len(running.published) + POINTS
+            points.append([len(running.published), digest(with_prefixes(running.pool(), running.kinds()))])
     lines = [
         {
-            "t": round(ts - running.published.batches[0][0], 4),
+            "t": round(ts - running.published[0][0], 4),
             "topic": "",
             "seq": seq,
             "payload": base64.b64encode(payload).decode(),
         }
-        for ts, seq, payload in running.published.batches
+        for ts, seq, payload in running.published
     ]
     (out / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     kinds = running.kinds()
@@ -58,6 +58,7 @@ def record(family: str, seed: int, batches: int, name: str, out: Path) -> None:
         for (group, medium, block), copies in sorted(running.pool().items(), key=repr)
     ]
     (out / f"{name}.truth.json").write_text(json.dumps({"points": points, "blocks": blocks}))
+    sys.stdout.write(f"{name}: {len(lines)} batches, {len(blocks)} blocks, {running.counts()}\n")
 
 
 def soak(family: str, first: int, seeds: int, batches: int, rules: dict[str, Any]) -> int:
@@ -65,15 +66,15 @@ def soak(family: str, first: int, seeds: int, batches: int, rules: dict[str, Any
     for seed in range(first, first + seeds):
         running, view, due, began = engine(family, seed), View(**rules), 100, time.process_time()
         wrong = None
-        while wrong is None and len(running.published.batches) < batches:
+        while wrong is None and len(running.published) < batches:
             running.step()
-            if len(running.published.batches) >= due:
+            if len(running.published) >= due:
                 due += 100
-                view.feed(running.published.batches)
+                view.feed(running.published)
                 wrong = view.differs(with_prefixes(running.pool(), running.kinds()))
         failures += wrong is not None
         sys.stdout.write(
-            f"{family} seed {seed}: {len(running.published.batches)} batches, {running.work.asked} requests,"
+            f"{family} seed {seed}: {len(running.published)} batches, {running.work.asked} requests,"
             f" {running.counts()}, {dict(view.stats.filtered)}, {view.router.orphans} orphans,"
             f" {time.process_time() - began:.0f} s: {wrong or 'equal'}\n"
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from kvbus.core.normalizing.normalizer import Normalizer, Rules
+from kvbus.core.normalizing.normalizer import Normalizer
+from kvbus.core.normalizing.rules import Rules
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, medium_key
 from kvbus.core.wire.codec import encode_batch

@@ -6,19 +6,20 @@ later) and the publisher's thread: a batch is encoded as that thread does, and k
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import tempfile
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("PYTHONHASHSEED", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-import msgspec
 import torch
 from vllm.config import (
     CacheConfig,
@@ -58,7 +59,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 from vllm.v1.structured_output import StructuredOutputManager
 
-from tests.wire.recording.workload import Ask, Workload, continuation
+from tests.wire.recording.workload import Ask, Kept, Workload, continuation
 
 Key = tuple[int | None, str, int | bytes]
 SPECULATED = 3
@@ -79,38 +80,48 @@ class Family:
     resets: float = 0.004
     connector: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
-    reset_connector: bool = False
+    reset_how: tuple[tuple[bool, bool], ...] = ((False, False), (True, False))
+    """Whether a reset preempts what runs, and whether it is of the offloaded blocks too. Sleep is (True, True)."""
+    int_hashes: bool = True
 
 
+SIMPLE = Family(connector="SimpleCPUOffloadConnector", extra={"num_cpu_blocks": 400}, resets=0.01)
+NATIVE = Family(connector="OffloadingConnector", resets=0.01)
+DESCRIBED = {"self_describing_kv_events": True}
+GPU_ONLY = ((True, False),)
+SLEEP = ((True, True),)
+EITHER = ((False, False), (False, True), (True, False), (True, True))
 FAMILIES = {
     "one_group": Family(),
+    "bytes": Family(int_hashes=False),
     "session": Family(sessions=True, salts=True),
     "lookahead": Family(speculative=True),
     "window": Family(groups=("full", "window"), blocks=240),
     "mamba": Family(groups=("full", "mamba"), blocks=240),
-    "offload_simple": Family(connector="SimpleCPUOffloadConnector", extra={"num_cpu_blocks": 400}),
-    "offload_lazy": Family(connector="SimpleCPUOffloadConnector", extra={"num_cpu_blocks": 400, "lazy_offload": True}),
-    "offload_native": Family(connector="OffloadingConnector"),
-    "offload_self": Family(connector="OffloadingConnector", extra={"self_describing_kv_events": True}),
     "full_report": Family(full_report=0.5),
+    "offload_simple": replace(SIMPLE, reset_how=GPU_ONLY),
+    "offload_simple_sleep": replace(SIMPLE, reset_how=SLEEP),
+    "offload_simple_external": replace(SIMPLE, reset_how=EITHER),
+    "offload_lazy": replace(SIMPLE, extra=SIMPLE.extra | {"lazy_offload": True}, reset_how=GPU_ONLY),
+    "offload_window": replace(SIMPLE, groups=("full", "window"), blocks=240, reset_how=GPU_ONLY),
+    "offload_mamba": replace(SIMPLE, groups=("full", "mamba"), blocks=240, reset_how=GPU_ONLY),
+    "offload_native": replace(NATIVE, reset_how=GPU_ONLY),
+    "offload_self": replace(NATIVE, extra=DESCRIBED, reset_how=GPU_ONLY),
+    "offload_self_sleep": replace(NATIVE, extra=DESCRIBED, reset_how=SLEEP),
+    "offload_self_chunks": replace(NATIVE, extra=DESCRIBED | {"block_size": 64}, reset_how=GPU_ONLY),
 }
 
 
-class Kept(EventPublisher):  # type: ignore[misc]  # vLLM is not there where types are checked
-    """Encodes as the engine's publisher thread does, and numbers from 0."""
+class Publisher(EventPublisher):  # type: ignore[misc]  # vLLM is not there where types are checked
+    """Keeps what the engine's publisher thread would send."""
 
-    def __init__(self, clock: Any) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(0)
-        self.batches: list[tuple[float, int, bytes]] = []
-        self.published = 0
-        self._clock = clock
-        self._pack = msgspec.msgpack.Encoder().encode
+        self.kept = Kept(clock)
 
     def publish(self, events: EventBatch) -> None:
         events.data_parallel_rank = self._data_parallel_rank
-        events.ts = self._clock()
-        self.batches.append((events.ts, self.published, self._pack(events)))
-        self.published += 1
+        self.kept.publish(events)
 
     def shutdown(self) -> None:
         pass
@@ -147,6 +158,7 @@ class Engine:
     """A scheduler that is stepped, and what it published."""
 
     def __init__(self, family: Family, seed: int, publisher: EventPublisher | None = None) -> None:
+        os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = str(int(family.int_hashes))
         self.family = family
         self.random = random.Random(seed * 7 + 1)
         self.work = Workload(seed, salts=family.salts)
@@ -165,8 +177,9 @@ class Engine:
             hash_block_size=family.hash_block_size or size,
             log_stats=False,
         )
-        self.published = Kept(lambda: 1_700_000_000 + self.steps / 64)
-        self.scheduler.kv_event_publisher = publisher or self.published
+        keeping = Publisher(lambda: 1_700_000_000 + self.steps / 64)
+        self.published = keeping.kept.batches
+        self.scheduler.kv_event_publisher = publisher or keeping
         hash_fn = get_hash_fn_by_name("sha256")
         init_none_hash(hash_fn)
         self.hasher = get_request_block_hasher(
@@ -220,11 +233,11 @@ class Engine:
         )
 
     def reset(self) -> None:
-        running = self.random.random() < 0.5
-        if self.scheduler.connector is not None and running:
-            return  # with transfers under way the engine refuses
-        if self.scheduler.reset_prefix_cache(running, reset_connector=self.family.reset_connector):
-            self.resets += 1
+        running, offloaded = self.random.choice(self.family.reset_how)
+        if self.transfers and running:
+            return  # the engine would raise an error
+        with contextlib.suppress(RuntimeError):  # refused after all, for a transfer that the connector still prepares
+            self.resets += self.scheduler.reset_prefix_cache(running, reset_connector=offloaded)
 
     def run(self, output: Any) -> ModelRunnerOutput:
         names = list(output.num_scheduled_tokens)
@@ -319,10 +332,15 @@ class Engine:
         if self.family.connector == "SimpleCPUOffloadConnector":
             found |= held(connector.scheduler_manager.cpu_block_pool, "CPU")
         if self.family.connector == "OffloadingConnector":
-            for key, chunk in vars(connector.connector_scheduler.manager)["_policy"].chunks.items():
-                if chunk.is_ready:
-                    block = BlockHash(get_offload_block_hash(key))
-                    found[get_offload_group_idx(key), "CPU", maybe_convert_block_hash(block)] = 1
+            offloading = connector.connector_scheduler
+            payloads = vars(vars(offloading)["_events_tracker"])["_pending_event_metadata"]
+            for key, chunk in vars(offloading.manager)["_policy"].chunks.items():
+                if not chunk.is_ready:
+                    continue
+                of_chunk = payloads[key].block_hashes if key in payloads else [BlockHash(get_offload_block_hash(key))]
+                for block in of_chunk:
+                    name = (get_offload_group_idx(key), "CPU", maybe_convert_block_hash(block))
+                    found[name] = found.get(name, 0) + 1
         return found
 
     def counts(self) -> dict[str, int]:

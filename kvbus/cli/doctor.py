@@ -1,0 +1,111 @@
+"""``kvbus doctor``: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvbus.cli.options import config_options_without_http, load_config
+from kvbus.cli.until import run_until_signal, say, until
+from kvbus.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kvbus.doctor.examine import Progress
+    from kvbus.doctor.findings import Report
+
+TIMEOUT = 5.0
+
+
+@click.command("doctor")
+@click.argument("file", required=False, metavar="[CONFIG]", type=click.Path(path_type=Path))
+@config_options_without_http
+@click.option("--http", "url", metavar="URL", help="Ask this running bus what is wrong; no configuration is needed.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=TIMEOUT,
+    show_default=True,
+    metavar="S",
+    help="Seconds for each endpoint; all are probed at the same time.",
+)
+@click.option("--history", is_flag=True, help="Ask each replay from seq 0, to see how far back it reaches.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(*, file: Path | None, url: str | None, timeout: float, history: bool, as_json: bool, **flags: Any) -> None:
+    """Find out what is wrong: probe every endpoint of a configuration, or ask a running bus.
+
+    \b
+    Examples:
+      kvbus doctor kvbus.yaml
+      kvbus doctor --source tcp://10.0.0.7:5557,tcp://10.0.0.7:5558 --output 'tcp://*:5657'
+      kvbus doctor --http http://10.0.0.7:9477
+      kvbus doctor kvbus.yaml --json | jq -r '.findings[].cause'
+
+    One line for each finding: the cause, [the configuration key], what to do. The most certain come first; a line that
+    begins with "note:" may be meant so. Then a line for each source and output with what was seen. It disturbs nobody:
+    each engine gets one subscriber more for a moment, and one small replay request (with --history a large one).
+
+    Exit codes: 0 nothing is wrong, 1 something is, 78 bad configuration, 130 Ctrl-C.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    if file is not None and flags["config"] is not None:
+        raise click.UsageError("name the configuration once, as CONFIG or with -c")
+    if url is not None:
+        if file is not None or flags["config"] is not None or flags["source"] or flags["output"]:
+            raise click.UsageError("--http asks a running bus; leave out the configuration")
+        address = url if url.startswith(("http://", "https://")) else f"http://{url}"
+
+        async def ask(_progress: Progress) -> Report:
+            from kvbus.doctor.examine import examine_bus  # noqa: PLC0415 - brings aiohttp
+
+            return await examine_bus(address, timeout=timeout)
+
+        report = run(ask)
+    else:
+        config = load_config(**{**flags, "config": file or flags["config"]})
+
+        async def look(progress: Progress) -> Report:
+            from kvbus.doctor.examine import examine  # noqa: PLC0415 - brings zmq
+
+            return await examine(config, timeout=timeout, history=history, progress=progress)
+
+        report = run(look)
+    show(report, as_json=as_json)
+
+
+def run(work: Callable[[Progress], Awaitable[Report]]) -> Report:
+    """Run an examination until it ends or Ctrl-C ends the process."""
+    from kvbus.doctor.rendering import Waiting  # noqa: PLC0415 - imported on use
+
+    report: Report | None = None
+    waiting = Waiting(sys.stderr)
+
+    async def session(stop: asyncio.Event) -> None:
+        async def examined() -> None:
+            nonlocal report
+            report = await work(waiting)
+
+        try:
+            await until(stop, examined())
+        finally:
+            waiting.end()
+
+    run_until_signal(session)
+    if report is None:
+        say("interrupted")
+        raise SystemExit(ExitCode.INTERRUPTED)
+    return report
+
+
+def show(report: Report, *, as_json: bool = False, err: bool = False) -> None:
+    """Print a report, and end the process with 1 if there is a problem."""
+    from kvbus.doctor.rendering import coloured, render  # noqa: PLC0415 - imported on use
+
+    out = sys.stderr if err else sys.stdout
+    click.echo(render(report, as_json=as_json, colour=not as_json and coloured(out)), nl=False, err=err)
+    if not report.healthy:
+        raise click.exceptions.Exit(1)

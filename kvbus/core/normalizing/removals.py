@@ -1,0 +1,274 @@
+"""Removals of one batch: blocks leave the index at once, and routers hear of them leaf first.
+
+A run is all removals up to the next store that leaves. Where each of its events names single copies of known blocks as
+they were stored, children before parents, the events leave as they came. Otherwise the run is put together anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, Final
+
+from msgspec import UNSET, UnsetType
+
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import MAX_RUN, Index, Table, TableKey
+from kvbus.core.blocks.size import MANY
+from kvbus.core.normalizing.leaving import Leaving
+from kvbus.core.normalizing.left_out import LeftOut
+from kvbus.core.normalizing.removal_order import leaf_first
+from kvbus.core.stats import SourceStats
+from kvbus.core.types import Filtered, Hash, medium_key
+from kvbus.core.wire.schema import BlockRemoved
+
+_NONE: Final = (UNSET, UNSET)
+
+
+class Removals:
+    """Takes blocks out of the index.
+
+    Args:
+        index: the live blocks.
+        left_out: those that are not announced.
+        no_prefix: groups that are left out.
+        leaving: takes the events.
+        stats: where blocks that are unknown or left out are counted.
+    """
+
+    def __init__(
+        self, index: Index, left_out: LeftOut, no_prefix: set[int | None], leaving: Leaving, stats: SourceStats
+    ) -> None:
+        self._index = index
+        self._left_out = left_out
+        self._no_prefix = no_prefix
+        self._leaving = leaving
+        self._stats = stats
+
+        # The run under way.
+        self.waiting = False
+        """There is a run."""
+        self._events: list[BlockRemoved[Any]] = []
+        """As they came."""
+        self._as_they_came = True
+        """They may leave like that."""
+        self._gone: dict[TableKey, dict[Hash, Chunk]] = {}
+        """The blocks, in the order they went."""
+
+        # The batch under way.
+        self.offloads = False
+        """A store of the batch may name blocks that it has removed."""
+        self._just_removed: dict[tuple[int | None, Hash], Chunk] = {}
+        """These blocks."""
+        self._reblocked: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
+        """Sub-blocks whose removal leaves at the end of the batch, unless they are stored again; with their parents."""
+
+    def begin(self, *, offloads: bool) -> None:
+        """A batch begins."""
+        self.offloads = offloads
+
+    def remove(self, event: BlockRemoved[Any]) -> None:
+        """Apply one event."""
+        group_idx, medium = event.group_idx, event.medium
+        group = None if isinstance(group_idx, UnsetType) else group_idx
+        name = medium_key(medium)
+        key: TableKey = (group, name)  # type: ignore[assignment]
+        table = self._index.tables.get(key)
+        hashes = event.block_hashes
+        self.waiting = True
+        if table is None or key in self._left_out.coarse:
+            self._as_they_came = False
+            for block in hashes:
+                self.remove_one(key, block)
+            return
+        gone = self._gone.get(key)
+        if gone is None:
+            gone = self._gone[key] = {}
+        pop, copies = table.blocks.pop, table.copies
+        size = self._index.size
+        watched = size.left
+        carried: tuple[Any, Any] = (event.locality, event.ownership)
+        plain = carried == _NONE
+        before: Chunk | None = None
+        """Whose block went last."""
+        at = -1
+        """Its place there."""
+        names: tuple[Hash, ...] = ()
+        went = 0
+        for block in hashes:
+            if copies and block in copies:
+                table.remove(block)
+                self._stats.filtered[Filtered.COPY] += 1
+                plain = False
+                continue
+            chunk = pop(block, None)
+            if chunk is None:
+                self.remove_one(key, block)
+                plain = False
+                continue
+            went += 1
+            if watched:
+                size.one_less(chunk)
+            if chunk is before and at and names[at - 1] == block:
+                at -= 1  # the usual order, a chain from its end
+            elif chunk is before and at + 1 < len(names) and names[at + 1] == block:
+                if not at:
+                    size.firsts_gone.append((table, chunk))
+                at += 1  # from its root
+                plain = False
+            else:
+                if before is not None:
+                    if not at:
+                        size.firsts_gone.append((table, before))
+                    if (names[at - 1] if at else before.parent) in gone:
+                        plain = False
+                before, names = chunk, chunk.hashes
+                at = names.index(block)
+                meta = chunk.meta
+                if meta.medium != medium or meta.group_idx != group_idx:
+                    plain = False
+                if chunk.rest is not None and chunk.derived is not None:
+                    plain = False
+                    before = None
+                    if not at:
+                        size.firsts_gone.append((table, chunk))
+                    self._unreference(key, table, chunk, at)
+                    if self.offloads:
+                        self._just_removed[group, block] = chunk
+                    continue
+            gone[block] = chunk
+        if before is not None:
+            if not at:
+                size.firsts_gone.append((table, before))
+            if (names[at - 1] if at else before.parent) in gone:
+                plain = False
+        size.blocks -= went
+        if self.offloads:
+            self._just_removed.update(((group, block), gone[block]) for block in hashes if block in gone)
+        if plain:
+            self._events.append(event)
+        else:
+            self._as_they_came = False
+
+    def remove_one(self, key: TableKey, block: Hash) -> None:
+        """Take one copy of a block away, wherever it is."""
+        self.waiting, self._as_they_came = True, False
+        group, medium = key
+        if self._left_out.coarse and self._left_out.remove_coarse(key, block):
+            return
+        table = self._index.tables.get(key)
+        if table is None or block not in table.blocks:
+            holders = self._index.tables_with(medium, block) if group is None else []
+            if len(holders) != 1:
+                if holders or not self._left_out.remove_tail(key, block):
+                    reason = Filtered.GROUP if group in self._no_prefix else Filtered.UNKNOWN_BLOCK
+                    self._stats.filtered[reason] += 1
+                return
+            key, table = holders[0]
+        chunk = table.remove(block)
+        if chunk is None:
+            self._stats.filtered[Filtered.COPY] += 1
+            return
+        self._index.size.remove(table, block, chunk)
+        if self.offloads:
+            self._just_removed[group, block] = chunk
+        if chunk.derived is None:
+            self._gone.setdefault(key, {})[block] = chunk
+        else:
+            self._unreference(key, table, chunk, chunk.hashes.index(block))
+
+    def just_removed(self, group: int | None, block: Hash) -> Chunk | None:
+        """The chunk of a block that this batch has removed."""
+        return self._just_removed.get((group, block))
+
+    def _unreference(self, key: TableKey, table: Table, chunk: Chunk, at: int) -> None:
+        """Block ``at`` of a reblocked chunk is gone: so are those of its sub-blocks that no other block has."""
+        derived, per_block = chunk.reblocked()
+        for i in range(at * per_block, (at + 1) * per_block):
+            name = derived[i]
+            table.refs[name] -= 1
+            if not table.refs[name]:
+                del table.refs[name]
+                self._reblocked.setdefault(key, {})[name] = (derived[i - 1] if i else chunk.out_parent, chunk)
+
+    def stored_again(self, key: TableKey, name: Hash) -> bool:
+        """A sub-block is live again; whether its removal has not left."""
+        names = self._reblocked.get(key)
+        return names is not None and names.pop(name, None) is not None
+
+    # -- what leaves -----------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Let the run leave."""
+        self.waiting = False
+        if self._as_they_came:
+            self._leaving.events.extend(self._events)
+        else:
+            for gone in self._gone.values():
+                self._leave(gone, {})
+            self._as_they_came = True
+        self._events.clear()
+        self._gone.clear()
+
+    def finish(self) -> None:
+        """The batch ends: sub-blocks that were not stored again leave, too."""
+        if self._reblocked:
+            for key in self._reblocked:
+                self._gone.setdefault(key, {})
+            for key, gone in self._gone.items():
+                self._leave(gone, self._reblocked.get(key, {}))
+            self._reblocked.clear()
+            self._gone.clear()
+            self._events.clear()
+            self._as_they_came, self.waiting = True, False
+        elif self.waiting:
+            self.flush()
+        if self.offloads:
+            self._just_removed.clear()
+        size = self._index.size
+        if len(size.firsts_gone) > MANY:
+            size.settle()
+
+    def drop(self) -> None:
+        """A clear says all of it."""
+        self._events.clear()
+        self._gone.clear()
+        self._reblocked.clear()
+        self._as_they_came, self.waiting = True, False
+
+    def _leave(self, gone: dict[Hash, Chunk], derived: dict[Hash, tuple[Hash | None, Chunk]]) -> None:
+        """Blocks and sub-blocks of one table leave, leaves first: an event (or several) per run of one spelling."""
+        pairs = [(block, parent) for block, parent, _ in _with_parents(gone)]
+        pairs += [(name, parent) for name, (parent, _) in derived.items()]
+        spelled = {block: (chunk.meta.medium, chunk.meta.group_idx) for block, chunk in gone.items()}
+        spelled |= {name: (chunk.meta.medium, chunk.meta.group_idx) for name, (_, chunk) in derived.items()}
+        for (medium, group), run in groupby(leaf_first(pairs), key=spelled.__getitem__):
+            named = tuple(run)
+            for at in range(0, len(named), MAX_RUN):
+                self._leaving.events.append(BlockRemoved(named[at : at + MAX_RUN], medium, group))
+
+    def put_back(self) -> None:
+        """The index is about to be given up: it gets the blocks whose removal has not left, for the right order."""
+        for key, gone in self._gone.items():
+            self._index.table(*key).blocks.update(gone)
+        for key, names in self._reblocked.items():
+            table = self._index.table(*key)
+            for name, (_, chunk) in names.items():
+                derived, per_block = chunk.reblocked()
+                table.blocks.setdefault(chunk.hashes[derived.index(name) // per_block], chunk)
+                table.sub_blocks += 1
+
+
+def _with_parents(gone: dict[Hash, Chunk]) -> Iterator[tuple[Hash, Hash | None, Chunk]]:
+    """Blocks with their parents; the usual orders need no search."""
+    before: Chunk | None = None
+    at = 0
+    for block, chunk in gone.items():
+        names = chunk.hashes
+        if chunk is before and at and names[at - 1] == block:
+            at -= 1
+        elif chunk is before and at + 1 < len(names) and names[at + 1] == block:
+            at += 1
+        else:
+            before, at = chunk, names.index(block)
+        yield block, names[at - 1] if at else chunk.parent, chunk

@@ -1,0 +1,116 @@
+"""What stores of one spelling have in common, looked at once.
+
+A stream spells nearly all of its stores alike: the same block size, medium, group, adapter and kind. Where they go and
+whether they may be applied follows from that alone, and is kept. What is kept never changes a decision: it is made
+anew whenever what it followed from has changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import UNSET, Raw
+
+from kvbus.core.blocks.chunk import Meta
+from kvbus.core.blocks.index import Table
+from kvbus.core.normalizing.block_size import BlockSizeDetector
+from kvbus.core.wire.codec import complete
+from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.tokens import array_head
+
+_MAX_HEADS: Final = 1024
+_NO_HEAD: Final = b"\xc1"
+
+NOTHING_CARRIED: Final = [UNSET] * 5
+"""No locality, ownership, session, salt and lookahead."""
+
+
+class Sizes:
+    """The block sizes of one group."""
+
+    __slots__ = ("detector", "quiet")
+
+    def __init__(self, detector: BlockSizeDetector) -> None:
+        self.detector = detector
+        self.quiet = False
+        """One more store of the group's own size has nothing to teach, see :attr:`BlockSizeDetector.settled`."""
+
+
+UNKNOWN_SIZES: Final = Sizes(BlockSizeDetector())
+"""Those of a group that has not stored any block with tokens."""
+
+
+class Shape:
+    """What stores of one spelling have in common."""
+
+    __slots__ = (
+        "complete",
+        "good",
+        "group",
+        "heads",
+        "known",
+        "last_carried",
+        "last_meta",
+        "left_out",
+        "medium",
+        "meta",
+        "native",
+        "several",
+        "sizes",
+        "spelled",
+        "table",
+    )
+
+    def __init__(self, group: int | None, medium: str, spelled: str | None, meta: Meta) -> None:
+        self.group = group
+        self.medium = medium
+        """The medium's index key."""
+        self.spelled = spelled
+        """The medium as it leaves."""
+        self.meta = meta
+        """With nothing that is only carried."""
+        self.left_out = False
+        """Its group carries no prefixes."""
+        self.known = False
+        """The group is one of those that anything is remembered of."""
+        self.good = False
+        """Nothing of what they have in common breaks a rule."""
+        self.complete = False
+        """Every field that kvbus always sends is there, and the medium as kvbus writes it."""
+        self.sizes = UNKNOWN_SIZES
+        self.native = False
+        """Blocks of this size leave as they came."""
+        self.several = False
+        """So they do, and the group's block size has been proven by an event of several."""
+        self.table: Table | None = None
+        """Where the blocks go; None before any has come."""
+        self.heads: dict[int, bytes] = {}
+        """The array header of the tokens, by number of blocks."""
+        self.last_carried: list[Any] = NOTHING_CARRIED
+        self.last_meta = meta
+        """That of :attr:`last_carried`."""
+
+    def head(self, blocks: int) -> bytes:
+        """The msgpack array header of the tokens of so many blocks; what begins no array where none is so long."""
+        count = blocks * self.meta.block_size
+        head = array_head(count) if count < 1 << 32 else _NO_HEAD
+        if len(self.heads) < _MAX_HEADS:
+            self.heads[blocks] = head
+        return head
+
+    def learn(self, sizes: Sizes) -> None:
+        """The group's block sizes are these now."""
+        self.sizes = sizes
+        size = self.meta.block_size
+        self.native = sizes.detector.is_native(size)
+        self.several = self.native and sizes.detector.proven == size
+
+    def as_sent(self, event: BlockStored[Any]) -> None:
+        """Fill in what was not sent, and write the medium as kvbus does."""
+        complete(event)
+        event.medium = self.spelled
+
+
+def own_copy(carried: list[Any]) -> list[Any]:
+    """Raw fields that do not hold on to the payload they came in."""
+    return [each if each is UNSET else Raw(bytes(each)) for each in carried]

@@ -1,0 +1,344 @@
+"""Stores that are not plainly new blocks behind a known parent: copies, orphans, offloads, blocks to be cut.
+
+The others are applied by :meth:`~kvbus.core.normalizing.normalizer.Normalizer.apply` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET, Raw
+
+from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, stores_of
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import Index, Table, TableKey
+from kvbus.core.blocks.live_order import in_order
+from kvbus.core.blocks.size import chunk_bytes
+from kvbus.core.normalizing.admission import OddStore, Step, Store, chunk_of
+from kvbus.core.normalizing.block_size import Treatment
+from kvbus.core.normalizing.derived_hashes import derive_chunk
+from kvbus.core.normalizing.leaving import Leaving
+from kvbus.core.normalizing.left_out import LeftOut
+from kvbus.core.normalizing.removals import Removals
+from kvbus.core.normalizing.rules import Rules
+from kvbus.core.normalizing.shape import Shape, Sizes
+from kvbus.core.stats import SourceStats
+from kvbus.core.types import Filtered, Hash, Reason
+from kvbus.core.wire.codec import Extras, with_extras
+from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.tokens import divide, joined
+
+
+class Stores:
+    """Puts blocks into the index.
+
+    Args:
+        rules: the operator's choices.
+        index: the live blocks.
+        left_out: those that are not announced.
+        sizes: block sizes, by group.
+        removals: those of the batch.
+        leaving: takes the events.
+        stats: where everything is counted.
+        refused: takes the media of stores that the limit has refused.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        index: Index,
+        left_out: LeftOut,
+        sizes: dict[int | None, Sizes],
+        removals: Removals,
+        leaving: Leaving,
+        stats: SourceStats,
+        refused: set[str],
+    ) -> None:
+        self._rules = rules
+        self._index = index
+        self._left_out = left_out
+        self._sizes = sizes
+        self._removals = removals
+        self._leaving = leaving
+        self._stats = stats
+        self._refused = refused
+
+        # What the index may hold beside what is left out.
+        self.most_blocks = 0
+        self.most_bytes = 0
+
+        # The run under way.
+        self._run_end = 0
+        self._holders: dict[tuple[int | None, Hash], int] = {}
+        """Where a block of the run is stored first."""
+        self.early: set[int] = set()
+        """Stores, by identity, that a child before them in the run needed."""
+
+    def begin(self) -> None:
+        """A batch begins."""
+        self._run_end = 0
+        self.early.clear()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        self.most_blocks = self._rules.max_blocks - len(self._left_out)
+        self.most_bytes = self._rules.max_index_bytes - self._left_out.bytes
+
+    def store(self, steps: Sequence[Step], at: int) -> None:
+        """Apply the store at this place. A parent that comes later in the same run goes first."""
+        waiting = [at] if id(steps[at]) not in self.early else []
+        while waiting:
+            later = self._parent_later(steps, waiting[-1], at)
+            if later is not None:
+                self.early.add(id(steps[later]))
+                waiting.append(later)
+                continue
+            self._apply(steps[waiting.pop()])  # type: ignore[arg-type]
+
+    def _parent_later(self, steps: Sequence[Step], at: int, now: int) -> int | None:
+        """Where the unknown parent of a store comes, if later in the run, and not under way."""
+        if now + 1 >= len(steps):
+            return None
+        step = steps[at]
+        if isinstance(step, tuple):
+            parent, group = step[0].parent_block_hash, step[1].group
+        else:
+            parent, group = step.event.parent_block_hash, step.shape.group  # type: ignore[union-attr]
+        if parent is None or parent is UNSET or self._index.find(group, parent) is not None:
+            return None
+        if now >= self._run_end:
+            self._look_at_run(steps, now)
+        later = self._holders.get((group, parent))
+        return None if later is None or later <= now or id(steps[later]) in self.early else later
+
+    def _look_at_run(self, steps: Sequence[Step], now: int) -> None:
+        """Find out where each block of the run of stores around this place is stored first."""
+        start, end = now, now + 1
+        while start and is_store(steps[start - 1]):
+            start -= 1
+        while end < len(steps) and is_store(steps[end]):
+            end += 1
+        self._run_end = end
+        self._holders.clear()
+        for at in range(end - 1, start - 1, -1):
+            step = steps[at]
+            event, shape = step[:2] if isinstance(step, tuple) else (step.event, step.shape)  # type: ignore[union-attr]
+            for block in event.block_hashes:
+                self._holders[shape.group, block] = at
+
+    def _apply(self, step: Store | OddStore) -> None:
+        if isinstance(step, tuple):
+            event, shape, extras = step[0], step[1], None
+            chunk: Chunk | None = step[2]
+        else:
+            event, shape, chunk, extras = step.event, step.shape, step.chunk, step.extras
+        if not shape.complete or event.parent_block_hash is UNSET:
+            self._leaving.touched = True
+            shape.as_sent(event)
+        if chunk is None:
+            chunk = self._offloaded(event, shape, extras)
+            if chunk is None:
+                self._stats.filtered[Filtered.TOKENLESS] += 1
+                return
+        self._place(event, shape, chunk, extras)
+
+    def _place(self, event: BlockStored[Any], shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
+        detector = self._sizes[shape.group].detector
+        hashes = chunk.hashes
+        treatment = detector.treatment(chunk.block_size, len(hashes))
+        if treatment is Treatment.REJECT:
+            self._stats.rejected[Reason.BLOCK_SIZE] += 1
+            return
+        key = (shape.group, shape.medium)
+        if treatment is Treatment.COARSE or treatment is Treatment.TAIL:
+            self._leave_out(key, chunk, treatment)
+            return
+        table = shape.table = self._index.table(*key)
+        fresh = table.blocks.keys().isdisjoint(hashes)
+        if chunk.parent is not None and not self._parent_ok(shape, chunk, table):
+            return
+        new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
+        if treatment is Treatment.REBLOCK:
+            self._reblocked(chunk, shape.group, detector.base)
+        if new:
+            held = chunk_bytes(chunk)
+            if not self.fits(new, held):
+                self._refused.add(shape.medium)
+                return
+            self._index.size.add(chunk, new, held, first=fresh or hashes[0] not in table.blocks)
+        if not fresh:
+            self._store_copies(key, table, chunk)
+            return
+        table.blocks.update(dict.fromkeys(hashes, chunk))
+        if treatment is Treatment.NATIVE:
+            self._removals.flush()
+            self._leaving.events.append(with_extras(event, extras) if extras else event)
+            return
+        self._announce_new(key, chunk, 0, len(hashes))
+
+    def fits(self, blocks: int, held: int) -> bool:
+        """Whether so many blocks and bytes more may be kept; if not, that is counted."""
+        rules, size, left_out = self._rules, self._index.size, self._left_out
+        room = rules.max_blocks - size.blocks - blocks - len(left_out)
+        room_bytes = rules.max_index_bytes - size.at_most - held - left_out.bytes
+        if room >= 0 and (room_bytes >= 0 or room_bytes + size.at_most - size.bytes >= 0):
+            return True
+        self._stats.rejected[Reason.INDEX_FULL] += 1
+        return False
+
+    def _leave_out(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> None:
+        hashes = chunk.hashes
+        new = self._left_out.new(key, hashes, treatment)
+        if new and not self.fits(new, chunk_bytes(chunk)):
+            if treatment is Treatment.COARSE:
+                self._refused.add(key[1])  # its removal may be taken for that of a fine block of the same name
+            return
+        if treatment is Treatment.TAIL:
+            self._left_out.store_tail(key, hashes[0], chunk)
+        else:
+            self._left_out.store_coarse(key, hashes)
+        self._make_room()
+
+    def _parent_ok(self, shape: Shape, chunk: Chunk, table: Table) -> bool:
+        parent = chunk.parent
+        if parent in chunk.hashes and parent not in table.blocks:
+            self._stats.rejected[Reason.SELF_PARENT] += 1
+            return False
+        if parent is not None and self._index.find(shape.group, parent) is None:
+            if self._rules.orphans == "drop":
+                self._stats.filtered[Filtered.ORPHAN_DROPPED] += 1
+                if self._refused:
+                    self._refused.add(shape.medium)  # its parent may be what the limit has kept out
+                return False
+            self._stats.filtered[Filtered.ORPHAN_PASSED] += 1
+        return True
+
+    # -- offloads --------------------------------------------------------------------------------------------------
+
+    def _offloaded(self, event: BlockStored[Any], shape: Shape, extras: Extras | None) -> Chunk | None:
+        """Give a store without tokens (an offloaded block of vLLM's) those that its hashes have on another medium.
+
+        None if not all of them are known, with one block size.
+        """
+        found: list[bytes] = []
+        first: Chunk | None = None
+        last: Chunk | None = None
+        divided: list[bytes] = []
+        for block in event.block_hashes:
+            chunk = self._index.find(shape.group, block) or self._removals.just_removed(shape.group, block)
+            if chunk is None or (first is not None and chunk.block_size != first.block_size):
+                return None
+            first = first or chunk
+            if chunk is not last:
+                last, divided = chunk, divide(chunk.tokens, chunk.block_size)
+            found.append(divided[chunk.hashes.index(block)])
+        if first is None:
+            return None
+        self._leaving.touched = True
+        if event.parent_block_hash is None:
+            event.parent_block_hash = first.parent_of(first.hashes.index(event.block_hashes[0]))
+        event.block_size = first.block_size
+        event.token_ids = Raw(joined(found, first.block_size))
+        if event.lora_id is None and event.lora_name is None:
+            event.lora_id, event.lora_name = first.meta.lora_id, first.meta.lora_name
+        return chunk_of(self._index, event, extras)
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def _store_copies(self, key: TableKey, table: Table, chunk: Chunk) -> None:
+        """Apply a store of which some blocks are live: those are copies, the others leave as one store per run."""
+        blocks, copies, stats = table.blocks, table.copies, self._stats
+        counted = self._rules.duplicates == "count"
+        first_new = None
+        live = 0
+        mine: list[bytes] | None = None
+        theirs: list[bytes] = []
+        last: Chunk | None = None
+        for i, block in enumerate(chunk.hashes):
+            held = blocks.get(block)
+            if held is None:
+                first_new = i if first_new is None else first_new
+                continue
+            if first_new is not None:
+                self._add_run(key, chunk, first_new, i)
+                first_new = None
+            live += 1
+            if counted:
+                copies[block] = count = copies.get(block, 0) + 1
+                stats.most_copies = max(stats.most_copies, count)
+            if held.tokens != chunk.tokens:
+                if mine is None:
+                    mine = divide(chunk.tokens, chunk.block_size)
+                if held is not last:
+                    last, theirs = held, divide(held.tokens, held.block_size)
+                if theirs[held.hashes.index(block)] != mine[i]:
+                    stats.rejected[Reason.HASH_COLLISION] += 1
+        if first_new is not None:
+            self._add_run(key, chunk, first_new, len(chunk.hashes))
+        stats.filtered[Filtered.COPY] += live
+        if chunk.parent is None and 1 < live == len(chunk.hashes):
+            stats.reannounced += 1
+
+    def _add_run(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
+        blocks = self._index.table(*key).blocks
+        for block in chunk.hashes[a:b]:
+            blocks[block] = chunk
+        self._announce_new(key, chunk, a, b)
+
+    def _announce_new(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
+        if chunk.derived is None:
+            stores = list(stores_of(self._index, chunk, a, b))
+        else:
+            stores = list(reblocked_stores(chunk, self._reference(key, chunk, a, b)))
+        if stores:
+            self._removals.flush()
+            self._leaving.events.extend(stores)
+
+    # -- reblocking ------------------------------------------------------------------------------------------------
+
+    def _reblocked(self, chunk: Chunk, group: int | None, base: int) -> None:
+        before = out_parent(self._index, group, chunk.parent)
+        chunk.reblock_into(derive_chunk(chunk, base, before), before)
+
+    def _reference(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
+        """Count the sub-blocks of blocks ``[a, b)``. Returns the positions of those that routers do not have.
+
+        A sub-block that was removed earlier in the same batch (a radix node was split: removed, and stored again as
+        two) has not left yet, and stays: a router with a tree would lose all that hangs on a removed inner block.
+        """
+        refs = self._index.table(*key).refs
+        derived, per_block = chunk.reblocked()
+        fresh = []
+        for at in range(a * per_block, b * per_block):
+            name = derived[at]
+            count = refs.get(name, 0)
+            refs[name] = count + 1
+            if not count and not self._removals.stored_again(key, name):
+                fresh.append(at)
+        return fresh
+
+    def rebuild(self) -> None:
+        """Block sizes turned out different from what was assumed: cut and leave out all blocks anew."""
+        for key, table in self._index.tables.items():
+            table.refs.clear()
+            for chunk in table.blocks.values():
+                chunk.reblock_into(None, None)
+            self._left_out.take_from(key, table, self._treatment)
+        self._left_out.give_back(self._index, self._treatment)
+        for key, chunk, a, b in in_order(self._index):
+            if self._treatment(key[0], chunk) is Treatment.REBLOCK:
+                if chunk.derived is None:
+                    self._reblocked(chunk, key[0], self._sizes[key[0]].detector.base)
+                self._reference(key, chunk, a, b)
+        self._index.count()
+        self._left_out.tails.count()
+        self._leaving.events.extend(announce(self._index))
+
+    def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
+        return self._sizes[group].detector.treatment(chunk.block_size, len(chunk.hashes))
+
+
+def is_store(step: Step) -> bool:
+    """Whether a step stores blocks."""
+    return isinstance(step, tuple | OddStore)

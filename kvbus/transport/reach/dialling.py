@@ -1,0 +1,337 @@
+"""One dial by hand: connect, shake hands, and then read and send messages as an ordinary SUB or DEALER does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvbus.transport.curve import Curve
+from kvbus.transport.reach.names import Address, Found, find, shown
+from kvbus.transport.reach.outcome import Outcome, Stop
+from kvbus.transport.reach.strangers import identify, name_of
+from kvbus.transport.sockets import rebuilding_id
+from kvbus.transport.zmtp import commands
+from kvbus.transport.zmtp.events import Event, Message, Opened, Subscribed
+from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.greeting import SIGNATURE
+from kvbus.transport.zmtp.limits import Limits
+from kvbus.transport.zmtp.mechanism import Mechanism, Sealing, ready_properties
+from kvbus.transport.zmtp.protocol import Protocol
+from kvbus.transport.zmtp.reasons import ProtocolError, Reason
+from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp_keys import Keys
+
+HANDSHAKE_S: Final = 0.9
+"""Seconds for the rest of the handshake. A ZeroMQ socket greets at once."""
+READY_S: Final = 0.3
+"""Seconds for the peer's READY before ours is sent. libzmq closes, without its own, at a READY of the wrong type."""
+GREETING_BYTES: Final = 64
+_ZMTP_1: Final = b"\1\0"
+"""A greeting of ZMTP 1.0: no identity, in one frame."""
+_CHUNK: Final = 256 * 1024
+_OTHER: Final = {Role.SUB: Role.DEALER, Role.DEALER: Role.SUB, Role.PUB: Role.DEALER}
+
+
+class ClosedError(Exception):
+    """The peer has ended the connection, or broken the protocol."""
+
+
+class _Listening:
+    """NULL, which hears the peer's READY before it says its own."""
+
+    name = b"NULL"
+    peer_key = b""
+    sealing: Sealing | None = None
+
+    def __init__(self, role: Role) -> None:
+        self.peer: dict[bytes, bytes] | None = None
+        properties = ready_properties(role)
+        if role is Role.DEALER:
+            properties += commands.encode_metadata({b"Identity": rebuilding_id()})
+        self._ready = commands.command(commands.READY, properties)
+
+    def start(self) -> bytes:
+        return b""
+
+    def speak(self) -> bytes:
+        """Return our READY, once."""
+        ready, self._ready = self._ready, b""
+        return ready
+
+    def receive(self, name: bytes, data: bytes) -> bytes:
+        if name == commands.ERROR:
+            raise commands.refusal(data)
+        if name != commands.READY:
+            raise ProtocolError(Reason.COMMAND, f"{name!r} in place of READY")
+        self.peer = {b"socket-type": b"", **commands.parse_metadata(data)}
+        return self.speak()
+
+
+class Connection:
+    """A connection on which the handshake is under way or over."""
+
+    def __init__(self, connected: socket.socket, role: Role, limits: Limits, mechanism: Mechanism) -> None:
+        self.mechanism = mechanism
+        self.protocol = Protocol(role, accepting=False, limits=limits, mechanism=mechanism)
+        self.first = b""
+        """The first bytes that the peer has sent, a greeting's at most."""
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
+
+    async def next_event(self) -> Event:
+        """Return what the peer says next.
+
+        Raises:
+            ClosedError: it has closed the connection.
+            ProtocolError: it broke a rule.
+        """
+        while True:
+            try:
+                event = self.protocol.next_event()
+            finally:
+                await self._flush()
+            if event is not None:
+                return event
+            try:
+                data = await self._loop.sock_recv(self._socket, _CHUNK)
+            except OSError as error:
+                raise ClosedError(error.strerror or str(error)) from error
+            if not data:
+                raise ClosedError("closed")
+            self.first = (self.first + data)[:GREETING_BYTES]
+            self.protocol.receive_data(data)
+
+    async def receive(self) -> list[bytes]:
+        """Return the next message. Raises as :meth:`next_event` does."""
+        while True:
+            event = await self.next_event()
+            if isinstance(event, Message):
+                return event.frames
+
+    async def subscribed(self) -> bytes:
+        """Return the next topic that the peer subscribes to. Raises as :meth:`next_event` does."""
+        while True:
+            event = await self.next_event()
+            if isinstance(event, Subscribed):
+                return event.topic
+
+    async def send(self, *frames: bytes) -> None:
+        """Send a message.
+
+        Raises:
+            ClosedError: the connection is gone.
+        """
+        data = encode_message(frames)
+        sealing = self.protocol.sealing
+        await self.write(data if sealing is None else sealing.seal(data))
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes. Raises as :meth:`send` does."""
+        try:
+            await self._loop.sock_sendall(self._socket, data)
+        except OSError as error:
+            raise ClosedError(error.strerror or str(error)) from error
+
+    async def _flush(self) -> None:
+        sealing = self.protocol.sealing  # set with the handshake's last command, which travels as it is
+        data = self.protocol.data_to_send()
+        if data:
+            with contextlib.suppress(ClosedError):
+                await self.write(data if sealing is None or data[:1] != b"\x04" else sealing.seal(data))
+
+
+@dataclass(slots=True)
+class Dialled:
+    """What came of a dial, and the connection if it is open."""
+
+    outcome: Outcome
+    connection: Connection | None = None
+
+
+@contextlib.asynccontextmanager
+async def dial(
+    endpoint: str, role: Role, *, seconds: float, curve: Curve | None = None, limits: Limits | None = None
+) -> AsyncIterator[Dialled]:
+    """Dial an endpoint; the connection is closed at the end.
+
+    Args:
+        endpoint: ``tcp://host:port`` or ``ipc://path``.
+        role: what to say that we are.
+        seconds: for all of it.
+        curve: our keys, and the peer's.
+        limits: what the peer may send.
+    """
+    with contextlib.ExitStack() as opened:
+        dialling = _Dialling(endpoint, curve, limits or Limits(), opened, seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                dialled = await dialling.run(role)
+                if dialled.outcome.stop in {Stop.CLOSED, Stop.KEYS} and dialled.outcome.mechanism:
+                    # some close without a word at a type that they do not talk to: to another one they say theirs
+                    with contextlib.ExitStack() as second:
+                        other = await _Dialling(endpoint, curve, Limits(), second, seconds).run(_OTHER[role])
+                    if other.outcome.stop is Stop.OPEN:
+                        dialled = Dialled(other.outcome)
+        except TimeoutError:
+            dialled = Dialled(dialling.outcome)
+        yield dialled
+
+
+class _Dialling:
+    """A dial under way; ``outcome`` is what it comes to if nothing more is heard."""
+
+    def __init__(
+        self, endpoint: str, curve: Curve | None, limits: Limits, opened: contextlib.ExitStack, seconds: float
+    ) -> None:
+        self.outcome = Outcome(endpoint, Stop.NAME, f"no name server answers within {seconds:g} s")
+        self._endpoint = endpoint
+        self._curve = curve
+        self._limits = limits
+        self._opened = opened
+        self._seconds = seconds
+
+    async def run(self, role: Role) -> Dialled:
+        try:
+            found = await find(self._endpoint)
+        except OSError as error:
+            return Dialled(Outcome(self._endpoint, Stop.NAME, (error.strerror or str(error)).lower()))
+        self.outcome = Outcome(self._endpoint, Stop.DROPPED, f"within {self._seconds:g} s", found.names)
+        connected = await _connect(found)
+        if isinstance(connected, tuple):
+            stop, detail = connected
+            return Dialled(replace(self.outcome, stop=stop, detail=detail))
+        self._opened.callback(connected.close)
+        self.outcome = Outcome(self._endpoint, Stop.SILENT, "", found.names)
+        return await shake_hands(self.outcome, connected, role, self._curve, self._limits, found.first)
+
+
+async def _connect(found: Found) -> socket.socket | tuple[Stop, str]:
+    first = await _try(found.first)
+    if isinstance(first, socket.socket) or not found.others:
+        return first
+    tries = await asyncio.gather(*map(_try, found.others))
+    answers = [shown(each) for each, one in zip(found.others, tries, strict=True) if isinstance(one, socket.socket)]
+    for one in tries:
+        if isinstance(one, socket.socket):
+            one.close()
+    if answers:
+        return Stop.OTHER_ADDRESS, f"{shown(found.first)}; {answers[0]} accepts"
+    return first
+
+
+async def _try(address: Address) -> socket.socket | tuple[Stop, str]:
+    try:
+        connecting = socket.socket(address[0], socket.SOCK_STREAM)
+    except OSError as error:
+        return Stop.NO_ROUTE, error.strerror or str(error)
+    connecting.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(connecting, address[1])
+    except OSError as error:
+        connecting.close()
+        # uvloop names no error number for some
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in {errno.ECONNREFUSED, errno.ENOENT}:
+            return Stop.REFUSED, reason.lower()
+        return (Stop.DROPPED if error.errno == errno.ETIMEDOUT else Stop.NO_ROUTE), reason.lower()
+    except BaseException:
+        connecting.close()
+        raise
+    if address[0] != socket.AF_UNIX and connecting.getsockname()[:2] == connecting.getpeername()[:2]:
+        connecting.close()  # TCP may connect a port of its own to itself where nobody listens
+        return Stop.REFUSED, "connection refused"
+    return connecting
+
+
+async def shake_hands(
+    outcome: Outcome, connected: socket.socket, role: Role, curve: Curve | None, limits: Limits, address: Address | None
+) -> Dialled:
+    """Shake hands on a connection. ``address`` is what was dialled; None if the peer has dialled."""
+    mechanism: Mechanism = _Listening(role)
+    lacks_curve = False
+    if curve is not None:
+        try:
+            factory = Keys(curve, bind=address is None).mechanism
+        except ImportError:
+            lacks_curve = True
+        else:
+            mechanism = factory(role) if factory else mechanism
+    ours = "NULL" if curve is None else "CURVE"
+    connection = Connection(connected, role, limits, mechanism)
+    problem = ""
+    try:
+        opened = await _opened(connection)
+    except (ProtocolError, ClosedError, TimeoutError) as error:
+        problem = str(error)
+        opened = None
+    first = connection.first
+    theirs = _mechanism(first)
+    if opened is not None:
+        answer = replace(
+            outcome,
+            stop=Stop.OPEN,
+            mechanism=mechanism.name.decode(),
+            socket_type=opened.socket_type.decode("ascii", "replace"),
+            version=opened.version,
+        )
+        return Dialled(
+            replace(answer, stop=Stop.MECHANISM, detail=_sides("NULL", ours)) if lacks_curve else answer, connection
+        )
+    if not _is_zmtp(first):
+        if first.startswith(_ZMTP_1):
+            return Dialled(replace(outcome, stop=Stop.VERSION))
+        connected.close()  # some servers have one connection at a time
+        name = name_of(first) if first else await identify(address) if address else ""
+        return Dialled(replace(outcome, stop=Stop.STRANGER, detail=name) if name else outcome)
+    if lacks_curve and theirs == ours:
+        return Dialled(replace(outcome, stop=Stop.NO_CURVE, mechanism=theirs))
+    if theirs and theirs != ours:
+        return Dialled(replace(outcome, stop=Stop.MECHANISM, detail=_sides(theirs, ours), mechanism=theirs))
+    stop = Stop.CLOSED if curve is None else Stop.KEYS
+    return Dialled(replace(outcome, stop=stop, detail=problem, mechanism=theirs or ours))
+
+
+def _sides(theirs: str, ours: str) -> str:
+    return f"it is {theirs} there and {ours} here"
+
+
+def _is_zmtp(first: bytes) -> bool:
+    return first[:1] == SIGNATURE[:1] and first[9:10] in {b"", SIGNATURE[9:]}
+
+
+def _mechanism(first: bytes) -> str:
+    """The mechanism in a greeting of ZMTP 3; empty if it has not come."""
+    return first[12:32].rstrip(b"\0").decode("ascii", "replace") if len(first) >= 32 else ""
+
+
+async def _opened(connection: Connection) -> Opened:
+    """Shake hands.
+
+    Raises:
+        TimeoutError: the peer says nothing, or stops in the middle.
+        ClosedError, ProtocolError: it ends here.
+    """
+    waiting = asyncio.ensure_future(_until_opened(connection))
+    try:
+        done, _ = await asyncio.wait((waiting,), timeout=READY_S)
+        if not done and isinstance(connection.mechanism, _Listening) and connection.first:
+            await connection.write(connection.mechanism.speak())
+        async with asyncio.timeout(HANDSHAKE_S):
+            return await waiting
+    finally:
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await waiting
+
+
+async def _until_opened(connection: Connection) -> Opened:
+    while True:
+        event = await connection.next_event()
+        if isinstance(event, Opened):
+            return event

@@ -1,0 +1,108 @@
+"""Token arrays: counted, compared and divided as bytes, as if they had been decoded."""
+
+import pytest
+
+from kvbus.core.types import Reason
+from kvbus.core.wire.tokens import array_head, body_at, count_tokens, decode_tokens, divide, joined
+from tests.doubles.payloads import pack
+from tests.hostile.bad import DEEP as LEVELS
+
+DEEP = b"\x91" * LEVELS + b"\x01"
+
+IDS = [0, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1] * 8
+PAIRS = [[first, second] for first in IDS[:8] for second in IDS[:8]]
+
+
+def wide(tokens):
+    """Each id in nine bytes, as nobody sends it."""
+    return array_head(len(tokens)) + b"".join(b"\xcf" + token.to_bytes(8, "big") for token in tokens)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 2**16 - 1, 2**16, 2**17])
+def test_a_header_is_that_of_an_array(count):
+    assert array_head(count) + b"\x00" * count == pack([0] * count)
+    assert body_at(array_head(count)) == len(array_head(count))
+
+
+@pytest.mark.parametrize("value", [None, 5, {}, "x", -1, 1.0])
+def test_no_array_has_no_body(value):
+    assert body_at(pack(value)) == 0
+
+
+class TestCounted:
+    @pytest.mark.parametrize("tokens", [[], [0], IDS, PAIRS, IDS * 2000], ids=["none", "one", "ids", "pairs", "many"])
+    def test_tokens(self, tokens):
+        assert count_tokens(pack(tokens)) == len(tokens)
+
+    def test_in_another_spelling(self):
+        assert count_tokens(wide(IDS)) == len(IDS)
+        assert count_tokens(b"\xdc\x00\x00") == 0
+
+    @pytest.mark.parametrize(
+        ("tokens", "reason"),
+        [
+            ([-1], Reason.TOKEN_RANGE),
+            ([1, 2**32], Reason.TOKEN_RANGE),
+            ([1, [2, 3]], Reason.WRONG_TYPE),
+            ([1.0], Reason.WRONG_TYPE),
+            (None, Reason.WRONG_TYPE),
+        ],
+    )
+    def test_what_is_wrong_has_a_reason(self, tokens, reason):
+        assert count_tokens(pack(tokens)) is reason
+
+
+class TestDivided:
+    @pytest.mark.parametrize("tokens", [IDS, PAIRS], ids=["ids", "pairs"])
+    @pytest.mark.parametrize("size", [1, 2, 16, 64])
+    def test_blocks_are_slices_of_what_was_sent(self, tokens, size):
+        blocks = divide(pack(tokens), size)
+        assert [pack(tokens[at : at + size]) for at in range(0, len(tokens), size)] == [
+            joined([block], size) for block in blocks
+        ]
+        assert joined(blocks[1:3], size) == pack(tokens[size : 3 * size])
+
+    def test_spelling_makes_no_difference(self):
+        assert divide(wide(IDS), 8) == divide(pack(IDS), 8)
+
+
+class TestDecoded:
+    @pytest.mark.parametrize("tokens", [[], [0], [2**32 - 1], list(range(1000))])
+    def test_ids(self, tokens):
+        assert decode_tokens(pack(tokens)) == tokens
+
+    def test_pairs(self):
+        assert decode_tokens(pack([[0, 1], [2**32 - 1, 2]])) == [(0, 1), (2**32 - 1, 2)]
+
+    @pytest.mark.parametrize("tokens", [[-1], [2**32], [1, 2, -(2**63)], [2**64 - 1], [[0, -1]], [[2**32, 0]]])
+    def test_out_of_range(self, tokens):
+        assert decode_tokens(pack(tokens)) is Reason.TOKEN_RANGE
+
+    @pytest.mark.parametrize(
+        "tokens",
+        [
+            None,
+            5,
+            "abc",
+            b"abc",
+            {},
+            [1.0],
+            ["1"],
+            [None],
+            [True],
+            [[1]],
+            [[1, 2, 3]],
+            [1, [2, 3]],
+            [[1, "2"]],
+            [[[1, 2], 3]],
+        ],
+    )
+    def test_anything_else(self, tokens):
+        assert decode_tokens(pack(tokens)) is Reason.WRONG_TYPE
+
+    @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x91", b"\xdd\xff\xff\xff\xff", b"\x91\xa1\xff", b"\x81\x80\x01"])
+    def test_what_is_no_msgpack(self, raw):
+        assert decode_tokens(raw) is Reason.WRONG_TYPE
+
+    def test_nested_too_deep(self):
+        assert decode_tokens(DEEP) is Reason.WRONG_TYPE

@@ -1,0 +1,47 @@
+"""For each mistake the first line names the cause and the configuration key; on a healthy bus nothing is found."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvbus.config import load
+from kvbus.doctor.examine import examine
+from kvbus.doctor.findings import Report
+from kvbus.doctor.rendering import render
+from tests.doctor.mistakes import MISTAKES, Scene, made
+
+TIMEOUT = 4.0
+SLACK = 20.0
+"""Seconds beyond the timeouts, on a loaded machine."""
+
+
+async def examined(scene: Scene, seconds: float = TIMEOUT) -> Report:
+    config = load(None, env={}, overrides=scene.config())
+    async with asyncio.timeout(3 * seconds + SLACK):
+        return await examine(config, timeout=seconds, **scene.options)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[each.make.__name__ for each in MISTAKES])
+async def test_the_first_line_names_the_cause_and_the_key(mistake, tmp_path):
+    async with made(mistake.make, tmp_path) as scene:
+        report = await examined(scene)
+    text = render(report, as_json=False, colour=False)
+    first = text.splitlines()[0]
+    assert mistake.says in first, text
+    assert f"[{mistake.key}]: " in first, text
+
+
+async def healthy(scene: Scene) -> None:
+    await scene.engine()
+
+
+async def test_on_a_healthy_engine_nothing_is_found(tmp_path):
+    async with made(healthy, tmp_path) as scene:
+        report = await examined(scene)
+    assert report.findings == []
+    (source, output) = report.seen
+    assert "its replay answers from seq" in source.text
+    assert "block size 16" in source.text
+    assert output.text.count("is free") == 2
