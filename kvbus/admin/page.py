@@ -25,6 +25,7 @@ probes: <a href="/livez">/livez</a>, <a href="/readyz">/readyz</a>.</p>
 <table id="sources"><thead><tr><th>source</th><th>state</th><th>epoch</th><th>last seq</th><th>blocks</th>
 <th>batches</th><th>recovered</th><th>lost</th><th>rejected</th><th>block size</th><th>dialect</th></tr></thead>
 <tbody></tbody></table>
+<ul id="reasons"></ul>
 <h2>routers</h2>
 <table id="outputs"><thead><tr><th>output</th><th>routers</th><th>longest queue</th><th>furthest behind</th>
 <th>stalled</th></tr></thead><tbody></tbody></table>
@@ -41,8 +42,12 @@ async function show(){
   const note=document.getElementById("note");
   try{
     const sources=await (await fetch("/sources")).json(),routers=await (await fetch("/routers")).json();
-    const body=table("sources");
+    const body=table("sources"),why=document.getElementById("reasons");
+    why.replaceChildren();
     for(const s of sources){
+      for(const r of s.reasons){
+        const li=document.createElement("li");li.textContent=s.name+": "+r.text+" ["+r.key+"]: "+r.do;why.append(li);
+      }
       const row=body.insertRow(),c=s.counts;
       cell(row,s.name);cell(row,s.partial?s.state+" (partial)":s.state,s.state);cell(row,s.epoch);cell(row,s.last_seq);
       cell(row,Object.entries(s.blocks).map(([m,n])=>m+" "+n).join(", ")||"0");cell(row,c.batches);

@@ -14,8 +14,9 @@ from kvbus.config.notes import notes
 @click.command("check")
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
+@click.option("--connect", is_flag=True, help="Then probe every endpoint, as kvbus doctor does.")
 @click.option("--without-keys", is_flag=True, help="Do not read CURVE key files, for a check on another machine.")
-def command(*, as_json: bool, without_keys: bool, **flags: Any) -> None:
+def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -> None:
     """Validate a configuration and print it with every default.
 
     \b
@@ -24,10 +25,12 @@ def command(*, as_json: bool, without_keys: bool, **flags: Any) -> None:
       kvbus check -c kvbus.yaml --set outputs[0].layout=merged
       KVBUS_LOG_LEVEL=debug kvbus check -c kvbus.yaml --json
       kvbus check --source tcp://127.0.0.1:5557 --output 'tcp://*:5657'
+      kvbus check -c kvbus.yaml --connect
 
     What carries each output is loaded. CURVE key files are read too, and nothing of them is printed. Options win over
     KVBUS_* variables, those over the file, the file over the defaults. A bad configuration ends with exit code 78 and
-    every problem at once on standard error.
+    every problem at once on standard error. With --connect what is found goes there too, and exit code 1 says that
+    something is wrong.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     config = load_config(**flags)
 
@@ -44,3 +47,7 @@ def command(*, as_json: bool, without_keys: bool, **flags: Any) -> None:
         click.echo(json.dumps(config.to_dict(), indent=2))
     else:
         click.echo(config.to_yaml(), nl=False)
+    if connect:
+        from kvbus.cli import doctor  # noqa: PLC0415 - brings more
+
+        doctor.show(doctor.examined(config), err=True)

@@ -16,6 +16,7 @@ from kvbus.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from kvbus.config import Config
     from kvbus.doctor.examine import Progress
     from kvbus.doctor.findings import Report
 
@@ -52,33 +53,33 @@ def command(*, file: Path | None, url: str | None, timeout: float, history: bool
 
     Exit codes: 0 nothing is wrong, 1 something is, 78 bad configuration, 130 Ctrl-C.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    if file is not None and flags["config"] is not None:
+    source = click.get_current_context().get_parameter_source("config")
+    named = source is click.core.ParameterSource.COMMANDLINE  # KVBUS_CONFIG gives way
+    if file is not None and named:
         raise click.UsageError("name the configuration once, as CONFIG or with -c")
-    if url is not None:
-        if file is not None or flags["config"] is not None or flags["source"] or flags["output"]:
-            raise click.UsageError("--http asks a running bus; leave out the configuration")
-        address = url if url.startswith(("http://", "https://")) else f"http://{url}"
-
-        async def ask(_progress: Progress) -> Report:
-            from kvbus.doctor.examine import examine_bus  # noqa: PLC0415 - brings aiohttp
-
-            return await examine_bus(address, timeout=timeout)
-
-        report = run(ask)
+    if url is None:
+        report = examined(load_config(**{**flags, "config": file or flags["config"]}), timeout, history=history)
+    elif file is not None or named or flags["source"] or flags["output"]:
+        raise click.UsageError("--http asks a running bus; leave out the configuration")
     else:
-        config = load_config(**{**flags, "config": file or flags["config"]})
-
-        async def look(progress: Progress) -> Report:
-            from kvbus.doctor.examine import examine  # noqa: PLC0415 - brings zmq
-
-            return await examine(config, timeout=timeout, history=history, progress=progress)
-
-        report = run(look)
+        report = _asked(url if url.startswith(("http://", "https://")) else f"http://{url}", timeout)
     show(report, as_json=as_json)
 
 
-def run(work: Callable[[Progress], Awaitable[Report]]) -> Report:
-    """Run an examination until it ends or Ctrl-C ends the process."""
+def examined(config: Config, timeout: float = TIMEOUT, *, history: bool = False) -> Report:
+    """Examine a configuration."""
+    from kvbus.doctor.examine import examine  # noqa: PLC0415 - brings zmq
+
+    return _run(lambda progress: examine(config, timeout=timeout, history=history, progress=progress))
+
+
+def _asked(url: str, timeout: float) -> Report:
+    from kvbus.doctor.examine import examine_bus  # noqa: PLC0415 - brings aiohttp
+
+    return _run(lambda _progress: examine_bus(url, timeout=timeout))
+
+
+def _run(work: Callable[[Progress], Awaitable[Report]]) -> Report:
     from kvbus.doctor.rendering import Waiting  # noqa: PLC0415 - imported on use
 
     report: Report | None = None

@@ -16,8 +16,9 @@ from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.client.subscriber import Subscriber
 from kvbus.client.timeouts import Timing
-from kvbus.client.updates import Lost, LostReason, Rejected, Synced
+from kvbus.client.updates import Lost, Rejected, Synced
 from kvbus.client.view import BlockView
+from kvbus.core.sequencing.actions import LostReason
 from kvbus.errors import ExitCode, KvbusError
 
 if TYPE_CHECKING:

@@ -11,16 +11,15 @@ from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import (
     Gap,
     Lost,
-    LostReason,
     Received,
     Rejected,
     Restarted,
-    RestartReason,
     Snapshot,
     Synced,
     Update,
 )
 from kvbus.client.view import Block, BlockView, Key
+from kvbus.core.sequencing.actions import LostReason, RestartReason
 from kvbus.transport.curve import Curve, KeyFileError, client_keys
 
 __all__ = [

@@ -1,256 +1,291 @@
-"""A correct subscriber's rules as a pure machine: frames and time in, updates and requests out.
+"""A stream's order for the caller of the library: the sequencer's decisions as updates.
 
-Four rules keep the caller's view right when batches are lost, repeated or late, and when the publisher restarts:
-
-1. Subscribe first, then ask for a replay from 0. Live batches wait until the answer ends. Within an answer its
-   own batches count: a compacted replay may have other content under a seq than the live stream.
-2. Ask for a gap in one request at a time, *from the last batch received*, not from the batch after it. If that batch
-   returns with another payload, or the publisher has no batch that new, the publisher has restarted.
-3. When unsure, rebuild from 0. A needless rebuild costs time; a missed restart leaves dead blocks in the view.
-4. After a reconnection deliver nothing before rule 2 has been checked. A restarted publisher may be exactly one batch
-   ahead, and then its numbers look right (vLLM 0.9 to 0.33 and SGLang to 0.5.23 send no epoch).
-
-Where the publisher serves snapshots, a snapshot replaces the replay from 0: it is the state as of its seq, and the live
-stream and the replay bring what is newer. Rule 2 then compares its publisher id. Where the replay cannot fill a gap,
-the machine asks for a snapshot.
-
-The number of requests without progress is limited. Then the machine reports the missing batches as lost, once, and
-the stream continues.
+The sequencer is the daemon's (:mod:`kvbus.core.sequencing`), with the settings of somebody who follows anything that
+speaks the protocol: a replay may be compacted, and the caller decides what a loss means. Here positions become ranges,
+so that each loss is reported once and with its reason, and sequence frames become numbers and publisher ids.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import sys
+from math import inf
+from typing import TYPE_CHECKING, Final
 
-from kvbus.client.buffers import Waiting
-from kvbus.client.outputs import Malformed, Output, StopAsking
-from kvbus.client.repair import Repair
-from kvbus.client.updates import Gap, Lost, LostReason, RestartReason
+import msgspec
+
+from kvbus.client.timeouts import BufferLimits, Timing
+from kvbus.client.updates import Gap, Lost, Rejected, Restarted, Synced
 from kvbus.core.outputs.snapshot import UNAVAILABLE, parse_snapshot
+from kvbus.core.sequencing import actions
+from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason, RestartReason, Stop
+from kvbus.core.sequencing.phases import Phase
+from kvbus.core.sequencing.sequencer import Sequencer
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
+from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_replay
 
-MAX_SEQ: Final = 2**63 - 1
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Frames
 
+_LIMITS: Final = FrameLimits(max_frame_bytes=sys.maxsize)
+"""The sockets have refused what is too large."""
 
-def read_seq(frame: bytes) -> tuple[int, bytes | None] | Reason:
-    """Read a sequence frame: the seq and, in 24-byte frames (vLLM's snapshot protocol), the 16-byte publisher id."""
-    if len(frame) not in (8, 24):
-        return Reason.SEQ_WIDTH
-    seq = int.from_bytes(frame[:8], "big")
-    if seq > MAX_SEQ:
-        return Reason.SEQ_RANGE
-    return seq, frame[8:] or None
+_GAP: Final = (Phase.GAP, Phase.GAP_SNAPSHOT, Phase.GRACE)
 
 
-class Sequence(Repair):
-    """One stream's order. Methods take the time as ``now`` (seconds, any origin) and return outputs to carry out."""
+class Payload(bytes):
+    """A batch that is not decoded yet, with what the sequencer does not look at."""
+
+    topic: bytes
+    replayed: bool
+
+    @classmethod
+    def of(cls, payload: bytes, topic: bytes, *, replayed: bool) -> Payload:
+        """Return the payload with these."""
+        made = cls(payload)
+        made.topic = topic
+        made.replayed = replayed
+        return made
+
+
+class Replace(msgspec.Struct, frozen=True):
+    """The whole state as of batch ``seq``, as undecoded batches. It replaces everything known before."""
+
+    seq: int
+    chunks: tuple[bytes, ...]
+
+
+Output = Deliver | Replace | Rejected | Gap | Lost | Restarted | Synced | Ask | AskSnapshot | Stop
+
+
+class Sequence:
+    """One stream's order. Methods take the time as ``now`` (seconds, any origin) and return outputs to carry out.
+
+    Args:
+        replay: whether there is a replay endpoint.
+        snapshot: whether there is a snapshot endpoint.
+        from_start: True rebuilds from seq 0 or a snapshot; False begins with the first live batch.
+        timing: timeouts and attempts.
+        limits: limits of the buffers.
+    """
+
+    def __init__(
+        self,
+        *,
+        replay: bool = True,
+        snapshot: bool = False,
+        from_start: bool = True,
+        timing: Timing | None = None,
+        limits: BufferLimits | None = None,
+    ) -> None:
+        timing, limits = timing or Timing(), limits or BufferLimits()
+        self.stats: Final = SourceStats()
+        self.epoch = 0
+        self._asks: Final = replay or snapshot
+        self._sequencer: Final = Sequencer(
+            Settings(
+                replay=replay,
+                snapshot=snapshot,
+                replay_timeout=timing.idle_s,
+                replay_total_timeout=timing.answer_s,
+                probe_interval=timing.confirm_s,
+                reorder_batches=limits.held_batches,
+                reorder_bytes=limits.held_bytes,
+                trust_unverified=True,
+                reorder_grace=0.0,
+                compacted=True,
+                from_now=not from_start,
+                attempts=timing.attempts,
+                snapshot_timeout=timing.snapshot_s,
+                backfill_pause=timing.rebuild_s,
+                late_copies=timing.overlap_s,
+            ),
+            self.stats,
+        )
+
+        # The connection. Where nobody reports one, it is taken to stand after a moment.
+        self._connect_s: Final = timing.connect_s
+        self._connect_at = inf
+
+        # What the caller knows.
+        self._position: int | None = 0 if self._asks and from_start else None
+        self._gap_end = 0
+        """One past the gap that was reported last."""
+        self._unanswered = False
+        """It was reported that nobody answers, and nobody has since."""
+        self._owes_synced = False
+
+        # The publisher.
+        self._publisher: bytes | None = None
+        self._request = -1
+        self._out: list[Output] = []
 
     @property
     def next_seq(self) -> int | None:
         """The next seq to deliver; None before the first batch of a stream that is not rebuilt from its start."""
-        return self._next
+        return self._position
 
     @property
     def held(self) -> int:
         """The number of batches in the reorder buffer."""
-        return len(self._held)
-
-    @property
-    def syncing(self) -> bool:
-        """Whether a replay or a snapshot is under way, or due."""
-        return self._request is not None or self._retry_at is not None
+        return len(self._sequencer.held)
 
     @property
     def deadline(self) -> float | None:
         """The time at which to call `tick`; None for never."""
-        request = self._request
-        if request is not None and request.snapshot:
-            return request.began + self._timing.snapshot_s
-        if request is not None:
-            return min(request.heard + self._timing.idle_s, request.began + self._timing.answer_s)
-        return self._confirm_at if self._retry_at is None else self._retry_at
+        due = min(self._connect_at, self._sequencer.deadline)
+        return None if due == inf else due
 
     def open(self, now: float) -> list[Output]:
-        """Begin. The first replay request waits a moment for the live connection.
+        """Begin. The first request waits a moment for the live connection.
 
-        Else the publisher could send a batch after the replay and before the subscription.
+        Else the publisher could send a batch after the answer and before the subscription.
         """
-        if self._next is not None:
-            self._retry_at = now + self._timing.connect_s
+        self._connect_at = now + self._connect_s
         return self._take()
 
     def connected(self, now: float) -> list[Output]:
         """Handle a new live connection, the first or a later one."""
-        self._reconnecting = False
-        self._unconfirmed = True
-        self._snapshot_failed = False
-        self._held.clear()  # these may be an older epoch's batches; if not, a replay brings them again
-        if self._request is not None and self._request.snapshot:
-            self._ask_again = False
-            self._ask_snapshot(now)
-        elif self._request is not None:
-            self._ask_again = True
-        elif self._retry_at is not None:
-            self._ask(now)
-        elif self._next is not None and self._repairs:
-            self._verify(now)
+        self._connect_at = inf
+        if self._sequencer.connected:
+            self._sequencer.down(now)
+        self._sequencer.up(now)
         return self._take()
 
-    def interrupted(self) -> list[Output]:
-        """Handle the loss of the live connection. Batches received before it may still follow."""
-        if self._repairs:
-            self._reconnecting = True
-            self._ask_again = self.syncing
+    def interrupted(self, now: float) -> list[Output]:
+        """Handle the loss of the live connection."""
+        self._sequencer.down(now)
         return self._take()
 
-    def live(self, topic: bytes, frame: bytes, payload: bytes, now: float) -> list[Output]:
+    def live(self, frames: Frames[bytes], now: float) -> list[Output]:
         """Take a message of the live stream."""
-        read = read_seq(frame)
-        if isinstance(read, Reason):
-            self._out.append(Malformed(topic, read))
+        message = parse_live(frames, _LIMITS)
+        if isinstance(message, Reason):
+            self._out.append(Rejected(None, frames[0], message))
             return self._take()
-        seq, publisher = read
-        batch = Waiting(topic, payload, replayed=False)
-        if self._changed(publisher):
-            self._restart(RestartReason.PUBLISHER_ID, now, publisher, (seq, batch))
-        elif self.syncing:
-            self._live_while_syncing(seq, batch, now)
-        elif self._reconnecting and self._next is not None:
-            self._hold(seq, batch)
-            self._verify(now)
-        elif self._next is None or seq == self._next:
-            self._next = seq
-            self._unconfirmed = False
-            if not self._incomplete:
-                self._confirm_at = None
-            self._deliver(batch)
-        elif seq > self._next:
-            self._gap(seq, batch, now)
+        sequencer, seq = self._sequencer, message.seq
+        known = message.publisher_id is not None and message.publisher_id == self._publisher
+        if self._changed(message.publisher_id):
+            sequencer.publisher_changed(now)
+        if known and seq < sequencer.next:
+            self.stats.duplicates += 1  # the publisher says that it is in the same epoch
         else:
-            self._went_back(seq, batch, now, known=publisher is not None)
+            sequencer.live(seq, Payload.of(message.payload, message.topic, replayed=False), now)
+        out = self._take()
+        if not self._asks:
+            sequencer.tick(now)  # a gap is lost at once
+            out += self._take()
+        return out
+
+    def replayed(self, frames: Frames[bytes], now: float) -> list[Output]:
+        """Take a message that answers the last `Ask`."""
+        message = parse_replay(frames, _LIMITS)
+        if isinstance(message, Reason):
+            self._out.append(Rejected(None, b"", message))
+        elif isinstance(message, ReplayEnd):
+            self._sequencer.replay_ended(self._request, now)
+        elif self._changed(message.publisher_id):
+            self._sequencer.publisher_changed(now)
+        else:
+            batch = Payload.of(message.payload, message.topic or b"", replayed=True)
+            self._sequencer.replayed(self._request, message.seq, batch, now)
         return self._take()
 
-    def replayed(self, topic: bytes, frame: bytes, payload: bytes, now: float) -> list[Output]:
-        """Take a batch that answers the last `Ask`."""
-        request = self._request
-        read = read_seq(frame)
-        if request is None or request.snapshot:
-            return self._take()
-        request.heard = now
-        if isinstance(read, Reason):
-            self._out.append(Malformed(topic, read))
-            return self._take()
-        seq, publisher = read
-        due = self._due
-        if self._changed(publisher):
-            self._restart(RestartReason.PUBLISHER_ID, now, publisher)
-        elif seq < request.start:
-            self.duplicates += 1
-        elif not request.seen and seq > request.start:
-            if self._trimmed(seq, now):
-                request.seen = request.progress = True
-                self._deliver(Waiting(topic, payload, replayed=True))
-        elif not request.seen and request.overlap and not self._recent.same(seq, payload):
-            # also with an unchanged id: a compacted answer is useless without its beginning
-            self._restart(RestartReason.PAYLOAD, now, publisher)
-        elif seq < due:
-            request.seen = True
-            self.duplicates += seq != request.start or not request.overlap
-        elif seq == due:
-            request.seen = request.progress = True
-            self._deliver(Waiting(topic, payload, replayed=True))
-        else:
-            # a gap, or messages that an older engine's ROUTER dropped at its high-water mark
-            request.seen = True
-            self._hold(seq, Waiting(topic, payload, replayed=True))
-        return self._take()
-
-    def replay_ended(self, now: float) -> list[Output]:
-        """Take the END marker of the answer to the last `Ask`."""
-        request = self._request
-        if request is None or request.snapshot:
-            return self._take()
-        self._request = None
-        if request.overlap and not request.seen:
-            # its newest batch is older than one it has sent
-            self._restart(RestartReason.WENT_BACK, now, None)
-        else:
-            self._finish(request, now, answered=True)
-        return self._take()
-
-    def snapshot(self, frames: list[bytes], now: float) -> list[Output]:
+    def snapshot(self, frames: Frames[bytes], now: float) -> list[Output]:
         """Take the message that answers the last `AskSnapshot`."""
-        request = self._request
-        if request is None or not request.snapshot:
+        sequencer, reply = self._sequencer, parse_snapshot(frames)
+        if reply is None or reply.seq <= UNAVAILABLE:
+            sequencer.snapshot(self._request, UNAVAILABLE, now)
             return self._take()
-        reply = parse_snapshot(frames)
-        self._request = None
-        if self._ask_again:
-            self._ask_again = False
-            self._ask_snapshot(now)
-        elif reply is None or reply.seq <= UNAVAILABLE:
-            self._without_snapshot(now, LostReason.UNAVAILABLE)
-        else:
-            self._replace(reply, request, now)
+        known = self._publisher is not None
+        if self._changed(reply.publisher_id):
+            sequencer.publisher_changed(now)
+        elif sequencer.snapshot(self._request, reply.seq, now, same_epoch=known):
+            out = self._take()
+            if reply.seq >= 0:
+                self._out.append(Replace(reply.seq, tuple(reply.chunks)))
+            self._position = reply.seq + 1
+            sequencer.snapshot_applied(now)
+            return out + self._take()
         return self._take()
 
     def tick(self, now: float) -> list[Output]:
         """Handle timeouts. Call it at `deadline`."""
-        request = self._request
-        if self.deadline is None or now < self.deadline:
-            return self._take()
-        if request is None:
-            if self._retry_at is None:
-                self._verify(now, quiet=True)
-            else:
-                self._ask(now)
-            return self._take()
-        self._request = None
-        self._out.append(StopAsking())
-        self._attempts = 0 if request.progress else self._attempts + 1
-        if request.snapshot and self._replay:
-            self._without_snapshot(now, LostReason.NO_ANSWER)
-            return self._take()
-        if self._attempts < self._timing.attempts:
-            self._ask(now, quiet=request.quiet, tail=request.tail)
-        elif request.seen or request.quiet or request.tail:
-            # batches but no END: older engines drop END at their high-water mark
-            self._attempts = self._timing.attempts
-            self._finish(request, now, answered=False)
-        else:
-            self._unanswered(now, LostReason.NO_ANSWER)
+        if now >= self._connect_at:
+            self._connect_at = inf
+            self._sequencer.up(now)
+        self._sequencer.tick(now)
         return self._take()
 
-    # -- decisions
+    def sent(self, request: int, now: float) -> None:
+        """A request has left."""
+        self._sequencer.sent(request, now)
 
-    def _live_while_syncing(self, seq: int, batch: Waiting, now: float) -> None:
-        if seq >= self._due:
-            self._hold(seq, batch)
-            return
-        if self._recent.other(seq, batch.payload):
-            self._restart(RestartReason.PAYLOAD, now, self._publisher, (seq, batch))
-        else:
-            self.duplicates += 1  # the answer had it, or rule 2 will check it
+    def _changed(self, publisher: bytes | None) -> bool:
+        if publisher is None or publisher == self._publisher:
+            return False
+        known, self._publisher = self._publisher, publisher
+        return known is not None
 
-    def _gap(self, seq: int, batch: Waiting, now: float) -> None:
-        first = self._due
-        self._out.append(Gap(first, seq - 1))
-        if not self._repairs:
-            self._out.append(Lost(first, seq - 1, LostReason.NO_REPLAY))
-            self._next = seq
-            self._deliver(batch)
-            return
-        self._hold(seq, batch)
-        self._ask(now)
+    # -- what the caller is told
 
-    def _went_back(self, seq: int, batch: Waiting, now: float, *, known: bool) -> None:
-        if known or self._recent.same(seq, batch.payload):
-            self.duplicates += 1
-        elif self._recent.other(seq, batch.payload):
-            self._restart(RestartReason.PAYLOAD, now, None, (seq, batch))
-        elif not self._repairs:
-            self._restart(RestartReason.WENT_BACK, now, None, (seq, batch))
-        elif now < self._settled + self._timing.overlap_s:
-            self.duplicates += 1
-        else:
-            self._verify(now)
+    def _take(self) -> list[Output]:
+        decided = self._sequencer.actions
+        lost = synced = False
+        while decided:
+            action = decided.popleft()
+            if isinstance(action, Deliver):
+                lost |= self._lose_before(action.seq)
+                self._position = action.seq + 1
+                self._owes_synced |= isinstance(action.payload, Payload) and action.payload.replayed
+                self._out.append(action)
+            elif isinstance(action, actions.Lost):
+                first = self._position or 0
+                self._position = first + action.count
+                self._out.append(Lost(first, self._position - 1, action.reason))
+                lost = True
+            elif isinstance(action, actions.NewEpoch):
+                self.epoch += 1
+                self._position = 0
+                self._gap_end = 0
+                if action.reason in (RestartReason.WENT_BACK, RestartReason.PAYLOAD):
+                    self._publisher = None  # its id comes with its first message
+                self._out.append(Restarted(self.epoch, action.reason))
+            elif isinstance(action, actions.Synced):
+                synced = self.stats.replays > 0
+            else:
+                if isinstance(action, Ask | AskSnapshot):
+                    self._request = action.request
+                self._out.append(action)
+        self._report(lost=lost, synced=synced)
+        out, self._out = self._out, []
+        return out
+
+    def _lose_before(self, seq: int) -> bool:
+        """Report what is missing before a batch that is delivered; whether there was anything."""
+        if self._position is None or seq <= self._position:
+            return False
+        sequencer = self._sequencer
+        known = sequencer.backfill_pending or not self._asks
+        self._out.append(Lost(self._position, seq - 1, sequencer.lost_because if known else LostReason.TRIMMED))
+        return True
+
+    def _report(self, *, lost: bool, synced: bool) -> None:
+        """Report what follows from where the sequencer is now."""
+        sequencer = self._sequencer
+        end = sequencer.held.first if sequencer.held else sequencer.log_end
+        if sequencer.phase in _GAP and self._gap_end <= sequencer.next < end:
+            self._gap_end = end
+            self._owes_synced = True
+            self._out.append(Gap(sequencer.next, end - 1))
+        unanswered = sequencer.backfill_pending
+        if unanswered and not self._unanswered and not lost:
+            self._out.append(Lost(self._position or 0, None, sequencer.lost_because))
+        self._unanswered = unanswered
+        self._owes_synced |= synced
+        # a probe may begin as soon as the history is in; before that, one asks for what follows a snapshot
+        quiet = sequencer.phase is Phase.LIVE or (synced and sequencer.phase is Phase.PROBE)
+        if self._owes_synced and quiet and self._asks and not unanswered:
+            self._owes_synced = False
+            self._out.append(Synced((self._position or 0) - 1))

@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
-from kvbus.client.outputs import Ask, AskSnapshot, Deliver, Malformed, Output, Replace, StopAsking
-from kvbus.client.sequence import Sequence
+from kvbus.client.sequence import Output, Payload, Replace, Sequence
 from kvbus.client.updates import Received, Rejected, Snapshot, Update
+from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import Batch, decode_batch
 from kvbus.transport.client.subscriber import AnswerFraming, StreamSockets
@@ -99,7 +99,7 @@ class Subscriber:
         self._sockets: Final = StreamSockets(
             endpoint,
             replay_endpoint,
-            wake=self._wake,
+            handler=self,
             snapshot_endpoint=snapshot_endpoint,
             topic=topic,
             bind=bind,
@@ -116,7 +116,6 @@ class Subscriber:
         # The task that waits in `receive`.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._woken = False
 
         # Lifecycle; `_managed` is True within ``async with``.
         self._closed = False
@@ -135,7 +134,7 @@ class Subscriber:
     @property
     def duplicates(self) -> int:
         """Batches dropped as duplicates."""
-        return self._sequence.duplicates
+        return self._sequence.stats.duplicates
 
     @property
     def pending(self) -> int:
@@ -158,7 +157,7 @@ class Subscriber:
         self._loop = asyncio.get_running_loop()
         self._follow(self._sequence.open(self._now()))
         if not self._live or (self.endpoint or "").startswith("inproc://"):
-            self.on_connected()  # there is no connection to wait for, or no event for it
+            self.on_connection(up=True)  # there is no connection to wait for, or no event for it
 
     async def aclose(self) -> None:
         """Close the sockets at once. A waiting `receive` ends with `SubscriberClosedError`."""
@@ -182,16 +181,8 @@ class Subscriber:
         while not self._updates:
             if self._closed:
                 raise SubscriberClosedError("the subscriber is closed")
-            self._woken = False
-            more = self._sockets.pump(self)
-            # read the sockets first: an answer that waits there is not late
+            await self._wait()
             self._follow(self._sequence.tick(self._now()))
-            if self._updates:
-                break
-            if more:
-                await asyncio.sleep(0)
-            else:
-                await self._wait()
         update = self._updates[0]
         if isinstance(update, _Decoding):
             for _ in update.steps():
@@ -228,30 +219,20 @@ class Subscriber:
 
     def on_live(self, frames: list[bytes]) -> None:
         """Take a live message (called by the sockets)."""
-        if len(frames) != 3:
-            self._updates.append(Rejected(None, frames[0], Reason.FRAME_COUNT))
-            return
-        self._follow(self._sequence.live(frames[0], frames[1], frames[2], self._now()))
+        self._follow(self._sequence.live(frames, self._now()))
 
-    def on_replayed(self, topic: bytes, seq: bytes, payload: bytes) -> None:
-        """Take a replayed batch (called by the sockets)."""
-        self._follow(self._sequence.replayed(topic, seq, payload, self._now()))
-
-    def on_replay_ended(self) -> None:
-        """Take an END marker (called by the sockets)."""
-        self._follow(self._sequence.replay_ended(self._now()))
+    def on_replayed(self, frames: list[bytes]) -> None:
+        """Take a message of a replay answer (called by the sockets)."""
+        self._follow(self._sequence.replayed(frames, self._now()))
 
     def on_snapshot(self, frames: list[bytes]) -> None:
         """Take a snapshot (called by the sockets)."""
         self._follow(self._sequence.snapshot(frames, self._now()))
 
-    def on_connected(self) -> None:
-        """Handle a new connection (called by the sockets)."""
-        self._follow(self._sequence.connected(self._now()))
-
-    def on_interrupted(self) -> None:
-        """Handle a lost connection (called by the sockets)."""
-        self._follow(self._sequence.interrupted())
+    def on_connection(self, up: bool) -> None:
+        """Handle a new connection, or a lost one (called by the sockets)."""
+        happened = self._sequence.connected if up else self._sequence.interrupted
+        self._follow(happened(self._now()))
 
     # -- internals
 
@@ -261,34 +242,37 @@ class Subscriber:
                 self._updates.append(_decoded(output))
             elif isinstance(output, Ask):
                 self._sockets.ask(output.start)
+                self._sequence.sent(output.request, self._now())
             elif isinstance(output, Replace):
                 self._updates.append(_Decoding(output))
             elif isinstance(output, AskSnapshot):
                 self._sockets.ask_snapshot()
-            elif isinstance(output, StopAsking):
+                self._sequence.sent(output.request, self._now())
+            elif isinstance(output, Stop):
                 self._sockets.stop_asking()
-            elif isinstance(output, Malformed):
-                self._updates.append(Rejected(None, output.topic, output.reason))
             else:
                 self._updates.append(output)
+        self._wake()
 
     async def _wait(self) -> None:
-        if self._woken or self._loop is None:
+        """Read the sockets until they have brought something, or it is time to look at the clock."""
+        if self._loop is None:
             return
         if self._waiter is not None:
             raise RuntimeError("another task already awaits this subscriber")
         self._waiter = self._loop.create_future()
+        self._sockets.read(on=True)  # first of all: an answer that waits there is not late
         deadline = self._sequence.deadline
         timer = None if deadline is None else self._loop.call_at(deadline, self._wake)
         try:
             await self._waiter
         finally:
             self._waiter = None
+            self._sockets.read(on=False)
             if timer is not None:
                 timer.cancel()
 
     def _wake(self) -> None:
-        self._woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -319,7 +303,9 @@ class _Decoding:
 
 
 def _decoded(batch: Deliver) -> Received | Rejected:
-    decoded = decode_batch(batch.payload)
+    payload = batch.payload
+    topic, replayed = (payload.topic, payload.replayed) if isinstance(payload, Payload) else (b"", False)
+    decoded = decode_batch(payload)
     if isinstance(decoded, Reason):
-        return Rejected(batch.seq, batch.topic, decoded)
-    return Received(batch.seq, batch.topic, decoded, batch.replayed)
+        return Rejected(batch.seq, topic, decoded)
+    return Received(batch.seq, topic, decoded, replayed)

@@ -14,7 +14,6 @@ class Timing:
         idle_s: silence after which a replay request has failed; idle engines answer up to 0.1 s late.
         answer_s: longest time of one whole answer.
         snapshot_s: longest time of a snapshot; it is one message, so nothing arrives before it is complete.
-        retry_s: pause before the next request for batches that an answer left out.
         attempts: requests in a row without a new batch before the missing batches are lost.
         confirm_s: pause after a connection before one more request for the last batch, unless live batches arrive: it
             finds a batch published between the answer and the subscription's arrival at the publisher.
@@ -26,7 +25,6 @@ class Timing:
     idle_s: float = 2.0
     answer_s: float = 120.0
     snapshot_s: float = 10.0
-    retry_s: float = 0.1
     attempts: int = 3
     confirm_s: float = 0.5
     rebuild_s: float = 5.0
@@ -41,9 +39,7 @@ class BufferLimits:
         held_batches: batches in the reorder buffer; at the limit the subscriber drops newer ones and asks for them
             again.
         held_bytes: the same limit in payload bytes.
-        recent: digests kept of delivered batches, to distinguish a duplicate from a restart.
     """
 
     held_batches: int = 10_000
     held_bytes: int = 64 * 1024 * 1024
-    recent: int = 4096

@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
+    from kvbus.core.sequencing.actions import LostReason, RestartReason
     from kvbus.core.types import Reason
     from kvbus.core.wire.codec import Batch
 
 Kind = Literal["batch", "snapshot", "gap", "lost", "restarted", "synced", "rejected"]
-
-
-class LostReason(StrEnum):
-    """Why batches will never arrive."""
-
-    NO_REPLAY = "no_replay"
-    """The subscriber has no replay endpoint and no snapshot endpoint."""
-    NO_ANSWER = "no_answer"
-    """Nobody answered the replay or snapshot requests in time."""
-    UNAVAILABLE = "unavailable"
-    """The publisher has no snapshot to give, and there is no replay endpoint."""
-    TRIMMED = "trimmed"
-    """The publisher's replay buffer no longer reaches back that far (engines keep about 10,000 batches)."""
-    HOLE = "hole"
-    """The publisher answered without them: vLLM uses up a seq when encoding or sending fails."""
-
-
-class RestartReason(StrEnum):
-    """How the subscriber noticed a new epoch of the publisher."""
-
-    PUBLISHER_ID = "publisher_id"
-    """The 16-byte publisher id of a 24-byte sequence frame changed."""
-    PAYLOAD = "payload"
-    """A seq came again with another payload."""
-    WENT_BACK = "went_back"
-    """The publisher's newest batch is older than one it has sent, or there is no batch left to compare."""
-    REBUILT = "rebuilt"
-    """Batches were lost because nobody answered, and now the publisher answers: the state follows from seq 0."""
 
 
 @dataclass(frozen=True, slots=True)

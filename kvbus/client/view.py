@@ -112,7 +112,7 @@ class BlockView:
         on_lost: ``clear`` drops all blocks when batches are lost, because removals may be among them; ``keep`` keeps
             a view that may be wrong.
         cleared: what AllBlocksCleared drops: ``all`` is the rule of routers and kvbus, ``device`` is vLLM's (its
-            offloaded blocks survive a reset of the prefix cache).
+            offloaded blocks survive a reset of the prefix cache, and go with a second clear in the same batch).
     """
 
     def __init__(
@@ -163,9 +163,17 @@ class BlockView:
             self.clear()
 
     def apply_batch(self, batch: Batch) -> None:
-        """Apply a batch's events in order, because one batch may remove and store the same hash."""
+        """Apply a batch's events in order, because one batch may remove and store the same hash.
+
+        vLLM resets its offloaded blocks with a second AllBlocksCleared in the batch of the first.
+        """
+        cleared = False
         for event in batch.events:
-            self.apply(event, batch.rank)
+            if cleared and isinstance(event, AllBlocksCleared):
+                self._clear(batch.rank, device=False)
+            else:
+                self.apply(event, batch.rank)
+                cleared = cleared or isinstance(event, AllBlocksCleared)
 
     def apply(self, event: Event, rank: int | None = None) -> None:
         """Apply one event of this data-parallel rank."""
@@ -176,14 +184,17 @@ class BlockView:
             for block in event.block_hashes:
                 self._remove((rank, group, medium, block))
         elif isinstance(event, AllBlocksCleared):
-            for key in [key for key in self._blocks if key[0] == rank]:
-                if self._cleared == "all" or key[2] == DEVICE_MEDIUM:
-                    self._drop(key)
+            self._clear(rank, device=True)
 
     def clear(self) -> None:
         """Drop every block of every rank."""
         self._blocks.clear()
         self._places.clear()
+
+    def _clear(self, rank: int | None, *, device: bool) -> None:
+        for key in [key for key in self._blocks if key[0] == rank]:
+            if self._cleared == "all" or (key[2] == DEVICE_MEDIUM) == device:
+                self._drop(key)
 
     def _store(self, event: BlockStored[Any], rank: int | None) -> None:
         hashes = event.block_hashes

@@ -46,6 +46,11 @@ class SourceStream:
     clears: Literal["auto", "device", "all"]
     index: int
 
+    @property
+    def log_fields(self) -> dict[str, str | int]:
+        """Fields of a log line about this publisher."""
+        return {"source": self.label, "rank": self.rank}
+
 
 class Config(Section):
     """The whole configuration. `kvbus.config.load` reads it and checks it as a whole."""

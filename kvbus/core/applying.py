@@ -55,7 +55,7 @@ class Applier:
         source = self._sources[slot]
         source.topic = record.topic
         normalizer = source.normalizer
-        batch = codec.decode(payload, self._max_events, bytes_first=normalizer.bytes_hashes)
+        batch = codec.decode(payload, self._max_events, normalizer.form)
         if isinstance(batch, Reason):
             source.stats.rejected[batch] += 1
             return

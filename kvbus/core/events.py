@@ -60,7 +60,7 @@ class HandshakeFailed(msgspec.Struct, frozen=True):
 
 
 class SourceUnreachable(msgspec.Struct, frozen=True):
-    """The shell has found out why there is no connection to the engine's publisher."""
+    """The shell has found out why no connection to the engine's publisher stands; ``why`` is empty if one should."""
 
     source: int
     why: str

@@ -295,6 +295,7 @@ class Relay:
         source = self.sources[event.source]
         if source.down_since is None:
             source.down_since = now
+        source.unreachable = ""
         source.sequencer.down(now)
         self._run(event.source, source, now)
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kvbus.core.missing import missing
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.phases import SEPARATED, Phase
 from kvbus.core.source import Source
 from kvbus.core.types import Filtered, Reason
 
@@ -83,8 +83,10 @@ def remarks(source: Source) -> dict[Remark, str]:
     without that mode announces up to one store in thirteen in this shape, so the shape alone proves nothing, and kvbus
     does not decide by it.
     """
-    found = _of_connection(source) | _of_events(source)
     stats = source.stats
+    found = _of_connection(source)
+    if stats.rejected or source.spec.rules.block_size is not None:
+        found |= _of_events(source)
     if source.normalizer.only_without_prefix and stats.filtered[Filtered.GROUP] >= MIN_LEFT_OUT:
         found[Remark.NO_PREFIX] = (
             "no group of this model carries prefixes (sliding window, chunked local, mamba): routers get no block; "
@@ -113,7 +115,7 @@ def reasons(source: Source) -> list[Said]:
     """Everything that is to be said of a source, and what to do about it."""
     said = [Said(str(remark), *_about(remark, text)) for remark, text in remarks(source).items()]
     why = missing(source)
-    if why is not None and source.state is not State.CONFLICT:
+    if why is not None and source.sequencer.phase is not Phase.CONFLICT:
         said.append(Said("partial", "sources[].replay_endpoint", f"partial: {why.reason}", f"ends when {why.heals}"))
     return said
 
@@ -123,12 +125,14 @@ def _about(remark: Remark, text: str) -> tuple[str, str, str]:
 
 
 def _of_connection(source: Source) -> dict[Remark, str]:
-    found = {}
-    if source.unreachable and source.state in {State.CONNECTING, State.LOST}:
-        found[Remark.UNREACHABLE] = f"no connection: {source.unreachable}"
-    if source.state is State.CONFLICT:
+    found: dict[Remark, str] = {}
+    sequencer = source.sequencer
+    if sequencer.phase in SEPARATED:
+        if source.unreachable:
+            found[Remark.UNREACHABLE] = f"no connection: {source.unreachable}"
+    elif sequencer.phase is Phase.CONFLICT:
         found[Remark.CONFLICT] = f"{TWO_PUBLISHERS}: nothing is taken in until one of them is left there"
-    elif source.sequencer.connected and source.sequencer.unanswered:
+    elif sequencer.unanswered:
         found[Remark.REPLAY_SILENT] = (
             "replay_endpoint does not answer: is it the engine's, and this rank's? What is missing cannot be had until "
             "it does"
@@ -143,20 +147,12 @@ def _of_events(source: Source) -> dict[Remark, str]:
     wrong, tails = stats.rejected[Reason.BLOCK_SIZE], stats.filtered[Filtered.TAIL]
     if size is not None and wrong:
         own = f" of {normalizer.engine_block_size} tokens" if normalizer.engine_block_size else ""
-        found[Remark.BLOCK_SIZE] = (
-            f"{_counted(wrong, 'event', 'events')} refused: block_size is {size}, and the engine has blocks{own}"
-        )
+        found[Remark.BLOCK_SIZE] = f"events refused ({wrong:,}): block_size is {size}, and the engine has blocks{own}"
     elif size is not None and tails >= MIN_LEFT_OUT and not len(normalizer.index):
         found[Remark.BLOCK_SIZE] = f"every block is left out: block_size is {size}, and the engine's blocks are smaller"
     refused = {reason: count for reason, count in stats.rejected.items() if count and reason not in _SAID_ELSEWHERE}
     if refused:
         most = max(refused, key=refused.__getitem__)
         why = _REFUSALS.get(Reason(most), f"reason {most}, see docs/PROTOCOL.md")
-        found[Remark.REFUSED] = (
-            f"{_counted(sum(refused.values()), 'event or batch', 'events or batches')} refused: {why}"
-        )
+        found[Remark.REFUSED] = f"events or batches refused ({sum(refused.values()):,}): {why}"
     return found
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"

@@ -55,7 +55,7 @@ class Source:
         normalizer, index = self.normalizer, self.normalizer.index
         return wire.accepts_as_is(
             bytes_hashes=normalizer.bytes_hashes,
-            pairs=normalizer.pairs,
+            pairs=wire.fold_pairs and normalizer.pairs,
             media=index.media_names,
             grouped=index.grouped,
         )

@@ -106,7 +106,12 @@ class CacheResets:
                         return
                 if outcome is not CacheReset.ACCEPTED or self._batches(slots) != before:
                     break  # an idle engine reports its reset with its next batch
-        log.warning("source %s is still partial after %d tries: kvbus asks its engine no more", name, len(PAUSES))
+        log.warning(
+            "source %s is still partial after %d tries: kvbus asks its engine no more",
+            name,
+            len(PAUSES),
+            extra={"source": name},
+        )
 
     def _batches(self, slots: list[int]) -> int:
         return sum(self._source(slot).stats.batches for slot in slots)
@@ -122,15 +127,19 @@ class CacheResets:
                     log.warning(
                         "source %s is partial, and a reset would leave other tiers unknown: not asked for",
                         name,
+                        extra={"source": name},
                     )
                     return CacheReset.FUTILE
                 await engine_api.reset(client, base, kind)
         except engine_api.RefusedError as error:
-            log.warning("source %s is partial, and its engine does not reset its cache: %s", name, error)
+            log.warning(
+                "source %s is partial, and its engine does not reset its cache: %s", name, error, extra={"source": name}
+            )
             return CacheReset.REFUSED
         except (aiohttp.ClientError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
-            log.warning("source %s is partial, and %s does not answer: %s", name, base, reason)
+            log.warning("source %s is partial, and %s does not answer: %s", name, base, reason, extra={"source": name})
             return CacheReset.UNREACHABLE
-        log.info("source %s is partial: kvbus asked its engine to reset its cache (%s%s)", name, base, kind)
+        text = "source %s is partial: kvbus asked its engine to reset its cache (%s%s)"
+        log.info(text, name, base, kind, extra={"source": name})
         return CacheReset.ACCEPTED

@@ -35,6 +35,7 @@ from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.daemon.state_place import Place, open_place
 from kvbus.daemon.state_store import StateStore
+from kvbus.daemon.unreachable import Unreachable
 from kvbus.errors import BindError, StateDirError
 from kvbus.outputs.contract import OutputDriver
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
@@ -103,6 +104,7 @@ class Daemon:
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
         self._source_log = SourceLog()
+        self._unreachable = Unreachable(self, self.feed, lambda stream: self._source_policy(stream).curve)
 
     def _begin_state(self) -> None:
         """Write the state from now on. Everything is bound, so no other process needs the state on disk."""
@@ -218,6 +220,7 @@ class Daemon:
         self.process.loop_lag.observe(max(0.0, now - self._next_tick))
         try:
             self.feed(Tick(time.time()))
+            self._unreachable.look()
             self._source_log.look(self.relay, self.streams)
             self._cache_resets.look()
             if self.state is not None:
@@ -277,14 +280,17 @@ class Daemon:
             domain = output_domain(output.name)
             was, now = before.get(domain), keys.get(domain)
             if only_list(was, now) and self.outputs.drivers[number].allow(self._output_policy(number)):
-                log.info("output %s: another list of routers that may connect", output.name)
+                log.info(
+                    "output %s: another list of routers that may connect", output.name, extra={"output": output.name}
+                )
             elif must_reconnect(was, now):
-                log.info("output %s: keys changed or removed, every router has to connect again", output.name)
+                text = "output %s: keys changed or removed, every router has to connect again"
+                log.info(text, output.name, extra={"output": output.name})
                 self.outputs.drivers[number].reopen(self._output_policy(number))
         for slot, stream in self.streams.items():
             domain = source_domain(self.config.sources[stream.source_index].name)
             if slot not in without and must_reconnect(before.get(domain), keys.get(domain)):
-                log.info("source %s: keys changed or removed, connecting again", stream.label)
+                log.info("source %s: keys changed or removed, connecting again", stream.label, extra=stream.log_fields)
                 self.feed(SourceDown(slot))
                 self.source_sockets.close(slot)
                 await self._open_source(stream)
@@ -345,7 +351,8 @@ class Daemon:
             else:
                 return
             await asyncio.sleep(BIND_AGAIN)
-        log.error("source %s is not connected: %s; reload again once the address is free", stream.label, reason)
+        text = "source %s is not connected: %s; reload again once the address is free"
+        log.error(text, stream.label, reason, extra=stream.log_fields)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -368,6 +375,7 @@ class Daemon:
         if self._ticker is not None:
             self._ticker.cancel()
         await self._cache_resets.close()
+        await self._unreachable.close()
         self.source_sockets.close_all()
         await self.outputs.drain(until - self._loop.time())
         await self._admin.close()

@@ -1,13 +1,14 @@
-"""Log lines about the sources: each change of state, and what is missing of a partial one."""
+"""Log lines about the sources: each change of state, what is missing of a partial one, and what else is wrong."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 
 from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
-from kvbus.core.remarks import remarks
+from kvbus.core.remarks import Remark, remarks
 from kvbus.core.source import Source
 
 log = logging.getLogger("kvbus.daemon")
@@ -19,7 +20,7 @@ class SourceLog:
     def __init__(self) -> None:
         self._states: dict[int, str] = {}
         self._partial: dict[int, float | None] = {}
-        self._remarks: dict[int, set[str]] = {}
+        self._remarks: dict[int, dict[Remark, str]] = {}
 
     def look(self, relay: Relay, slots: Iterable[int]) -> None:
         """Log what has changed about the sources in these slots."""
@@ -42,6 +43,7 @@ class SourceLog:
             source.sequencer.epoch,
             source.sequencer.next,
             len(source.normalizer.index),
+            extra=_fields(source),
         )
 
     def _look_at_partial(self, slot: int, source: Source) -> None:
@@ -51,16 +53,38 @@ class SourceLog:
         self._partial[slot] = since
         why = missing(source)
         if why is None:
-            log.info("source %s is no longer partial", source.spec.label)
+            log.info("source %s is no longer partial", source.spec.label, extra=_fields(source))
         else:
-            log.warning("source %s is partial: %s; until %s", source.spec.label, why.reason, why.heals)
+            text = "source %s is partial: %s; until %s"
+            log.warning(text, source.spec.label, why.reason, why.heals, extra=_fields(source))
 
     def _look_at_remarks(self, slot: int, source: Source) -> None:
-        now = remarks(source)
-        before = self._remarks.get(slot, set())
-        if now.keys() == before:
+        found = remarks(source)
+        before = self._remarks.get(slot, {})
+        if not found and not before:
             return
-        self._remarks[slot] = set(now)
-        for remark, text in now.items():
-            if remark not in before:
-                log.warning("source %s: %s", source.spec.label, text)
+        now = {remark: _without_numbers(text) for remark, text in found.items()}
+        if now == before:
+            return
+        self._remarks[slot] = now
+        for remark, text in found.items():
+            if before.get(remark) != now[remark]:
+                fields = {**_fields(source), "reason": str(remark)}
+                log.warning("source %s: %s", source.spec.label, text, extra=fields)
+        for remark in before.keys() - now.keys():
+            log.info("source %s: no longer %s", source.spec.label, remark.value, extra=_fields(source))
+
+
+def _without_numbers(text: str) -> str:
+    """The sentence without its counts: one that only counts on is not said again."""
+    return re.sub(r"\b\d[\d,]*\b", "", text)
+
+
+def _fields(source: Source) -> dict[str, str | int]:
+    """The structured fields of a line."""
+    return {
+        "source": source.spec.label,
+        "rank": source.rank,
+        "state": source.state.value,
+        "epoch": source.sequencer.epoch,
+    }

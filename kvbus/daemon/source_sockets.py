@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable
 from typing import Final, cast
@@ -28,7 +29,7 @@ from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
 from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
-from kvbus.transport.pump import Handler
+from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler
 from kvbus.transport.sockets import Context, PeerPolicy
 
 log = logging.getLogger("kvbus.daemon")
@@ -100,7 +101,8 @@ class SourceSockets:
             ),
             policy=policy,
         )
-        log.info("source %s: %s %s", stream.label, "bound" if stream.bind else "connecting to", stream.endpoint)
+        verb = "bound" if stream.bind else "connecting to"
+        log.info("source %s: %s %s", stream.label, verb, stream.endpoint, extra=stream.log_fields)
 
     def _receiver(self, slot: int) -> Handler:
         latency, feed = self._latency, self._feed_live
@@ -115,7 +117,8 @@ class SourceSockets:
 
     def _connector(self, stream: SourceStream) -> Callable[[bool], None]:
         def changed(up: bool) -> None:
-            log.info("source %s: %s", stream.label, "connected" if up else "connection lost")
+            state = "connected" if up else "connection lost"
+            log.info("source %s: %s", stream.label, state, extra=stream.log_fields)
             self._feed(SourceUp(stream.index) if up else SourceDown(stream.index))
 
         return changed
@@ -123,13 +126,14 @@ class SourceSockets:
     def _refuser(self, stream: SourceStream) -> Callable[[Refused], None]:
         def refused(reason: Refused) -> None:
             self._feed(HandshakeFailed(stream.index, reason))
-            log.warning("source %s: handshake failed: %s", stream.label, reason.value)
+            log.warning("source %s: handshake failed: %s", stream.label, reason.value, extra=stream.log_fields)
 
         return refused
 
     def _oversize(self, stream: SourceStream) -> Callable[[], None]:
         def oversize() -> None:
-            log.warning("source %s: a frame over limits.max_frame_bytes; connecting again", stream.label)
+            text = "source %s: a frame over limits.max_frame_bytes; connecting again"
+            log.warning(text, stream.label, extra=stream.log_fields)
             self._feed(Oversize(stream.index))
 
         return oversize
@@ -137,7 +141,8 @@ class SourceSockets:
     def ask(self, command: RequestReplay | RequestSnapshot) -> None:
         """Ask an engine for a replay or a snapshot. A request that cannot be sent now is tried again and again."""
         if isinstance(command, RequestReplay):
-            log.debug("source %s: replay asked from %d", self._streams[command.source].label, command.start)
+            stream = self._streams[command.source]
+            log.debug("source %s: replay asked from %d", stream.label, command.start, extra=stream.log_fields)
         self._ask(command, FIRST_PAUSE)
 
     def _ask(self, command: RequestReplay | RequestSnapshot, pause: float) -> None:
@@ -145,7 +150,8 @@ class SourceSockets:
         try:
             self._requests[slot, number] = self._connection(command)
         except BindError as error:
-            log.warning("source %s: %s; trying again", self._streams[slot].label, error)
+            stream = self._streams[slot]
+            log.warning("source %s: %s; trying again", stream.label, error, extra=stream.log_fields)
             self._requests[slot, number] = _Waiting(
                 lambda: self._feed(RequestSent(slot, number, sent=False)),
                 lambda: self._ask(command, min(2 * pause, LAST_PAUSE)),
@@ -170,6 +176,7 @@ class SourceSockets:
             lambda frames: self._feed(event(slot, command.request, frames)),
             on_abort=lambda: self._feed(ReplayAborted(slot, command.request)),
             policy=self._policies[slot],
+            max_frames=MAX_KEPT_FRAMES if isinstance(command, RequestReplay) else sys.maxsize,
         )
 
     def is_open(self, slot: int) -> bool:

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import aiohttp
+import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from kvbus.core.remarks import Said
 from kvbus.doctor.findings import Finding, Report, Seen, Severity
 from kvbus.transport.reach.names import find, shown
 
 MAX_BYTES: Final = 16 * 1024 * 1024
+"""Of one answer; a source takes a kilobyte."""
+
+T = TypeVar("T")
+
+
+class BusSource(msgspec.Struct):
+    """What is read of an entry of ``/sources``."""
+
+    name: str
+    endpoint: str
+    state: str
+    epoch: int
+    last_seq: int
+    partial: bool
+    blocks: dict[str, int]
+    reasons: list[Said] = []
+
+
+class Dropped(msgspec.Struct):
+    """What a router did not get."""
+
+    batches: int
+
+
+class BusRouter(msgspec.Struct):
+    """What is read of an entry of ``/routers``."""
+
+    output: str
+    peer: str
+    topics: list[str]
+    subscriptions: int
+    state: str
+    dropped: Dropped
+    left: str | None
 
 
 @dataclass(slots=True)
@@ -25,19 +60,24 @@ class Bus:
         problem: why it is no bus, or none that can be asked; empty if it is one.
         listens: something has accepted the connection.
         sources: ``/sources``.
-        routers: ``/routers``.
+        routers: ``/routers``, without those that have left.
     """
 
     url: str
     problem: str = ""
     listens: bool = False
-    sources: list[dict[str, Any]] = field(default_factory=list)
-    routers: list[dict[str, Any]] = field(default_factory=list)
+    sources: list[BusSource] = field(default_factory=list)
+    routers: list[BusRouter] = field(default_factory=list)
 
     @property
     def runs(self) -> bool:
         """Whether it is a running bus."""
         return not self.problem
+
+    @property
+    def spoke(self) -> frozenset[str]:
+        """The endpoints from which it has got batches, by their live stream or a replay."""
+        return frozenset(source.endpoint for source in self.sources if source.last_seq >= 0)
 
 
 class _Resolver(AbstractResolver):
@@ -64,23 +104,30 @@ async def ask(url: str, timeout: float) -> Bus:  # noqa: ASYNC109 - of HTTP
         connector = aiohttp.TCPConnector(resolver=_Resolver())
         limit = aiohttp.ClientTimeout(total=timeout)
         async with aiohttp.ClientSession(timeout=limit, connector=connector) as client:
-            bus.sources = await _get(client, bus, "/sources", "state")
-            bus.routers = await _get(client, bus, "/routers", "output")
+            bus.sources = await _get(client, bus, "/sources", list[BusSource])
+            routers = await _get(client, bus, "/routers", list[BusRouter])
+        bus.routers = [router for router in routers if router.left is None]
     except aiohttp.ClientConnectorError as error:
-        reason = error.os_error.strerror or str(error.os_error)
+        cause = getattr(error, "os_error", error)
+        reason = getattr(cause, "strerror", None) or str(cause)
         bus.problem = f"no bus answers at {bus.url} ({reason.lower()})"
     except TimeoutError:
         bus.listens = True
         bus.problem = f"{bus.url} does not answer within {timeout:g} s"
-    except (aiohttp.ClientError, ValueError, TypeError, KeyError) as error:
+    except (aiohttp.ClientError, ValueError) as error:
         bus.listens = True
-        bus.problem = (
-            f"what answers at {bus.url} is no kvbus ({' '.join(str(error).split())[:80] or type(error).__name__})"
-        )
+        reason = " ".join(str(error).split())[:80] or type(error).__name__
+        bus.problem = f"what answers at {bus.url} is no kvbus ({reason})"
     return bus
 
 
-async def _get(client: aiohttp.ClientSession, bus: Bus, path: str, mark: str) -> list[dict[str, Any]]:
+async def _get(client: aiohttp.ClientSession, bus: Bus, path: str, kind: type[T]) -> T:
+    """Return what a path answers.
+
+    Raises:
+        ValueError: it is not what a bus answers.
+        aiohttp.ClientError, TimeoutError: nobody answers.
+    """
     async with client.get(bus.url + path, allow_redirects=False) as answer:
         bus.listens = True
         if answer.status != 200:
@@ -90,10 +137,7 @@ async def _get(client: aiohttp.ClientSession, bus: Bus, path: str, mark: str) ->
             body += part
             if len(body) > MAX_BYTES:
                 raise ValueError(f"GET {path}: more than {MAX_BYTES} bytes")
-    found = json.loads(body)
-    if not isinstance(found, list) or not all(isinstance(each, dict) and mark in each for each in found):
-        raise ValueError(f"GET {path} lists no {path[1:]}")
-    return found
+    return msgspec.json.decode(body, type=kind)
 
 
 def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
@@ -105,34 +149,26 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
     """
     report = Report()
     for source in bus.sources:
-        name = str(source.get("name"))
-        reasons = source.get("reasons")
-        for reason in reasons if isinstance(reasons, list) else []:
-            if not isinstance(reason, dict):
-                continue
-            key = str(reason.get("key", "")).replace("sources[]", f"sources[{name}]")
-            if str(reason.get("key")) not in keys:
-                report.add([Finding(f"source {name}: {reason.get('text')}", key, str(reason.get("do")))])
+        for said in source.reasons:
+            if said.key not in keys:
+                key = said.key.replace("sources[]", f"sources[{source.name}]")
+                report.add([Finding(f"source {source.name}: {said.text}", key, said.do)])
     for router in bus.routers:
         report.add(_router(router))
     return report
 
 
-def _router(router: dict[str, Any]) -> list[Finding]:
-    if router.get("left") is not None:
-        return []
-    who = f"router {router.get('peer')} of output {router.get('output')}"
-    at = f"outputs[{router.get('output')}]"
-    if router.get("state") == "idle" and router.get("subscriptions"):
-        topics = router.get("topics")
-        cause = f"{who} subscribes to {topics}, and the stream's topic is another: it gets nothing"
+def _router(router: BusRouter) -> list[Finding]:
+    who = f"router {router.peer} of output {router.output}"
+    at = f"outputs[{router.output}]"
+    if router.state == "idle" and router.subscriptions:
+        cause = f"{who} subscribes to {router.topics}, and the stream's topic is another: it gets nothing"
         return [Finding(cause, f"{at}.topic", "give the output the topic that this router reads, and its profile")]
-    if router.get("state") == "stalled":
+    if router.state == "stalled":
         cause = f"{who} reads nothing and was cut off from the live stream"
         return [Finding(cause, f"{at}.send_hwm", "find out why it stands still; it gets the state again once it reads")]
-    dropped = router.get("dropped")
-    if isinstance(dropped, dict) and dropped.get("batches"):
-        cause = f"{who} was too slow for {dropped['batches']} batches"
+    if router.dropped.batches:
+        cause = f"{who} was too slow for {router.dropped.batches:,} batches"
         return [Finding(cause, f"{at}.send_hwm", "give the router CPU; for bursts raise it", Severity.NOTE)]
     return []
 
@@ -141,14 +177,12 @@ def seen(bus: Bus) -> list[Seen]:
     """Return a line for each source and each output's routers, as the bus has them."""
     lines = []
     for number, source in enumerate(bus.sources):
-        blocks = source.get("blocks")
-        count = sum(blocks.values()) if isinstance(blocks, dict) else 0
-        text = f"{source.get('endpoint')}; {source['state']}, epoch {source.get('epoch')}, seq {source.get('last_seq')}"
-        partial = ", partial" if source.get("partial") else ""
-        lines.append(Seen(f"sources[{number}]", str(source.get("name")), f"{text}, {count:,} blocks{partial}"))
-    connected = [router for router in bus.routers if router.get("left") is None]
-    for output in dict.fromkeys(str(router.get("output")) for router in connected):
-        states = [str(router.get("state")) for router in connected if str(router.get("output")) == output]
+        partial = ", partial" if source.partial else ""
+        blocks = f"{sum(source.blocks.values()):,} blocks{partial}"
+        text = f"{source.endpoint}; {source.state}, epoch {source.epoch}, seq {source.last_seq:,}, {blocks}"
+        lines.append(Seen(f"sources[{number}]", source.name, text))
+    for output in dict.fromkeys(router.output for router in bus.routers):
+        states = [router.state for router in bus.routers if router.output == output]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         lines.append(Seen("outputs", output, f"routers: {counts}"))
     return lines

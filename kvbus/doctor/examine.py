@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -60,6 +60,8 @@ class _Examination:
         self._progress = progress
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._report = Report()
+        self._streams = config.streams()
+        self._ports = frozenset(_ports(config, self._streams))
 
     async def run(self) -> Report:
         report, config = self._report, self._config
@@ -68,7 +70,9 @@ class _Examination:
         report.add(findings)
         bus, running = await self._bus()
         report.add(machine.state(config, running=bool(running)))
-        looked = await self._sources(keys, may_bind=running is False)
+        looked = await self._sources(
+            keys, may_bind=running is False, spoke=bus.spoke if bus is not None else frozenset()
+        )
         await self._outputs(keys, running, looked)
         if bus is not None and bus.runs:
             said = frozenset(re.sub(r"\[\d+\]", "[]", finding.key) for finding in report.findings)
@@ -89,8 +93,8 @@ class _Examination:
             do = "choose another address for http, or stop what is there"
             self._report.add([Finding(bus.problem, "http", do)])
             return None, False
-        streams = {stream.endpoint for stream in self._config.streams()}
-        theirs = {str(source.get("endpoint")) for source in bus.sources}
+        streams = {stream.endpoint for stream in self._streams}
+        theirs = {source.endpoint for source in bus.sources}
         if streams != theirs:
             cause = f"the bus at {url} runs another configuration: it follows {', '.join(sorted(theirs)) or 'nothing'}"
             self._report.add(
@@ -99,7 +103,7 @@ class _Examination:
             return None, None
         return bus, True
 
-    async def _sources(self, keys: Keys, *, may_bind: bool) -> list[Looked]:
+    async def _sources(self, keys: Keys, *, may_bind: bool, spoke: frozenset[str]) -> list[Looked]:
         config, curve = self._config, {}
         for index, source in enumerate(config.sources):
             known = keys.get(source_domain(source.name))
@@ -108,7 +112,7 @@ class _Examination:
         prober = Prober(config, curve, timeout=self._seconds, history=self._history, may_bind=may_bind)
         streams = [
             stream
-            for stream in config.streams()
+            for stream in self._streams
             if config.sources[stream.source_index].curve_secret_key_file is None or stream.source_index in curve
         ]
         beyond = {index: stream for index in range(len(config.sources)) if (stream := self._beyond(index)) is not None}
@@ -118,7 +122,8 @@ class _Examination:
         for index in range(len(config.sources)):
             ranks = [each for each in looked if each.stream.source_index == index]
             if ranks:
-                self._report.merge(judge(config, index, ranks, behind.get(index), history=self._history))
+                report = judge(config, index, ranks, behind.get(index), history=self._history, spoke=spoke)
+                self._report.merge(report)
         for one, other in differing_roots([(each.stream.label, each.heard) for each in looked]):
             cause = f"{one} and {other} name the same first block differently: PYTHONHASHSEED is unset, or not the same"
             do = "set it to one value in all engines, if the router compares hashes of several workers"
@@ -128,30 +133,19 @@ class _Examination:
 
     def _beyond(self, index: int) -> SourceStream | None:
         """The port behind the last rank's, unless it is an endpoint of this configuration."""
-        config, source = self._config, self._config.sources[index]
-        size = source.data_parallel_size
+        source = self._config.sources[index]
         if source.bind or source.endpoint.startswith("ipc://"):
             return None
-        last = next(each for each in reversed(config.streams()) if each.source_index == index)
         try:
-            endpoint = endpoint_offset(source.endpoint, size)
+            endpoint = endpoint_offset(source.endpoint, source.data_parallel_size)
         except ValueError:
             return None
-        port = f":{endpoint.rpartition(':')[2]}"
-        used = [
-            each
-            for stream in config.streams()
-            for each in (stream.endpoint, stream.replay_endpoint, stream.snapshot_endpoint)
-        ]
-        used += [
-            each
-            for output in config.outputs
-            for slot in range(max(stream.index for stream in config.streams()) + 1)
-            for each in output.stream_endpoints(slot)
-        ]
-        if any(each is not None and each.endswith(port) for each in used):
+        if _port(endpoint) in self._ports:
             return None
-        return replace(last, endpoint=endpoint, replay_endpoint=None, snapshot_endpoint=None, rank=size)
+        last = next(each for each in reversed(self._streams) if each.source_index == index)
+        return replace(
+            last, endpoint=endpoint, replay_endpoint=None, snapshot_endpoint=None, rank=source.data_parallel_size
+        )
 
     async def _look(self, prober: Prober, stream: SourceStream) -> Looked:
         async with self._gate:
@@ -179,6 +173,7 @@ class _Examination:
                 timeout=self._seconds,
                 running=running,
                 topics=topics,
+                gate=self._gate,
             )
             for index, output in enumerate(self._config.outputs)
             if output.type == "zmq"
@@ -194,3 +189,15 @@ class _Examination:
             return await work
         finally:
             self._progress(what, True)
+
+
+def _ports(config: Config, streams: list[SourceStream]) -> Iterator[str]:
+    """Yield the port of every endpoint of a configuration."""
+    for stream in streams:
+        ours = [output.stream_endpoints(stream.index) for output in config.outputs]
+        theirs = (stream.endpoint, stream.replay_endpoint, stream.snapshot_endpoint)
+        yield from (_port(each) for endpoints in (theirs, *ours) for each in endpoints if each is not None)
+
+
+def _port(endpoint: str) -> str:
+    return endpoint.rpartition(":")[2]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import Any, Final
 
 from msgspec import UNSET, structs
 
 from kvbus.core.events import BatchReceived
 from kvbus.core.relay import Relay
+from kvbus.core.sequencing.fingerprints import fingerprint
 from kvbus.core.source import Source
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Hash, Reason
@@ -23,8 +25,8 @@ from kvbus.core.wire.tokens import decode_tokens
 MAX_KEPT: Final = 1024
 """Batches, topics and first blocks that are remembered."""
 
-Root = tuple[object, ...]
-"""What the hash of a prompt's first block follows from."""
+Root = bytes
+"""A digest of what the hash of a prompt's first block follows from: its tokens, LoRA, salt and other keys."""
 
 
 class Heard:
@@ -40,8 +42,8 @@ class Heard:
         self._relay = Relay([structs.replace(spec, settings=settings)], [], limits)
         self._limits = limits
         self.topics: Counter[bytes] = Counter()
-        self.payloads: dict[int, bytes] = {}
-        """The newest batches, by seq."""
+        self.batches: dict[int, int] = {}
+        """Fingerprints of the newest batches, by seq."""
         self.contested = 0
         """Batches under a seq that another batch had."""
         self.events = 0
@@ -63,7 +65,7 @@ class Heard:
     @property
     def newest(self) -> int | None:
         """The seq of the newest batch."""
-        return next(reversed(self.payloads), None)
+        return next(reversed(self.batches), None)
 
     @property
     def wanted(self) -> int:
@@ -89,11 +91,11 @@ class Heard:
             self._relay.handle(BatchReceived(0, frames), time.monotonic())
 
     def _number(self, message: LiveMessage) -> None:
-        before = self.payloads.pop(message.seq, None)
-        self.contested += before is not None and before != message.payload
-        self.payloads[message.seq] = message.payload
-        if len(self.payloads) > MAX_KEPT:
-            del self.payloads[next(iter(self.payloads))]
+        before, now = self.batches.pop(message.seq, None), fingerprint(message.payload)
+        self.contested += before is not None and before != now
+        self.batches[message.seq] = now
+        if len(self.batches) > MAX_KEPT:
+            del self.batches[next(iter(self.batches))]
 
     def _look_into(self, message: LiveMessage, *, live: bool) -> None:
         batch = decode_batch(message.payload)
@@ -118,7 +120,8 @@ class Heard:
             return
         carried = [b"" if each is UNSET else bytes(each) for each in (event.extra_keys, event.cache_salt)]  # type: ignore[comparison-overlap]
         about = (event.block_size, *(value(event, name) for name in ("lora_id", "lora_name", "group_idx")), *carried)
-        self.roots[*about, *map(str, tokens[: event.block_size])] = event.block_hashes[0]
+        root = repr((about, tokens[: event.block_size])).encode()
+        self.roots[blake2b(root, digest_size=16).digest()] = event.block_hashes[0]
 
 
 def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, str]]:

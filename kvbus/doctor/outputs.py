@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
-from kvbus.config import Config, parse_endpoint, render_topic
-from kvbus.config.endpoints import Address
+from kvbus.config import Config, SourceStream, parse_endpoint, render_topic
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, FrameLimits, LiveMessage, parse_live, replay_request
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.doctor.findings import Finding, Report, Seen
 from kvbus.doctor.ports import holder
 from kvbus.doctor.probes import NEWEST, local
-from kvbus.doctor.sources import wrong
+from kvbus.doctor.sources import NETWORK, wrong
 from kvbus.transport.curve import Curve
 from kvbus.transport.reach.dialling import ClosedError, Connection, dial
 from kvbus.transport.reach.outcome import Stop
+from kvbus.transport.zmtp.addresses import ipc_address, split_tcp
 from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.roles import Role
+
+Looked = tuple[list[Finding], str]
+"""What is wrong with an endpoint, and what was seen of it."""
 
 SUBSCRIPTION_S: Final = 0.5
 """Seconds in which a router that was dialled says what it subscribes to."""
@@ -38,6 +43,7 @@ class OutputProber:
         timeout: seconds for each endpoint; all are looked at at the same time.
         running: a bus with this configuration runs; None if nobody knows.
         topics: what each source publishes under, by slot, as far as it was heard.
+        gate: bounds how many endpoints are looked at at the same time.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class OutputProber:
         timeout: float,
         running: bool | None,
         topics: dict[int, bytes],
+        gate: asyncio.Semaphore,
     ) -> None:
         self._config = config
         self._output = config.outputs[index]
@@ -57,6 +64,7 @@ class OutputProber:
         self._timeout = timeout
         self._running = running
         self._topics = topics
+        self._gate = gate
 
     async def look(self) -> Report:
         """Look at every stream's endpoints."""
@@ -69,30 +77,33 @@ class OutputProber:
             if self._output.bind:
                 looks.append(self._port(endpoints.endpoint, "endpoint", "PUB"))
             else:
-                looks.append(self._router(endpoints.endpoint, self._topic(stream.index)))
+                looks.append(self._router(endpoints.endpoint, self._topic(stream)))
             if endpoints.replay_endpoint is not None:
                 looks.append(self._port(endpoints.replay_endpoint, "replay_endpoint", "ROUTER"))
             if endpoints.snapshot_endpoint is not None:
                 looks.append(self._port(endpoints.snapshot_endpoint, "snapshot_endpoint", "ROUTER"))
         texts = []
-        for findings, text in await asyncio.gather(*looks):
+        for findings, text in await asyncio.gather(*map(self._gated, looks)):
             report.add(findings)
             texts.append(text)
         report.seen.append(Seen(self._at, self._output.name, "; ".join(filter(None, texts))))
         return report
 
-    def _topic(self, slot: int) -> bytes | None:
+    async def _gated(self, look: Coroutine[Any, Any, Looked]) -> Looked:
+        async with self._gate:
+            return await look
+
+    def _topic(self, stream: SourceStream) -> bytes | None:
         if PROFILES[self._output.profile].topics == "empty":
             return b""
         if self._output.topic is None:
-            return self._topics.get(slot)
-        stream = next(each for each in self._config.streams() if each.index == slot)
+            return self._topics.get(stream.index)
         return render_topic(self._output.topic, stream, self._config)
 
-    async def _port(self, endpoint: str, name: str, kind: str) -> tuple[list[Finding], str]:
+    async def _port(self, endpoint: str, name: str, kind: str) -> Looked:
         address = parse_endpoint(endpoint)
         key = f"{self._at}.{name}"
-        if (problem := _not_here(address)) and not self._running:
+        if (problem := _not_here(endpoint)) and not self._running:
             do = 'name an address of this machine, or "*" for all of them'
             return [Finding(f"kvbus cannot listen on {endpoint}: {problem}", key, do)], ""
         role = Role.SUB if kind == "PUB" else Role.DEALER
@@ -103,6 +114,9 @@ class OutputProber:
                     do = "the running bus has another configuration: restart it"
                     return [Finding(f"a bus runs, and nothing listens at {endpoint}", key, do)], ""
                 return [], f"{endpoint} is free"
+            if outcome.stop in NETWORK:
+                # an interface's name means nothing to who dials
+                return [], f"{endpoint} was not looked at ({outcome.stop})"
             if self._running is False or (outcome.stop is Stop.OPEN and outcome.socket_type != kind):
                 who = holder(address.port) if not address.is_ipc else ""
                 what = f"a {outcome.socket_type} socket" if outcome.socket_type else outcome.detail or "something else"
@@ -132,7 +146,7 @@ class OutputProber:
                     return f" at seq {message.seq:,}"
         return ""
 
-    async def _router(self, endpoint: str, topic: bytes | None) -> tuple[list[Finding], str]:
+    async def _router(self, endpoint: str, topic: bytes | None) -> Looked:
         key = f"{self._at}.endpoint"
         async with dial(endpoint, Role.PUB, seconds=self._timeout, curve=self._curve, limits=Limits()) as dialled:
             outcome = dialled.outcome
@@ -175,21 +189,22 @@ async def _subscriptions(connection: Connection) -> list[bytes]:
     return found
 
 
-def _not_here(address: Address) -> str:
-    """Return why this machine cannot listen at an address, whatever the port; empty if it can."""
-    if address.is_ipc:
-        directory = os.path.dirname(address.host)  # noqa: PTH120 - a path as the endpoint has it
-        if address.host.startswith("@") or os.access(directory or ".", os.W_OK):
-            return ""
-        return f"{directory} is not there, or not to be written"
-    if address.is_wildcard:
+def _not_here(endpoint: str) -> str:
+    """Return why this machine cannot listen at an endpoint, whatever the port; empty if it can."""
+    path = ipc_address(endpoint)
+    if path is not None:
+        directory = os.path.dirname(path) or "."  # noqa: PTH120 - a path as the endpoint has it
+        return "" if path.startswith("\0") or os.access(directory, os.W_OK) else f"{directory} is not to be written"
+    host, _ = split_tcp(endpoint)
+    if host == "*" or host in {name for _, name in socket.if_nameindex()}:
         return ""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trying:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return "it names no address and no interface of this machine"
+    with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM) as trying:
         try:
-            trying.bind((address.host, 0))
-        except socket.gaierror:
-            return ""
+            trying.bind((host, 0))
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 return "it is no address of this machine"

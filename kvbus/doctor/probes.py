@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvbus.config import Config, SourceStream
+from kvbus.core.sequencing.fingerprints import fingerprint
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import ASKS_REPLAY, FrameLimits, ReplayEnd, parse_replay, replay_request
 from kvbus.daemon.build import source_spec
@@ -16,13 +17,12 @@ from kvbus.errors import BindError
 from kvbus.transport.curve import Curve
 from kvbus.transport.reach.accepting import accept
 from kvbus.transport.reach.dialling import ClosedError, Connection, Dialled, dial
-from kvbus.transport.reach.outcome import Outcome, Stop
+from kvbus.transport.reach.outcome import PUBLISHERS, Outcome, Stop
 from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.reasons import Reason as Broken
 from kvbus.transport.zmtp.roles import Role
 
-PUBLISHERS: Final = ("PUB", "XPUB")
 NEWEST: Final = 2**63 - 1
 """A seq that no batch has: a replay from there is END alone."""
 REACH: Final = 16
@@ -39,20 +39,20 @@ class Answer:
 
     Attributes:
         start: the seq asked for.
-        payloads: by seq.
+        batches: fingerprints by seq.
         ended: the END came.
         malformed: messages that are no part of an answer.
     """
 
     start: int
-    payloads: dict[int, bytes] = field(default_factory=dict)
+    batches: dict[int, int] = field(default_factory=dict)
     ended: bool = False
     malformed: int = 0
 
     @property
     def first(self) -> int | None:
         """The oldest batch."""
-        return min(self.payloads, default=None)
+        return min(self.batches, default=None)
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ class Prober:
             elif isinstance(message, Reason):
                 answer.malformed += 1
             else:
-                answer.payloads[message.seq] = message.payload
+                answer.batches[message.seq] = fingerprint(message.payload)
                 heard.take([heard.source.spec.topic, message.seq.to_bytes(8, "big"), message.payload], live=False)
 
     async def _snapshot(self, looked: Looked, endpoint: str) -> None:

@@ -8,8 +8,8 @@ from typing import Final
 from kvbus.config import Config
 from kvbus.core.remarks import ABOUT, TWO_PUBLISHERS, remarks
 from kvbus.doctor.findings import Finding, Report, Seen, Severity
-from kvbus.doctor.probes import NEWEST, PUBLISHERS, Looked
-from kvbus.transport.reach.outcome import Outcome, Stop
+from kvbus.doctor.probes import NEWEST, Looked
+from kvbus.transport.reach.outcome import PUBLISHERS, Outcome, Stop
 
 MAX_SKEW_S: Final = 5.0
 """Seconds that the clocks of engine and kvbus may differ."""
@@ -31,7 +31,7 @@ _CORRECT: Final[dict[Stop, str]] = {
     Stop.CLOSED: "correct the port; if it is the engine's, its log says why",
 }
 _CURVE_KEYS: Final = {Stop.MECHANISM: "curve_secret_key_file", Stop.KEYS: "curve_server_key_file"}
-_NETWORK: Final = frozenset({Stop.NAME, Stop.REFUSED, Stop.NO_ROUTE, Stop.DROPPED, Stop.OTHER_ADDRESS})
+NETWORK: Final = frozenset({Stop.NAME, Stop.REFUSED, Stop.NO_ROUTE, Stop.DROPPED, Stop.OTHER_ADDRESS})
 
 
 def wrong(outcome: Outcome, section: str, name: str, do: str = "") -> Finding:
@@ -41,7 +41,15 @@ def wrong(outcome: Outcome, section: str, name: str, do: str = "") -> Finding:
     return Finding(outcome.sentence, key, do or _CORRECT[outcome.stop], severity)
 
 
-def judge(config: Config, index: int, ranks: Sequence[Looked], beyond: Looked | None, *, history: bool) -> Report:
+def judge(
+    config: Config,
+    index: int,
+    ranks: Sequence[Looked],
+    beyond: Looked | None,
+    *,
+    history: bool,
+    spoke: frozenset[str] = frozenset(),
+) -> Report:
     """Return what is wrong with a source, and what was seen of it.
 
     Args:
@@ -50,19 +58,28 @@ def judge(config: Config, index: int, ranks: Sequence[Looked], beyond: Looked | 
         ranks: what each rank has shown.
         beyond: what is at the port behind the last rank's; None if that is an endpoint of the configuration.
         history: the replay was asked from seq 0.
+        spoke: endpoints from which the running bus has got something.
     """
-    return _Judge(config, index, ranks, beyond, history=history).report()
+    return _Judge(config, index, ranks, beyond, history=history, spoke=spoke).report()
 
 
 class _Judge:
     def __init__(
-        self, config: Config, index: int, ranks: Sequence[Looked], beyond: Looked | None, *, history: bool
+        self,
+        config: Config,
+        index: int,
+        ranks: Sequence[Looked],
+        beyond: Looked | None,
+        *,
+        history: bool,
+        spoke: frozenset[str],
     ) -> None:
         self._source = config.sources[index]
         self._at = f"sources[{index}]"
         self._ranks = ranks
         self._beyond = beyond
         self._history = history
+        self._spoke = spoke
 
     def report(self) -> Report:
         report = Report()
@@ -121,9 +138,9 @@ class _Judge:
             port = looked.stream.endpoint.rpartition(":")[2]
             return Finding(
                 f"the engine is there (its replay answers) and nothing listens at {looked.stream.endpoint}: it dials, "
-                "and so does kvbus",
+                "and so does kvbus, or it publishes at another port",
                 f"{self._at}.bind",
-                f'set bind: true, or give the engine "endpoint": "tcp://*:{port}"',
+                f'set bind: true, or give the engine "endpoint": "tcp://*:{port}", or correct the port',
             )
         finding = wrong(outcome, self._at, "endpoint")
         if len(alike) > 1:
@@ -132,16 +149,16 @@ class _Judge:
 
     def _type(self, looked: Looked) -> Iterator[Finding]:
         outcome = looked.live
-        if outcome is None or outcome.stop is not Stop.OPEN or outcome.socket_type in PUBLISHERS:
+        if outcome is None or outcome.stop is not Stop.OPEN or not outcome.no_publisher:
             return
-        kind, endpoint = outcome.socket_type, looked.stream.endpoint
+        kind = outcome.socket_type
         if kind in {"SUB", "XSUB"}:
             do = "this is a router's or kvbus's own port; name the engine's"
         elif kind == "ROUTER":
             do = "this looks like a replay; name the engine's publisher"
         else:
             do = "this is no engine's port; name the engine's publisher"
-        yield Finding(f"{endpoint} is a {kind} socket and no publisher", f"{self._at}.endpoint", do)
+        yield Finding(outcome.no_publisher, f"{self._at}.endpoint", do)
 
     def _bound(self, looked: Looked) -> Iterator[Finding]:
         stream, outcome = looked.stream, looked.live
@@ -223,7 +240,7 @@ class _Judge:
         key = f"{self._at}.replay_endpoint"
         if outcome.stop is not Stop.OPEN:
             same = looked.live is not None and looked.live.stop is outcome.stop
-            if not same or outcome.stop not in _NETWORK | {Stop.MECHANISM, Stop.KEYS, Stop.NO_CURVE}:
+            if not same or outcome.stop not in NETWORK | {Stop.MECHANISM, Stop.KEYS, Stop.NO_CURVE}:
                 do = (
                     "give the engine a replay_endpoint, or correct host and port"
                     if outcome.stop is Stop.REFUSED
@@ -236,7 +253,7 @@ class _Judge:
             yield Finding(f"{endpoint} {what} and answers no replay", key, "name the engine's replay port")
             return
         answer = looked.answer
-        if answer is None or (not answer.ended and not answer.payloads):
+        if answer is None or (not answer.ended and not answer.batches):
             yield Finding(
                 f"the replay at {endpoint} does not answer",
                 key,
@@ -249,14 +266,14 @@ class _Judge:
         answer, heard, endpoint = looked.answer, looked.heard, looked.stream.replay_endpoint
         assert answer is not None  # noqa: S101 - as asked
         key = f"{self._at}.replay_endpoint"
-        both = answer.payloads.keys() & heard.payloads.keys()
-        if any(answer.payloads[seq] != heard.payloads[seq] for seq in both):
+        both = answer.batches.keys() & heard.batches.keys()
+        if any(answer.batches[seq] != heard.batches[seq] for seq in both):
             yield Finding(
                 f"the replay at {endpoint} answers with other batches than {looked.stream.endpoint} publishes",
                 key,
                 "name the replay port of the same engine and rank",
             )
-        elif heard.newest is not None and answer.start <= heard.newest and answer.ended and not answer.payloads:
+        elif heard.newest is not None and answer.start <= heard.newest and answer.ended and not answer.batches:
             yield Finding(
                 f"the replay at {endpoint} has none of the batches that {looked.stream.endpoint} publishes",
                 key,
@@ -310,6 +327,7 @@ class _Judge:
             yield Finding(cause, f"{self._at}.endpoint", "name each engine by an address of its own", Severity.NOTE)
         if (
             not heard.messages
+            and stream.endpoint not in self._spoke
             and looked.live is not None
             and looked.live.socket_type in PUBLISHERS
             and not self._history
@@ -350,14 +368,14 @@ class _Judge:
         answer = looked.answer
         if looked.stream.replay_endpoint is None:
             return "no replay_endpoint: a lost batch is lost"
-        if answer is None or not (answer.ended or answer.payloads):
+        if answer is None or not (answer.ended or answer.batches):
             return "no replay"
         if answer.first is None:
             return "its replay answers" if answer.start == NEWEST else "its replay is empty"
         if not self._history:
             return f"its replay answers from seq {answer.first:,}"
         back = "to its start" if answer.first == 0 else f"to seq {answer.first:,}: older batches are trimmed"
-        return f"its replay reaches back {back} ({len(answer.payloads):,} batches)"
+        return f"its replay reaches back {back} ({len(answer.batches):,} batches)"
 
 
 def _swapped(looked: Looked) -> bool:

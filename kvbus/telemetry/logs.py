@@ -1,7 +1,7 @@
 """Logging: JSON lines on stderr, text on a terminal, and a rate limit for repeated lines.
 
-The rate limit is per message template: ``log.warning("gap at %s", label)`` appears a few times per window, and the
-first one of a later window says how many lines the limit suppressed.
+The rate limit is per message template, source and output: ``log.warning("gap at %s", label, extra={"source": label})``
+appears a few times per window for each source, and the first one of a later window says how many the limit suppressed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ LogFormat = Literal["auto", "json", "text"]
 
 BURST: Final = 5
 WINDOW_S: Final = 10.0
-_MAX_TEMPLATES: Final = 1024
+_MAX_TEMPLATES: Final = 8192
+"""Templates of sources and outputs that are remembered: two for each of the most ranks that a source may have."""
+_SUBJECTS: Final = ("source", "output", "stream")
+"""Fields of a record by which the limit tells lines apart: no rank and no output hides another."""
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
     "asctime",
@@ -76,7 +79,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class RateLimit(logging.Filter):
-    """Pass a message template a few times per window. The next line says how many lines were suppressed.
+    """Pass a message template of one source or output a few times per window; the next line says how many did not pass.
 
     Debug lines always pass, because a user who turns them on wants all of them.
     """
@@ -89,14 +92,14 @@ class RateLimit(logging.Filter):
         self._window = window
         self._clock = clock
         self._lock = threading.Lock()
-        # (logger, template) -> start of its window, lines in the window; limited in size, the oldest are dropped
-        self._seen: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        # (logger, template, subjects) -> start of its window, lines in it; limited in size, the oldest are dropped
+        self._seen: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to write a record; set ``record.suppressed`` on the first one after suppressed ones."""
         if record.levelno <= logging.DEBUG:
             return True
-        key = (record.name, str(record.msg))
+        key = (record.name, str(record.msg), *(getattr(record, name, None) for name in _SUBJECTS))
         now = self._clock()
         with self._lock:
             start, count = self._seen.pop(key, (now, 0))

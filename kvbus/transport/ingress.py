@@ -14,11 +14,24 @@ import zmq
 from kvbus.core.types import Refused
 from kvbus.errors import BindError
 from kvbus.transport.monitor import ConnectionMonitor
-from kvbus.transport.pump import Handler, Pump, waiting
-from kvbus.transport.sockets import PLAIN, Context, PeerPolicy, attach, attach_again, make_socket, rebuilding_id
+from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler, Pump, waiting
+from kvbus.transport.sockets import (
+    PLAIN,
+    Context,
+    PeerPolicy,
+    attach,
+    attach_again,
+    bound_endpoint,
+    make_socket,
+    rebuilding_id,
+)
 
 LOOK_AGAIN: Final = 0.05
 """Seconds between two looks at an aborted request, while parts of its answer still wait to be read."""
+
+
+def _queue(hwm: int | None) -> dict[str, int]:
+    return {} if hwm is None else {"RCVHWM": hwm}
 
 
 def _ignore(_: object) -> None:
@@ -58,6 +71,7 @@ class LiveStream:
         topic: subscription prefix.
         events: the callbacks.
         policy: keys, and the largest frame to accept.
+        hwm: messages that libzmq queues; None for those of the table.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -72,8 +86,9 @@ class LiveStream:
         topics: Sequence[bytes],
         events: Events,
         policy: PeerPolicy = PLAIN,
+        hwm: int | None = None,
     ) -> None:
-        socket = make_socket(context, zmq.SUB)
+        socket = make_socket(context, zmq.SUB, **_queue(hwm))
         self._endpoint = endpoint
         self._events = events
         self._monitor = ConnectionMonitor(
@@ -89,6 +104,15 @@ class LiveStream:
             socket.close()
             raise
         self._pump = Pump(socket, events.message, events.drained)
+
+    @property
+    def bound(self) -> str:
+        """The endpoint it is bound to, with its real port."""
+        return bound_endpoint(self._pump.socket, self._endpoint)
+
+    def read(self, *, on: bool) -> None:
+        """Read batches, or leave them with libzmq."""
+        (self._pump.resume if on else self._pump.pause)()
 
     def _changed(self, up: bool) -> None:
         """Report it behind what the connection has brought: behind its end that would pass for the next one's."""
@@ -130,6 +154,8 @@ class RequestConnection:
         on_message: called with the frames of each message of the answer.
         on_abort: called when a frame over the limit has ended the answer, after `on_message` for all before it.
         policy: keys, and the largest frame to accept.
+        hwm: messages that libzmq queues; None for those of the table.
+        max_frames: frames kept of one message: a snapshot is one of any number.
 
     Raises:
         BindError: the request could not be sent, for example because no file descriptor is left.
@@ -144,13 +170,15 @@ class RequestConnection:
         *,
         on_abort: Callable[[], None] = lambda: None,
         policy: PeerPolicy = PLAIN,
+        hwm: int | None = None,
+        max_frames: int = MAX_KEPT_FRAMES,
     ) -> None:
         self._on_abort = on_abort
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None
         with contextlib.ExitStack() as opened:
             try:
-                socket = make_socket(context, zmq.DEALER)
+                socket = make_socket(context, zmq.DEALER, **_queue(hwm))
                 opened.callback(socket.close)
                 socket.setsockopt(zmq.ROUTING_ID, rebuilding_id())
                 self._monitor = ConnectionMonitor(socket, _ignore, abandoned=self._check_aborted)
@@ -162,7 +190,11 @@ class RequestConnection:
             except (OSError, zmq.ZMQError) as error:
                 raise BindError(endpoint, error.strerror or str(error), verb="ask") from error
             opened.pop_all()
-        self._pump = Pump(socket, on_message)
+        self._pump = Pump(socket, on_message, max_frames=max_frames)
+
+    def read(self, *, on: bool) -> None:
+        """Read the answer, or leave it with libzmq."""
+        (self._pump.resume if on else self._pump.pause)()
 
     def _check_aborted(self, stood: bool) -> None:
         if not stood:

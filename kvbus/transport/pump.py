@@ -62,18 +62,28 @@ class Pump:
         socket: the pump owns it; :meth:`close` closes it.
         handler: called with the frames of one message; it must not block.
         after: called after each burst of messages.
+        max_frames: frames kept of one message.
     """
 
-    def __init__(self, socket: Socket, handler: Handler, after: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        socket: Socket,
+        handler: Handler,
+        after: Callable[[], None] | None = None,
+        *,
+        max_frames: int = MAX_KEPT_FRAMES,
+    ) -> None:
         self.socket = socket
         self._handler = handler
         self._after = after
+        self._max_frames = max_frames
         self._loop = asyncio.get_running_loop()
         self._fd = socket.FD
         self._soon: asyncio.Handle | None = None
         self._behind: deque[tuple[int, Callable[[], None]]] = deque()
         """Calls that wait, each with the most messages that may still be before it."""
         self.closed = False
+        self._paused = False
         self._loop.add_reader(self._fd, self._readable)
         self.kick()
 
@@ -81,6 +91,15 @@ class Pump:
         """Read the socket soon. Call this after a send on it, which may have consumed the signal."""
         if self._soon is None and not self.closed:
             self._soon = self._loop.call_soon(self._readable)
+
+    def pause(self) -> None:
+        """Read nothing until :meth:`resume`: messages stay with libzmq, up to the socket's high-water mark."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Read again."""
+        self._paused = False
+        self.kick()
 
     def call_behind(self, call: Callable[[], None]) -> None:
         """Call this behind the messages that wait now, and not before calls made earlier.
@@ -98,13 +117,13 @@ class Pump:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        if self.closed:
+        if self.closed or (self._paused and self._pending()):  # looking rearms the signal, else the loop would spin
             return
         try:
             more, taken = True, 0
             for taken in range(CAP):
                 try:
-                    frames = receive(self.socket)
+                    frames = receive(self.socket, self._max_frames)
                 except zmq.Again:
                     break
                 self._handler(frames)

@@ -114,6 +114,7 @@ def make_context() -> Context:
     at its end, with one switch. With enough cores nothing changes.
     """
     context = Context(IO_THREADS)
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # else 1,023, and a source takes several
     if _may_batch():
         context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
     return context

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from . import core, fanout, ingest, late, latency, state, workloads
+from . import core, delivery, fanout, ingest, late, latency, state, workloads
 from .processes import pin
 from .render import render
 from .report import Section, plain
@@ -25,6 +25,9 @@ SECTIONS: Final[dict[str, Callable[..., Section]]] = {
     "late": late.run,
     "ranks": fanout.run_ranks,
     "engine": fanout.run_engine,
+    "fan-out": delivery.run_fan_out,
+    "numbers": delivery.run_numbers,
+    "aggregator": delivery.run_aggregator,
     "state": state.run,
     "workloads": workloads.run,
 }

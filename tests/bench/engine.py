@@ -67,6 +67,7 @@ class Engine:
         self._load = load_named(spec.load)
         self._payloads = [self._load.take(spec.batches, rank) for rank in range(len(spec.endpoints))]
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, max(1023, 4 * len(spec.endpoints)))
         self._ranks = [
             EnginePublisher(live, replay, bind=True, hwm=0, context=context, buffer_steps=BUFFER_STEPS)
             for live, replay in spec.endpoints

@@ -100,7 +100,7 @@ def run_ranks(*, quick: bool, runs: int) -> Section:
 
 def _beside_other_relays(seconds: int, runs: int) -> Table:
     """What it takes to pass these batches on: at such a rate most of it is being woken up, once a batch."""
-    relays: list[Between] = ["proxy", "naive", "kvbus"]
+    relays: list[Between] = ["proxy", "floor", "blocking", "naive", "kvbus"]
 
     def measure(between: Between) -> float:
         result = run_setup(Setup(between, "1x8", RATE * seconds, ranks=RANKS, rate=RATE, prefill=10))

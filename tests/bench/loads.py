@@ -175,7 +175,7 @@ def _tokens(rng: random.Random, ids: Ids) -> list[bytes]:
 
 def batch(events: list[bytes], rank: int = 0) -> bytes:
     """Encoded events as one batch with an open ``ts``."""
-    return b"\x93\xcb" + bytes(8) + _array(len(events)) + b"".join(events) + bytes([rank])
+    return b"\x93\xcb" + bytes(8) + _array(len(events)) + b"".join(events) + msgspec.msgpack.encode(rank)
 
 
 _PROBES: Final = 1 << 60

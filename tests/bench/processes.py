@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -37,13 +38,23 @@ def cpu_seconds(pid: int) -> float:
 
 def fine_cpu_seconds(pid: int) -> float:
     """CPU time of the threads a process has now, to the nanosecond; :func:`cpu_seconds` where the kernel has none."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            total += int((task / "schedstat").read_text().split()[0])
-        except FileNotFoundError:
-            return cpu_seconds(pid)
-    return total / 1e9
+    try:
+        return _scheduled(pid, 0)
+    except FileNotFoundError:
+        return cpu_seconds(pid)
+
+
+def waited_seconds(pid: int) -> float:
+    """How long the threads a process has now were ready to run while others had the core; 0 where nobody counts it."""
+    try:
+        return _scheduled(pid, 1)
+    except FileNotFoundError:
+        return 0.0
+
+
+def _scheduled(pid: int, column: int) -> float:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[column]) for task in tasks) / 1e9
 
 
 def rss_bytes(pid: int | str = "self") -> int:
@@ -86,6 +97,12 @@ def stop(process: subprocess.Popen[Any], patience: float = 10.0) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(patience)
+
+
+def many_descriptors() -> None:
+    """Let this process, and those it starts, open as many files as they may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def environment(**more: str) -> dict[str, str]:

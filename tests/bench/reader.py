@@ -2,7 +2,7 @@
 
 Started with a JSON :class:`Spec`; says ``ready``, waits for a line, asks, and says :class:`Answered`. ``dealer`` reads
 the answer's messages and decodes them after the clock; ``client`` is kvbus's own library, which builds a view of every
-block as it reads.
+block as it reads; ``subscriber`` asks nothing, and counts what its subscription brings.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ class Spec(msgspec.Struct):
 
     endpoint: str
     replay_endpoint: str
-    kind: Literal["dealer", "client"] = "dealer"
+    kind: Literal["dealer", "client", "subscriber"] = "dealer"
     nice: int = 0
+    blocks: int = 0
+    """A subscriber is done when it has so many."""
 
 
 class Answered(msgspec.Struct):
@@ -39,6 +41,8 @@ class Answered(msgspec.Struct):
     batches: int
     blocks: int
     bytes: int = 0
+    first: int = 0
+    """The first seq that came."""
 
 
 def ask(replay_endpoint: str) -> Answered:
@@ -56,6 +60,7 @@ def ask(replay_endpoint: str) -> Answered:
     asked = monotonic()
     dealer.send_multipart([b"", bytes(8)])
     payloads: list[Any] = []
+    first = 0
     while True:
         try:
             frames = dealer.recv_multipart()
@@ -63,12 +68,42 @@ def ask(replay_endpoint: str) -> Answered:
             raise TimeoutError("the answer does not end") from None
         if frames[-2] == b"\xff" * 8:
             break
-        if int.from_bytes(frames[-2][:8], "big") != len(payloads):
+        seq = int.from_bytes(frames[-2][:8], "big")
+        first = first if payloads else seq
+        if seq != first + len(payloads):
             raise RuntimeError(f"not contiguous at batch {len(payloads)}")
         payloads.append(frames[-1])
     ended = monotonic()
     context.destroy(0)
-    return Answered(asked, ended, len(payloads), len(tally(payloads)[2]), sum(map(len, payloads)))
+    return Answered(asked, ended, len(payloads), len(tally(payloads)[2]), sum(map(len, payloads)), first)
+
+
+def subscribe(spec: Spec) -> Answered:
+    """The state that a subscription brings.
+
+    Raises:
+        TimeoutError: it does not come.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sub = context.socket(zmq.SUB)
+    sub.setsockopt(zmq.RCVHWM, 0)
+    sub.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
+    sub.setsockopt(zmq.SUBSCRIBE, b"")
+    asked = monotonic()
+    sub.connect(spec.endpoint)
+    messages: list[list[bytes]] = []
+    stored = 0
+    while stored < spec.blocks:
+        try:
+            messages.append(sub.recv_multipart())
+        except zmq.Again:
+            raise TimeoutError(f"{stored} of {spec.blocks} blocks came") from None
+        stored += tally(messages[-1][2:])[0]
+    ended = monotonic()
+    context.destroy(0)
+    payloads = [message[2] for message in messages]
+    first = int.from_bytes(messages[0][1][:8], "big")
+    return Answered(asked, ended, len(payloads), len(tally(payloads)[2]), sum(map(len, payloads)), first)
 
 
 async def follow(spec: Spec) -> Answered:
@@ -92,7 +127,13 @@ def main() -> None:
     os.nice(spec.nice)
     _say("ready")
     sys.stdin.readline()
-    _say(ask(spec.replay_endpoint) if spec.kind == "dealer" else asyncio.run(follow(spec)))
+    if spec.kind == "dealer":
+        answered = ask(spec.replay_endpoint)
+    elif spec.kind == "subscriber":
+        answered = subscribe(spec)
+    else:
+        answered = asyncio.run(follow(spec))
+    _say(answered)
 
 
 def _say(what: object) -> None:

@@ -311,7 +311,7 @@ class Looped:
             lap = recording.laps[number % len(recording.laps)]
             names = Names(number, rank)
             for message in lap.messages:
-                tail = message.tail and bytes([rank])
+                tail = message.tail and _encode(rank)
                 events = [names.event(event) for event in message.events]
                 for event in message.events:
                     self._held[event.table] += len(event.hashes) * (1 if event.kind == "BlockStored" else -1)
@@ -346,7 +346,7 @@ def single(capture: str, number: int, rank: int) -> bytes:
     recorded = recording(capture)
     message = recorded.laps[0].messages[0]
     event = Names(-1 - number, rank).event(recorded.single)
-    return message.head + _array(1) + event + (message.tail and bytes([rank]))
+    return message.head + _array(1) + event + (message.tail and _encode(rank))
 
 
 class Shape(NamedTuple):

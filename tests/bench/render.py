@@ -57,7 +57,21 @@ def _sizing(facts: dict[str, float]) -> list[str]:
         "Each stream's journal comes on top: `journal_batches` (10,000) of the engine's own payloads, bounded by "
         f"`journal_bytes`. A rank that sends 50 batches of 8 blocks a second takes {number(rank)} % of a core."
     )
-    return ["### Sizing", "", takes, "", *markdown_table(columns, rows), "", more, ""]
+    return ["### Sizing", "", takes, "", *markdown_table(columns, rows), "", more, "", *_by_connection(facts)]
+
+
+def _by_connection(facts: dict[str, float]) -> list[str]:
+    """What each further source and connection takes, where that was measured."""
+    names = ("source %", "source MiB", "connection %", "connection MiB")
+    if any(name not in facts for name in names):
+        return []
+    rows = [
+        ["source, 50 batches of 8 blocks a second", *(number(facts[name]) for name in names[:2])],
+        ["router's connection to such a source's stream", *(number(facts[name]) for name in names[2:])],
+    ]
+    if "router %" in facts:
+        rows.append(["router's connection, 1,000 batches of one block a second", number(facts["router %"]), ""])
+    return [*markdown_table(["each further", "% of a core", "MiB beside blocks and journals"], rows), ""]
 
 
 def _machine(parts: list[tuple[dict[str, Any], Section]]) -> str:

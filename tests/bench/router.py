@@ -156,6 +156,7 @@ def main() -> None:
     """Be all routers of a spec."""
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, max(1023, len(spec.endpoints)))
     listeners = [Listener(context, endpoint, spec.first + i, spec) for i, endpoint in enumerate(spec.endpoints)]
     _say("ready")
     listen(listeners, spec.patience)

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
+from kvbus.daemon.seq_reservation import SeqReservations
 from tests.ports import ports_in_a_row
 
 from . import engine, reader, router
@@ -31,10 +32,11 @@ from .processes import (
     rss_bytes,
     started,
     wait_until,
+    waited_seconds,
 )
 
-Between = Literal["direct", "proxy", "naive", "asyncio", "kvbus"]
-BETWEEN: Final[tuple[Between, ...]] = ("direct", "proxy", "naive", "asyncio", "kvbus")
+Between = Literal["direct", "proxy", "floor", "blocking", "naive", "asyncio", "kvbus"]
+BETWEEN: Final[tuple[Between, ...]] = ("direct", "proxy", "floor", "blocking", "naive", "asyncio", "kvbus")
 
 
 class Child:
@@ -100,6 +102,7 @@ class Setup:
         pinned: False lets every process use every core.
         kvbus: further settings.
         state_dir: kvbus keeps its state, in the run's own directory.
+        first_seq: kvbus's numbering begins at this number or soon behind it, as after an earlier process.
     """
 
     between: Between
@@ -114,6 +117,7 @@ class Setup:
     pinned: bool = True
     kvbus: dict[str, Any] = field(default_factory=dict)
     state_dir: bool = False
+    first_seq: int = 0
 
 
 @dataclass
@@ -129,6 +133,8 @@ class Result:
     """CPU seconds of ``engine``, ``relay`` and ``routers`` while the load was sent and received."""
     rss: int = 0
     """Bytes that the relay has resident at the end."""
+    waited: float = 0.0
+    """Seconds that the relay's threads were ready to run, and had no core."""
     late: int = 0
     """Batches that left more than an interval behind their time."""
     times: array[float] = field(default_factory=lambda: array("d"))
@@ -201,7 +207,7 @@ class Running:
 
     def begin(self) -> None:
         """Let the engine send the load."""
-        self._before = self.cpu()
+        self._before, self._waited = self.cpu(), self._relay_waited()
         self.engine.tell("run")
 
     def end(self) -> Result:
@@ -213,6 +219,7 @@ class Running:
         self.routers.expect("over")
         cpu = {name: spent - self._before[name] for name, spent in self.cpu().items()}
         rss = rss_bytes(self.relay.pid) if self.relay is not None else 0
+        waited = self._relay_waited() - self._waited
         ran = msgspec.convert(self.engine.answer(), engine.Ran)
         heard = msgspec.convert(self.routers.ask("count"), list[router.Heard])
         for each in heard:
@@ -224,6 +231,7 @@ class Running:
             heard,
             cpu,
             rss,
+            waited,
             ran.late,
         )
         if self.setup.rate:
@@ -243,6 +251,9 @@ class Running:
             pids["relay"] = self.relay.pid
         return {name: fine_cpu_seconds(pid) for name, pid in pids.items()}
 
+    def _relay_waited(self) -> float:
+        return waited_seconds(self.relay.pid) if self.relay is not None else 0.0
+
     def get(self, path: str) -> Any:
         """What kvbus's HTTP server answers, decoded if it is JSON."""
         with urllib.request.urlopen(f"http://{self.http}{path}", timeout=30) as answer:
@@ -253,15 +264,18 @@ class Running:
         """Blocks that kvbus holds, of all ranks."""
         return sum(sum(source["blocks"].values()) for source in self.get("/sources"))
 
-    def check_kvbus(self) -> None:
+    def check_kvbus(self, *, joined_late: bool = False) -> None:
         """Nothing was refused, missing or lost on the way in, and nothing dropped on the way out.
+
+        ``joined_late``: many connections take their time, and probes sent before may have been asked for.
 
         Raises:
             RuntimeError: something was.
         """
         for source in self.get("/sources"):
             counts = source["counts"]
-            if counts["missing"] or counts["rejected"] or counts["lost"] or source["state"] != "live":
+            missing = counts["missing"] - counts["recovered"] * joined_late
+            if missing or counts["rejected"] or counts["lost"] or source["state"] != "live":
                 raise RuntimeError(f"{self.setup}: {source}")
         for line in self.get("/metrics").splitlines():
             if line.startswith("kvbus_output_dropped_batches_total") and float(line.split()[-1]):
@@ -286,6 +300,7 @@ class Running:
             return None
         log = self.directory / "relay.log"
         if setup.between == "kvbus":
+            self._reserve()
             process = self._stack.enter_context(
                 started(
                     [sys.executable, "-m", "kvbus", "run", "-c", str(self._configuration())],
@@ -308,6 +323,16 @@ class Running:
         relay = Child(process, log)
         relay.expect("ready")
         return relay
+
+    def _reserve(self) -> None:
+        """Leave the reservations of an earlier process, which has numbered so many batches."""
+        if not self.setup.first_seq:
+            return
+        reservations = SeqReservations(self.directory)
+        for rank, endpoint in enumerate(self.out):
+            reservations.add(0, rank, f"routers {endpoint}")
+            reservations.use(0, rank, self.setup.first_seq)
+        reservations.release()
 
     def _configuration(self) -> Path:
         setup = self.setup

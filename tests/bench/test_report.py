@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,22 @@ def test_a_part_measured_again_replaces_itself_and_no_other(tmp_path):
     assert all(known["quick"] and known["machine"]["cores"] for known, _ in parts)
     told = tables(parts)
     assert told.index("### The core") < told.index("### Late routers, again")
+
+
+def test_sizing_names_what_was_measured_and_no_more():
+    about: dict[str, Any] = {
+        "date": "2026-11-22",
+        "machine": {"processor": "P", "cores": 2, "memory_gib": 8, "system": "L", "python": "3"},
+    }
+    about |= {"quick": True, "runs": 1, "seconds": 1}
+    section = a_section()
+    assert "### Sizing" not in tables([(about, section)])
+    section.facts = {"bytes 8x8": 170.0, "bytes 1x1": 300.0, "base MiB": 60.0, "rank %": 0.7}
+    assert "| source" not in tables([(about, section)])
+    section.facts |= {"source %": 0.5, "source MiB": 0.25, "connection %": 0.02, "connection MiB": 0.04}
+    told = tables([(about, section)])
+    assert "| source, 50 batches of 8 blocks a second | 0.5 | 0.25 |" in told
+    assert "1,000 batches of one block a second" not in told
 
 
 def test_both_forms_say_what_is_not_met():

@@ -13,7 +13,7 @@ READS = {
     "daemon/daemon.py": "the `ts` of heartbeats, and of the clear that opens a numbering",
     "daemon/seq_reservation.py": "how far ahead a damaged numbering goes on: further than the last time",
     "daemon/generations.py": "the name of files that are moved aside",
-    "transport/live/stream.py": "since when a router is connected, as people are shown",
+    "transport/live/views.py": "since when a router is connected, as people are shown",
 }
 PEERS = ("sim/", "demo/", "cli/", "capture/", "telemetry/logs.py")
 """Engines, and what people read: no part of the relay."""

@@ -22,6 +22,7 @@ outputs:
 
 def test_streams(read):
     streams = read(TWO).streams()
+    assert streams[1].log_fields == {"source": streams[1].label, "rank": streams[1].rank}
     assert [
         (s.label, s.source_index, s.rank, s.endpoint, s.replay_endpoint, s.bind, s.topic, s.index) for s in streams
     ] == [

@@ -71,7 +71,7 @@ class Bench:
     def feed(self, *events: Any, raw: bytes | None = None, first_of_epoch: bool = False) -> list[dict[str, Any]]:
         """One batch in; the events that leave, as :func:`plain` maps."""
         batch = payload(*events) if raw is None else raw
-        decoded = decode(batch, bytes_first=self.normalizer.bytes_hashes)
+        decoded = decode(batch, form=self.normalizer.form)
         assert isinstance(decoded, Batch), decoded
         out = self.normalizer.apply(decoded, first_of_epoch=first_of_epoch)
         if self.normalizer.as_it_came:

@@ -2,10 +2,12 @@
 
 import pytest
 
-from kvbus.core.events import BatchReceived
-from kvbus.core.remarks import MIN_COPIES, MIN_LEFT_OUT, Remark, remarks
+from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUnreachable, SourceUp, Tick
+from kvbus.core.remarks import ABOUT, MIN_COPIES, MIN_LEFT_OUT, Remark, reasons, remarks
+from kvbus.core.types import Reason
+from kvbus.core.wire.frames import END_SEQ
 from tests.core.dsl import Script, live
-from tests.doubles.payloads import removed, store
+from tests.doubles.payloads import payload, removed, store
 from tests.wire.captures import CAPTURES, load
 
 PREFIX = store([1, 2, 3])
@@ -14,6 +16,12 @@ PREFIX = store([1, 2, 3])
 def fed(*batches, **rules):
     script = Script(**rules)
     script.after(*(live(seq, *events) for seq, events in enumerate(batches)))
+    return script.source
+
+
+def fed_again(*batches):
+    script = Script()
+    script.after(*(live(0, *events) for events in batches))
     return script.source
 
 
@@ -78,3 +86,68 @@ def test_no_captured_engine_is_remarkable(name):
     for message in load(name):
         script.relay.handle(BatchReceived(0, [b"", message.seq.to_bytes(8, "big"), message.payload]), script.now)
     assert remarks(script.source) == {}
+
+
+def test_blocks_of_another_size_than_block_size():
+    source = fed(*([store([2 * n + 1, 2 * n + 2], block_size=16)] for n in range(3)), block_size=24)
+    said = remarks(source)[Remark.BLOCK_SIZE]
+    assert said == "events refused (3): block_size is 24, and the engine has blocks of 16 tokens"
+
+
+def test_a_block_size_above_the_engines_leaves_everything_out():
+    source = fed(*([store([n], block_size=16)] for n in range(1, MIN_LEFT_OUT + 1)), block_size=64)
+    assert remarks(source)[Remark.BLOCK_SIZE].startswith("every block is left out: block_size is 64")
+    assert remarks(fed([store([1], block_size=16)], block_size=16)) == {}
+
+
+def test_what_is_refused_is_said_with_its_commonest_reason():
+    source = fed([{"type": "Unheard"}], [{"type": "Unheard"}, {"type": "Other"}])
+    assert remarks(source) == {
+        Remark.REFUSED: "events or batches refused (3): reason unknown_event, see docs/PROTOCOL.md"
+    }
+    source.stats.rejected = type(source.stats.rejected)({Reason.FRAME_COUNT: 1, Reason.HASH_COLLISION: 7})
+    assert remarks(source)[Remark.REFUSED].startswith(
+        "events or batches refused (1): messages without a sequence number"
+    )
+
+
+def test_why_there_is_no_connection_until_there_is_one():
+    script = Script()
+    script.relay.handle(SourceUnreachable(0, "nothing listens"), 1.0)
+    assert remarks(script.source) == {Remark.UNREACHABLE: "no connection: nothing listens"}
+    script.relay.handle(SourceUp(0), 2.0)
+    assert remarks(script.source) == {}
+    script.relay.handle(SourceDown(0), 3.0)
+    assert remarks(script.source) == {}
+
+
+def test_several_publishers_on_one_endpoint():
+    # each begins anew, on one connection
+    source = fed_again(*([store([n])] for n in range(1, 8)))
+    assert remarks(source)[Remark.CONFLICT].startswith("several publishers send on one endpoint")
+    assert "partial" not in {each.about for each in reasons(source)}
+
+
+def test_a_replay_that_does_not_answer():
+    script = Script(replay=True)
+    script.relay.handle(SourceUp(0), 1.0)
+    for now in (100.0, 200.0, 300.0):
+        script.relay.handle(Tick(now), now)
+    assert list(remarks(script.source)) == [Remark.REPLAY_SILENT]
+    silent = reasons(script.source)[0]
+    assert (silent.about, silent.key) == ("replay_silent", "sources[].replay_endpoint")
+
+
+def test_what_is_missing_is_a_reason_too():
+    script = Script(replay=True)
+    script.relay.handle(SourceUp(0), 1.0)
+    script.relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload(store([1]))]), 1.0)
+    script.relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
+    (partial,) = reasons(script.source)
+    assert partial.about == "partial"
+    assert partial.text.startswith("partial: batches 0 to 4 were trimmed")
+    assert partial.do.startswith("ends when the engine restarts")
+
+
+def test_every_remark_says_which_key_it_concerns_and_what_to_do():
+    assert set(ABOUT) == set(Remark)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp, Tick
+from kvbus.core.events import BatchReceived, ReplayReceived, SourceUnreachable, SourceUp, Tick
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
@@ -73,3 +73,40 @@ def test_a_remark_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -
     log.look(relay, [0])
     (line,) = lines(caplog)
     assert f"one block counts {MIN_COPIES} copies" in line
+
+
+def test_a_reason_is_said_again_when_it_changes_and_not_when_it_only_counts_on(relay, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    log = SourceLog()
+    relay.handle(SourceUnreachable(0, "nothing listens at tcp://127.0.0.1:5557 (connection refused)"), 1.0)
+    log.look(relay, [0])
+    log.look(relay, [0])
+    (line,) = lines(caplog)
+    assert line == "source engine: no connection: nothing listens at tcp://127.0.0.1:5557 (connection refused)"
+    relay.handle(SourceUnreachable(0, "tcp://127.0.0.1:5557 does not speak ZeroMQ (an HTTP server)"), 2.0)
+    log.look(relay, [0])
+    (line,) = lines(caplog)
+    assert line.endswith("(an HTTP server)")
+    relay.handle(SourceUp(0), 3.0)
+    log.look(relay, [0])
+    assert "source engine: no longer unreachable" in lines(caplog)
+    relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 3.0)
+    for seq in range(3):
+        relay.handle(BatchReceived(0, batch(seq, {"type": "Unheard"})), 4.0)
+        log.look(relay, [0])
+    said = [line for line in lines(caplog) if "refused" in line]
+    assert said == ["source engine: events or batches refused (1): reason unknown_event, see docs/PROTOCOL.md"]
+
+
+def test_the_fields_are_beside_the_sentence(relay, caplog) -> None:
+    log = SourceLog()
+    relay.handle(SourceUnreachable(0, "nothing listens"), 1.0)
+    log.look(relay, [0])
+    (record,) = caplog.records
+    assert {name: vars(record)[name] for name in ("source", "rank", "state", "epoch", "reason")} == {
+        "source": "engine",
+        "rank": 0,
+        "state": "connecting",
+        "epoch": 0,
+        "reason": "unreachable",
+    }

@@ -28,6 +28,7 @@ from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.transport.curve import Curve
 from kvbus.transport.engine.publisher import EnginePublisher
+from kvbus.transport.pump import MAX_KEPT_FRAMES
 from kvbus.transport.sockets import PLAIN, PeerPolicy
 from tests.ports import free_ports
 from tests.system.bus import eventually
@@ -107,6 +108,10 @@ async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> Non
     assert not opened.of(RequestSent), "a request that leaves at once is not worth an event"
 
 
+STATE = [b"part %d" % number for number in range(2 * MAX_KEPT_FRAMES)]
+"""A state of more parts than are kept of any other message."""
+
+
 async def test_the_answer_to_a_snapshot_carries_its_request(
     opened: Opened, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
@@ -117,9 +122,9 @@ async def test_the_answer_to_a_snapshot_carries_its_request(
         await eventually(lambda: engine.poll(0), "the request")
         asker, *asked = engine.recv_multipart()
         assert asked == [REQUEST]
-        engine.send_multipart([asker, b"state"])
+        engine.send_multipart([asker, *STATE])
         await eventually(lambda: opened.of(SnapshotReceived), "the answer")
-    assert opened.of(SnapshotReceived) == [SnapshotReceived(3, 8, [b"state"])]
+    assert opened.of(SnapshotReceived) == [SnapshotReceived(3, 8, STATE)]
 
 
 async def test_a_request_that_is_cancelled_is_not_answered(opened: Opened) -> None:

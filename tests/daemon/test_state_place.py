@@ -16,7 +16,7 @@ from kvbus.core.events import BatchReceived
 from kvbus.daemon import state_place
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.seq_reservation import SeqReservations
-from kvbus.daemon.state_place import MIN_FREE, Base, name_of, open_place
+from kvbus.daemon.state_place import MIN_FREE, Base, name_of, open_place, unusable
 from kvbus.errors import InUseError, StateDirError
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -167,6 +167,27 @@ class TestAgain:
         machine.place("told").mkdir(mode=0o700)
         machine.place("told").joinpath("lock").mkdir()
         assert machine.used() == "runtime"
+
+
+class TestWithoutMaking:
+    def test_a_place_is_found_and_not_made(self, machine: Machine):
+        assert unusable(config()) is None
+        machine.free |= dict.fromkeys(BASES[:-1], MIN_FREE - 4096)
+        # the last base is not there yet: what counts is the room where it would be made
+        assert unusable(config()) is None
+        assert not (machine.directory / "home" / ".local").exists()
+
+    def test_none_is_found(self, machine: Machine):
+        machine.free |= dict.fromkeys([*BASES, "home"], MIN_FREE - 4096)
+        problems = unusable(config())
+        assert problems is not None
+        assert len(problems) == len(BASES)
+        assert "1023 MiB are free, 1024 are needed" in problems[0]
+
+    def test_one_that_is_there_counts_however_full(self, machine: Machine):
+        machine.used()
+        machine.free |= dict.fromkeys([*BASES, "home"], 0)
+        assert unusable(config()) is None
 
 
 class TestWhose:

@@ -430,6 +430,12 @@ async def not_ours(scene):
     scene.output["endpoint"] = "tcp://192.0.2.7:5657"
 
 
+@mistake("an output's host is a name", key="outputs[0].endpoint", says="no address and no interface")
+async def named_output(scene):
+    await scene.engine()
+    scene.output["endpoint"] = f"tcp://localhost:{free_port()}"
+
+
 @mistake("`bind: false`, and no router listens", key="outputs[0].bind", says="no router listens at")
 async def no_router(scene):
     await scene.engine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,8 @@ from kvbus.doctor.findings import Report
 from kvbus.doctor.rendering import render
 from tests.doctor.mistakes import MISTAKES, Scene, made
 
-TIMEOUT = 4.0
+OPERATIONS = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
+TIMEOUT = 3.0
 SLACK = 20.0
 """Seconds beyond the timeouts, on a loaded machine."""
 
@@ -45,3 +47,9 @@ async def test_on_a_healthy_engine_nothing_is_found(tmp_path):
     assert "its replay answers from seq" in source.text
     assert "block size 16" in source.text
     assert output.text.count("is free") == 2
+
+
+def test_the_documentation_has_every_mistake_and_no_other():
+    section = OPERATIONS.read_text().partition("## What is wrong?\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| mistake")]
+    assert rows == [f"| {each.what} | {each.says} | `{each.key}` |" for each in MISTAKES]

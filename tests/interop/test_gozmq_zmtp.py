@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvbus.transport.reach.dialling import dial
+from kvbus.transport.reach.outcome import Outcome, Stop
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.peer import Peer
@@ -15,7 +17,7 @@ from tests.ports import ports_in_a_row
 from tests.transport.loops import END, eventually, u64
 from tests.transport.zmtp.peers import Recorder
 
-from .go_peers import subscriber
+from .go_peers import publisher, subscriber
 
 
 class Replaying(Recorder):
@@ -52,3 +54,20 @@ async def test_a_subscriber_and_requester(gozmq: Path, tmp_path: Path) -> None:
     finally:
         for listener in listeners:
             listener.close()
+
+
+@pytest.mark.gozmq
+async def test_a_publisher_is_dialled_by_hand(gozmq: Path, tmp_path: Path) -> None:
+    port = ports_in_a_row(2)
+    live, replay = (f"tcp://127.0.0.1:{port + n}" for n in range(2))
+    async with publisher(gozmq, tmp_path, "bind", live, replay):
+        for endpoint, role, kind in (
+            (live, Role.SUB, "PUB"),
+            (replay, Role.DEALER, "ROUTER"),
+            (live, Role.DEALER, "PUB"),
+        ):
+            found = Outcome(endpoint, Stop.REFUSED)
+            while found.stop is Stop.REFUSED:  # it is still starting
+                async with dial(endpoint, role, seconds=30) as dialled:
+                    found = dialled.outcome
+            assert (found.stop, found.socket_type, found.version) == (Stop.OPEN, kind, (3, 0))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvbus.core.sequencing.actions import Lost
+from kvbus.core.sequencing.actions import Lost, LostReason
 from kvbus.core.sequencing.gap_tracker import GapTracker
 from tests.properties.soak import draw, run
 from tests.sources import DEFECTIVE
@@ -14,11 +14,11 @@ from tests.sources import DEFECTIVE
 SEEDS = range(60)
 
 
-def _gives_up_uncounted(self: GapTracker) -> None:
+def _gives_up_uncounted(self: GapTracker, reason: LostReason) -> None:
     first = self.held.first if self.held else self.log_end
     self.fingerprints.skip(self.next, first)
     count, self.next = first - self.next, first
-    self._actions.append(Lost(count))
+    self._actions.append(Lost(count, reason))
     self.drain()
 
 

@@ -179,6 +179,20 @@ def test_the_memory_of_templates_is_bounded():
     def passes(i):
         return limit.filter(logging.makeLogRecord({"name": "kvbus", "msg": f"line {i}", "levelno": logging.INFO}))
 
-    assert all(passes(i) for i in range(5000))
-    assert not passes(5000 - 1024), "the oldest of 1,024"
-    assert passes(5000 - 1024 - 1), "the one before is forgotten"
+    assert all(passes(i) for i in range(20_000))
+    assert not passes(20_000 - 8192), "the oldest of 8,192"
+    assert passes(20_000 - 8192 - 1), "the one before is forgotten"
+
+
+def test_the_limit_hides_no_rank_and_no_output():
+    stream = io.StringIO()
+    setup(stream=stream, clock=Clock())
+    log = logging.getLogger("kvbus.daemon")
+    for _ in range(2 * BURST):
+        for rank in range(8):
+            log.info("source %s: connected", f"engine/{rank}", extra={"source": f"engine/{rank}", "rank": rank})
+            log.info("output %s: bound", "routers", extra={"output": "routers", "stream": rank})
+    lines = _lines(stream)
+    for rank in range(8):
+        assert sum(line.get("rank") == rank for line in lines) == BURST
+        assert sum(line.get("stream") == rank for line in lines) == BURST

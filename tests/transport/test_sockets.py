@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import zmq
@@ -16,7 +17,7 @@ from kvbus.core.wire.frames import replay_request
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
-from kvbus.transport.sockets import OPTIONS, make_socket
+from kvbus.transport.sockets import OPTIONS, make_context, make_socket
 from tests.ports import free_port
 from tests.transport.live.test_stream import stream_of
 from tests.transport.loops import eventually, turns
@@ -104,7 +105,7 @@ async def test_clients_probe_what_they_follow():
     with peer(zmq.PUB, listens=True, port=port), peer(zmq.ROUTER, listens=True, port=replay_port):
         async with RawSubscriber(where):
             await probed(port, accepted=False)
-        sockets = StreamSockets(where, replay, wake=lambda: None)
+        sockets = StreamSockets(where, replay, handler=mock.Mock())
         sockets.open()
         try:
             await eventually(lambda: len(probes(port, accepted=False)) == 1, "its own connection alone")
@@ -122,7 +123,7 @@ async def test_clients_hold_no_connection_to_a_silent_peer():
     server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with RawSubscriber(f"tcp://127.0.0.1:{port}"):
-        sockets = StreamSockets(f"tcp://127.0.0.1:{port}", None, wake=lambda: None)
+        sockets = StreamSockets(f"tcp://127.0.0.1:{port}", None, handler=mock.Mock())
         sockets.open()
         try:
             await eventually(lambda: len(accepted) == 4, "each has tried a second time")
@@ -132,6 +133,13 @@ async def test_clients_hold_no_connection_to_a_silent_peer():
     for writer in accepted:
         writer.close()
     server.close()
+
+
+def test_a_thousand_sources_have_their_sockets():
+    """A source takes two of them or more, and libzmq has room for 1,023 unless it is asked for more."""
+    with make_context() as context, contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(make_socket(context, zmq.SUB)) for _ in range(1_100)]
+        assert len(sockets) == 1_100
 
 
 def test_options_are_set_in_one_table():

@@ -7,20 +7,31 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from kvbus.config import Config, load
 from kvbus.core.blocks import compaction
-from kvbus.daemon import build, generations, outputs, seq_reservation, source_sockets, state_place, state_store
+from kvbus.daemon import (
+    build,
+    generations,
+    outputs,
+    seq_reservation,
+    source_sockets,
+    state_place,
+    state_store,
+    unreachable,
+)
 from kvbus.daemon import daemon as daemon_module
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
 from kvbus.errors import KvbusError
 from kvbus.outputs.zmq.driver import ZmqOutput
-from kvbus.transport.live import stream as live_stream
+from kvbus.transport.live import views
+from kvbus.transport.reach.dialling import Dialled
+from kvbus.transport.reach.outcome import Outcome, Stop
 from kvbus.transport.zmtp import addresses, peer, tcp
 from tests.vopr.disk import Platter, SimDisk
 from tests.vopr.engines import Directory, SimLive, SimRequest
@@ -70,6 +81,12 @@ class NoZap:
         """There is nothing to close."""
 
 
+@contextlib.asynccontextmanager
+async def _refused(endpoint: str, *_: Any, **__: Any) -> AsyncIterator[Dialled]:
+    """Whoever asks why there is no connection hears that nothing listens."""
+    yield Dialled(Outcome(endpoint, Stop.REFUSED))
+
+
 @contextlib.contextmanager
 def simulated(schedule: Schedule, network: Network, directory: Directory, setup: Setup) -> Iterator[None]:
     """Every socket, clock and chance of the daemon is the world's meanwhile; logs rotate at the size of a small world."""
@@ -93,13 +110,14 @@ def simulated(schedule: Schedule, network: Network, directory: Directory, setup:
         (seq_reservation, "time", time),
         (seq_reservation, "AHEAD", setup.ahead),
         (state_place, "default_directory", lambda: Path("/dev/shm")),  # noqa: S108 - on the simulated disk
-        (live_stream, "time", time),
+        (views, "time", time),
         (daemon_module, "make_context", lambda: None),
         (daemon_module, "end", lambda _: True),
         (daemon_module, "ZapHandler", lambda _: NoZap()),
         (outputs, "factories", lambda config: [ZmqOutput for _ in config.outputs]),
         (source_sockets, "LiveStream", live),
         (source_sockets, "RequestConnection", request),
+        (unreachable, "dial", _refused),
         (addresses, "bind", network.bind),
         (tcp, "queued_bytes", queued_bytes),
         (peer, "_IDS", itertools.count(1)),

@@ -2,7 +2,7 @@
 
 ``trusting`` takes what comes and looks at no number. ``checking`` does the same, and takes exception to every number
 and event that is not what the protocol promises. ``asking`` asks the replay from 0 when it begins and from the next seq
-at a gap, as Dynamo and llm-d do. ``client`` is kvbus's own sequence machine.
+at a gap, as Dynamo and llm-d do. ``client`` is kvbus's own library, on the sequencer of the bus.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from kvbus.client.outputs import Ask, Deliver, StopAsking
 from kvbus.client.sequence import Sequence
 from kvbus.client.updates import Lost, Restarted
+from kvbus.core.sequencing.actions import Ask, Deliver, Stop
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, REBUILDS
 from tests.doubles.router import PlainSetRouter, events_of
 from tests.vopr.network import End, Network
@@ -393,7 +393,7 @@ class Asking(Router):
 
 
 class Client(Router):
-    """kvbus's own sequence machine, on simulated sockets."""
+    """kvbus's own library, on simulated sockets."""
 
     topics = (b"", ASKS_REPLAY)
     identity = REBUILDS + b"vopr"
@@ -409,11 +409,11 @@ class Client(Router):
         self._follow(self.sequence.connected(self.schedule.now))
 
     def interrupted(self) -> None:
-        self._follow(self.sequence.interrupted())
+        self._follow(self.sequence.interrupted(self.schedule.now))
 
     def live(self, seq: int, frames: list[bytes]) -> None:
         del seq
-        self._follow(self.sequence.live(frames[0], frames[1], frames[2], self.schedule.now))
+        self._follow(self.sequence.live(frames, self.schedule.now))
 
     def _follow(self, outputs: list[Any]) -> None:
         for output in outputs:
@@ -421,7 +421,8 @@ class Client(Router):
                 self.view.apply(output.payload)
             elif isinstance(output, Ask):
                 self._ask(output.start)
-            elif isinstance(output, StopAsking):
+                self.sequence.sent(output.request, self.schedule.now)
+            elif isinstance(output, Stop):
                 self._stop()
             elif isinstance(output, Lost | Restarted):
                 self.view = View()
@@ -461,9 +462,7 @@ class Client(Router):
             return
         if frames[-2] == END_SEQ:
             self._stop()
-            self._follow(self.sequence.replay_ended(self.schedule.now))
-        else:
-            self._follow(self.sequence.replayed(b"", frames[-2], frames[-1], self.schedule.now))
+        self._follow(self.sequence.replayed(frames, self.schedule.now))
 
     def leave(self) -> None:
         super().leave()

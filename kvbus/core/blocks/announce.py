@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from msgspec import Raw, UnsetType
 
+from kvbus.core.blocks.chains import PAUSE, Run, chains, keys_of, tokens_of
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, raw_or_unset, set_of_chunks, slice_array
 from kvbus.core.blocks.live_order import in_order, live_runs
@@ -19,10 +20,6 @@ MOST_BLOCKS: Final = 4095
 vLLM router 0.1.17 refuses more."""
 
 
-PAUSE: Final = 512
-"""Blocks after which a list in the making pauses."""
-
-
 def announce(index: Index) -> Iterator[AnyEvent]:
     """The shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
     for events in slices(index, MOST_BLOCKS):
@@ -32,22 +29,29 @@ def announce(index: Index) -> Iterator[AnyEvent]:
 def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
     """The same stores in lists of exactly ``size`` blocks each, as routers count them; the last list may hold fewer.
 
-    An event that does not fit into what is left of a list goes on in the next one. Blocks that are in one of the
+    Single blocks that follow one another are one event (:mod:`kvbus.core.blocks.chains`). An event that does not fit
+    into what is left of a list goes on in the next one. Blocks that are in one of the
     indexes ``known`` are left out. An empty list is a pause: a large list takes tens of milliseconds, and the caller
     has other work.
     """
     events: list[AnyEvent] = []
     room = size
     pause = size - PAUSE
-    for _, chunk, first, end in runs(index, known):
-        tokens: list[Any] | None = None
-        start = first
+    for chain in chains(index, runs(index, known)):
+        if not chain:
+            yield []
+            continue
+        _, chunk, start, end = chain[0]
+        if len(chain) > 1:
+            start, end = 0, len(chain)
+        tokens = None if chunk.derived is None else chunk.token_list()
         while start < end:
             stop = min(end, start + room, start + MAX_RUN)
-            if chunk.derived is None:
+            if len(chain) > 1:
+                events.append(_chain_store(index, [each for _, each, _, _ in chain[start:stop]]))
+            elif tokens is None:
                 events += stores_of(index, chunk, start, stop)
             else:
-                tokens = tokens or chunk.token_list()
                 events.append(_sub_block_store(chunk, start, stop, tokens))
             room -= stop - start
             start = stop
@@ -81,7 +85,7 @@ def removals_of(index: Index) -> list[AnyEvent]:
     return events
 
 
-def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[tuple[TableKey, Chunk, int, int]]:
+def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
     """Runs ``[first, end)`` of the live blocks of each chunk, or of the live sub-blocks of one that is reblocked.
 
     Each has its table's key. Blocks that are in one of the indexes ``known`` are left out.
@@ -124,6 +128,14 @@ def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
         keys, lookahead = _entries(keys, a, b), _entries(lookahead, a, b)
     parent = out_parent(index, group_of(chunk), chunk.parent_of(a))
     return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys, lookahead)]
+
+
+def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
+    """One store of single blocks that follow one another."""
+    first = chain[0]
+    hashes = [chunk.hashes[0] for chunk in chain]
+    parent = out_parent(index, group_of(first), first.parent)
+    return _as_event(first, hashes, parent, tokens_of(chain), first.block_size, keys_of(chain), first.meta.lookahead)
 
 
 def _entries(raw: bytes | None, a: int, b: int) -> bytes | None:

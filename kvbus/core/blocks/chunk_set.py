@@ -36,3 +36,8 @@ class ChunkSet:
             return False
         window[at] |= bit
         return True
+
+    def __contains__(self, chunk: object) -> bool:
+        place = id(chunk) >> _ALIGNED
+        window = self._windows.get(place >> _WINDOW)
+        return window is not None and bool(window[(place & _MASK) >> 3] & 1 << (place & 7))

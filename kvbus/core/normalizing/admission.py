@@ -7,14 +7,15 @@ applied. An event that is plainly in order (a known spelling, tokens in their sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
-from msgspec import UNSET, Raw, UnsetType, structs
+from msgspec import UNSET, Raw, UnsetType
 
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index, carried_bytes, weight_of
 from kvbus.core.normalizing.block_size import BlockSizeDetector
-from kvbus.core.normalizing.shape import NOTHING_CARRIED, Shape, Sizes, own_copy
+from kvbus.core.normalizing.shape import NO_MATCHERS, Shape, Sizes, own_copy
 from kvbus.core.normalizing.validate import (
     MAX_SIZE,
     check_removed,
@@ -27,15 +28,12 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.codec import Batch, Extras, lacks_field
 from kvbus.core.wire.parts import parts
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.core.wire.tokens import are_ids, are_pairs, body_at
-
-Store = tuple[BlockStored[Any], Shape, Chunk, dict[Hash, Chunk] | None]
-"""A store that is plainly in order: the event, its shape, its blocks, and these by hash; None where it is one block."""
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvbus.core.wire.tokens import body_at
 
 
-class OddStore:
-    """Any other store that may be applied."""
+class Checked:
+    """A store that may be applied."""
 
     __slots__ = ("chunk", "event", "extras", "shape")
 
@@ -48,7 +46,7 @@ class OddStore:
         """Fields no struct knows."""
 
 
-Step = Store | OddStore | BlockRemoved[Any] | AllBlocksCleared
+Step = Checked | BlockRemoved[Any] | AllBlocksCleared
 """An event that may be applied."""
 
 _MAX_SHAPES: Final = 4096
@@ -84,9 +82,9 @@ class Admission:
         self._max_groups = max_groups
 
         # What was learned of the stream.
-        self._ints = 0
+        self.ints = 0
         """Stores that named their blocks by integers."""
-        self._bytes = 0
+        self.bytes = 0
         """The same by byte strings."""
         self.known: set[int | None] = set()
         """Groups that stores were of."""
@@ -94,26 +92,21 @@ class Admission:
         """Groups that announced themselves as sliding window, chunked local or mamba."""
         self.media: set[str] = set()
         """Media that events have spoken of."""
-        self._spoken: set[Any] = set()
+        self.spoken: set[Any] = set()
         """Known media as events have named them, so that each is looked up once."""
         self.sizes: dict[int | None, Sizes] = {}
         """By group, in the order they came."""
 
         # Of the batch that was looked at last.
-        self._steps: list[Step] = []
         self.relearned = False
         """Blocks announced before would now be treated differently."""
         self.touched = False
         """An event was changed."""
-        self.pairs = False
-        """Tokens are pairs."""
-        self.offloads = False
-        """A store names blocks without their tokens."""
 
         # What is cached; :meth:`forget` empties it.
-        self._shapes: dict[tuple[Any, ...], Shape] = {}
+        self.shapes: dict[tuple[Any, ...], Shape] = {}
         """By the spelling of a store."""
-        self._usual_keys: dict[int, tuple[Raw, bytes]] = {}
+        self.usual_keys: dict[int, tuple[Raw, bytes]] = {}
         """``extra_keys`` that say nothing, by number of blocks: kept once for all blocks that have them."""
 
     @property
@@ -121,137 +114,65 @@ class Admission:
         """Whether groups have stored blocks, and all of them are left out."""
         return bool(self.no_prefix) and self.known <= self.no_prefix
 
-    def forget(self) -> None:
-        """Empty the caches: tables have gone."""
-        self._shapes.clear()
-        for step in self._steps:
-            if type(step) is tuple:
-                step[1].table = None
-            elif type(step) is OddStore:
+    def forget(self, steps: Sequence[Step] = ()) -> None:
+        """Empty the caches: tables have gone. The batch under way still has these steps."""
+        self.shapes.clear()
+        for step in steps:
+            if type(step) is Checked:
                 step.shape.table = None
 
-    def steps(self, batch: Batch) -> list[Step]:
-        """The events of a batch that may be applied, in the order they came."""
+    def count_left_out(self) -> None:
+        """Count a store of a group that carries no prefixes."""
+        self._stats.stored += 1
+        self._stats.filtered[Filtered.GROUP] += 1
+
+    def count_rejects(self, rejects: Sequence[Reason]) -> None:
+        """Count events that could not be read."""
+        for reason in rejects:
+            self._stats.rejected[reason] += 1
+
+    def check_all(self, events: Sequence[Event], batch: Batch) -> list[Step]:
+        """Those of some events of a batch that may be applied, in the order they came."""
         steps: list[Step] = []
-        self._steps = steps
-        self.relearned = self.touched = self.pairs = self.offloads = False
-        stats = self._stats
-        for reason in batch.rejects:
-            stats.rejected[reason] += 1
-        ours, others = (self._bytes, self._ints) if batch.bytes_hashes else (self._ints, self._bytes)
-        plain = batch.uniform and ours + 1 >= others
-        """Every store has the right kind of hash."""
-        shapes, spoken = self._shapes, self._spoken
-        stored = removed = taken = 0
-        for position, event in enumerate(batch.events):
+        self.relearned = False
+        for event in events:
             if type(event) is BlockStored:
-                stored += 1
-                (
-                    hashes,
-                    parent,
-                    raw_tokens,
-                    size,
-                    lora_id,
-                    medium,
-                    lora_name,
-                    group,
-                    kind,
-                    window,
-                    raw_keys,
-                    *carried,
-                ) = structs.astuple(event)
-                shape = shapes.get((size, medium, lora_id, lora_name, group, kind, window))
-                if shape is None or shape.left_out:
-                    if lacks_field(event):  # it could not be read
-                        stats.rejected[Reason.MISSING_FIELD] += 1
-                        stored -= 1
-                        continue
-                    shape = shape or self._shape(event)
-                    if shape.left_out:
-                        stats.filtered[Filtered.GROUP] += 1
-                        continue
-                count = len(hashes)
-                if not (plain and shape.good and 0 < count <= MAX_RUN):
-                    self._check(event, shape, batch, position)
-                    continue
-                tokens = bytes(raw_tokens)
-                head = shape.heads.get(count) or shape.head(count)
-                if not tokens.startswith(head):
-                    self._check(event, shape, batch, position)
-                    continue
-                if are_ids(tokens, len(head)) is None:
-                    if are_pairs(tokens, len(head)) is None:
-                        self._check(event, shape, batch, position)
-                        continue
-                    self.pairs = True
-                keys = None
-                if raw_keys is not UNSET:
-                    usual = self._usual_keys.get(count)
-                    if usual is not None and usual[0] == raw_keys:
-                        keys = usual[1]
-                    elif (keys := self._good_keys(bytes(raw_keys), count)) is None:
-                        self._check(event, shape, batch, position)
-                        continue
-                meta = shape.meta
-                if carried != NOTHING_CARRIED:
-                    if carried == shape.last_carried:
-                        meta = shape.last_meta
-                    else:
-                        known = self._good_meta(event, shape, carried, count)
-                        if known is None:
-                            self._check(event, shape, batch, position)
-                            continue
-                        meta = known
-                chunk = Chunk(hashes, None if parent is UNSET else parent, tokens, meta, keys)
-                named = None
-                if count != 1:
-                    named = dict.fromkeys(hashes, chunk)
-                    if len(named) != count:
-                        self._check(event, shape, batch, position)
-                        continue
-                taken += 1
-                if not (shape.sizes.quiet and (shape.several or (count == 1 and shape.native))):
-                    self._observe(shape, size, count)
-                steps.append((event, shape, chunk, named))
-            elif type(event) is BlockRemoved:
-                removed += 1
-                if not batch.uniform or event.medium not in spoken or not event.block_hashes:
-                    bad = self._check_removed(event)
-                    if bad:
-                        continue
+                self._check(event, batch, steps)
+            elif type(event) is not BlockRemoved:
+                self._stats.cleared += 1
+                steps.append(event)  # type: ignore[arg-type]
+            elif self.removable(event):
                 steps.append(event)
-            elif type(event) is AllBlocksCleared:
-                stats.cleared += 1
-                steps.append(event)
-        stats.stored += stored
-        stats.removed += removed
-        if batch.bytes_hashes:
-            self._bytes += taken
-        else:
-            self._ints += taken
         return steps
 
-    def _check_removed(self, event: BlockRemoved[Any]) -> bool:
-        """Whether the removal cannot be applied; that is counted."""
+    def removable(self, event: BlockRemoved[Any]) -> bool:
+        """Count a removal; whether it can be applied. If not, that is counted, too."""
+        self._stats.removed += 1
         self._note_medium(event.medium)
         found = check_removed(event)
         if isinstance(found, Reason):
             self._stats.rejected[found] += 1
-            return True
+            return False
         if not event.block_hashes:
             self._stats.filtered[Filtered.NO_HASHES] += 1
-            return True
-        return False
+            return False
+        return True
 
-    def _check(self, event: BlockStored[Any], shape: Shape, batch: Batch, position: int) -> None:
-        """Take in a store that is not plainly in order, or count what is wrong with it."""
+    def _check(self, event: BlockStored[Any], batch: Batch, steps: list[Step]) -> None:
+        """Take in a store, or count what is wrong with it."""
         stats = self._stats
+        if lacks_field(event):
+            stats.rejected[Reason.MISSING_FIELD] += 1
+            return
+        stats.stored += 1
+        shape = self._shape_of(event)
+        if shape.left_out:
+            stats.filtered[Filtered.GROUP] += 1
+            return
         size = event.block_size
         tokens = check_stored(event)
         if isinstance(tokens, Reason):
             stats.rejected[tokens] += 1
-            if tokens is Reason.MISSING_FIELD:
-                stats.stored -= 1  # it could not be read
             return
         if not event.block_hashes:
             stats.filtered[Filtered.NO_HASHES] += 1
@@ -265,20 +186,18 @@ class Admission:
             return
         if event.block_size != size:
             self.touched = True
-            shape = self._shape(event)
-        extras = None if batch.extras is None else batch.extras.get(position)
+            shape = self._shape_of(event)
+        extras = None
+        if batch.extras is not None:
+            extras = next((batch.extras.get(at) for at, each in enumerate(batch.events) if each is event), None)
         for part in split_long(event):
-            self._take_in(part, shape, tokens, extras)
-
-    def _take_in(self, event: BlockStored[Any], shape: Shape, tokens: int, extras: Extras | None) -> None:
-        """Make a step of a store that keeps the rules."""
-        chunk = None
+            chunk = None
+            if tokens:
+                chunk = chunk_of(self._index, part, extras)
+                self._observe(shape, part.block_size, len(part.block_hashes))
+            steps.append(Checked(part, shape, chunk, extras))
         if tokens:
-            chunk = chunk_of(self._index, event, extras)
-            self._observe(shape, event.block_size, len(event.block_hashes))
-        else:
-            self.offloads = True
-        self._steps.append(OddStore(event, shape, chunk, extras))
+            shape.expect(len(event.block_hashes))
 
     def _observe(self, shape: Shape, size: int, blocks: int) -> None:
         """Learn block sizes from a store."""
@@ -291,25 +210,22 @@ class Admission:
         self.relearned |= detector.observe(size, blocks)
         sizes.quiet = detector.settled
         if before != (detector.proven, detector.single, detector.divisor, detector.variable):
-            for other in self._shapes.values():
+            for other in self.shapes.values():
                 if other.group == shape.group:
                     other.learn(sizes)
-            for step in self._steps:
-                if type(step) is tuple and step[1].group == shape.group:
-                    step[1].learn(sizes)
             shape.learn(sizes)
         elif shape.sizes is not sizes:
             shape.learn(sizes)
 
-    def _good_keys(self, keys: bytes, count: int) -> bytes | None:
+    def good_keys(self, keys: bytes, count: int) -> bytes | None:
         """``extra_keys`` of so many blocks; None if they are not what they should be."""
         if not keys_ok(keys, count):
             return None
         if not keys[body_at(keys) or 1 :].strip(b"\xc0"):
-            self._usual_keys[count] = Raw(keys), keys
+            self.usual_keys[count] = Raw(keys), keys
         return keys
 
-    def _good_meta(self, event: BlockStored[Any], shape: Shape, carried: list[Any], count: int) -> Meta | None:
+    def good_meta(self, event: BlockStored[Any], shape: Shape, carried: list[Any], count: int) -> Meta | None:
         """The meta of a store with fields that are only carried; None if they are not what they should be, or long."""
         if not texts_ok(carried[:4]):
             return None
@@ -323,8 +239,20 @@ class Admission:
             shape.last_carried, shape.last_meta = own_copy(carried), meta
         return meta
 
-    def _shape(self, event: BlockStored[Any]) -> Shape:
-        """The shape of an event whose spelling is not known."""
+    def _shape_of(self, event: BlockStored[Any]) -> Shape:
+        """The shape of an event."""
+        spelling = (
+            event.block_size,
+            event.medium,
+            event.lora_id,
+            event.lora_name,
+            event.group_idx,
+            event.kv_cache_spec_kind,
+            event.kv_cache_spec_sliding_window,
+        )
+        return self.shapes.get(spelling) or self._new_shape(event, spelling)
+
+    def _new_shape(self, event: BlockStored[Any], spelling: tuple[Any, ...]) -> Shape:
         group = None if isinstance(event.group_idx, UnsetType) else event.group_idx
         self._note_medium(event.medium)
         known = group in self.known or self._gets_known(group)
@@ -344,6 +272,7 @@ class Admission:
         shape.complete = (event.medium, event.lora_id, event.lora_name) == (spelled, lora_id, lora_name)
         if self._prefix_only and isinstance(kind, str) and kind not in PREFIX_KINDS:
             shape.left_out = True
+            shape.matchers = NO_MATCHERS
             if known:
                 self.no_prefix.add(group)
         elif known and medium is not None and 0 < size <= MAX_SIZE:
@@ -355,16 +284,15 @@ class Admission:
         if weight_of(shape.meta) > MAX_SHARED:
             shape.good = False
         elif shape.good or shape.left_out:
-            if len(self._shapes) >= _MAX_SHAPES:
-                self._shapes.clear()
-            spelling = (size, event.medium, event.lora_id, event.lora_name, event.group_idx, kind, window)
-            self._shapes[spelling] = shape
+            if len(self.shapes) >= _MAX_SHAPES:
+                self.shapes.clear()
+            self.shapes[spelling] = shape
         return shape
 
     def _note_medium(self, medium: str | UnsetType | None) -> None:
         key = medium_key(medium)
         if key is not None:
-            self._spoken.add(medium)
+            self.spoken.add(medium)
         self.media.add(key or UNKNOWN_MEDIUM)
 
     def _gets_known(self, group: int | None) -> bool:
@@ -376,18 +304,18 @@ class Admission:
     def _right_kind(self, block: Hash) -> bool:
         """Whether the hash is of this stream's kind. The majority decides, so an odd event changes nothing."""
         if isinstance(block, int):
-            self._ints += 1
-            return self._ints >= self._bytes
-        self._bytes += 1
-        return self._bytes >= self._ints
+            self.ints += 1
+            return self.ints >= self.bytes
+        self.bytes += 1
+        return self.bytes >= self.ints
 
     def dump(self) -> list[Any]:
         """Plain data for a restart."""
-        return [[self._ints, self._bytes], list(self.no_prefix), list(self.known)]
+        return [[self.ints, self.bytes], list(self.no_prefix), list(self.known)]
 
     def load(self, data: list[Any]) -> None:
         """The reverse of :meth:`dump`."""
-        (self._ints, self._bytes), no_prefix, known = data
+        (self.ints, self.bytes), no_prefix, known = data
         self.no_prefix.update(no_prefix)
         self.known.update(known)
 

@@ -4,8 +4,9 @@ In: decoded batches of one source, in order. Out: events in which every store ca
 is stored once and removed once, however many copies the engine keeps. Parents come before children, and leaves go
 before their parents. Media have names that routers know. What is left out, or cannot be, is counted with a reason.
 
-There is one way for all events. Each is checked once (``admission``) and applied once, in order: what nearly all stores
-are, new blocks behind a known parent, here, any other store in ``stores``, removals in ``removals``.
+There is one way for all events. Each is checked once and applied once, in order. As long as they are plainly in order,
+as nearly all are, both are done at once (``plain``). From the first one that is not, the rest of the batch is checked
+before any of it is applied (``admission``, then ``stores`` and ``removals``).
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from kvbus.core.blocks.announce import announce, removals_of
 from kvbus.core.blocks.index import Index
-from kvbus.core.blocks.size import ITEM_BYTES
-from kvbus.core.normalizing.admission import Admission, Step
+from kvbus.core.normalizing.admission import Admission, Checked, Step
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
+from kvbus.core.normalizing.plain import PlainEvents
 from kvbus.core.normalizing.removals import Removals
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Sizes
@@ -29,7 +30,8 @@ from kvbus.core.normalizing.stores import Stores
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.core.wire.codec import AnyEvent, Batch
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvbus.core.wire.tokens import are_pairs
 
 
 class Normalizer:
@@ -49,8 +51,10 @@ class Normalizer:
         """Some output needs removals in place of a clear."""
         self._refused: set[str] = set()
         """Media of stores that were refused because the index is at its limit."""
-        self.bytes_hashes = False
-        """Whether the last batch named its blocks by byte strings."""
+        self.form = 0
+        """The form that the last batch came in, see :func:`kvbus.core.wire.codec.decode`."""
+        self.as_it_came = False
+        """The events that left of the last batch are those of its payload, exactly."""
         self._begin(self._new_admission())
 
     def _new_admission(self) -> Admission:
@@ -93,6 +97,7 @@ class Normalizer:
             self.stats,
             self._refused,
         )
+        self._plain = PlainEvents(self.index, admission, self._removals, self._stores, self._leaving, self.stats)
 
     def reset(self, *, same_epoch: bool = False) -> None:
         """Nothing is known of the cache any more. In the same epoch, what was learned of the stream stays."""
@@ -125,19 +130,19 @@ class Normalizer:
         return self._admission.media | self.index.media_names
 
     @property
-    def as_it_came(self) -> bool:
-        """Whether the events that left of the last batch are those of its payload, exactly."""
-        return self._leaving.as_it_came
-
-    @property
     def cleared(self) -> list[Any]:
         """Where :attr:`names_cleared`: for each clear in the last batch, what makes the removals that say the same."""
         return self._leaving.cleared
 
     @property
+    def bytes_hashes(self) -> bool:
+        """Whether the last batch named its blocks by byte strings."""
+        return bool(self.form & 1)
+
+    @property
     def pairs(self) -> bool:
-        """Whether tokens of the last batch were EAGLE's pairs."""
-        return self._admission.pairs
+        """Whether tokens of what left of the last batch are EAGLE's pairs."""
+        return any(are_pairs(event.token_ids) for event in self._leaving.events if isinstance(event, BlockStored))
 
     @property
     def _clears_all_tiers(self) -> bool:
@@ -184,81 +189,43 @@ class Normalizer:
             first_of_epoch: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
                 clear resets every tier; vLLM's speaks of the GPU pool alone).
         """
-        if first_of_epoch and batch.events and isinstance(batch.events[0], AllBlocksCleared):
+        events = batch.events
+        if first_of_epoch and events and isinstance(events[0], AllBlocksCleared):
             self._seen_to_clear_all = True
+        out: list[AnyEvent] = []
+        admission, leaving = self._admission, self._leaving
+        leaving.events = out
+        leaving.touched = admission.touched = self.emptied = False
+        if leaving.cleared:
+            leaving.cleared = []
+        if batch.rejects:
+            admission.count_rejects(batch.rejects)
         if batch.uniform:
-            self.bytes_hashes = batch.bytes_hashes
-        self.emptied = False
-        leaving, admission = self._leaving, self._admission
-        out = leaving.begin()
-        steps = admission.steps(batch)
-        if admission.relearned and (len(self.index) or len(self.tails)):
-            self._rebuild()
-        self._apply(steps, out)
-        if admission.touched:
-            leaving.touched = True
-        steps.clear()
-        leaving.finish(batch)
+            self.form = batch.form
+        rest = self._plain.apply(batch, out)
+        if rest:
+            self._apply_rest(rest, batch)
+        if self._removals.busy:
+            self._removals.finish()
+        self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == events
         return out
 
-    def _apply(self, steps: list[Step], out: list[AnyEvent]) -> None:
-        index, removals, stores = self.index, self._removals, self._stores
-        removals.begin(offloads=self._admission.offloads)
-        stores.begin()
-        early = stores.early
-        touched = False
+    def _apply_rest(self, events: list[Event], batch: Batch) -> None:
+        """Apply the remaining events of a batch: all are checked before any is applied."""
+        admission, removals, stores = self._admission, self._removals, self._stores
+        steps = admission.check_all(events, batch)
+        if admission.relearned and (len(self.index) or len(self.tails)):
+            self._rebuild()
         clears = 0
         for at, step in enumerate(steps):
-            if type(step) is tuple:
-                event, shape, chunk, named = step
-                table = shape.table
-                if table is None or not shape.native or early:
-                    stores.store(steps, at)
-                    continue
-                blocks = table.blocks
-                parent: Any = event.parent_block_hash
-                if parent is not None:
-                    holder = blocks.get(parent)
-                    if holder is None:
-                        if parent is UNSET or parent in chunk.hashes or index.find(shape.group, parent) is None:
-                            stores.store(steps, at)
-                            continue
-                    elif holder.hashes[-1] == parent:
-                        chunk.parent = holder.hashes[-1]  # one object for one hash
-                block = chunk.hashes[0]
-                if block in blocks if named is None else not blocks.keys().isdisjoint(named):
-                    stores.store(steps, at)
-                    continue
-                count = 1 if named is None else len(named)
-                held = ITEM_BYTES * (1 + count) + len(chunk.tokens)
-                if chunk.extra_keys is not None:
-                    held += len(chunk.extra_keys)
-                size = index.size
-                live, held_then = size.blocks + count, size.at_most + held
-                if live > stores.most_blocks or held_then > stores.most_bytes:
-                    stores.store(steps, at)  # it may fit all the same
-                    continue
-                size.blocks, size.at_most = live, held_then
-                if named is None:
-                    blocks[block] = chunk
-                else:
-                    blocks.update(named)
-                if not shape.complete:
-                    shape.as_sent(event)
-                    touched = True
-                if removals.waiting:
-                    removals.flush()
-                out.append(event)
+            if type(step) is Checked:
+                stores.store(steps, at)
             elif type(step) is BlockRemoved:
                 removals.remove(step)
-            elif type(step) is AllBlocksCleared:
-                self._clear(second=clears > 0)
-                clears += 1
             else:
-                stores.store(steps, at)
-        removals.finish()
-        if touched:
-            self._leaving.touched = True
+                self._clear(steps, second=clears > 0)
+                clears += 1
+        stores.finish()
 
     def dump(self) -> dict[str, Any]:
         """What has been learned about the stream beside its blocks, as plain data."""
@@ -313,6 +280,7 @@ class Normalizer:
         """Blocks were put in or taken out without being counted: count them all."""
         self.index.count()
         self.tails.count()
+        self._stores.make_room()
 
     @property
     def tails(self) -> Index:
@@ -340,7 +308,7 @@ class Normalizer:
         leaving.events.append(AllBlocksCleared())
         self._stores.rebuild()
 
-    def _clear(self, *, second: bool) -> None:
+    def _clear(self, steps: list[Step], *, second: bool) -> None:
         """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
 
         vLLM resets what its pool has moved to other tiers by a ``second`` clear in the same batch. Where other tiers
@@ -364,7 +332,7 @@ class Normalizer:
                 for block in list(table.blocks):
                     removals.remove_one(key, block)
             self.index.drop_empty(cleared)
-            self._admission.forget()
+            self._admission.forget(steps)
             return
         if self.names_cleared:
             removals.put_back()
@@ -376,4 +344,4 @@ class Normalizer:
                 last = self.index.given_up()
                 leaving.cleared.append(lambda: removals_of(last))
         self.index.clear()
-        self._admission.forget()
+        self._admission.forget(steps)

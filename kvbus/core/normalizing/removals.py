@@ -56,16 +56,16 @@ class Removals:
         """The blocks, in the order they went."""
 
         # The batch under way.
-        self.offloads = False
-        """A store of the batch may name blocks that it has removed."""
-        self._just_removed: dict[tuple[int | None, Hash], Chunk] = {}
-        """These blocks."""
+        self.busy = False
+        """There are removals."""
+        self._unknown: dict[int | None, int] = {}
+        """Removals of blocks that are not known, by group: which groups are left out is known when the batch ends."""
+        self._left: list[dict[TableKey, dict[Hash, Chunk]]] = []
+        """Blocks of the runs that have left."""
+        self._cut: dict[tuple[int | None, Hash], Chunk] = {}
+        """Blocks that were reblocked."""
         self._reblocked: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
         """Sub-blocks whose removal leaves at the end of the batch, unless they are stored again; with their parents."""
-
-    def begin(self, *, offloads: bool) -> None:
-        """A batch begins."""
-        self.offloads = offloads
 
     def remove(self, event: BlockRemoved[Any]) -> None:
         """Apply one event."""
@@ -75,9 +75,12 @@ class Removals:
         key: TableKey = (group, name)  # type: ignore[assignment]
         table = self._index.tables.get(key)
         hashes = event.block_hashes
-        self.waiting = True
+        self.waiting = self.busy = True
         if table is None or key in self._left_out.coarse:
             self._as_they_came = False
+            if table is None and group is not None and not self._left_out:
+                self._unknown[group] = self._unknown.get(group, 0) + len(hashes)
+                return
             for block in hashes:
                 self.remove_one(key, block)
             return
@@ -133,8 +136,6 @@ class Removals:
                     if not at:
                         size.firsts_gone.append((table, chunk))
                     self._unreference(key, table, chunk, at)
-                    if self.offloads:
-                        self._just_removed[group, block] = chunk
                     continue
             gone[block] = chunk
         if before is not None:
@@ -143,8 +144,8 @@ class Removals:
             if (names[at - 1] if at else before.parent) in gone:
                 plain = False
         size.blocks -= went
-        if self.offloads:
-            self._just_removed.update(((group, block), gone[block]) for block in hashes if block in gone)
+        if len(size.firsts_gone) > MANY:
+            size.settle()
         if plain:
             self._events.append(event)
         else:
@@ -152,7 +153,8 @@ class Removals:
 
     def remove_one(self, key: TableKey, block: Hash) -> None:
         """Take one copy of a block away, wherever it is."""
-        self.waiting, self._as_they_came = True, False
+        self.waiting = self.busy = True
+        self._as_they_came = False
         group, medium = key
         if self._left_out.coarse and self._left_out.remove_coarse(key, block):
             return
@@ -161,8 +163,7 @@ class Removals:
             holders = self._index.tables_with(medium, block) if group is None else []
             if len(holders) != 1:
                 if holders or not self._left_out.remove_tail(key, block):
-                    reason = Filtered.GROUP if group in self._no_prefix else Filtered.UNKNOWN_BLOCK
-                    self._stats.filtered[reason] += 1
+                    self._unknown[group] = self._unknown.get(group, 0) + 1
                 return
             key, table = holders[0]
         chunk = table.remove(block)
@@ -170,8 +171,6 @@ class Removals:
             self._stats.filtered[Filtered.COPY] += 1
             return
         self._index.size.remove(table, block, chunk)
-        if self.offloads:
-            self._just_removed[group, block] = chunk
         if chunk.derived is None:
             self._gone.setdefault(key, {})[block] = chunk
         else:
@@ -179,10 +178,15 @@ class Removals:
 
     def just_removed(self, group: int | None, block: Hash) -> Chunk | None:
         """The chunk of a block that this batch has removed."""
-        return self._just_removed.get((group, block))
+        for run in (self._gone, *reversed(self._left)):
+            for key, gone in run.items():
+                if key[0] == group and block in gone:
+                    return gone[block]
+        return self._cut.get((group, block))
 
     def _unreference(self, key: TableKey, table: Table, chunk: Chunk, at: int) -> None:
         """Block ``at`` of a reblocked chunk is gone: so are those of its sub-blocks that no other block has."""
+        self._cut[key[0], chunk.hashes[at]] = chunk
         derived, per_block = chunk.reblocked()
         for i in range(at * per_block, (at + 1) * per_block):
             name = derived[i]
@@ -208,7 +212,8 @@ class Removals:
                 self._leave(gone, {})
             self._as_they_came = True
         self._events.clear()
-        self._gone.clear()
+        self._left.append(self._gone)
+        self._gone = {}
 
     def finish(self) -> None:
         """The batch ends: sub-blocks that were not stored again leave, too."""
@@ -218,21 +223,28 @@ class Removals:
             for key, gone in self._gone.items():
                 self._leave(gone, self._reblocked.get(key, {}))
             self._reblocked.clear()
-            self._gone.clear()
-            self._events.clear()
-            self._as_they_came, self.waiting = True, False
-        elif self.waiting:
-            self.flush()
-        if self.offloads:
-            self._just_removed.clear()
-        size = self._index.size
-        if len(size.firsts_gone) > MANY:
-            size.settle()
+            self._cut.clear()
+        elif not self._as_they_came:
+            for gone in self._gone.values():
+                self._leave(gone, {})
+        elif self._events:
+            self._leaving.events.extend(self._events)
+        if self._unknown:
+            for group, count in self._unknown.items():
+                reason = Filtered.GROUP if group in self._no_prefix else Filtered.UNKNOWN_BLOCK
+                self._stats.filtered[reason] += count
+            self._unknown.clear()
+        self._events.clear()
+        self._gone.clear()
+        self._left.clear()
+        self._as_they_came = True
+        self.waiting = self.busy = False
 
     def drop(self) -> None:
         """A clear says all of it."""
         self._events.clear()
-        self._gone.clear()
+        self._left.append(self._gone)
+        self._gone = {}
         self._reblocked.clear()
         self._as_they_came, self.waiting = True, False
 

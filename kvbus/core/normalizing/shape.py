@@ -7,19 +7,17 @@ anew whenever what it followed from has changed.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from msgspec import UNSET, Raw
 
 from kvbus.core.blocks.chunk import Meta
-from kvbus.core.blocks.index import Table
+from kvbus.core.blocks.index import MAX_RUN, Table
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.wire.codec import complete
 from kvbus.core.wire.schema import BlockStored
-from kvbus.core.wire.tokens import array_head
-
-_MAX_HEADS: Final = 1024
-_NO_HEAD: Final = b"\xc1"
+from kvbus.core.wire.tokens import Matcher, matcher
 
 NOTHING_CARRIED: Final = [UNSET] * 5
 """No locality, ownership, session, salt and lookahead."""
@@ -36,6 +34,16 @@ class Sizes:
         """One more store of the group's own size has nothing to teach, see :attr:`BlockSizeDetector.settled`."""
 
 
+class _NoMatchers(dict[int, Matcher]):
+    """For stores of any number of blocks, what matches no tokens."""
+
+    def __missing__(self, blocks: int) -> Matcher:
+        return _never
+
+
+_never: Final = re.compile(rb"(?!)").fullmatch
+NO_MATCHERS: Final = _NoMatchers()
+
 UNKNOWN_SIZES: Final = Sizes(BlockSizeDetector())
 """Those of a group that has not stored any block with tokens."""
 
@@ -47,15 +55,14 @@ class Shape:
         "complete",
         "good",
         "group",
-        "heads",
         "known",
         "last_carried",
         "last_meta",
         "left_out",
+        "matchers",
         "medium",
         "meta",
         "native",
-        "several",
         "sizes",
         "spelled",
         "table",
@@ -80,30 +87,30 @@ class Shape:
         self.sizes = UNKNOWN_SIZES
         self.native = False
         """Blocks of this size leave as they came."""
-        self.several = False
-        """So they do, and the group's block size has been proven by an event of several."""
         self.table: Table | None = None
-        """Where the blocks go; None before any has come."""
-        self.heads: dict[int, bytes] = {}
-        """The array header of the tokens, by number of blocks."""
+        """Where the blocks go, if they leave as they came; None before any has come."""
+        self.matchers: dict[int, Matcher] = {}
+        """By number of blocks: what matches the tokens of stores that are plainly in order, and have nothing to teach
+        once :attr:`Sizes.quiet` says so."""
         self.last_carried: list[Any] = NOTHING_CARRIED
         self.last_meta = meta
         """That of :attr:`last_carried`."""
 
-    def head(self, blocks: int) -> bytes:
-        """The msgpack array header of the tokens of so many blocks; what begins no array where none is so long."""
-        count = blocks * self.meta.block_size
-        head = array_head(count) if count < 1 << 32 else _NO_HEAD
-        if len(self.heads) < _MAX_HEADS:
-            self.heads[blocks] = head
-        return head
-
     def learn(self, sizes: Sizes) -> None:
         """The group's block sizes are these now."""
         self.sizes = sizes
+        self.native = sizes.detector.is_native(self.meta.block_size)
+        self.matchers.clear()
+        if not self.native:
+            self.table = None
+
+    def expect(self, blocks: int) -> None:
+        """Stores of so many blocks will come again. Only where a size is proven those of several teach nothing."""
         size = self.meta.block_size
-        self.native = sizes.detector.is_native(size)
-        self.several = self.native and sizes.detector.proven == size
+        if self.good and self.native and 0 < blocks <= MAX_RUN and (blocks == 1 or self.sizes.detector.proven == size):
+            found = matcher(blocks * size)
+            if found is not None:
+                self.matchers[blocks] = found
 
     def as_sent(self, event: BlockStored[Any]) -> None:
         """Fill in what was not sent, and write the medium as kvbus does."""

@@ -15,7 +15,7 @@ from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index, Table, TableKey
 from kvbus.core.blocks.live_order import in_order
 from kvbus.core.blocks.size import chunk_bytes
-from kvbus.core.normalizing.admission import OddStore, Step, Store, chunk_of
+from kvbus.core.normalizing.admission import Checked, Step, chunk_of
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.derived_hashes import derive_chunk
 from kvbus.core.normalizing.leaving import Leaving
@@ -72,26 +72,28 @@ class Stores:
         self._run_end = 0
         self._holders: dict[tuple[int | None, Hash], int] = {}
         """Where a block of the run is stored first."""
-        self.early: set[int] = set()
+        self._early: set[int] = set()
         """Stores, by identity, that a child before them in the run needed."""
 
-    def begin(self) -> None:
-        """A batch begins."""
-        self._run_end = 0
-        self.early.clear()
-        self._make_room()
+        self.make_room()
 
-    def _make_room(self) -> None:
+    def finish(self) -> None:
+        """The batch ends."""
+        self._run_end = 0
+        self._early.clear()
+
+    def make_room(self) -> None:
+        """Something else is left out."""
         self.most_blocks = self._rules.max_blocks - len(self._left_out)
         self.most_bytes = self._rules.max_index_bytes - self._left_out.bytes
 
     def store(self, steps: Sequence[Step], at: int) -> None:
         """Apply the store at this place. A parent that comes later in the same run goes first."""
-        waiting = [at] if id(steps[at]) not in self.early else []
+        waiting = [at] if id(steps[at]) not in self._early else []
         while waiting:
             later = self._parent_later(steps, waiting[-1], at)
             if later is not None:
-                self.early.add(id(steps[later]))
+                self._early.add(id(steps[later]))
                 waiting.append(later)
                 continue
             self._apply(steps[waiting.pop()])  # type: ignore[arg-type]
@@ -100,50 +102,43 @@ class Stores:
         """Where the unknown parent of a store comes, if later in the run, and not under way."""
         if now + 1 >= len(steps):
             return None
-        step = steps[at]
-        if isinstance(step, tuple):
-            parent, group = step[0].parent_block_hash, step[1].group
-        else:
-            parent, group = step.event.parent_block_hash, step.shape.group  # type: ignore[union-attr]
+        step: Checked = steps[at]  # type: ignore[assignment]
+        parent, group = step.event.parent_block_hash, step.shape.group
         if parent is None or parent is UNSET or self._index.find(group, parent) is not None:
             return None
         if now >= self._run_end:
             self._look_at_run(steps, now)
         later = self._holders.get((group, parent))
-        return None if later is None or later <= now or id(steps[later]) in self.early else later
+        return None if later is None or later <= now or id(steps[later]) in self._early else later
 
     def _look_at_run(self, steps: Sequence[Step], now: int) -> None:
         """Find out where each block of the run of stores around this place is stored first."""
         start, end = now, now + 1
-        while start and is_store(steps[start - 1]):
+        while start and type(steps[start - 1]) is Checked:
             start -= 1
-        while end < len(steps) and is_store(steps[end]):
+        while end < len(steps) and type(steps[end]) is Checked:
             end += 1
         self._run_end = end
         self._holders.clear()
         for at in range(end - 1, start - 1, -1):
-            step = steps[at]
-            event, shape = step[:2] if isinstance(step, tuple) else (step.event, step.shape)  # type: ignore[union-attr]
-            for block in event.block_hashes:
-                self._holders[shape.group, block] = at
+            step: Checked = steps[at]  # type: ignore[assignment]
+            for block in step.event.block_hashes:
+                self._holders[step.shape.group, block] = at
 
-    def _apply(self, step: Store | OddStore) -> None:
-        if isinstance(step, tuple):
-            event, shape, extras = step[0], step[1], None
-            chunk: Chunk | None = step[2]
-        else:
-            event, shape, chunk, extras = step.event, step.shape, step.chunk, step.extras
+    def _apply(self, step: Checked) -> None:
+        event, shape, chunk = step.event, step.shape, step.chunk
         if not shape.complete or event.parent_block_hash is UNSET:
             self._leaving.touched = True
             shape.as_sent(event)
         if chunk is None:
-            chunk = self._offloaded(event, shape, extras)
+            chunk = self._offloaded(event, shape, step.extras)
             if chunk is None:
                 self._stats.filtered[Filtered.TOKENLESS] += 1
                 return
-        self._place(event, shape, chunk, extras)
+        self.place(event, shape, chunk, step.extras)
 
-    def _place(self, event: BlockStored[Any], shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
+    def place(self, event: BlockStored[Any], shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
+        """Apply one store, whatever has become of its parent. All fields that kvbus sends are there."""
         detector = self._sizes[shape.group].detector
         hashes = chunk.hashes
         treatment = detector.treatment(chunk.block_size, len(hashes))
@@ -154,7 +149,9 @@ class Stores:
         if treatment is Treatment.COARSE or treatment is Treatment.TAIL:
             self._leave_out(key, chunk, treatment)
             return
-        table = shape.table = self._index.table(*key)
+        table = self._index.table(*key)
+        if treatment is Treatment.NATIVE:
+            shape.table = table
         fresh = table.blocks.keys().isdisjoint(hashes)
         if chunk.parent is not None and not self._parent_ok(shape, chunk, table):
             return
@@ -180,6 +177,7 @@ class Stores:
     def fits(self, blocks: int, held: int) -> bool:
         """Whether so many blocks and bytes more may be kept; if not, that is counted."""
         rules, size, left_out = self._rules, self._index.size, self._left_out
+        self.make_room()
         room = rules.max_blocks - size.blocks - blocks - len(left_out)
         room_bytes = rules.max_index_bytes - size.at_most - held - left_out.bytes
         if room >= 0 and (room_bytes >= 0 or room_bytes + size.at_most - size.bytes >= 0):
@@ -198,7 +196,7 @@ class Stores:
             self._left_out.store_tail(key, hashes[0], chunk)
         else:
             self._left_out.store_coarse(key, hashes)
-        self._make_room()
+        self.make_room()
 
     def _parent_ok(self, shape: Shape, chunk: Chunk, table: Table) -> bool:
         parent = chunk.parent
@@ -333,12 +331,8 @@ class Stores:
                 self._reference(key, chunk, a, b)
         self._index.count()
         self._left_out.tails.count()
+        self.make_room()
         self._leaving.events.extend(announce(self._index))
 
     def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
         return self._sizes[group].detector.treatment(chunk.block_size, len(chunk.hashes))
-
-
-def is_store(step: Step) -> bool:
-    """Whether a step stores blocks."""
-    return isinstance(step, tuple | OddStore)

@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
+
+
+class LostReason(StrEnum):
+    """Why batches will never arrive."""
+
+    NO_REPLAY = "no_replay"
+    """There is neither a replay nor a snapshot to ask for them."""
+    NO_ANSWER = "no_answer"
+    """Nobody answered the replay or snapshot requests in time."""
+    UNAVAILABLE = "unavailable"
+    """The publisher has no snapshot to give, and there is no replay."""
+    TRIMMED = "trimmed"
+    """The publisher's replay buffer no longer reaches back that far (engines keep about 10,000 batches)."""
+    HOLE = "hole"
+    """The publisher answered without them: vLLM uses up a seq when encoding or sending fails."""
+
+
+class RestartReason(StrEnum):
+    """What has shown that a new epoch begins."""
+
+    PUBLISHER_ID = "publisher_id"
+    """The 16-byte publisher id of a 24-byte sequence frame changed."""
+    PAYLOAD = "payload"
+    """A seq came again with another payload."""
+    WENT_BACK = "went_back"
+    """The publisher's newest batch is older than one it has sent, or there is no batch left to compare."""
+    REBUILT = "rebuilt"
+    """No restart: more of the epoch can be had than is known, or nobody knows. It is read from the beginning again."""
 
 
 class Deliver(msgspec.Struct):
@@ -16,11 +46,14 @@ class Deliver(msgspec.Struct):
 class NewEpoch(msgspec.Struct):
     """The publisher is in a new epoch: nothing of the old one is true any more."""
 
+    reason: RestartReason = RestartReason.WENT_BACK
+
 
 class Lost(msgspec.Struct):
     """``count`` batches will never come; the ones after them follow."""
 
     count: int
+    reason: LostReason = LostReason.HOLE
 
 
 class Synced(msgspec.Struct):

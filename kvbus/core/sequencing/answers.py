@@ -5,9 +5,10 @@ Content decides whether an answer belongs to the epoch known so far. ``replay_re
 
 from __future__ import annotations
 
+from kvbus.core.sequencing.actions import LostReason, RestartReason
 from kvbus.core.sequencing.machine import Machine
 from kvbus.core.sequencing.phases import Guard, Input, Phase
-from kvbus.core.sequencing.replay_requests import OpenRequest
+from kvbus.core.sequencing.replay_requests import OpenRequest, Purpose
 from kvbus.core.types import Reason
 
 
@@ -26,12 +27,12 @@ class Answers(Machine):
         known, tracker = self._known, self._tracker
         if self.phase is Phase.BACKFILL:
             if known.backfill.answered(seq):
-                self._new_epoch(now, restart=False)
+                self._new_epoch(now, RestartReason.REBUILT)
             else:
                 self._take(Input.ANSWERED, now)
             return
         if asked.contradicts(seq, payload, tracker):
-            self._new_epoch(now)
+            self._new_epoch(now, RestartReason.PAYLOAD)
             return
         if asked.begins_beyond(seq) and not self._accept_beyond(seq, now):
             return
@@ -40,13 +41,24 @@ class Answers(Machine):
         known.buffer.keeps = True
         if asked.saw_last_delivered and self.phase is Phase.VERIFY:
             self._take(Input.CONFIRMED, now)
-            tracker.drain()
+            if not self.settings.compacted:
+                tracker.drain()
         if seq < tracker.next:
             if asked.last_delivered < 0 or asked.saw_last_delivered:
                 tracker.fingerprints.learn(seq, payload, tracker.next)
             return
         if known.is_far(seq):
             self.stats.rejected[Reason.SEQ_RANGE] += 1
+            return
+        if self.settings.compacted:
+            if seq > tracker.next and asked.items == 1 and asked.purpose in (Purpose.SYNC, Purpose.GAP):
+                if self.settings.snapshot and asked.purpose is Purpose.GAP:
+                    known.gap_attempts = self.settings.attempts
+                    known.lost_because = LostReason.TRIMMED
+                    self._take(Input.ANSWERED, now)
+                    return
+                known.trimmed_before(seq)
+            tracker.compacted(seq, payload)
             return
         if self.phase is Phase.SYNC and asked.items == 1 and tracker.next == 0:
             known.baseline(min(seq, tracker.held.first) if tracker.held else seq)
@@ -70,7 +82,7 @@ class Answers(Machine):
             far = known.is_far(seq)
             if not far:
                 tracker.expose(seq)
-            self._new_epoch(now, restart=far)
+            self._new_epoch(now, RestartReason.WENT_BACK if far else RestartReason.REBUILT)
             return False
         if self.phase is Phase.RECHECK:
             # the publisher numbers far beyond the stale batches: they are not the newest ones of another epoch
@@ -108,19 +120,32 @@ class Answers(Machine):
             known.unverified.forget()
         self._take(Input.ABORTED, now)
 
-    def snapshot(self, request: int, seq: int, now: float) -> bool:
+    def snapshot(self, request: int, seq: int, now: float, *, same_epoch: bool = False) -> bool:
         """A snapshot as of batch ``seq`` has come. -1: nothing was published yet; below: there is no snapshot.
 
+        ``same_epoch``: the publisher says so by its id. Then a snapshot that is older than what is known is only old.
         Returns whether to apply it now. Whoever has applied it calls :meth:`snapshot_applied`.
         """
         asked = self._replay_client.match(request)
-        if asked is None or not self._waits_for_snapshot:
+        if asked is None:
+            return False
+        if self.phase is Phase.BACKFILL:
+            self._new_epoch(now, RestartReason.REBUILT)
+            return False
+        if not self._waits_for_snapshot:
             return False
         if seq < -1:
             self._replay_client.stop()
-            self._no_snapshot(now)
+            self._no_snapshot(now, LostReason.UNAVAILABLE)
             return False
-        if seq + 1 < asked.log_end:
+        if same_epoch and self._tracker.next > 0 and seq < self._tracker.next:
+            self._replay_client.stop()
+            if self.phase is Phase.SNAPSHOT:
+                self._take(Input.COVERED, now)
+            else:
+                self._no_snapshot(now, LostReason.HOLE)
+            return False
+        if seq + 1 < asked.log_end and not same_epoch:
             self._new_epoch(now)  # the publisher has sent more than this: it is in another epoch
             return False
         self._replay_client.stop()
@@ -128,23 +153,56 @@ class Answers(Machine):
         return True
 
     def snapshot_applied(self, now: float) -> None:
-        """The index holds what the snapshot said: go on from there."""
+        """Whoever keeps the blocks has what the snapshot said: go on from there."""
+        if self.settings.compacted:
+            self._tracker.drain()
         self._take(Input.COVERED, now)
 
     @property
     def _waits_for_snapshot(self) -> bool:
         return self.phase in (Phase.SNAPSHOT, Phase.GAP_SNAPSHOT)
 
-    def _no_snapshot(self, now: float) -> None:
-        """The snapshot did not come, or there is none: what the replay still has is better than nothing."""
+    def _no_snapshot(self, now: float, reason: LostReason) -> None:
+        """The snapshot did not come, or did not help: what the replay still has is better than nothing."""
+        known, tracker, replay = self._known, self._tracker, self.settings.replay
+        if not replay:
+            if reason is not LostReason.UNAVAILABLE and self._holds(Guard.ONCE_MORE):
+                self._take(Input.SILENT, now)
+                return
+            known.backfill.request_finished(answered=reason is LostReason.HOLE)
+            known.lost_because = reason
         if self.phase is Phase.GAP_SNAPSHOT:
-            self._known.give_up()
+            if known.interrupted:
+                known.unconfirmed()
+            if not tracker.complete:
+                known.give_up()
+        elif not replay:
+            self._no_history()
+        elif tracker.synced:
+            if tracker.fingerprints.newest(tracker.next) < 0:
+                self._new_epoch(now)  # nothing is left to compare a replay with
+                return
+            known.unconfirmed()
         self._take(Input.UNAVAILABLE, now)
+
+    def _no_history(self) -> None:
+        """Nobody has what came before: the stream goes on with what it has brought itself."""
+        known, tracker = self._known, self._tracker
+        if tracker.held:
+            known.baseline(tracker.held.first)
+        else:
+            known.backfill.nothing_known()
+        tracker.drain()
 
     def _finish(self, asked: OpenRequest, now: float, *, answered: bool) -> None:
         """An answer is over. Ask once more for what it did not bring, then give it up."""
         known = self._known
         over = Input.ANSWERED if answered else Input.SILENT
+        if not answered and self.settings.compacted and self._goes_on(asked):
+            self._take(Input.ABORTED, now)
+            return
+        if answered:
+            known.interrupted = False
         if self.phase is Phase.BACKFILL:
             if answered:
                 known.backfill.answered(None)
@@ -158,15 +216,30 @@ class Answers(Machine):
         ):
             self._new_epoch(now)
         elif self._waits_for_snapshot:
-            self._no_snapshot(now)
+            self._no_snapshot(now, LostReason.HOLE if answered else LostReason.NO_ANSWER)
         elif self.phase is Phase.SYNC:
             self._finish_sync(asked, now, answered=answered)
         elif self.phase in (Phase.VERIFY, Phase.RECHECK, Phase.CATCH_UP):
             self._finish_verify(asked, now, answered=answered)
         else:
+            if self.phase is Phase.GAP:
+                known.lost_because = LostReason.HOLE if answered or asked.items else LostReason.NO_ANSWER
             if answered and asked.expects_batches and not asked.items:
                 known.buffer.answered_with_nothing(self._tracker.live_end)
             self._take(over, now)
+
+    def _goes_on(self, asked: OpenRequest) -> bool:
+        """Whether to ask again where an answer broke off: what it has brought may be the first part of a state."""
+        known = self._known
+        if self._tracker.next > asked.following:
+            known.interrupted = True
+            known.gap_attempts = 0
+        elif asked.saw_last_delivered:
+            known.interrupted = False  # it has nothing else under the last number, and nothing more: END was lost
+        elif known.interrupted:
+            known.gap_attempts += 1
+        waits = self.phase in (Phase.SYNC, Phase.GAP, Phase.CATCH_UP, Phase.RECHECK, Phase.PROBE)
+        return waits and known.interrupted and known.gap_attempts < self.settings.attempts
 
     def _finish_sync(self, asked: OpenRequest, now: float, *, answered: bool) -> None:
         """The history is in, or nobody has it."""
@@ -175,11 +248,15 @@ class Answers(Machine):
             self._take(Input.SILENT, now)
             return
         if asked.items == 0 and tracker.next == 0:
-            if tracker.held:
+            if tracker.held and not (answered and self.settings.compacted):
                 known.baseline(tracker.held.first)
                 known.backfill.pending = known.backfill.partial  # perhaps it had not published anything when asked
             elif answered:
                 known.backfill.nothing_sent()
+            elif self.settings.compacted:
+                known.unconfirmed()
+            if not answered:
+                known.lost_because = LostReason.NO_ANSWER
         tracker.drain()
         self._take(Input.ANSWERED if answered or asked.items else Input.SILENT, now)
 
@@ -199,4 +276,8 @@ class Answers(Machine):
                 self._known.backfill.nothing_known()
                 return
             known.unverified.forget()
+            if self.settings.compacted and self.settings.snapshot:
+                known.gap_attempts = self.settings.attempts
+            elif self.settings.compacted:
+                known.unconfirmed()
         self._take(Input.SILENT if silent else Input.ANSWERED, now)

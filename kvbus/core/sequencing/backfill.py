@@ -7,6 +7,7 @@ from the beginning, until it answers. If its buffer begins before what is known,
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Final
 
 MAX_BACKOFF: Final = 8
@@ -69,6 +70,11 @@ class Backfill:
     def emptied(self) -> None:
         """The publisher's cache is empty now. What it may have in its replay buffer is asked for all the same."""
         self._emptied = True
+
+    @property
+    def next_due(self) -> float:
+        """When it is due; infinity for never."""
+        return self._after if self.pending else inf
 
     def due(self, now: float) -> bool:
         """Whether to ask again now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from kvbus.core.sequencing.actions import Action
+from kvbus.core.sequencing.actions import Action, LostReason
 from kvbus.core.sequencing.backfill import Backfill
 from kvbus.core.sequencing.gap_tracker import GapTracker
 from kvbus.core.sequencing.publisher_buffer import PublisherBuffer
@@ -42,6 +42,8 @@ class Epoch:
         "gap_attempts",
         "gap_start",
         "grace_ends",
+        "interrupted",
+        "lost_because",
         "tracker",
         "unverified",
     )
@@ -53,7 +55,7 @@ class Epoch:
 
         self.tracker: GapTracker
         self.forget_numbers()
-        self.backfill = Backfill(settings.replay_timeout)
+        self.backfill = self._history()
         self.unverified = UnverifiedBatches(settings.reorder_bytes, stats)
         self.buffer = PublisherBuffer()
 
@@ -64,6 +66,14 @@ class Epoch:
         """Where the request went on after a batch that was too large."""
         self.grace_ends: float | None = None
         """When the gap is given up, where there is no replay."""
+        self.lost_because = LostReason.HOLE if settings.asks else LostReason.NO_REPLAY
+        """Why the gap is lost, if it is given up now."""
+        self.interrupted = False
+        """An answer that may have been compacted broke off, and no other one has confirmed where."""
+
+    def _history(self) -> Backfill:
+        pause = self._settings.backfill_pause
+        return Backfill(self._settings.replay_timeout if pause is None else pause)
 
     def forget_numbers(self) -> None:
         """Begin the numbering anew: nothing was delivered that another epoch could be recognised by."""
@@ -92,13 +102,16 @@ class Epoch:
 
     def cover(self, seq: int) -> None:
         """A snapshot as of batch ``seq`` holds all there is to know."""
-        self.backfill = Backfill(self._settings.replay_timeout)
+        self.backfill = self._history()
+        self.interrupted = False
         self.tracker.jump(seq + 1)
+        if self._settings.compacted:
+            self.tracker.answered_end = seq + 1
 
     def emptied(self, *, certain: bool) -> None:
         """The publisher's cache was emptied; what came before is asked for only if that is not ``certain``."""
         if certain:
-            self.backfill = Backfill(self._settings.replay_timeout)
+            self.backfill = self._history()
         else:
             self.backfill.emptied()
 
@@ -115,7 +128,19 @@ class Epoch:
         """Give up the first gap: its batches are lost."""
         tracker = self.tracker
         self.backfill.begins(tracker.held.first if tracker.held else tracker.log_end)
-        tracker.give_up()
+        tracker.give_up(self.lost_because)
+
+    def trimmed_before(self, seq: int) -> None:
+        """The publisher has nothing from before ``seq`` any more, and what it has from there on counts as a whole."""
+        self.backfill.begins(seq)
+        self.tracker.expose(seq)
+        self.tracker.jump(seq)
+
+    def unconfirmed(self) -> None:
+        """Nobody has answered whether what was delivered is all there is: it has to be had again from the beginning."""
+        self.interrupted = False
+        self.lost_because = LostReason.NO_ANSWER
+        self.backfill.nothing_known()
 
     def skip_lost(self) -> None:
         """Give up the next batch alone: it exists and cannot be had."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvbus.core.sequencing.actions import Action, Deliver, Lost
+from kvbus.core.sequencing.actions import Action, Deliver, Lost, LostReason
 from kvbus.core.sequencing.fingerprints import Fingerprints
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 from kvbus.core.stats import SourceStats
@@ -30,13 +30,15 @@ class GapTracker:
         actions: where decisions go.
     """
 
-    __slots__ = ("_actions", "_stats", "fingerprints", "held", "live_end", "log_end", "next", "synced")
+    __slots__ = ("_actions", "_stats", "answered_end", "fingerprints", "held", "live_end", "log_end", "next", "synced")
 
     def __init__(self, held: ReorderBuffer[bytes], stats: SourceStats, actions: deque[Action]) -> None:
         # Positions, see above.
         self.next = 0
         self.log_end = 0
         self.live_end = 0
+        self.answered_end = 0
+        """One past the highest batch that a compacted answer has brought: it proves nothing about a live one."""
         self.synced = False
         """The history was delivered (or cannot be had): from here on every hole is missing."""
 
@@ -95,6 +97,23 @@ class GapTracker:
         else:
             self._keep(seq, payload, found=True)
             self.drain()
+
+    def compacted(self, seq: int, payload: bytes) -> None:
+        """Take a batch of an answer that may be compacted: what the live stream has brought waits until its end."""
+        held = self.held
+        self.answered_end = max(self.answered_end, seq + 1)
+        if seq in held:
+            held.replace(seq, payload)
+            if seq == self.next:
+                held.take(seq)
+                self._deliver(seq, payload)
+        elif seq == self.next:
+            if self.synced:
+                self._count_found(seq)
+            self.log_end = max(self.log_end, seq + 1)
+            self._deliver(seq, payload)
+        else:
+            self._keep(seq, payload, found=True)
 
     def drain(self) -> None:
         """Deliver what is held and in order."""
@@ -166,14 +185,14 @@ class GapTracker:
         self.log_end = (self.held.last if self.held else self.next - 1) + 1
         self._stats.missing += self.log_end - self.next - len(self.held)
 
-    def give_up(self) -> None:
+    def give_up(self, reason: LostReason) -> None:
         """Give up the batches before the first one held, or all that are known of if none is held: they are lost."""
         first = self.held.first if self.held else self.log_end
         count = first - self.next
         self._stats.lost += count
         self.fingerprints.skip(self.next, first)
         self.next = first
-        self._actions.append(Lost(count))
+        self._actions.append(Lost(count, reason))
         self.drain()
 
     def skip_lost(self) -> None:
@@ -197,6 +216,11 @@ class GapTracker:
         """The epoch is over: count what is pending as lost, and what is held as of an old epoch; positions stay."""
         self._stats.lost += self.pending
         self._stats.filtered[Filtered.OLD_EPOCH] += len(self.held)
+
+    def forget_ahead(self) -> None:
+        """Nothing is known of what follows the last batch delivered. Call it after :meth:`write_off`."""
+        self.held.clear()
+        self.live_end = self.log_end = self.next
 
     def jump(self, seq: int) -> None:
         """Go on at ``seq``: a snapshot holds the outcome of all before it. Batches missing there will not come."""

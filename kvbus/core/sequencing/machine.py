@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import deque
 
 from kvbus.core.sequencing import phases
-from kvbus.core.sequencing.actions import Action, NewEpoch, Synced
+from kvbus.core.sequencing.actions import Action, NewEpoch, RestartReason, Synced
 from kvbus.core.sequencing.conflict import Conflict
 from kvbus.core.sequencing.epoch import Epoch
 from kvbus.core.sequencing.phases import ASKS, UNHURRIED, Guard, Input, Phase
-from kvbus.core.sequencing.replay_requests import ATTEMPTS, ReplayClient
+from kvbus.core.sequencing.replay_requests import Purpose, ReplayClient
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
@@ -35,6 +35,8 @@ class Machine:
         self._tracker = self._known.tracker
         self._retries = 0
         """How often the request of this phase was made again because nobody answered."""
+        self._synced_at = float("-inf")
+        """When the history was last in."""
         self._resyncing = False
         """The next time nothing is asked any more is to be reported as :class:`Synced`."""
 
@@ -63,45 +65,68 @@ class Machine:
         settings, tracker = self.settings, self._tracker
         match guard:
             case Guard.TRUSTED:
-                return not settings.replay and tracker.synced and settings.trust_unverified
+                return not settings.asks and tracker.synced and settings.trust_unverified
+            case Guard.UNKNOWN:
+                unknown = not settings.replay or (settings.compacted and tracker.fingerprints.newest(tracker.next) < 0)
+                return settings.snapshot and tracker.synced and tracker.next > 0 and unknown
             case Guard.DELIVERED:
                 return settings.replay and tracker.next > 0
             case Guard.CROWDED:
                 return self._conflict.until is not None
             case Guard.NO_REPLAY:
                 return not settings.replay
+            case Guard.FROM_NOW:
+                return settings.from_now and self.epoch == 0
+            case Guard.TAIL:
+                return settings.compacted and settings.replay
             case Guard.SNAPSHOTS:
                 return settings.snapshot
             case Guard.ONCE_MORE:
-                return self._retries < ATTEMPTS - 1
+                return self._retries < settings.attempts - 1
             case Guard.SYNCED:
                 return tracker.synced
             case _:
-                return settings.snapshot and self._known.gap_attempts >= ATTEMPTS
+                return settings.snapshot and (not settings.replay or self._known.gap_attempts >= settings.attempts)
 
     def _settle(self, now: float) -> None:
         """No request is open now: either everything known is delivered, or there is a gap to ask for."""
+        known = self._known
         if not self._tracker.synced:
-            self._known.open()
+            known.open()
             self._resyncing = True
+        if known.interrupted:
+            if self.settings.snapshot:
+                known.gap_attempts = self.settings.attempts
+                self._take(Input.HOLE, now)
+                return
+            known.unconfirmed()
         if self._resyncing:
             self._resyncing = False
+            self._synced_at = now
             self.actions.append(Synced())
-        unverified = self._known.unverified
+        unverified = known.unverified
         if unverified.stale and self.settings.replay and unverified.may_ask(now):
             self._take(Input.STALE, now)
         self._advance(now)
+
+    @property
+    def _live_waits(self) -> bool:
+        """Nothing live is delivered now: the epoch is not known, or the open answer counts as a whole."""
+        asked = self._replay_client.open
+        return self.phase is Phase.VERIFY or (
+            self.settings.compacted and asked is not None and asked.purpose is not Purpose.HISTORY
+        )
 
     def _advance(self, now: float) -> None:
         """Deliver what is in order; ask for what is missing."""
         known, tracker = self._known, self._tracker
         if not tracker.synced:
-            if tracker.held and (not self.settings.replay or (tracker.next == 0 and 0 in tracker.held)):
+            if tracker.held and (self.phase is Phase.WAITING or (tracker.next == 0 and 0 in tracker.held)):
                 # nothing to wait for: no history can be had, or the live stream itself begins at the beginning
                 known.baseline(tracker.held.first)
                 self._take(Input.FIRST, now)
             return
-        if self.phase is Phase.VERIFY:
+        if self._live_waits:
             return
         tracker.drain()
         if tracker.complete:
@@ -113,14 +138,14 @@ class Machine:
 
     def _ask_for_gap(self, now: float) -> None:
         known, settings = self._known, self.settings
-        if not settings.replay:
+        if not settings.asks:
             if known.grace_ends is None:
                 self.stats.gaps += 1
                 known.grace_ends = now + settings.reorder_grace
             self._take(Input.HOLE, now)
             return
         self.stats.gaps += known.asks_for_gap()
-        if known.gap_attempts >= ATTEMPTS and not settings.snapshot:
+        if known.gap_attempts >= settings.attempts and not settings.snapshot:
             known.give_up()
             self._advance(now)
             return
@@ -132,12 +157,12 @@ class Machine:
         if self.phase in (Phase.SYNC, Phase.GAP, Phase.GAP_SNAPSHOT) and self._tracker.caught_up:
             self._take(Input.CAUGHT_UP, now)
 
-    def _new_epoch(self, now: float, *, restart: bool = True) -> None:
+    def _new_epoch(self, now: float, reason: RestartReason = RestartReason.WENT_BACK) -> None:
         """Start over. Stale batches are the first live ones of the new epoch; everything held was of the old one.
 
-        Without ``restart`` nothing proves that the publisher restarted: more of its epoch can be had than is known, or
-        nobody knows.
+        ``REBUILT`` says that nothing proves a restart.
         """
+        restart = reason is not RestartReason.REBUILT
         self.stats.restarts += restart
         self._tracker.write_off()
         first = self._known.unverified.take_stale()
@@ -145,7 +170,7 @@ class Machine:
         self.epoch += 1
         self._forget()
         self._idle_since = now
-        self.actions.append(NewEpoch())
+        self.actions.append(NewEpoch(reason))
         if restart and self._conflict.epoch_began(now):
             self.stats.rejected[Reason.CONFLICT] += len(first)
             self._known.backfill.nothing_known(pending=False)

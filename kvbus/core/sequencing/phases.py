@@ -69,6 +69,9 @@ class Guard(StrEnum):
     DELIVERED = "delivered"
     CROWDED = "crowded"
     NO_REPLAY = "no replay"
+    FROM_NOW = "from now"
+    UNKNOWN = "unknown"
+    TAIL = "tail"
     SNAPSHOTS = "snapshots"
     ONCE_MORE = "once more"
     SYNCED = "synced"
@@ -123,7 +126,12 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
     (
         SEPARATED,
         (Input.UP,),
-        ((Guard.TRUSTED, Phase.LIVE), (Guard.DELIVERED, Phase.VERIFY), (Guard.ALWAYS, Phase.FRESH)),
+        (
+            (Guard.TRUSTED, Phase.LIVE),
+            (Guard.UNKNOWN, Phase.SNAPSHOT),
+            (Guard.DELIVERED, Phase.VERIFY),
+            (Guard.ALWAYS, Phase.FRESH),
+        ),
     ),
     ((Phase.AWAY,), (Input.DOWN, Input.NEW_EPOCH, Input.GRACE_OVER), to(Phase.AWAY)),
     ((Phase.LOST,), (Input.DOWN, Input.NEW_EPOCH, Input.GRACE_OVER), to(Phase.LOST)),
@@ -137,8 +145,9 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
         (Input.BEGIN,),
         (
             (Guard.CROWDED, Phase.CONFLICT),
-            (Guard.NO_REPLAY, Phase.WAITING),
+            (Guard.FROM_NOW, Phase.WAITING),
             (Guard.SNAPSHOTS, Phase.SNAPSHOT),
+            (Guard.NO_REPLAY, Phase.WAITING),
             (Guard.ALWAYS, Phase.SYNC),
         ),
     ),
@@ -146,12 +155,21 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
     ((Phase.SYNC,), (Input.ANSWERED, Input.CAUGHT_UP), to(Phase.LIVE)),
     ((Phase.SYNC,), (Input.SILENT,), ((Guard.ONCE_MORE, Phase.SYNC), (Guard.ALWAYS, Phase.LIVE))),
     ((Phase.SYNC,), (Input.ABORTED,), to(Phase.SYNC)),
-    ((Phase.SNAPSHOT,), (Input.COVERED,), to(Phase.LIVE)),
-    ((Phase.SNAPSHOT,), (Input.UNAVAILABLE,), to(Phase.SYNC)),
+    ((Phase.SNAPSHOT,), (Input.COVERED,), ((Guard.TAIL, Phase.PROBE), (Guard.ALWAYS, Phase.LIVE))),
+    (
+        (Phase.SNAPSHOT,),
+        (Input.UNAVAILABLE,),
+        ((Guard.NO_REPLAY, Phase.LIVE), (Guard.SYNCED, Phase.LIVE), (Guard.ALWAYS, Phase.SYNC)),
+    ),
+    ((Phase.SNAPSHOT,), (Input.SILENT,), to(Phase.SNAPSHOT)),
     # After a reconnection.
     ((Phase.VERIFY,), (Input.CONFIRMED,), to(Phase.CATCH_UP)),
     ((Phase.VERIFY,), (Input.ANSWERED,), to(Phase.LIVE)),
-    ((Phase.VERIFY,), (Input.SILENT,), ((Guard.ONCE_MORE, Phase.VERIFY), (Guard.ALWAYS, Phase.LIVE))),
+    (
+        (Phase.VERIFY,),
+        (Input.SILENT,),
+        ((Guard.ONCE_MORE, Phase.VERIFY), (Guard.SPENT, Phase.SNAPSHOT), (Guard.ALWAYS, Phase.LIVE)),
+    ),
     ((Phase.CATCH_UP,), (Input.ANSWERED,), to(Phase.LIVE)),
     ((Phase.CATCH_UP,), (Input.ABORTED,), ((Guard.SYNCED, Phase.GAP), (Guard.ALWAYS, Phase.SYNC))),
     # The stream runs.
@@ -161,17 +179,23 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
     (
         (Phase.LIVE,),
         (Input.HOLE,),
-        ((Guard.NO_REPLAY, Phase.GRACE), (Guard.SPENT, Phase.GAP_SNAPSHOT), (Guard.ALWAYS, Phase.GAP)),
+        ((Guard.SPENT, Phase.GAP_SNAPSHOT), (Guard.NO_REPLAY, Phase.GRACE), (Guard.ALWAYS, Phase.GAP)),
     ),
     ((Phase.PROBE, Phase.BACKFILL), (Input.HOLE, Input.ABORTED), to(Phase.GAP)),
     ((Phase.PROBE, Phase.BACKFILL), (Input.ANSWERED, Input.SILENT), to(Phase.LIVE)),
+    ((Phase.PROBE,), (Input.CAUGHT_UP,), to(Phase.LIVE)),
     ((Phase.RECHECK,), (Input.ANSWERED,), to(Phase.LIVE)),
-    ((Phase.RECHECK,), (Input.SILENT,), ((Guard.ONCE_MORE, Phase.RECHECK), (Guard.ALWAYS, Phase.LIVE))),
+    (
+        (Phase.RECHECK,),
+        (Input.SILENT,),
+        ((Guard.ONCE_MORE, Phase.RECHECK), (Guard.SPENT, Phase.SNAPSHOT), (Guard.ALWAYS, Phase.LIVE)),
+    ),
     ((Phase.RECHECK,), (Input.ABORTED,), to(Phase.GAP)),
     # A batch is missing.
     ((Phase.GAP,), (Input.ANSWERED, Input.SILENT, Input.CAUGHT_UP), to(Phase.LIVE)),
     ((Phase.GAP,), (Input.ABORTED,), to(Phase.GAP)),
     ((Phase.GAP_SNAPSHOT,), (Input.COVERED, Input.CAUGHT_UP, Input.UNAVAILABLE), to(Phase.LIVE)),
+    ((Phase.GAP_SNAPSHOT,), (Input.SILENT,), to(Phase.GAP_SNAPSHOT)),
     ((Phase.GRACE,), (Input.FILLED, Input.GRACE_OVER), to(Phase.LIVE)),
 )
 """Phases, inputs, and where these lead from those: the first target whose guard holds."""

@@ -19,9 +19,6 @@ from kvbus.core.sequencing.gap_tracker import GapTracker
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.stats import SourceStats
 
-ATTEMPTS: Final = 2
-"""Replay requests made for one gap before it is lost: the first, and one retry."""
-
 SNAPSHOT_TIMEOUTS: Final = 5
 """Times :attr:`Settings.replay_timeout` for a snapshot: it is one message, so nothing shows that it is on its way."""
 
@@ -51,6 +48,8 @@ class OpenRequest(msgspec.Struct):
     """The newest batch delivered whose content is known, -1 if none is or if it does not matter."""
     expects_batches: bool
     """A batch from ``start`` on was known to exist: an empty answer says something."""
+    following: int
+    """The batch to be delivered next."""
     log_end: int
     """One past the highest batch known to exist."""
 
@@ -82,7 +81,7 @@ class OpenRequest(msgspec.Struct):
         """Whether this batch of the answer cannot belong to the epoch known so far. Call before :meth:`take`."""
         if tracker.fingerprints.matches(seq, payload, tracker.next) is False:
             return True
-        if self.purpose is Purpose.SYNC:
+        if self.purpose is Purpose.SYNC and self.last_delivered < 0:
             return False
         if self.last_delivered < 0:
             return self.purpose is Purpose.VERIFY  # no fingerprint is left to recognise the epoch by
@@ -114,17 +113,19 @@ class OpenRequest(msgspec.Struct):
         )
 
 
-def start_of(purpose: Purpose, tracker: GapTracker) -> tuple[int, int]:
+def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) -> tuple[int, int]:
     """Where a request begins, and the last batch delivered that its answer has to contain (-1: none)."""
     if purpose is Purpose.HISTORY:
         return 0, -1
-    if purpose in (Purpose.SYNC, Purpose.SNAPSHOT):
+    if purpose is Purpose.SNAPSHOT or (purpose is Purpose.SYNC and not compacted):
         return tracker.next, -1
     last_delivered = tracker.fingerprints.newest(tracker.next)
-    if last_delivered < 0 or (purpose is Purpose.GAP and last_delivered != tracker.next - 1):
-        return (tracker.next if purpose is Purpose.GAP else max(tracker.next - 1, 0)), -1
+    continues = compacted or purpose is Purpose.GAP
+    if last_delivered < 0 or (continues and last_delivered != tracker.next - 1):
+        return (tracker.next if continues else max(tracker.next - 1, 0)), -1
     # never back over a lost batch: it may be too large to be taken, and the answer would break off at it
-    return tracker.fingerprints.run_to(last_delivered, OVERLAP), last_delivered
+    # a compacted answer begins where its publisher's journal does not reach: one batch back is enough to see that
+    return tracker.fingerprints.run_to(last_delivered, 1 if compacted else OVERLAP), last_delivered
 
 
 class ReplayClient:
@@ -149,25 +150,28 @@ class ReplayClient:
         """Ask. A request that is open is closed first."""
         self.stop()
         self._last_id += 1
-        start, last_delivered = start_of(purpose, tracker)
+        start, last_delivered = start_of(purpose, tracker, compacted=self._settings.compacted)
         self.open = OpenRequest(
             self._last_id,
             purpose,
             start,
             last_delivered,
             start < max(tracker.next, tracker.live_end),
+            tracker.next,
             tracker.log_end,
         )
         self._stats.replays += 1
-        asks_snapshot = purpose is Purpose.SNAPSHOT
+        asks_snapshot = purpose is Purpose.SNAPSHOT or not self._settings.replay
         self._actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
 
     def sent(self, request: int, now: float) -> None:
         """The request has left the process, behind a backlog long after :meth:`ask`. From now on its time runs."""
         asked = self.open
         if asked is not None and asked.id == request:
-            times = SNAPSHOT_TIMEOUTS if asked.purpose is Purpose.SNAPSHOT else 1
-            asked.deadline = now + times * self._settings.replay_timeout
+            settings = self._settings
+            asked.deadline = now + settings.replay_timeout
+            if asked.purpose is Purpose.SNAPSHOT or not settings.replay:
+                asked.deadline = now + (settings.snapshot_timeout or SNAPSHOT_TIMEOUTS * settings.replay_timeout)
             asked.hard_deadline = now + self._settings.replay_total_timeout
 
     def stop(self) -> None:

@@ -12,9 +12,10 @@ for its last batches again.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Final
 
-from kvbus.core.sequencing.actions import Lost, NewEpoch
+from kvbus.core.sequencing.actions import Lost, LostReason, NewEpoch, RestartReason
 from kvbus.core.sequencing.answers import Answers
 from kvbus.core.sequencing.phases import SEPARATED, SHOWN, UNHURRIED, Input, Phase
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
@@ -99,6 +100,11 @@ class Sequencer(Answers):
         """Whether the publisher has not answered the last request."""
         return self._known.backfill.unanswered
 
+    @property
+    def lost_because(self) -> LostReason:
+        """Why what is missing now is lost, if it is given up."""
+        return self._known.lost_because
+
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def up(self, now: float) -> None:
@@ -106,6 +112,8 @@ class Sequencer(Answers):
         if self.connected:
             return
         self._idle_since = now
+        if self.settings.compacted:
+            self._probe_factor = 1
         self._resyncing = True
         self._known.gap_attempts = 0
         self._take(Input.UP, now)
@@ -125,6 +133,10 @@ class Sequencer(Answers):
             self._tracker.write_off()
             known.forget_numbers()
             self._tracker = known.tracker
+        elif self.settings.compacted:
+            # a compacted answer may look the same in another epoch: what is held has to come once more
+            self._tracker.write_off()
+            self._tracker.forget_ahead()
 
     def expire(self) -> None:
         """The engine has been gone for too long: from now on it counts as lost, whatever it still held."""
@@ -133,7 +145,7 @@ class Sequencer(Answers):
     def publisher_changed(self, now: float) -> None:
         """The publisher says itself that its epoch is a new one (another publisher id, snapshot protocol)."""
         if self.phase is not Phase.CONFLICT:
-            self._new_epoch(now)
+            self._new_epoch(now, RestartReason.PUBLISHER_ID)
 
     # -- the live stream ---------------------------------------------------------------------------------------------
 
@@ -154,9 +166,18 @@ class Sequencer(Answers):
         """One batch of the live stream."""
         self.up(now)
         self._idle_since = now
-        self._probe_factor = 1
+        if not self.settings.compacted:
+            self._probe_factor = 1
         tracker = self._tracker
-        if seq == tracker.next and tracker.synced and not tracker.held and self.phase is not Phase.VERIFY:
+        asked = self._replay_client.open
+        if (
+            asked is not None
+            and self._live_waits
+            and self.phase is Phase.PROBE
+            and seq == asked.following == tracker.next
+        ):
+            self._take(Input.CAUGHT_UP, now)  # the stream is not silent, and has lost nothing
+        if seq == tracker.next and tracker.synced and not tracker.held and not self._live_waits:
             tracker.live_in_order(seq, payload)
             self._check_done(now)
         elif self.phase is Phase.CONFLICT:
@@ -176,18 +197,20 @@ class Sequencer(Answers):
 
     def _below_next(self, seq: int, payload: bytes, now: float) -> None:
         """Take in a live batch from before ``next``: a late copy, or one of a new epoch."""
-        same = self._tracker.fingerprints.matches(seq, payload, self.next)
+        tracker, unverified = self._tracker, self._known.unverified
+        same = tracker.fingerprints.matches(seq, payload, self.next)
+        if same is not True and seq < tracker.answered_end:
+            same = True if now < self._synced_at + self.settings.late_copies or self._live_waits else None
         if same:
             self.stats.duplicates += 1
             return
-        if same is False or seq == 0:
-            self._new_epoch(now)
+        if same is False or (seq == 0 and tracker.answered_end == 0):
+            self._new_epoch(now, RestartReason.PAYLOAD)
             self.live(seq, payload, now)
             return
-        unverified = self._known.unverified
         unverified.keep_stale(seq, payload)
         if not self.settings.replay:
-            if unverified.consecutive:
+            if unverified.consecutive or self.settings.compacted:
                 self._new_epoch(now)
         elif unverified.may_ask(now) and self.phase in UNHURRIED:
             self._take(Input.STALE, now)
@@ -217,14 +240,29 @@ class Sequencer(Answers):
         if self._conflict.over(now):
             self._forget()
             self._take(Input.PAUSE_OVER, now)
-        if self.phase is Phase.LIVE and self.settings.replay:
+        if self.phase is Phase.LIVE and self.settings.asks:
             self._probe(now)
+
+    @property
+    def deadline(self) -> float:
+        """When :meth:`tick` has something to do; infinity for never."""
+        known, asked, settings = self._known, self._replay_client.open, self.settings
+        times = [inf if known.grace_ends is None else known.grace_ends]
+        if asked is not None:
+            times += [asked.deadline, asked.hard_deadline]
+        if self._conflict.until is not None:
+            times.append(self._conflict.until)
+        if self.phase is Phase.LIVE and settings.asks:
+            times.append(known.backfill.next_due)
+            if settings.probe_interval and settings.replay:
+                times.append(self._idle_since + settings.probe_interval * self._probe_factor)
+        return min(times)
 
     def _probe(self, now: float) -> None:
         interval = self.settings.probe_interval
         if self._known.backfill.due(now):
             self._take(Input.BACKFILL_DUE, now)
-        elif interval and now - self._idle_since >= interval * self._probe_factor:
+        elif interval and self.settings.replay and now >= self._idle_since + interval * self._probe_factor:
             self._idle_since = now
             self._probe_factor = min(self._probe_factor * 2, MAX_PROBE_BACKOFF)
             self._take(Input.PROBE_DUE, now)

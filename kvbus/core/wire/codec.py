@@ -36,10 +36,17 @@ MAX_EVENTS: Final = 65_536
 """Events one batch may hold by default; real batches hold a few hundred."""
 
 _ByteHash = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)]
-_decode_int_maps: Final = msgspec.msgpack.Decoder(MapBatch[int]).decode
-_decode_byte_maps: Final = msgspec.msgpack.Decoder(MapBatch[_ByteHash]).decode
-_decode_int_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch[int]).decode
-_decode_byte_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch[_ByteHash]).decode
+_DECODERS: Final[tuple[Callable[[bytes | memoryview], Any], ...]] = (
+    msgspec.msgpack.Decoder(MapBatch[int]).decode,
+    msgspec.msgpack.Decoder(MapBatch[_ByteHash]).decode,
+    msgspec.msgpack.Decoder(ArrayBatch[int]).decode,
+    msgspec.msgpack.Decoder(ArrayBatch[_ByteHash]).decode,
+)
+"""By the form of a batch: map events with integer hashes, with byte hashes, and the same of positional events."""
+
+_ARRAYS: Final = 2
+"""The first form of positional events."""
+
 _decode_envelope: Final = msgspec.msgpack.Decoder(RawBatch).decode
 _decode_map_envelope: Final = msgspec.msgpack.Decoder(RawMapBatch).decode
 _decode_any: Final = msgspec.msgpack.Decoder(Any).decode
@@ -75,7 +82,7 @@ class Batch(msgspec.Struct):
         events: as they came.
         rank: None where the engine sends none (vLLM 0.9.0).
         canonical: it is exactly ``[ts, events, rank]`` with map events of known fields.
-        bytes_hashes: its hashes are byte strings; unknown where it is not :attr:`uniform`.
+        form: in what form it came: pass it on with the next batch of a stream.
         uniform: its hashes are of one kind, and no event had to be looked at alone.
         extras: by an event's position, fields this version does not know.
         rejects: one reason for each event that was left out.
@@ -85,10 +92,15 @@ class Batch(msgspec.Struct):
     events: list[Event]
     rank: int | None = None
     canonical: bool = False
-    bytes_hashes: bool = False
+    form: int = 0
     uniform: bool = False
     extras: dict[int, Extras] | None = None
     rejects: list[Reason] = []
+
+    @property
+    def bytes_hashes(self) -> bool:
+        """Whether its hashes are byte strings; unknown where it is not :attr:`uniform`."""
+        return bool(self.form & 1)
 
 
 def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
@@ -112,37 +124,48 @@ def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> B
     return batch
 
 
-def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS, *, bytes_first: bool = False) -> Batch | Reason:
+def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS, form: int = 0) -> Batch | Reason:
     """Decode one payload of any dialect; a reason if its envelope is broken, or it holds too many events.
 
     Sources: vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23, TensorRT-LLM through Dynamo, llm-d-inference-sim, Dynamo's
-    mocker. Positional and map events may be mixed in one batch. ``bytes_first`` says which kind of hash to expect; it
-    changes nothing but the time this takes.
+    mocker. Positional and map events may be mixed in one batch. ``form`` is what to expect, that of the batch before:
+    it changes nothing but the time this takes.
     """
-    arrays = first_event_is_array(payload)
-    for as_bytes in (bytes_first, not bytes_first):
+    try:
+        found = _DECODERS[form](payload)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return _decode_other(payload, max_events, form)
+    return _uniform(found, payload, max_events, form)
+
+
+def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
+    """A batch in another form than that expected."""
+    first = _ARRAYS if first_event_is_array(payload) else 0
+    for other in (first, first + 1):
+        if other == form:
+            continue
         try:
-            if arrays:
-                array = (_decode_byte_arrays if as_bytes else _decode_int_arrays)(payload)
-                batch = Batch(array.ts, [_from_array(event) for event in array.events], array.rank)
-            else:
-                maps = (_decode_byte_maps if as_bytes else _decode_int_maps)(payload)
-                batch = Batch(maps.ts, maps.events, maps.rank)
-                batch.canonical = maps.rank is not None and payload[:2] == _CANONICAL_HEAD
+            found = _DECODERS[other](payload)
         except msgspec.ValidationError as error:
             if "block_hash" not in str(error):  # `$.events[…].block_hashes[…]` or `….parent_block_hash`
                 break
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             break
         else:
-            if not math.isfinite(batch.ts):
-                return Reason.BATCH_SHAPE
-            if len(batch.events) > max_events:
-                return Reason.TOO_MANY_EVENTS
-            batch.bytes_hashes = as_bytes
-            batch.uniform = True
-            return batch
+            return _uniform(found, payload, max_events, other)
     return _decode_each(payload, max_events)
+
+
+def _uniform(found: Any, payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
+    """A batch that was decoded in one go."""
+    if not math.isfinite(found.ts):
+        return Reason.BATCH_SHAPE
+    if len(found.events) > max_events:
+        return Reason.TOO_MANY_EVENTS
+    if form >= _ARRAYS:
+        return Batch(found.ts, [_from_array(event) for event in found.events], found.rank, False, form, True)
+    canonical = found.rank is not None and payload[:2] == _CANONICAL_HEAD
+    return Batch(found.ts, found.events, found.rank, canonical, form, True)
 
 
 _CANONICAL_HEAD: Final = b"\x93\xcb"

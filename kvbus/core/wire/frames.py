@@ -45,6 +45,7 @@ class ReplayMessage(msgspec.Struct):
     payload: bytes
     topic: bytes | None = None
     """As framing 4 carries it; framing 3 does not."""
+    publisher_id: bytes | None = None
 
 
 class ReplayEnd(msgspec.Struct):
@@ -88,7 +89,7 @@ def parse_replay(frames: Sequence[bytes], limits: FrameLimits) -> ReplayMessage 
     if number >= 2**63:
         return Reason.SEQ_RANGE
     topic = frames[1] if len(frames) == 4 else None
-    return ReplayMessage(number, payload, topic)
+    return ReplayMessage(number, payload, topic, bytes(seq[SEQ_BYTES:]) or None)
 
 
 def replay_request(start: int) -> list[bytes]:

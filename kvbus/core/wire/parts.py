@@ -10,6 +10,7 @@ from msgspec import UNSET, structs
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, decode_value, encode_value
 from kvbus.core.wire.schema import PER_BLOCK, AllBlocksCleared
+from kvbus.core.wire.tokens import are_pairs
 
 
 def is_store(event: AnyEvent) -> bool:
@@ -81,8 +82,7 @@ def first_of_pairs(event: AnyEvent) -> AnyEvent:
     """A store whose tokens are EAGLE's pairs ``[a, b]`` as one with the first token of each; any other as it is."""
     if not is_store(event):
         return event
-    raw = memoryview(field(event, "token_ids"))
-    start = {0xDC: 3, 0xDD: 5}.get(raw[0], 1)
-    if len(raw) <= start or raw[start] != 0x92:
+    raw = field(event, "token_ids")
+    if not are_pairs(raw):
         return event
-    return changed(event, {"token_ids": encode_value([first for first, _ in decode_value(bytes(raw))])})
+    return changed(event, {"token_ids": encode_value([first for first, _ in decode_value(raw)])})

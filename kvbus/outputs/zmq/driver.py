@@ -15,6 +15,7 @@ from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.stats import RouterView
 from kvbus.outputs.contract import Services
 from kvbus.transport.answer_reader import AnswerReader
+from kvbus.transport.live.behind import UNSENT
 from kvbus.transport.live.stream import Endpoint, LivePublisher
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
@@ -66,17 +67,18 @@ class ZmqOutput:
         endpoints = config.stream_endpoints(stream)
         try:
             self._live[stream] = self._live_side(stream, topic, endpoints.endpoint, policy)
-            log.info("output %s: %s %s", config.name, "bound" if config.bind else "connecting to", endpoints.endpoint)
+            verb, fields = "bound" if config.bind else "connecting to", {"output": config.name, "stream": stream}
+            log.info("output %s: %s %s", config.name, verb, endpoints.endpoint, extra=fields)
             if endpoints.replay_endpoint is not None:
                 self._replays[stream] = self._server(
                     endpoints.replay_endpoint, lambda frames: self._asked(stream, frames), policy
                 )
-                log.info("output %s: replay at %s", config.name, endpoints.replay_endpoint)
+                log.info("output %s: replay at %s", config.name, endpoints.replay_endpoint, extra=fields)
             if endpoints.snapshot_endpoint is not None:
                 self._snapshots[stream] = self._server(
                     endpoints.snapshot_endpoint, lambda frames: SnapshotAsked(self._output, stream, frames), policy
                 )
-                log.info("output %s: snapshots at %s", config.name, endpoints.snapshot_endpoint)
+                log.info("output %s: snapshots at %s", config.name, endpoints.snapshot_endpoint, extra=fields)
         except BaseException:
             self.close(stream)
             raise
@@ -86,12 +88,13 @@ class ZmqOutput:
         limits = DEFAULT
         if policy.max_frame_bytes >= 0:
             limits = Limits(frame_bytes=policy.max_frame_bytes, message_bytes=policy.max_frame_bytes)
-        settings = Settings(limits)
+        settings = Settings(limits, unsent_bytes=UNSENT)
         keys = self._keys[stream] = Keys(policy.curve, bind=config.bind)
 
         def refused(reason: str, address: str) -> None:
             services.stats.refused[reason] += 1
-            log.info("output %s: refused %s: %s", config.name, address or "a connection", reason)
+            fields = {"output": config.name, "stream": stream, "peer": address}
+            log.info("output %s: refused %s: %s", config.name, address or "a connection", reason, extra=fields)
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
             kind = Listener if config.bind else Dialler
@@ -134,7 +137,7 @@ class ZmqOutput:
 
     def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked:
         """A replay request, and whether its router gets the state anyway."""
-        has_state = self._live[stream].gives_state(self._replays[stream].host_of(frames[0]))
+        has_state = self._live[stream].views.gives_state(self._replays[stream].host_of(frames[0]))
         return ReplayAsked(self._output, stream, frames, has_state)
 
     def publish(self, command: Publish) -> None:
@@ -163,17 +166,17 @@ class ZmqOutput:
     @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last."""
-        return [view for live in self._live.values() for view in live.routers]
+        return [view for live in self._live.values() for view in live.views.routers]
 
     @property
     def queue_max(self) -> int:
         """The most batches that wait for one router."""
-        return max((live.queue_max for live in self._live.values()), default=0)
+        return max((live.views.queue_max for live in self._live.values()), default=0)
 
     @property
     def behind_seconds(self) -> float:
         """How far behind the router is that is furthest behind."""
-        return max((live.behind_seconds for live in self._live.values()), default=0.0)
+        return max((live.views.behind_seconds for live in self._live.values()), default=0.0)
 
     def allow(self, policy: PeerPolicy) -> bool:
         """Replace the allow-list, and end the connections of routers that are not on it any more."""
@@ -207,7 +210,7 @@ class ZmqOutput:
     @property
     def busy(self) -> int:
         """Unfinished answers, and routers to which something is on its way."""
-        return sum(live.busy for live in self._live.values()) + sum(server.busy for server in self._servers)
+        return sum(live.views.busy for live in self._live.values()) + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
         """Send END for every answer that is not sent whole, and count them; how many they were."""

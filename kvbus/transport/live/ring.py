@@ -44,7 +44,8 @@ class Ring:
 
     def skip(self, count: int) -> None:
         """Let ``count`` positions pass: nobody is behind, so nothing is kept."""
-        self.trim(self.end)
+        if self._entries:
+            self.trim(self.end)
         self.first += count
 
     def trim(self, position: int) -> None:

@@ -9,45 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from typing import Final, Protocol
 
-from msgspec import structs
-
 from kvbus.core.commands import SendState
-from kvbus.core.stats import OutputStats, RouterView
+from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import ASKS_REPLAY
+from kvbus.transport.live.behind import Behind
 from kvbus.transport.live.ring import Entry, Ring
 from kvbus.transport.live.router import Router, RouterState
 from kvbus.transport.live.transfers import Transfers
+from kvbus.transport.live.views import Views
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 
 log = logging.getLogger("kvbus.outputs")
 
-TURN: Final = 0.002
-"""Seconds that routers which are behind may take in one turn of the loop."""
-
-PIECE: Final = 64 * 1024
-"""Bytes that a router which is behind gets before the next one has its turn."""
-
-RECENT: Final = 60.0
-"""Seconds after a state within which a replay from 0 is the question of the router that got it."""
-
 UNDECIDED: Final = 1000
 """Batches kept for a router in the moment between its subscription and :data:`ASKS_REPLAY`."""
-
-LEFT: Final = 100
-"""Routers that have left and are still shown."""
-
-TOPICS: Final = 8
-"""Topics shown of a router."""
-
-TOPIC_BYTES: Final = 64
-"""Bytes shown of a topic: a router may subscribe to long ones, and those that have left are kept."""
 
 
 class Endpoint(Protocol):
@@ -93,7 +72,6 @@ class LivePublisher:
         request_state: Callable[[tuple[int, ...]], None] | None = None,
         waiting: list[Callable[[], None]] | None = None,
     ) -> None:
-        self._stream = stream
         self._output = output
         self._stats = stats
         self._before_send = before_send
@@ -112,19 +90,16 @@ class LivePublisher:
         self._announced = False
         self._soon: asyncio.Handle | None = None
 
-        # Routers by the id of their peer: all of them, those that have everything, those that have not.
+        # Routers by the id of their peer: all of them, those that have everything, those that do not read.
         self._routers: dict[int, Router] = {}
         self._current: dict[int, Router] = {}
-        self._behind: dict[int, Router] = {}
         self._stalled: dict[int, Router] = {}
         self._undecided: dict[int, list[Entry]] = {}
         """What was published since a router subscribed that may yet say that it asks for replays by itself."""
-        self._left: deque[RouterView] = deque(maxlen=LEFT)
         self._transfers = Transfers(request_state or _no_state, self._restart)
-
-        # Routers that are behind and may be written to, in turn.
-        self._line: deque[Router] = deque()
-        self._turn: asyncio.Handle | None = None
+        self._behind = Behind(self._ring, self._current, before_send, self._transfers.forget)
+        self.views = Views(stream, self._routers, self._behind.routers, self._ring)
+        """What people ask of the routers."""
         self._closed = False
         self._endpoint = open_endpoint(self)
         stats.queue_limit += queue_limit
@@ -171,11 +146,11 @@ class LivePublisher:
                 if not router.peer.writable:
                     lagging.append(router)
             for router in lagging:
-                self._fall_behind(router, self._ring.end + len(burst))
+                self._behind.add(router, self._ring.end + len(burst))
         self._keep(burst)
         if self._overflowed:
             self._overflowed = False
-            for router in [*self._current.values(), *self._behind.values()]:
+            for router in [*self._current.values(), *self._behind.routers.values()]:
                 if not router.asks:
                     self._restart(router)
 
@@ -196,16 +171,16 @@ class LivePublisher:
             missed.extend(burst)
             if len(missed) > UNDECIDED:
                 missed.clear()  # it finds the gap, and asks
-        if not self._behind:
+        if not self._behind.routers:
             ring.skip(len(burst))
             return
         for entry in burst:
             ring.append(entry)
         while (dropped := ring.overflow()) is not None:
-            for router in [router for router in self._behind.values() if router.position < ring.first]:
+            for router in [router for router in self._behind.routers.values() if router.position < ring.first]:
                 self._lose(router, dropped)
-        for router in self._behind.values():
-            self._enqueue(router)
+        for router in self._behind.routers.values():
+            self._behind.go_on(router)
 
     def _drop_for_all(self, events: int) -> None:
         self._stats.dropped_batches["queue_full"] += 1
@@ -220,12 +195,19 @@ class LivePublisher:
 
     def _lose(self, router: Router, entry: Entry) -> None:
         """The ring has let go of a batch that a router did not get."""
+        first = not router.dropped_batches
         self._drop(router, "slow_router", 1, entry.events)
         router.position = self._ring.first
         if self._sends_state and not router.asks:
-            log.warning("output %s: router %s is too slow; it gets the state again", self._output, router.peer.address)
+            self._say(logging.WARNING, "output %s: router %s is too slow; it gets the state again", router.peer)
             router.lost_at = entry.at
             self._restart(router)
+        elif first:
+            self._say(
+                logging.WARNING,
+                "output %s: router %s is too slow and loses batches; it has to ask the replay",
+                router.peer,
+            )
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
@@ -270,24 +252,28 @@ class LivePublisher:
         router = self._routers[peer.id]
         if router.state is RouterState.STALLED:
             self._want_state(router)
-        elif router.peer.id in self._behind:
-            self._enqueue(router)
+        elif router.peer.id in self._behind.routers:
+            self._behind.go_on(router)
 
     def closed(self, peer: Peer, reason: str) -> None:
         """Forget a router."""
         router = self._routers.pop(peer.id)
-        self._left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
+        self.views.leave(router, reason)
         self._set_aside(router, RouterState.IDLE)
         stats = self._stats
         stats.router_disconnects[reason] += 1
         if not self._closed:
             stats.routers -= 1
             stats.subscribers -= router.subscriptions
-        log.info("output %s: router %s left: %s", self._output, peer.address, reason)
+        self._say(logging.INFO, "output %s: router %s left: %s", peer, reason)
+
+    def _say(self, level: int, text: str, peer: Peer, *more: object) -> None:
+        fields = {"output": self._output, "stream": self.views.stream, "peer": peer.address}
+        log.log(level, text, self._output, peer.address, *more, extra=fields)
 
     def _begin(self, router: Router) -> None:
         self.flush()
-        log.info("output %s: router %s subscribed", self._output, router.peer.address)
+        self._say(logging.INFO, "output %s: router %s subscribed", router.peer)
         if self._sends_state and not router.asks:
             router.reason = "subscribed"
             self._want_state(router)
@@ -299,8 +285,8 @@ class LivePublisher:
         """A router gets what is published from now on."""
         self.flush()
         self._set_aside(router, RouterState.LIVE)
-        self._fall_behind(router, self._ring.end)
-        self._enqueue(router)
+        self._behind.add(router, self._ring.end)
+        self._behind.go_on(router)
 
     def _want_state(self, router: Router) -> None:
         self._set_aside(router, RouterState.WAITING)
@@ -308,7 +294,7 @@ class LivePublisher:
 
     def _restart(self, router: Router) -> None:
         """A router has lost batches, or its place in the state: it gets none of those that wait for it."""
-        rest = self._ring.end - router.position if router.peer.id in self._behind else 0
+        rest = self._ring.end - router.position if router.peer.id in self._behind.routers else 0
         if rest:
             self._drop(router, "slow_router", rest, self._ring.events_from(router.position))
         if router.lost_at is None:
@@ -323,7 +309,7 @@ class LivePublisher:
     def _set_aside(self, router: Router, state: RouterState) -> None:
         """Take a router out of everything."""
         name = router.peer.id
-        for routers in (self._current, self._behind, self._stalled):
+        for routers in (self._current, self._behind.routers, self._stalled):
             routers.pop(name, None)
         self._undecided.pop(name, None)
         self._transfers.forget(router)
@@ -331,11 +317,6 @@ class LivePublisher:
         router.state = state
         if state in {RouterState.IDLE, RouterState.LIVE}:
             router.lost_at = None
-
-    def _fall_behind(self, router: Router, position: int) -> None:
-        self._current.pop(router.peer.id, None)
-        router.position = position
-        self._behind[router.peer.id] = router
 
     def _change_topic(self, topic: bytes) -> None:
         """The stream's topic follows its source's: other subscriptions match from now on."""
@@ -348,7 +329,7 @@ class LivePublisher:
             elif not matches and router.state is not RouterState.IDLE:
                 self._set_aside(router, RouterState.IDLE)
 
-    # -- routers that are behind -------------------------------------------------------------------------------------
+    # -- the state -------------------------------------------------------------------------------------
 
     def send_state(self, command: SendState) -> None:
         """Send the state to routers that wait for it, and behind it what is published from now on."""
@@ -361,134 +342,18 @@ class LivePublisher:
             router.state = RouterState.RECEIVING
             self._undecided.pop(name, None)
             router.reader = command.transfer.reader()
-            self._fall_behind(router, self._ring.end)
+            self._behind.add(router, self._ring.end)
             self._stats.states_sent[router.reason] += 1
             router.states_sent += 1
             router.state_sent_at = self._loop.time()
             begun.append(router)
-            self._enqueue(router)
+            self._behind.go_on(router)
         self._transfers.begin(begun)
-
-    def _enqueue(self, router: Router) -> None:
-        if router.queued or not router.peer.writable:
-            return
-        router.queued = True
-        self._line.append(router)
-        if self._turn is None:
-            self._turn = self._loop.call_soon(self._take_turns)
-
-    def _take_turns(self) -> None:
-        self._turn = None
-        if self._before_send is not None:
-            self._before_send()
-        until = self._loop.time() + TURN
-        for _ in range(len(self._line)):
-            router = self._line.popleft()
-            router.queued = False
-            if router.peer.id in self._behind and router.peer.writable:
-                self._advance(router)
-                if router.peer.id in self._behind:
-                    self._enqueue(router)
-            if self._loop.time() >= until:
-                break
-        if self._line and self._turn is None:
-            self._turn = self._loop.call_soon(self._take_turns)
-
-    def _advance(self, router: Router) -> None:
-        """Send a router the next piece of what it has not got."""
-        reader = router.reader
-        if reader is not None:
-            found = reader.next_batch()
-            if found is not None:
-                seq, payload = found
-                transfer = reader.transfer
-                frame = seq.to_bytes(8, "big") + transfer.publisher_id
-                router.peer.write(encode_message((transfer.topic, frame, payload)))
-            if not reader.done:
-                return
-            router.reader = None
-            router.slow = False
-            router.lost_at = None
-            router.state = RouterState.LIVE
-            self._transfers.forget(router)
-        elif router.position < self._ring.end:
-            data, router.position = self._ring.read(router.position, PIECE)
-            router.peer.write(data)
-        if router.position == self._ring.end and router.peer.writable:
-            del self._behind[router.peer.id]
-            self._current[router.peer.id] = router
-            if not self._behind:
-                self._ring.trim(self._ring.end)
-
-    # -- what people ask ---------------------------------------------------------------------------------------------
-
-    def gives_state(self, host: str) -> bool:
-        """Whether a router at this address has just got the state, or is about to."""
-        if not host:
-            return False
-        since = self._loop.time() - RECENT
-        for router in self._routers.values():
-            if router.peer.address.rpartition(":")[0] != host:
-                continue
-            if router.state in {RouterState.WAITING, RouterState.RECEIVING, RouterState.STALLED}:
-                return True
-            if router.state is RouterState.LIVE and router.state_sent_at is not None and router.state_sent_at > since:
-                return True
-        return False
-
-    @property
-    def busy(self) -> int:
-        """Routers to which something is on its way."""
-        return sum(
-            1
-            for router in self._routers.values()
-            if router.state is not RouterState.STALLED and (router.peer.waiting_bytes or router.peer.id in self._behind)
-        )
-
-    @property
-    def queue_max(self) -> int:
-        """The most batches that wait for one router."""
-        return max((self._ring.end - router.position for router in self._behind.values()), default=0)
 
     @property
     def peers(self) -> list[Peer]:
         """The routers' connections."""
         return [router.peer for router in self._routers.values()]
-
-    @property
-    def behind_seconds(self) -> float:
-        """How far behind the router is that is furthest behind."""
-        return max(map(self._behind_seconds, self._routers.values()), default=0.0)
-
-    def _behind_seconds(self, router: Router) -> float:
-        since = router.lost_at
-        if since is None and router.peer.id in self._behind:
-            since = self._ring.published(router.position)
-        return 0.0 if since is None else self._loop.time() - since
-
-    @property
-    def routers(self) -> list[RouterView]:
-        """The connected routers, and those that left last."""
-        return [*map(self._view, self._routers.values()), *self._left]
-
-    def _view(self, router: Router) -> RouterView:
-        peer = router.peer
-        wall = time.time() - self._loop.time()
-        return RouterView(
-            self._stream,
-            peer.address,
-            wall + peer.since,
-            [_shown(topic) for topic in islice(peer.topics, TOPICS)],
-            len(peer.topics),
-            router.state.value,
-            router.states_sent,
-            None if router.state_sent_at is None else wall + router.state_sent_at,
-            self._ring.end - router.position if peer.id in self._behind else 0,
-            peer.unread_bytes,
-            self._behind_seconds(router),
-            router.dropped_batches,
-            router.dropped_events,
-        )
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -499,19 +364,12 @@ class LivePublisher:
         self.flush()
         self._closed = True
         self._transfers.close()
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        self._behind.close()
         self._endpoint.close(linger)
         stats = self._stats
         stats.subscribers -= sum(router.subscriptions for router in self._routers.values())
         stats.routers -= len(self._routers)
         stats.queue_limit -= self._queue_limit
-
-
-def _shown(topic: bytes) -> str:
-    text = topic[:TOPIC_BYTES].decode("utf-8", "backslashreplace")
-    return f"{text}…" if len(topic) > TOPIC_BYTES else text
 
 
 def _no_state(_: tuple[int, ...]) -> None:

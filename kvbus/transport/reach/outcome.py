@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+PUBLISHERS: Final = frozenset({"PUB", "XPUB"})
 
 
 class Stop(StrEnum):
@@ -63,6 +66,15 @@ class Outcome:
     def sentence(self) -> str:
         """Why nothing comes of this endpoint, or that it is open."""
         return f"{_SENTENCES[self.stop].format(endpoint=self.endpoint)}{f' ({self.detail})' if self.detail else ''}"
+
+    @property
+    def no_publisher(self) -> str:
+        """Why nobody publishes at this endpoint; empty if somebody does."""
+        if self.stop is not Stop.OPEN:
+            return self.sentence
+        if self.socket_type in PUBLISHERS:
+            return ""
+        return f"{self.endpoint} is a {self.socket_type} socket and no publisher"
 
 
 _SENTENCES = {

@@ -48,3 +48,11 @@ def test_walking_a_large_index_takes_little_memory():
             assert tracemalloc.get_traced_memory()[1] - before < 20 * COUNT
     finally:
         tracemalloc.stop()
+
+
+def test_what_was_added_is_in_it():
+    chunks = [object() for _ in range(1000)]
+    seen = ChunkSet()
+    for chunk in chunks[::3]:
+        seen.add(chunk)
+    assert [chunk in seen for chunk in chunks] == [at % 3 == 0 for at in range(1000)]

@@ -204,11 +204,7 @@ def test_a_reader_that_falls_behind_makes_its_own(monkeypatch):
     monkeypatch.setattr(compaction, "KEPT_BYTES", 1)
     chunks = cut_of(bench_of(*[store([block]) for block in range(5 * BLOCKS_PER_BATCH)])).chunks(10**6)
     slow, fast = chunks.reader(), chunks.reader()
-    first = slow.next_payload()
-    whole = [fast.next_payload() for _ in range(chunks.count)]
-    assert fast.next_payload() is None
-    own = [first]
-    while (payload := slow.next_payload()) is not None:
-        if payload:
-            own.append(payload)
-    assert own == whole
+    first = next(filter(None, iter(slow.next_payload, None)))
+    whole = list(filter(None, iter(fast.next_payload, None)))
+    assert len(whole) == chunks.count
+    assert [first, *filter(None, iter(slow.next_payload, None))] == whole

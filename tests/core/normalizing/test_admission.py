@@ -3,10 +3,10 @@
 import pytest
 
 from kvbus.core.blocks.index import MAX_RUN, Index
-from kvbus.core.normalizing.admission import Admission, OddStore
+from kvbus.core.normalizing.admission import Admission, Checked
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
-from kvbus.core.wire.codec import decode
+from kvbus.core.wire.codec import Batch, decode
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
 from tests.doubles.payloads import cleared, payload, plain, removed, store, tokens_of
 
@@ -23,12 +23,15 @@ def admitting(stats=None, refused=None):
 
 
 def taken(admission, *events):
-    return admission.steps(decode(payload(*events)))
+    batch = decode(payload(*events))
+    assert isinstance(batch, Batch)
+    admission.count_rejects(batch.rejects)
+    return admission.check_all(batch.events, batch)
 
 
 def test_steps_keep_their_order():
     steps = taken(admitting(), store([1]), removed([1]), store([1, 1]), cleared(), store([2]))
-    assert [type(step) for step in steps] == [tuple, BlockRemoved, AllBlocksCleared, tuple]
+    assert [type(step) for step in steps] == [Checked, BlockRemoved, AllBlocksCleared, Checked]
 
 
 def test_rejects_of_the_codec_are_counted():
@@ -40,7 +43,7 @@ def test_rejects_of_the_codec_are_counted():
 def test_unknown_fields_stay_with_their_event():
     bad, good, other = {"type": "Nonsense"}, store([1], novelty=1), store([2])
     steps = taken(admitting(), bad, good, other)
-    assert [type(step) for step in steps] == [OddStore, OddStore]
+    assert [type(step) for step in steps] == [Checked, Checked]
     assert [list(step.extras or ()) for step in steps] == [["novelty"], []]
 
 

@@ -54,7 +54,7 @@ class Source:
             self.take(batch(store([first, first + 1, first + 2, first + 3], first - 1 or None)))
 
     def take(self, payload: bytes) -> list[AnyEvent]:
-        decoded = codec.decode(payload, bytes_first=self.normalizer.bytes_hashes)
+        decoded = codec.decode(payload, form=self.normalizer.form)
         assert isinstance(decoded, codec.Batch)
         return self.normalizer.apply(decoded)
 

@@ -5,46 +5,56 @@ import pytest
 from msgspec import UNSET, Raw
 
 from kvbus.core.blocks.chunk import Meta
+from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.normalizing.shape import UNKNOWN_SIZES, Shape, Sizes, own_copy
 from kvbus.core.wire.schema import BlockStored
+from tests.doubles.payloads import pack
 
 
 def shape(size=16, spelled="GPU"):
     return Shape(None, "GPU", spelled, Meta(size, None, None, spelled, UNSET, UNSET, UNSET))
 
 
-@pytest.mark.parametrize(("size", "blocks"), [(4, 1), (4, 4), (16, 4095), (16, 4096), (2**31, 1)])
-def test_tokens_of_so_many_blocks_begin_with_their_number(size, blocks):
-    for _ in range(2):
-        head = shape(size).head(blocks)
-        assert int.from_bytes(head[1:] or bytes([head[0] & 0x0F]), "big") == size * blocks
-
-
-def test_no_tokens_are_of_more_than_msgpack_can_count():
-    with pytest.raises(msgspec.DecodeError):
-        msgspec.msgpack.decode(shape(2**31).head(2))
-
-
-def test_heads_are_bounded():
-    one = shape()
-    for blocks in range(1, 3000):
-        one.head(blocks)
-    assert len(one.heads) <= 1024
-
-
 def test_what_a_size_is_follows_from_what_was_learned():
     one, detector = shape(16), BlockSizeDetector()
+    one.good = True
     assert one.sizes is UNKNOWN_SIZES
-    assert (one.native, one.several) == (False, False)
+    one.expect(1)
+    assert (one.native, one.matchers) == (False, {})
     detector.observe(16, 1)
     one.learn(Sizes(detector))
-    assert (one.native, one.several) == (True, False)
+    one.expect(1)
+    one.expect(2)
+    assert (one.native, [*one.matchers]) == (True, [1]), "nothing has proven the size"
     detector.observe(16, 2)
-    one.learn(one.sizes)
-    assert (one.native, one.several) == (True, True)
+    one.expect(2)
+    assert [*one.matchers] == [1, 2]
     one.learn(Sizes(BlockSizeDetector(pinned=8, proven=16)))
-    assert (one.native, one.several) == (False, False)
+    assert (one.native, one.matchers) == (False, {})
+
+
+def test_what_is_expected_is_tokens_of_so_many_blocks():
+    one, detector = shape(4), BlockSizeDetector()
+    one.good = True
+    detector.observe(4, 2)
+    one.learn(Sizes(detector))
+    one.expect(2)
+    match = one.matchers[2]
+    assert match(pack([1, 2, 3, 4, 5, 6, 70_000, 2**32 - 1]))
+    assert match(pack([[1, 2]] * 8))
+    for other in ([1] * 7, [1] * 9, [1] * 7 + [-1], [1] * 7 + [2**32], [1] * 7 + [[1, 2]], [1.0] * 8):
+        assert not match(pack(other))
+
+
+@pytest.mark.parametrize("blocks", [0, MAX_RUN + 1])
+def test_stores_of_no_block_and_of_very_many_are_never_plain(blocks):
+    one, detector = shape(4), BlockSizeDetector()
+    one.good = True
+    detector.observe(4, 2)
+    one.learn(Sizes(detector))
+    one.expect(blocks)
+    assert one.matchers == {}
 
 
 def test_a_group_of_which_nothing_is_known_has_no_native_size():

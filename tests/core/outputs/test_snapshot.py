@@ -55,7 +55,8 @@ def test_one_message_with_everything_built_in_slices(count):
     bench, cut = cut_of(count)
     (identity, delimiter, seq, publisher, *chunks), turns = answered(SnapshotRequest([b"id", b""], True), cut)
     assert (identity, delimiter, seq, publisher) == (b"id", b"", (7).to_bytes(8, "big"), PUBLISHER)
-    assert turns == len(chunks) == max(1, -(-count // BLOCKS_PER_BATCH))
+    assert len(chunks) == max(1, -(-count // BLOCKS_PER_BATCH))
+    assert len(chunks) <= turns <= 2 * len(chunks)
     router = PlainSetRouter()
     for number, chunk in enumerate(chunks):
         router.apply(number, chunk)

@@ -37,12 +37,12 @@ def deliver(*seqs: int) -> list[Does]:
 
 def lost(count: int) -> Does:
     """So many batches are lost."""
-    return Does(f"lost {count}", lambda action: action != Lost(count))
+    return Does(f"lost {count}", lambda action: not isinstance(action, Lost) or action.count != count)
 
 
 def new_epoch() -> Does:
     """The publisher is in a new epoch."""
-    return Does("new epoch", lambda action: action != NewEpoch())
+    return Does("new epoch", lambda action: not isinstance(action, NewEpoch))
 
 
 def synced() -> Does:

@@ -4,8 +4,7 @@ import pytest
 
 from kvbus.core.events import Oversize, ReplayAborted
 from kvbus.core.sequencing.actions import Ask, Lost
-from kvbus.core.sequencing.replay_requests import ATTEMPTS
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.settings import ATTEMPTS, State
 from kvbus.core.types import Reason
 from tests.core.dsl import Script, ask, cancel, live, replay_aborted, replay_end, replayed, up
 from tests.core.sequencing.script import SequencerScript, in_sync, lost

@@ -1,6 +1,7 @@
 """How far back a state reaches, and when the publisher is asked for more of it."""
 
 from itertools import pairwise
+from math import inf
 
 import pytest
 
@@ -24,6 +25,15 @@ def test_what_an_answer_left_out_is_not_asked_for_again():
 
 def test_what_nobody_answered_for_is():
     assert pending().due(0.0)
+
+
+def test_whether_the_last_request_was_answered():
+    backfill = Backfill(1.0)
+    assert not backfill.unanswered
+    backfill.request_finished(answered=False)
+    assert backfill.unanswered
+    backfill.request_finished(answered=True)
+    assert not backfill.unanswered
 
 
 def test_nothing_is_missing_before_the_first_number():
@@ -96,3 +106,11 @@ def test_it_survives_a_restart():
     again.load(backfill.dump())
     assert (again.first, again.pending) == (10, True)
     assert again.due(0.0)
+
+
+def test_when_it_is_due():
+    backfill = Backfill(10.0)
+    assert backfill.next_due == inf
+    backfill.nothing_known()
+    assert backfill.due(100.0)
+    assert backfill.next_due == 110.0

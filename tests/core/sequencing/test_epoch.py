@@ -4,7 +4,7 @@ from collections import deque
 
 import pytest
 
-from kvbus.core.sequencing.actions import Action, Deliver, Lost
+from kvbus.core.sequencing.actions import Action, Deliver, Lost, LostReason
 from kvbus.core.sequencing.epoch import FAR, Epoch
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.stats import SourceStats
@@ -112,3 +112,34 @@ def test_nothing_delivered_is_nothing_known():
     epoch.restore_snapshot(-1)
     epoch.recovery_finished()
     assert not epoch.tracker.synced
+
+
+def test_a_trimmed_history_begins_where_the_publishers_does():
+    epoch, _, stats = begun(3)
+    epoch.trimmed_before(9)
+    assert (epoch.tracker.next, epoch.backfill.first) == (9, 9)
+    assert stats.lost == 6
+
+
+def test_what_nobody_confirmed_has_to_be_had_again():
+    epoch, _, _ = begun(3)
+    epoch.interrupted = True
+    epoch.unconfirmed()
+    assert not epoch.interrupted
+    assert epoch.backfill.pending
+    assert epoch.lost_because is LostReason.NO_ANSWER
+
+
+def test_a_compacted_snapshot_proves_nothing_about_live_batches():
+    epoch, _, _ = made(compacted=True)
+    epoch.cover(9)
+    assert epoch.tracker.answered_end == 10
+
+
+@pytest.mark.parametrize(("replay", "reason"), [(True, LostReason.HOLE), (False, LostReason.NO_REPLAY)])
+def test_a_loss_has_a_reason(replay, reason):
+    epoch, actions, _ = begun(3, replay=replay)
+    epoch.tracker.live_later(5, b"5")
+    actions.clear()
+    epoch.give_up()
+    assert actions[0] == Lost(2, reason)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.sequencing.actions import Action, Deliver, Lost
+from kvbus.core.sequencing.actions import Action, Deliver, Lost, LostReason
 from kvbus.core.sequencing.gap_tracker import GapTracker
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 from kvbus.core.stats import SourceStats
@@ -111,7 +111,7 @@ def test_before_the_history_is_in_nothing_is_missing():
 
 def test_given_up():
     tracked = Tracked().live(0, 3)
-    tracked.tracker.give_up()
+    tracked.tracker.give_up(LostReason.HOLE)
     assert tracked.said() == [0, "lost 2", 3]
     assert tracked.counted() == (2, 0, 2)
 
@@ -120,7 +120,7 @@ def test_given_up_with_nothing_behind_the_gap():
     tracked = Tracked().live(0)
     tracked.tracker.expose(4)
     assert tracked.counted() == (3, 0, 0)
-    tracked.tracker.give_up()
+    tracked.tracker.give_up(LostReason.HOLE)
     assert tracked.said() == [0, "lost 3"]
     assert tracked.counted() == (3, 0, 3)
     assert tracked.tracker.complete
@@ -200,8 +200,37 @@ def test_in_any_order_each_is_delivered_or_lost_once(order, dropped, room):
             tracked.counted()
     tracked.tracker.expose(12)
     while not tracked.tracker.complete:
-        tracked.tracker.give_up()
+        tracked.tracker.give_up(LostReason.HOLE)
         tracked.counted()
     delivered = [each.seq for each in tracked.actions if isinstance(each, Deliver)]
     assert delivered == sorted(set(delivered))
     assert len(delivered) + tracked.stats.lost == 12
+
+
+def test_a_compacted_answer_is_delivered_and_what_has_come_live_waits():
+    tracked = Tracked(at=3)
+    for seq in (5, 8):
+        tracked.tracker.live_later(seq, b"live")
+    for seq in (3, 4, 5, 7):
+        tracked.tracker.compacted(seq, b"answered")
+    assert tracked.said() == [3, 4, 5]
+    assert list(tracked.tracker.held) == [7, 8]
+    assert tracked.tracker.answered_end == 8
+    assert tracked.counted() == (4, 3, 0)
+
+
+def test_what_waits_is_replaced_by_what_the_answer_says():
+    tracked = Tracked(at=3)
+    tracked.tracker.live_later(5, b"live")
+    tracked.tracker.compacted(5, b"answered")
+    assert tracked.tracker.held.get(5) == b"answered"
+    assert tracked.said() == []
+
+
+def test_what_lies_ahead_is_forgotten():
+    tracked = Tracked(at=3)
+    tracked.tracker.live_later(5, b"live")
+    tracked.tracker.write_off()
+    tracked.tracker.forget_ahead()
+    assert (tracked.tracker.next, tracked.tracker.log_end, len(tracked.tracker.held)) == (3, 3, 0)
+    assert tracked.counted() == (2, 0, 2)

@@ -23,8 +23,8 @@ from kvbus.core.sequencing.phases import (
     RefusedError,
     step,
 )
-from kvbus.core.sequencing.replay_requests import ATTEMPTS, OVERLAP, Purpose
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.replay_requests import OVERLAP, Purpose
+from kvbus.core.sequencing.settings import ATTEMPTS, State
 from tests.core.dsl import Happens, down, live, replay_aborted, replay_end, replayed, snapshot, tick, up
 from tests.core.sequencing.script import SequencerScript, in_sync
 from tests.docs.phases import diagram, phase_table, transitions
@@ -91,6 +91,10 @@ IN: dict[Phase, Callable[[], Made]] = {
 }
 """How each phase with a connection is reached."""
 
+COMPACTED: dict[str, Any] = {"snapshot": True, "compacted": True, "trust_unverified": True}
+NO_REPLAY: dict[str, Any] = {"snapshot": True, "replay": False}
+ONLY_COVERED: list[Act] = [up(), snapshot(4), replay_end(), down()]
+
 Transition = tuple[Phase, Input, Phase]
 
 
@@ -108,6 +112,7 @@ CASES: dict[Transition, Callable[[], Made]] = {
     (Phase.AWAY, Input.UP, Phase.FRESH): lambda: fresh(up()),
     (Phase.AWAY, Input.UP, Phase.VERIFY): lambda: after(3, *BACK),
     (Phase.AWAY, Input.UP, Phase.LIVE): lambda: after(3, *BACK, replay=False, trust_unverified=True),
+    (Phase.AWAY, Input.UP, Phase.SNAPSHOT): lambda: fresh(*ONLY_COVERED, up(), **COMPACTED),
     (Phase.AWAY, Input.DOWN, Phase.AWAY): lambda: fresh(down()),
     (Phase.AWAY, Input.NEW_EPOCH, Phase.AWAY): lambda: after(3, down(), other_id),
     (Phase.AWAY, Input.GRACE_OVER, Phase.AWAY): lambda: after(3, *GRACE_AWAY, tick(0.3), replay=False),
@@ -115,6 +120,7 @@ CASES: dict[Transition, Callable[[], Made]] = {
     (Phase.LOST, Input.UP, Phase.FRESH): lambda: fresh(expire, up()),
     (Phase.LOST, Input.UP, Phase.VERIFY): lambda: after(3, down(), expire, up()),
     (Phase.LOST, Input.UP, Phase.LIVE): lambda: after(3, down(), expire, up(), replay=False, trust_unverified=True),
+    (Phase.LOST, Input.UP, Phase.SNAPSHOT): lambda: fresh(*ONLY_COVERED, expire, up(), **NO_REPLAY),
     (Phase.LOST, Input.DOWN, Phase.LOST): lambda: fresh(expire, down()),
     (Phase.LOST, Input.NEW_EPOCH, Phase.LOST): lambda: after(3, down(), expire, other_id),
     (Phase.LOST, Input.GRACE_OVER, Phase.LOST): lambda: after(3, *GRACE_AWAY, expire, tick(0.3), replay=False),
@@ -140,12 +146,18 @@ CASES: dict[Transition, Callable[[], Made]] = {
     (Phase.SYNC, Input.ABORTED, Phase.SYNC): then(Phase.SYNC, replay_aborted()),
     (Phase.SNAPSHOT, Input.COVERED, Phase.LIVE): then(Phase.SNAPSHOT, snapshot(41)),
     (Phase.SNAPSHOT, Input.UNAVAILABLE, Phase.SYNC): then(Phase.SNAPSHOT, snapshot(-2)),
+    (Phase.SNAPSHOT, Input.COVERED, Phase.PROBE): lambda: fresh(up(), snapshot(4), **COMPACTED),
+    (Phase.SNAPSHOT, Input.UNAVAILABLE, Phase.LIVE): lambda: fresh(up(), snapshot(-2), **NO_REPLAY),
+    (Phase.SNAPSHOT, Input.SILENT, Phase.SNAPSHOT): lambda: fresh(up(), tick(10.0), **NO_REPLAY),
     (Phase.VERIFY, Input.CONFIRMED, Phase.CATCH_UP): then(Phase.VERIFY, replayed(2)),
     (Phase.VERIFY, Input.ANSWERED, Phase.LIVE): lambda: fresh(
         up(), live(0), live(1), live(2), no_buffer, *BACK, replay_end(), probe_interval=1.0
     ),
     (Phase.VERIFY, Input.SILENT, Phase.VERIFY): then(Phase.VERIFY, tick(2.0)),
     (Phase.VERIFY, Input.SILENT, Phase.LIVE): lambda: after(3, *BACK, *SILENCE, trust_unverified=True),
+    (Phase.VERIFY, Input.SILENT, Phase.SNAPSHOT): lambda: fresh(
+        up(), snapshot(-2), replayed(0), replay_end(), *BACK, *SILENCE, **COMPACTED
+    ),
     (Phase.CATCH_UP, Input.ANSWERED, Phase.LIVE): then(Phase.CATCH_UP, replay_end()),
     (Phase.CATCH_UP, Input.ABORTED, Phase.GAP): then(Phase.CATCH_UP, replay_aborted()),
     (Phase.CATCH_UP, Input.ABORTED, Phase.SYNC): lambda: fresh(*LATE, *BACK, replayed(2), replay_aborted()),
@@ -160,6 +172,9 @@ CASES: dict[Transition, Callable[[], Made]] = {
     (Phase.PROBE, Input.ABORTED, Phase.GAP): then(Phase.PROBE, *map(replayed, range(3)), replay_aborted()),
     (Phase.PROBE, Input.ANSWERED, Phase.LIVE): then(Phase.PROBE, *map(replayed, range(3)), replay_end()),
     (Phase.PROBE, Input.SILENT, Phase.LIVE): then(Phase.PROBE, tick(2.0)),
+    (Phase.PROBE, Input.CAUGHT_UP, Phase.LIVE): lambda: after(
+        3, tick(1.5), live(3), probe_interval=1.0, compacted=True
+    ),
     (Phase.BACKFILL, Input.STALE, Phase.RECHECK): lambda: after(LONG, live(LONG + 2), *SILENCE, live(3)),
     (Phase.BACKFILL, Input.HOLE, Phase.GAP): then(Phase.BACKFILL, live(8)),
     (Phase.BACKFILL, Input.ABORTED, Phase.GAP): lambda: after(3, *BACK, *SILENCE, *SILENCE, replay_aborted()),
@@ -168,6 +183,9 @@ CASES: dict[Transition, Callable[[], Made]] = {
     (Phase.RECHECK, Input.ANSWERED, Phase.LIVE): then(Phase.RECHECK, replayed(LONG - 1), replay_end()),
     (Phase.RECHECK, Input.SILENT, Phase.RECHECK): then(Phase.RECHECK, tick(2.0)),
     (Phase.RECHECK, Input.SILENT, Phase.LIVE): lambda: after(LONG, live(3), *SILENCE, trust_unverified=True),
+    (Phase.RECHECK, Input.SILENT, Phase.SNAPSHOT): lambda: fresh(
+        up(), snapshot(-1), replay_end(), *map(live, range(LONG)), live(3), *SILENCE, **COMPACTED
+    ),
     (Phase.RECHECK, Input.ABORTED, Phase.GAP): then(
         Phase.RECHECK, *map(replayed, range(LONG - OVERLAP, LONG)), replay_aborted()
     ),
@@ -178,6 +196,9 @@ CASES: dict[Transition, Callable[[], Made]] = {
     (Phase.GAP_SNAPSHOT, Input.COVERED, Phase.LIVE): then(Phase.GAP_SNAPSHOT, snapshot(10)),
     (Phase.GAP_SNAPSHOT, Input.CAUGHT_UP, Phase.LIVE): then(Phase.GAP_SNAPSHOT, live(8), live(9)),
     (Phase.GAP_SNAPSHOT, Input.UNAVAILABLE, Phase.LIVE): then(Phase.GAP_SNAPSHOT, snapshot(-2)),
+    (Phase.GAP_SNAPSHOT, Input.SILENT, Phase.GAP_SNAPSHOT): lambda: fresh(
+        up(), snapshot(4), live(6), tick(10.0), **NO_REPLAY
+    ),
     (Phase.GRACE, Input.FILLED, Phase.LIVE): then(Phase.GRACE, live(3), live(4)),
     (Phase.GRACE, Input.GRACE_OVER, Phase.LIVE): then(Phase.GRACE, tick(0.3)),
 }
@@ -253,3 +274,19 @@ def test_every_phase_is_drawn_and_described() -> None:
 def test_what_holds_for_every_connected_phase_is_drawn_once() -> None:
     assert "connected --> fresh: new epoch [not in conflict]\n" in diagram()
     assert "connected --> away: down\n" in diagram()
+
+
+@pytest.mark.parametrize(("snapshots", "phase"), [(True, Phase.GAP_SNAPSHOT), (False, Phase.BACKFILL)])
+def test_an_answer_that_broke_off_and_is_not_confirmed_is_not_left_alone(snapshots: bool, phase: Phase) -> None:
+    script, _ = fresh(**COMPACTED | {"snapshot": snapshots})
+    script.after(up())
+    if snapshots:
+        script.after(snapshot(-2))
+    script.after(replayed(0), *[tick(2.0)] * (1 + 2 * ATTEMPTS))
+    assert script.sequencer.phase is phase
+
+
+def test_a_stream_from_now_on_waits_for_its_first_batch() -> None:
+    script, _ = fresh(from_now=True)
+    script.after(up())
+    assert script.sequencer.phase is Phase.WAITING

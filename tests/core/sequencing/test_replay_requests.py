@@ -39,7 +39,7 @@ class Asking:
 
 
 def asked(purpose=Purpose.PROBE, start=0, last=-1):
-    return OpenRequest(1, purpose, start, last, True, 0)
+    return OpenRequest(1, purpose, start, last, True, 0, 0)
 
 
 class TestWhereItBegins:

@@ -37,3 +37,9 @@ def test_each_comes_from_its_key():
 def test_the_states_are_public():
     """``/sources`` shows them, and ``kvbus_source_state`` has them as labels: renaming one breaks dashboards."""
     assert [*State] == ["connecting", "syncing", "live", "gap", "lost", "conflict"]
+
+
+def test_somebody_can_be_asked():
+    assert Settings(replay=True, snapshot=False).asks
+    assert Settings(replay=False, snapshot=True).asks
+    assert not Settings(replay=False, snapshot=False).asks

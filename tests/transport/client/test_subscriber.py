@@ -31,16 +31,15 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch, encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.errors import BindError
-from kvbus.transport.client.subscriber import END, StreamSockets, split_answer
+from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 from tests.transport.loops import COUNTING, reads
 from tests.typed import there
 
 # no confirmation of a silent connection unless a test is about it: it would race with what the test publishes
-QUICK = Timing(connect_s=5, idle_s=0.2, retry_s=0.01, confirm_s=60)
+QUICK = Timing(connect_s=5, idle_s=0.2, confirm_s=60)
 TOKENS = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
 SEQ = (7).to_bytes(8, "big")
-END_SEQ = b"\xff" * 8
 
 
 def payload(*hashes, ts=1.0, padding=0):
@@ -87,29 +86,6 @@ async def in_step(publisher, subscriber):
     """Replayed, and the subscription has arrived at the publisher."""
     await until(subscriber, Synced)
     await publisher.wait_for_subscriber()
-
-
-@pytest.mark.parametrize(
-    ("frames", "framing", "answer"),
-    [
-        ([b"", SEQ, b"p"], "auto", (b"", SEQ, b"p")),
-        ([b"", SEQ, b"p"], "3", (b"", SEQ, b"p")),
-        ([b"", b"t", SEQ, b"p"], "auto", (b"t", SEQ, b"p")),
-        ([b"", b"", SEQ, b"p"], "4", (b"", SEQ, b"p")),
-        ([b"t", SEQ, b"p"], "auto", (b"t", SEQ, b"p")),
-        ([b"", b"t", SEQ, b"p"], "sim", (b"t", SEQ, b"p")),
-        ([b"", b"", SEQ + b"i" * 16, b"p"], "auto", (b"", SEQ + b"i" * 16, b"p")),
-        ([b"", END_SEQ, b""], "auto", END),
-        ([b"", b"", END_SEQ, b""], "auto", END),
-        ([b"", SEQ, b"p"], "4", None),
-        ([b"", b"", SEQ, b"p"], "3", None),
-        ([b"p"], "auto", None),
-        ([b"", b"short", b"p"], "auto", None),
-        ([b"", b"", b"", SEQ, b"p"], "auto", None),
-    ],
-)
-def test_answer_layouts(frames, framing, answer):
-    assert split_answer(frames, framing) == answer
 
 
 @pytest.mark.parametrize("framing", ["3", "4", "sim"])
@@ -201,7 +177,7 @@ def test_nobody_answers(loops):
             publisher.replay_fault = ReplayFault.SILENT
             async with subscribed(publisher) as subscriber:
                 assert await subscriber.receive() == Lost(0, None, LostReason.NO_ANSWER)
-                assert publisher.replay_requests == QUICK.attempts
+                assert publisher.replay_requests in (QUICK.attempts, QUICK.attempts + 1)  # it is asked on at once
 
     loops(main)
 
@@ -327,13 +303,13 @@ def test_closing_ends_whoever_waits(loops):
 
 def test_leaving_the_loop_closes_the_sockets(loops, monkeypatch):
     closed = []
-    abort = StreamSockets.abort
+    close = StreamSockets.aclose
 
-    def noted(self):
+    async def noted(self):
         closed.append(self)
-        return abort(self)
+        await close(self)
 
-    monkeypatch.setattr(StreamSockets, "abort", noted)
+    monkeypatch.setattr(StreamSockets, "aclose", noted)
 
     async def main():
         async with engine() as publisher:

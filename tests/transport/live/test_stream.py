@@ -1,177 +1,21 @@
 """One stream's live side with real routers: SUBs that read, that stall, that leave in the middle of a state."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import zmq
 
-from kvbus.core.blocks.compaction import SnapshotChunks
-from kvbus.core.commands import SendState
-from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
 from kvbus.transport.live import transfers
-from kvbus.transport.live.stream import LEFT, LivePublisher
+from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
-from tests.ports import free_port
 from tests.transport.bare import dialled
-from tests.transport.loops import both_loops, eventually, read_all, turns, u64
-
-TOPIC = b"kv@pod"
-BIG = 20_000
-
-
-class Slices:
-    """A snapshot of so many batches."""
-
-    def __init__(self, count, size):
-        self.fewest = count
-        self._size = size
-
-    def chunks(self, _room):
-        return SnapshotChunks(lambda: (b"state %d" % i + bytes(self._size) for i in range(self.fewest)), self.fewest)
-
-
-class Sub:
-    """A SUB and the seqs it has read."""
-
-    def __init__(self, context, endpoint, topics, *, slow):
-        self.socket = context.socket(zmq.SUB)
-        self.socket.setsockopt(zmq.RCVHWM, 1 if slow else 0)
-        if slow:
-            self.socket.setsockopt(zmq.RCVBUF, 4096)
-        for topic in topics:
-            self.socket.setsockopt(zmq.SUBSCRIBE, topic)
-        self.socket.connect(endpoint)
-        self.got = []
-
-    def read(self):
-        """Kind and seq of each message so far."""
-        for _topic, seq, payload in read_all(self.socket):
-            self.got.append((payload.split(b" ")[0].rstrip(b"\0").decode(), int.from_bytes(seq[:8], "big")))
-        return self.got
-
-    def seqs(self, kind=None):
-        return [seq for name, seq in self.read() if kind in {None, name}]
-
-    @property
-    def holes(self):
-        seqs = self.seqs()
-        return sorted({*range(seqs[0], seqs[-1])} - {*seqs})
-
-
-class Stream:
-    """The stream, the relay's part of it, and its routers."""
-
-    def __init__(self, context, *, state, **settings):
-        self.stats = OutputStats()
-        self.port = free_port()
-        self.endpoint = f"tcp://127.0.0.1:{self.port}"
-        self.next_seq = 0
-        self.topic = TOPIC
-        self.slices: Any = Slices(2, 100)
-        self.answers = True
-        """Whether who asks for the state gets it."""
-        self.asked = []
-        self.before_send = 0
-        self._context = context
-        self._open = []
-        settings = {"queue_limit": 1000, "max_batches": 1000, "max_bytes": 2**30, **settings}
-        self.live = LivePublisher(
-            3,
-            TOPIC,
-            "routers",
-            lambda handler: Listener(self.endpoint, Role.PUB, handler),
-            stats=self.stats,
-            before_send=self._count,
-            request_state=self._request if state else None,
-            **settings,
-        )
-
-    def _count(self):
-        self.before_send += 1
-
-    def _request(self, routers):
-        self.asked.append(routers)
-        if self.answers:
-            self.send_state(routers)
-
-    def send_state(self, routers):
-        transfer = StateTransfer(self.slices, self.next_seq, self.topic, b"")
-        for _ in range(transfer.first_seq, transfer.end_seq):
-            self.publish(1, "empty", events=0)
-        self.live.send_state(SendState(0, 3, routers, transfer))
-
-    def publish(self, count, name="live", *, size=0, events=2):
-        for _ in range(count):
-            self.live.publish(self.topic, u64(self.next_seq), name.encode() + b" " * bool(size) + bytes(size), events)
-            self.next_seq += 1
-
-    def send(self, count, **how):
-        self.publish(count, **how)
-        self.live.flush()
-
-    def sub(self, *topics, slow=False):
-        self._open.append(Sub(self._context, self.endpoint, topics or [b""], slow=slow))
-        return self._open[-1]
-
-    @property
-    def states(self):
-        return [view.state for view in self.live.routers if view.left is None]
-
-    @property
-    def slow_drops(self):
-        return self.stats.dropped_batches["slow_router"]
-
-    async def are(self, *states):
-        await eventually(lambda: sorted(self.states) == sorted(states), f"{states}, not {self.states}")
-
-    async def level(self, *subs):
-        """Wait until these have the newest batch."""
-        for sub in subs:
-            await eventually(lambda sub=sub: (sub.seqs() or [-1])[-1] == self.next_seq - 1, "the newest batch")
-
-    async def stalled(self, reads, drops=30):
-        """Publish until somebody loses batches."""
-        while self.slow_drops < drops:
-            self.send(10, size=BIG)
-            await self.level(*reads)
-
-    async def fills(self):
-        """Wait until the second router takes no more."""
-        loop = asyncio.get_running_loop()
-        queued, since = 0, loop.time()
-
-        def full():
-            nonlocal queued, since
-            now = self.live.routers[1].queued_bytes
-            if now != queued:
-                queued, since = now, loop.time()
-            return queued > DEFAULT_SETTINGS.high_water and loop.time() > since + 0.2
-
-        await eventually(full, "a peer that is full")
-
-    def close(self):
-        self.live.close()
-        for sub in self._open:
-            sub.socket.close(0)
-
-
-@contextlib.asynccontextmanager
-async def stream_of(context, *, state=True, **settings):
-    made = Stream(context, state=state, **settings)
-    try:
-        yield made
-    finally:
-        made.close()
-        await turns()
-
+from tests.transport.live.streams import BIG, Slices, stream_of
+from tests.transport.loops import both_loops, eventually, turns
 
 # -- the live stream ----------------------------------------------------------------------------------------------------
 
@@ -211,49 +55,7 @@ async def test_without_a_state_a_router_gets_what_is_published_from_now_on(conte
         assert dict(stream.stats.states_sent) == {}
 
 
-@both_loops
-@pytest.mark.parametrize("limit", [{"max_batches": 20}, {"max_bytes": 20 * BIG}])
-async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is_counted(context, limit):
-    async with stream_of(context, state=False, **limit) as stream:
-        fast, slow = stream.sub(), stream.sub(slow=True)
-        await stream.are("live", "live")
-        await stream.stalled([fast])
-        assert 0 < stream.live.queue_max <= 20
-        await stream.level(fast, slow)
-        assert fast.seqs() == list(range(stream.next_seq))
-        assert len(slow.holes) == stream.slow_drops
-        assert stream.stats.dropped_events == {"slow_router": 2 * stream.slow_drops}
-        (view,) = [view for view in stream.live.routers if view.dropped_batches]
-        assert (view.dropped_batches, view.dropped_events) == (stream.slow_drops, 2 * stream.slow_drops)
-        assert (stream.live.queue_max, stream.live.behind_seconds) == (0, 0.0)
-
-
 # -- the state ------------------------------------------------------------------------------------------------------------
-
-
-@both_loops
-async def test_what_is_published_before_the_state_begins_is_in_it_and_what_comes_later_follows_it(context):
-    async with stream_of(context) as stream:
-        stream.answers = False
-        stream.slices = Slices(100, 100_000)
-        router = stream.sub(slow=True)
-        await eventually(lambda: stream.asked, "the request")
-        assert stream.states == ["waiting"]
-        stream.send(5)
-        assert router.read() == []
-        stream.send_state(stream.asked[0])
-        stream.send(5)
-        await turns(20)
-        assert stream.states == ["receiving"]
-        assert stream.live.busy == 1
-        assert stream.live.queue_max == 5
-        await stream.level(router)
-        assert router.seqs("state") == list(range(5, 105))
-        assert router.seqs("live") == list(range(105, 110))
-        assert stream.states == ["live"]
-        await eventually(lambda: not stream.live.busy, "rest")
-        assert stream.stats.states_sent == {"subscribed": 1}
-        assert stream.slow_drops == 0
 
 
 @both_loops
@@ -263,8 +65,8 @@ async def test_a_stalled_router_gets_the_state_again_once_it_reads(context):
         await stream.are("live", "live")
         await stream.stalled([fast])
         assert sorted(stream.states) == ["live", "stalled"]
-        await eventually(lambda: stream.live.behind_seconds > 0, "time to pass")
-        assert stream.live.busy <= 1, "nothing is on its way to a router that does not read"
+        await eventually(lambda: stream.live.views.behind_seconds > 0, "time to pass")
+        assert stream.live.views.busy <= 1, "nothing is on its way to a router that does not read"
         before = stream.slow_drops
         stream.send(7)
         assert stream.slow_drops == before + 7
@@ -274,24 +76,7 @@ async def test_a_stalled_router_gets_the_state_again_once_it_reads(context):
         assert again == [slow.holes[-1] + 1, slow.holes[-1] + 2]
         assert fast.holes == []
         assert stream.stats.states_sent == {"subscribed": 2, "lost": 1}
-        assert stream.live.behind_seconds == 0.0
-
-
-@both_loops
-async def test_a_router_that_falls_behind_in_the_state_gets_a_new_one(context):
-    async with stream_of(context, max_batches=20) as stream:
-        fast = stream.sub()
-        await stream.are("live")
-        stream.slices = Slices(500, 20_000)
-        slow = stream.sub(slow=True)
-        await stream.are("live", "receiving")
-        await stream.fills()
-        await stream.stalled([fast])
-        assert sorted(stream.states) == ["live", "stalled"]
-        stream.slices = Slices(2, 100)
-        await stream.level(fast, slow)
-        assert slow.seqs("state")[-2:] == slow.seqs()[-2:]
-        assert stream.stats.states_sent == {"subscribed": 2, "lost": 1}
+        assert stream.live.views.behind_seconds == 0.0
 
 
 @both_loops
@@ -306,7 +91,7 @@ async def test_a_router_that_leaves_in_the_middle_of_a_state_is_forgotten(contex
         await stream.level(stays)
         assert stays.seqs("live") == list(range(stream.next_seq - 3, stream.next_seq))
         assert stays.holes == []
-        (left,) = [view for view in stream.live.routers if view.left]
+        (left,) = [view for view in stream.live.views.routers if view.left]
         assert (left.state, left.states_sent) == ("receiving", 1)
         assert stream.stats.router_disconnects == {left.left: 1}
         assert (stream.stats.routers, stream.stats.subscribers) == (1, 1)
@@ -459,36 +244,6 @@ async def test_empty_batches_are_no_loss_however_many_come_at_once(context):
 
 
 # -- what people ask --------------------------------------------------------------------------------------------------------
-
-
-@both_loops
-async def test_who_has_just_got_the_state_is_known_by_the_address(context):
-    async with stream_of(context) as stream:
-        assert not stream.live.gives_state("127.0.0.1")
-        stream.answers = False
-        stream.sub()
-        await eventually(lambda: stream.asked, "the request")
-        assert stream.live.gives_state("127.0.0.1")
-        assert not stream.live.gives_state("127.0.0.2")
-        stream.send_state(stream.asked[0])
-        await stream.are("live")
-        assert stream.live.gives_state("127.0.0.1")
-    async with stream_of(context) as stream:
-        stream.sub(b"", ASKS_REPLAY)
-        await stream.are("live")
-        assert not stream.live.gives_state("127.0.0.1")
-
-
-@both_loops
-async def test_only_those_who_left_last_are_shown(context):
-    async with stream_of(context) as stream, dialled(stream.port, b"SUB"):
-        for _ in range(LEFT + 5):
-            async with dialled(stream.port, b"SUB"):
-                pass
-        await eventually(lambda: sum(stream.stats.router_disconnects.values()) == LEFT + 5, "the end of all others")
-        views = stream.live.routers
-        assert [view.left is None for view in views] == [True] + [False] * LEFT
-        assert {view.stream for view in views} == {3}
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------------

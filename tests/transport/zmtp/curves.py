@@ -17,7 +17,7 @@ from kvbus.transport.zmtp.protocol import Protocol
 from kvbus.transport.zmtp.roles import Role
 from tests.transport.zmtp.peers import greeting
 
-# What kvbus itself never is. The mechanisms read these two attributes of a role.
+# As routers are: stricter than a kvbus that dials by hand. The mechanisms read these two attributes of a role.
 SUB: Any = SimpleNamespace(socket_type=b"SUB", peers=frozenset({b"PUB"}))
 DEALER: Any = SimpleNamespace(socket_type=b"DEALER", peers=frozenset({b"ROUTER"}))
 

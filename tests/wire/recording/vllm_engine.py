@@ -98,6 +98,7 @@ FAMILIES = {
     "lookahead": Family(speculative=True),
     "window": Family(groups=("full", "window"), blocks=240),
     "mamba": Family(groups=("full", "mamba"), blocks=240),
+    "partial": Family(groups=("full", "mamba"), blocks=120, block_size=64, hash_block_size=16),
     "full_report": Family(full_report=0.5),
     "offload_simple": replace(SIMPLE, reset_how=GPU_ONLY),
     "offload_simple_sleep": replace(SIMPLE, reset_how=SLEEP),
@@ -327,10 +328,11 @@ class Engine:
 
     def pool(self) -> dict[Key, int]:
         """What the cache holds now: group, medium and hash, with the number of blocks that hold it."""
-        found = held(self.scheduler.kv_cache_manager.block_pool, "GPU")
+        size = self.family.block_size
+        found = held(self.scheduler.kv_cache_manager.block_pool, "GPU", size)
         connector = self.scheduler.connector
         if self.family.connector == "SimpleCPUOffloadConnector":
-            found |= held(connector.scheduler_manager.cpu_block_pool, "CPU")
+            found |= held(connector.scheduler_manager.cpu_block_pool, "CPU", size)
         if self.family.connector == "OffloadingConnector":
             offloading = connector.connector_scheduler
             payloads = vars(vars(offloading)["_events_tracker"])["_pending_event_metadata"]
@@ -350,11 +352,14 @@ class Engine:
         return [kind for kind, _ in self.scheduler.kv_cache_manager.kv_cache_event_metadata]
 
 
-def held(pool: Any, medium: str) -> dict[Key, int]:
-    """Every hash by which a block of the pool can be found, with the number of blocks."""
+def held(pool: Any, medium: str, size: int) -> dict[Key, int]:
+    """Every hash of a whole block by which one of the pool can be found, with the number of blocks.
+
+    The end of a prompt can be found too, by hashes of a finer grain, which kvbus leaves out.
+    """
     found: Counter[Key] = Counter()
     for block in pool.blocks:
-        for key in {block.block_hash, *pool.cached_block_hashes_by_block.get(block.block_id, ())} - {None}:
+        if (key := block.block_hash) is not None and block.block_hash_num_tokens % size == 0:
             assert pool.cached_block_hash_to_block.contain(key, block.block_id)
             found[get_group_id(key), medium, maybe_convert_block_hash(get_block_hash(key))] += 1
     return dict(found)

@@ -1,0 +1,190 @@
+"""Events that are plainly in order: checked and applied as they come.
+
+Such a store is spelled like others before it, and its blocks are of its group's own size, which one store more teaches
+nothing about. Its tokens are in their shortest form, and as many as they have to be. Its parent is known. Every rule of
+:mod:`~kvbus.core.normalizing.validate` is kept by what is looked at here, in the cheapest form it has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import UNSET
+from msgspec.structs import astuple as fields_of
+
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import Index
+from kvbus.core.blocks.size import ITEM_BYTES
+from kvbus.core.normalizing.admission import Admission
+from kvbus.core.normalizing.leaving import Leaving
+from kvbus.core.normalizing.removals import Removals
+from kvbus.core.normalizing.shape import NOTHING_CARRIED, Shape
+from kvbus.core.normalizing.stores import Stores
+from kvbus.core.stats import SourceStats
+from kvbus.core.wire.codec import AnyEvent, Batch
+from kvbus.core.wire.schema import BlockRemoved, BlockStored, Event
+
+_NO_SHAPES: Final[dict[tuple[Any, ...], Shape]] = {}
+
+
+class PlainEvents:
+    """Applies plain events to the index of one source.
+
+    Args:
+        index: the live blocks.
+        admission: what is known of the stream.
+        removals: those of the batch.
+        stores: takes stores of blocks that are live, or that may not fit.
+        leaving: is told whether an event was changed.
+        stats: where events are counted.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        admission: Admission,
+        removals: Removals,
+        stores: Stores,
+        leaving: Leaving,
+        stats: SourceStats,
+    ) -> None:
+        self._index = index
+        self._admission = admission
+        self._removals = removals
+        self._stores = stores
+        self._leaving = leaving
+        self._stats = stats
+
+    def apply(self, batch: Batch, out: list[AnyEvent]) -> list[Event]:
+        """Apply the events up to the first one that is not plainly in order; that one and those behind it.
+
+        Of these the whole has to be known before any is applied: what they teach, or where a parent comes.
+        """
+        admission, index, removals, stores = self._admission, self._index, self._removals, self._stores
+        as_bytes, uniform = batch.form & 1, batch.uniform
+        shapes = admission.shapes
+        if not uniform or (admission.bytes + 1 < admission.ints if as_bytes else admission.ints + 1 < admission.bytes):
+            shapes = _NO_SHAPES  # where the kind of hash is in doubt, no store is plainly in order
+        size = index.size
+        room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
+        added = added_bytes = stored = removed = 0
+        events = iter(batch.events)
+        rest: list[Event] = []
+        for event in events:
+            if type(event) is BlockStored:
+                (
+                    hashes,
+                    parent,
+                    raw_tokens,
+                    block_size,
+                    lora_id,
+                    medium,
+                    lora_name,
+                    group,
+                    kind,
+                    window,
+                    raw_keys,
+                    *carried,
+                ) = fields_of(event)
+                count = len(hashes)
+                try:
+                    shape = shapes[block_size, medium, lora_id, lora_name, group, kind, window]
+                    match = shape.matchers[count]
+                except KeyError:
+                    rest = [event, *events]
+                    break
+                tokens = bytes(raw_tokens)
+                if match(tokens) is None or not shape.sizes.quiet:
+                    if shape.left_out and tokens:
+                        admission.count_left_out()
+                        continue
+                    rest = [event, *events]
+                    break
+                held = len(tokens) + ITEM_BYTES * (1 + count)
+                keys = None
+                if raw_keys is not UNSET:
+                    usual = admission.usual_keys.get(count)
+                    if usual is not None and usual[0] == raw_keys:
+                        keys = usual[1]
+                    elif (keys := admission.good_keys(bytes(raw_keys), count)) is None:
+                        rest = [event, *events]
+                        break
+                    held += len(keys)
+                meta = shape.meta
+                if carried != NOTHING_CARRIED:
+                    if carried == shape.last_carried:
+                        meta = shape.last_meta
+                    else:
+                        own = admission.good_meta(event, shape, carried, count)
+                        if own is None:
+                            rest = [event, *events]
+                            break
+                        meta = own
+                table = shape.table
+                if table is None:
+                    rest = [event, *events]
+                    break
+                blocks = table.blocks
+                if parent is not None:
+                    holder = blocks.get(parent)
+                    if holder is not None:
+                        last = holder.hashes[-1]
+                        if last == parent:
+                            parent = last  # one object for one hash
+                    elif parent is UNSET:
+                        parent = None
+                        self._leaving.touched = True
+                        event.parent_block_hash = None
+                    elif parent in hashes or index.find(shape.group, parent) is None:
+                        rest = [event, *events]
+                        break
+                chunk = Chunk(hashes, parent, tokens, meta, keys)
+                fits = added + count <= room and added_bytes + held <= room_bytes
+                if count == 1:
+                    block = hashes[0]
+                    fresh = fits and block not in blocks
+                    if fresh:
+                        blocks[block] = chunk
+                else:
+                    named = dict.fromkeys(hashes, chunk)
+                    if len(named) != count:
+                        rest = [event, *events]
+                        break
+                    fresh = fits and blocks.keys().isdisjoint(named)
+                    if fresh:
+                        blocks.update(named)
+                stored += 1
+                if not shape.complete:
+                    shape.as_sent(event)
+                    self._leaving.touched = True
+                if fresh:
+                    added += count
+                    added_bytes += held
+                    if removals.waiting:
+                        removals.flush()
+                    out.append(event)
+                    continue
+                size.blocks += added
+                size.at_most += added_bytes
+                added = added_bytes = 0
+                stores.place(event, shape, chunk, None)
+                room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
+            elif type(event) is not BlockRemoved:
+                rest = [event, *events]
+                break
+            elif uniform and event.medium in admission.spoken and event.block_hashes:
+                removed += 1
+                removals.remove(event)
+            elif admission.removable(event):
+                removals.remove(event)
+        if stored:
+            size.blocks += added
+            size.at_most += added_bytes
+            self._stats.stored += stored
+            if as_bytes:
+                admission.bytes += stored
+            else:
+                admission.ints += stored
+        if removed:
+            self._stats.removed += removed
+        return rest

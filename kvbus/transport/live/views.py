@@ -1,0 +1,119 @@
+"""The routers of a stream as people see them: where each stands, how far behind it is, and who has left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from typing import Final
+
+from msgspec import structs
+
+from kvbus.core.stats import RouterView
+from kvbus.transport.live.ring import Ring
+from kvbus.transport.live.router import Router, RouterState
+
+RECENT: Final = 60.0
+"""Seconds after a state within which a replay from 0 is the question of the router that got it."""
+
+LEFT: Final = 100
+"""Routers that have left and are still shown."""
+
+TOPICS: Final = 8
+"""Topics shown of a router."""
+
+TOPIC_BYTES: Final = 64
+"""Bytes shown of a topic: a router may subscribe to long ones, and those that have left are kept."""
+
+
+class Views:
+    """What can be said of a stream's routers.
+
+    Args:
+        stream: the stream's slot.
+        routers: all connected ones, by the id of their peer.
+        behind: those that have not got everything.
+        ring: batches that any of them lacks.
+    """
+
+    def __init__(self, stream: int, routers: Mapping[int, Router], behind: Mapping[int, Router], ring: Ring) -> None:
+        self.stream = stream
+        self._routers = routers
+        self._behind = behind
+        self._ring = ring
+        self._loop = asyncio.get_running_loop()
+        self._left: deque[RouterView] = deque(maxlen=LEFT)
+
+    def leave(self, router: Router, reason: str) -> None:
+        """Keep the view of a router that leaves."""
+        self._left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
+
+    def gives_state(self, host: str) -> bool:
+        """Whether a router at this address has just got the state, or is about to."""
+        if not host:
+            return False
+        since = self._loop.time() - RECENT
+        for router in self._routers.values():
+            if router.peer.address.rpartition(":")[0] != host:
+                continue
+            if router.state in {RouterState.WAITING, RouterState.RECEIVING, RouterState.STALLED}:
+                return True
+            if router.state is RouterState.LIVE and router.state_sent_at is not None and router.state_sent_at > since:
+                return True
+        return False
+
+    @property
+    def busy(self) -> int:
+        """Routers to which something is on its way."""
+        return sum(
+            1
+            for router in self._routers.values()
+            if router.state is not RouterState.STALLED and (router.peer.waiting_bytes or router.peer.id in self._behind)
+        )
+
+    @property
+    def queue_max(self) -> int:
+        """The most batches that wait for one router."""
+        return max((self._ring.end - router.position for router in self._behind.values()), default=0)
+
+    @property
+    def behind_seconds(self) -> float:
+        """How far behind the router is that is furthest behind."""
+        return max(map(self._behind_seconds, self._routers.values()), default=0.0)
+
+    @property
+    def routers(self) -> list[RouterView]:
+        """The connected routers, and those that left last."""
+        return [*map(self._view, self._routers.values()), *self._left]
+
+    def _behind_seconds(self, router: Router) -> float:
+        since = router.lost_at
+        if since is None and router.peer.id in self._behind:
+            since = self._ring.published(router.position)
+        return 0.0 if since is None else self._loop.time() - since
+
+    def _view(self, router: Router) -> RouterView:
+        peer = router.peer
+        wall = time.time() - self._loop.time()
+        return RouterView(
+            self.stream,
+            peer.address,
+            wall + peer.since,
+            [_shown(topic) for topic in islice(peer.topics, TOPICS)],
+            len(peer.topics),
+            router.state.value,
+            router.states_sent,
+            None if router.state_sent_at is None else wall + router.state_sent_at,
+            self._ring.end - router.position if peer.id in self._behind else 0,
+            peer.unread_bytes,
+            self._behind_seconds(router),
+            router.dropped_batches,
+            router.dropped_events,
+        )
+
+
+def _shown(topic: bytes) -> str:
+    text = topic[:TOPIC_BYTES].decode("utf-8", "backslashreplace")
+    return f"{text}…" if len(topic) > TOPIC_BYTES else text

@@ -1,0 +1,31 @@
+"""Many short random worlds: cheaper than drawn ones, so there are more of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbus.core.sequencing.gap_tracker import GapTracker
+from kvbus.core.sequencing.machine import Machine
+from tests.client.walk import World
+
+
+def failing(worlds: range) -> int:
+    """Return how many worlds fail."""
+    failed = 0
+    for seed in worlds:
+        try:
+            World(seed).run()
+        except Exception:  # noqa: BLE001 - a wrong state may show as anything
+            failed += 1
+    return failed
+
+
+def test_every_world_ends_in_the_publishers_state():
+    for seed in range(1000):
+        World(seed).run()
+
+
+def test_live_batches_in_the_middle_of_a_compacted_answer_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "_live_waits", False)
+    monkeypatch.setattr(GapTracker, "compacted", GapTracker.replayed)
+    assert failing(range(1000))

@@ -1,0 +1,226 @@
+"""Single blocks that follow one another leave as one event, which says of each block what its own event would say."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.core.blocks import chains as module
+from kvbus.core.blocks.announce import blocks_in, runs, slices, stores_of
+from kvbus.core.blocks.chains import FEW, PAUSE, WINDOW, chains
+from kvbus.core.blocks.index import MAX_RUN
+from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.parts import block_by_block
+from tests.core.dsl import Bench
+from tests.doubles.payloads import plain, plain_all, removed, store, tokens_of
+from tests.doubles.router import PlainSetRouter
+
+LANES = 8
+
+
+def index_of(*events, **rules):
+    bench = Bench(**rules)
+    bench.feed(*events)
+    return bench.normalizer.index
+
+
+def lanes(count, **more):
+    """Requests that decode side by side: every block is the child of the one ``LANES`` before it."""
+    return [store([at], at - LANES if at > LANES else None, **more) for at in range(1, count + 1)]
+
+
+def announced(index, size=10**9):
+    return [event for events in slices(index, size) for event in plain_all(events)]
+
+
+def lengths(events):
+    return [len(event["block_hashes"]) for event in events]
+
+
+def each_alone(index):
+    """Every block as an event of its own, in the order of the index."""
+    return [
+        event
+        for _, chunk, first, end in runs(index)
+        for at in range(first, end)
+        for event in stores_of(index, chunk, at, at + 1)
+    ]
+
+
+def canonical(events):
+    return Counter(repr(sorted(plain(event).items())) for event in events)
+
+
+def test_requests_side_by_side_leave_as_a_chain_each():
+    events = announced(index_of(*lanes(40 * LANES)))
+    assert lengths(events) == [40] * LANES
+    assert events[0]["block_hashes"] == list(range(1, 40 * LANES, LANES))
+    assert events[0]["token_ids"] == [token for block in events[0]["block_hashes"] for token in tokens_of(block)]
+    assert [event.get("parent_block_hash") for event in events] == [None] * LANES
+
+
+def test_no_event_is_longer_than_a_run():
+    chain = [store([block], block - 1 or None) for block in range(1, MAX_RUN + 11)]
+    first, second = announced(index_of(*chain))
+    assert (len(first["block_hashes"]), second["block_hashes"][0]) == (MAX_RUN, MAX_RUN + 1)
+    assert second["parent_block_hash"] == MAX_RUN
+
+
+def test_a_list_ends_in_the_middle_of_a_chain():
+    chain = [store([block], block - 1 or None, extra_keys=[[f"key {block}"]]) for block in range(1, 101)]
+    found = [events for events in slices(index_of(*chain), 60) if events]
+    assert [blocks_in(events) for events in found] == [60, 40]
+    (event,) = plain_all(found[1])
+    assert event.get("parent_block_hash") == 60
+    assert event["extra_keys"] == [[f"key {block}"] for block in range(61, 101)]
+
+
+def test_a_table_of_few_blocks_leaves_as_it_came():
+    chain = [store([block], block - 1 or None) for block in range(1, FEW + 1)]
+    assert lengths(announced(index_of(*chain[:-1]))) == [1] * (FEW - 1)
+    assert lengths(announced(index_of(*chain))) == [FEW]
+
+
+def test_a_fork_comes_behind_its_parent():
+    trunk = [store([block], block - 1 or None) for block in range(1, 101)]
+    events = announced(index_of(*trunk, store([200], 50), store([201], 200), store([101], 100)))
+    assert [(event["block_hashes"][0], event.get("parent_block_hash")) for event in events] == [(1, None), (200, 50)]
+    assert lengths(events) == [101, 2]
+
+
+def test_a_hole_ends_a_chain():
+    trunk = [store([block], block - 1 or None) for block in range(1, 101)]
+    events = announced(index_of(*trunk, removed([40])))
+    assert [(event["block_hashes"][0], event.get("parent_block_hash")) for event in events] == [(1, None), (41, 40)]
+
+
+@pytest.mark.parametrize(
+    ("odd", "size"),
+    [
+        ({"lora_id": 3}, 16),
+        ({"extra_keys": [["a"]]}, 16),
+        ({"extra_keys": []}, 16),
+        ({"lookahead_token_ids": [[1, 2]]}, 16),
+        ({"new_field": 1}, 16),
+        ({"tokens": [[at, at + 1] for at in range(16)]}, 16),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_blocks_that_are_not_alike_are_events_of_their_own(odd, size):
+    chain = [store([block], block - 1 or None, block_size=size) for block in range(1, 101)]
+    chain[49] = store([50], 49, block_size=size, **odd)
+    index = index_of(*chain)
+    assert lengths(announced(index)) == [49, 1, 50]
+    assert (
+        canonical(event for events in slices(index, 10**9) for event in events)[
+            repr(sorted(plain(each_alone(index)[49]).items()))
+        ]
+        == 1
+    )
+
+
+@pytest.mark.parametrize("keys", [None, [], [None], [["a", 1]]], ids=repr)
+def test_blocks_with_keys_of_one_kind_are_one_event(keys):
+    index = index_of(*[store([block], block - 1 or None, extra_keys=keys) for block in range(1, 101)])
+    (event,) = announced(index)
+    assert event.get("extra_keys") == (keys * 100 if keys else keys)
+
+
+def test_pairs_are_joined_with_pairs():
+    pairs = [[at, at + 1] for at in range(16)]
+    (event,) = announced(index_of(*[store([block], block - 1 or None, tokens=pairs) for block in range(1, 101)]))
+    assert event["token_ids"] == pairs * 100
+
+
+@pytest.mark.parametrize(("size", "count"), [(2, 7), (2, 8), (16, MAX_RUN), (128, MAX_RUN)])
+def test_an_array_of_any_length_has_its_header(size, count):
+    """A chain of so many blocks, and others that keep the table from being a small one."""
+    chain = [store([block], block - 1 or None, block_size=size) for block in range(1, count + 1)]
+    others = [store([10_000 + block], block_size=size) for block in range(FEW)]
+    event, *alone = announced(index_of(*chain, *others))
+    assert event["token_ids"] == [token for block in range(1, count + 1) for token in tokens_of(block, size)]
+    assert lengths(alone) == [1] * FEW
+
+
+def test_the_window_is_bounded_and_pauses():
+    index = index_of(*[store([block]) for block in range(1, WINDOW + 2 * PAUSE)])
+    most = read = 0
+
+    def counted():
+        nonlocal read
+        for run in runs(index):
+            read += 1
+            yield run
+
+    left = 0
+    pauses = 0
+    for chain in chains(index, counted()):
+        left += len(chain)
+        pauses += not chain
+        most = max(most, read - left)
+    assert most == WINDOW + 1
+    assert pauses == (WINDOW + 2 * PAUSE - 1) // PAUSE
+
+
+def test_where_blocks_have_other_names_nothing_is_joined():
+    chain = [store([block], block - 1 or None, block_size=32) for block in range(1, 101)]
+    assert lengths(announced(index_of(*chain, block_size=16))) == [2] * 100
+
+
+BLOCKS = st.integers(1, 40)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("store"),
+            BLOCKS,
+            st.one_of(st.none(), BLOCKS),
+            st.integers(1, 3),
+            st.sampled_from(["GPU", "CPU"]),
+            st.sampled_from(
+                [{}, {"extra_keys": None}, {"extra_keys": [None]}, {"extra_keys": [["a"]]}, {"lora_id": 1}]
+            ),
+        ),
+        st.tuples(st.just("removed"), BLOCKS, st.sampled_from(["GPU", "CPU"])),
+    ),
+    max_size=120,
+)
+
+
+@given(STEPS, st.integers(1, 50), st.integers(1, 30))
+def test_what_is_announced_is_the_index(steps, size, window):
+    """Random chains, forks, holes and cycles of parents: every block once, as it is, behind its parent."""
+    events: list[Any] = []
+    for step in steps:
+        if step[0] == "removed":
+            events.append(removed([step[1]], medium=step[2]))
+            continue
+        _, block, parent, count, medium, more = step
+        keys = {"extra_keys": more["extra_keys"] * count} if more.get("extra_keys") else {}
+        events.append(store(list(range(block, block + count)), parent, medium=medium, **(more | keys)))
+    index = index_of(*events)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "FEW", 0)
+        patch.setattr(module, "WINDOW", window)
+        found = [events for events in slices(index, size) if events]
+    assert all(blocks_in(events) == size for events in found[:-1])
+    alone = [block for events in found for event in events for block in block_by_block(event)]
+    assert canonical(alone) == canonical(each_alone(index))
+    router = PlainSetRouter()
+    for seq, events in enumerate(found):
+        router.apply(seq, encode_batch(events, 1.0, 0))
+    order = [(event.get("medium"), block) for event in plain_all(alone) for block in event["block_hashes"]]
+    before = {
+        key: at
+        for at, (_, chunk, a, b) in enumerate(runs(index))
+        for key in ((chunk.meta.medium, block) for block in chunk.hashes[a:b])
+    }
+    place = {key: at for at, key in enumerate(order)}
+    for event in plain_all(alone):
+        key, parent = (
+            (event.get("medium"), event["block_hashes"][0]),
+            (event.get("medium"), event.get("parent_block_hash")),
+        )
+        if parent in place and before[parent] < before[key]:
+            assert place[parent] < place[key]

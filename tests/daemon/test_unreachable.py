@@ -1,0 +1,72 @@
+"""Why there is no connection: said by the daemon itself, again when it changes, and no more once it stands."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvbus.core.remarks import reasons
+from kvbus.daemon import unreachable
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.system.bus import eventually, running_bus
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unreachable, "PAUSES", (0.1, 0.2))
+
+
+def said(bus) -> list[str]:
+    return [each.text for each in reasons(bus.source) if each.about == "unreachable"]
+
+
+class Ssh(asyncio.Protocol):
+    """Says who it is, and waits."""
+
+    def __init__(self, opened: list[asyncio.Transport]) -> None:
+        self._opened = opened
+
+    def connection_made(self, transport) -> None:
+        self._opened.append(transport)
+        transport.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+async def test_the_reason_follows_what_is_there():
+    async with running_bus() as bus:
+        nothing = [f"no connection: nothing listens at {bus.engine} (connection refused)"]
+        await eventually(lambda: said(bus) == nothing, "nothing listens")
+        opened: list[asyncio.Transport] = []
+        port = int(bus.engine.rpartition(":")[2])
+        server = await asyncio.get_running_loop().create_server(lambda: Ssh(opened), "127.0.0.1", port)
+        stranger = [f"no connection: {bus.engine} does not speak ZeroMQ (an SSH server)"]
+        await eventually(lambda: said(bus) == stranger, "a stranger listens")
+        server.close()
+        for transport in opened:
+            transport.abort()
+        await eventually(lambda: said(bus) == nothing, "nothing listens again")
+        async with EnginePublisher(bus.engine, bus.engine_replay, bind=True):
+            await eventually(lambda: bus.source.state == "live" and not said(bus), "the engine is there")
+        await eventually(lambda: said(bus) == nothing, "the engine is gone")
+
+
+async def test_swapped_ports():
+    async with running_bus() as bus, EnginePublisher(bus.engine_replay, bus.engine, bind=True):
+        wrong = [f"no connection: {bus.engine} is a ROUTER socket and no publisher"]
+        await eventually(lambda: said(bus) == wrong, "the replay is at the live endpoint")
+
+
+async def test_an_engine_that_is_to_dial():
+    async with running_bus(bind=True) as bus:
+        nobody = [f"no connection: no engine has dialled in at {bus.engine}"]
+        await eventually(lambda: said(bus) == nobody, "nobody dials")
+
+
+async def test_an_engine_that_is_there_is_never_dialled():
+    async with running_bus() as bus, EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
+        await eventually(lambda: bus.source.state == "live", "the engine is there")
+        looked = bus.daemon.process.loop_lag.counts
+        ticks = sum(looked)
+        await eventually(lambda: sum(looked) > ticks + 5, "ticks")
+        await engine.wait_for_subscriber(60)
+        assert said(bus) == []

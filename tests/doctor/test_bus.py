@@ -1,0 +1,129 @@
+"""What a running bus says over HTTP, and what answers there without being one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kvbus.doctor import bus as buses
+from kvbus.doctor.examine import examine_bus
+from kvbus.doctor.rendering import render
+from tests.doctor.mistakes import Scene, made
+from tests.doctor.test_mistakes import examined
+from tests.ports import free_port
+from tests.system.bus import eventually, running_bus
+
+SOURCE: dict[str, Any] = {
+    "name": "engine",
+    "endpoint": "tcp://127.0.0.1:5557",
+    "state": "live",
+    "epoch": 0,
+    "last_seq": 5,
+    "partial": False,
+    "blocks": {"GPU": 3},
+    "reasons": [],
+}
+ROUTER: dict[str, Any] = {
+    "output": "routers",
+    "peer": "10.0.0.7:40000",
+    "topics": ["kv@"],
+    "subscriptions": 1,
+    "state": "live",
+    "dropped": {"batches": 0, "events": 0},
+    "left": None,
+}
+
+
+class Http:
+    """An HTTP server that answers two paths."""
+
+    def __init__(self, sources: object, routers: object = ()) -> None:
+        self._answers = {"/sources": sources, "/routers": routers}
+
+    async def __aenter__(self) -> str:
+        app = web.Application()
+        app.router.add_get("/{path}", self._answer)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        port = free_port()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        return f"http://127.0.0.1:{port}"
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        answer = self._answers[request.path]
+        return web.Response(text=answer if isinstance(answer, str) else json.dumps(answer))
+
+
+def first_line(report) -> str:
+    return render(report, as_json=False, colour=False).splitlines()[0]
+
+
+async def test_its_reasons_and_what_it_has():
+    said = {"about": "block_size", "key": "block_size", "text": "events refused (3)", "do": "set it"}
+    async with Http([{**SOURCE, "reasons": [said], "partial": True}], [ROUTER, {**ROUTER, "left": "gone"}]) as url:
+        report = await examine_bus(url, timeout=10)
+    assert first_line(report) == "source engine: events refused (3) [block_size]: set it"
+    assert [str(each) for each in report.seen] == [
+        "sources[0] engine: tcp://127.0.0.1:5557; live, epoch 0, seq 5, 3 blocks, partial",
+        "outputs routers: routers: 1 live",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"state": "idle"},
+            "subscribes to ['kv@'], and the stream's topic is another: it gets nothing [outputs[routers].topic]",
+        ),
+        ({"state": "stalled"}, "reads nothing and was cut off from the live stream [outputs[routers].send_hwm]"),
+        ({"dropped": {"batches": 7}}, "was too slow for 7 batches [outputs[routers].send_hwm]"),
+    ],
+)
+async def test_its_routers(change, line):
+    async with Http([SOURCE], [{**ROUTER, **change}]) as url:
+        report = await examine_bus(url, timeout=10)
+    assert line in first_line(report)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["<html>", "{}", "[1]", '[{"name": 1}]', json.dumps([{**SOURCE, "blocks": {"GPU": "many"}}]), "[" * 10_000],
+)
+async def test_what_is_no_bus(answer):
+    async with Http(answer, "[]") as url:
+        report = await examine_bus(url, timeout=10)
+    assert first_line(report).startswith(f"what answers at {url} is no kvbus (")
+
+
+async def test_an_endless_answer_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(buses, "MAX_BYTES", 1000)
+    async with Http([SOURCE] * 100) as url:
+        report = await examine_bus(url, timeout=10)
+    assert "more than 1000 bytes" in first_line(report)
+
+
+async def test_nothing_that_it_says_reaches_the_terminal_as_a_command():
+    async with Http([{**SOURCE, "name": "\x1b[2Jengine\n"}], [{**ROUTER, "state": "idle", "peer": "\x07"}]) as url:
+        report = await examine_bus(url, timeout=10)
+    text = render(report, as_json=False, colour=False)
+    assert all(line.isprintable() for line in text.splitlines())
+    assert "\\x1b[2Jengine\\x0a" in text
+
+
+async def test_a_bus_of_another_configuration(tmp_path):
+    async def other(scene: Scene) -> None:
+        await scene.engine()
+
+    http = free_port()
+    async with running_bus(http=f"127.0.0.1:{http}") as bus, made(other, tmp_path) as scene:
+        await eventually(lambda: bus.daemon.started, "the bus")
+        scene.over["http"] = f"127.0.0.1:{http}"
+        report = await examined(scene)
+    assert first_line(report).startswith(f"the bus at http://127.0.0.1:{http} runs another configuration")

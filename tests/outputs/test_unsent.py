@@ -1,0 +1,22 @@
+"""A router that does not read is known to be behind before the kernel has taken megabytes for it."""
+
+from kvbus.transport.live.behind import UNSENT
+from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
+from tests.outputs.driven import driving
+from tests.transport.loops import both_loops, eventually
+
+SIZE = 4096
+
+
+@both_loops
+async def test_who_does_not_read_is_behind_before_a_megabyte_was_written(tmp_path):
+    async with driving("zmq", tmp_path) as driven:
+        await driven.reader(slow=True)
+
+        def behind():
+            driven.send(1, size=SIZE)
+            return driven.driver.queue_max
+
+        await eventually(behind, "the router to be behind")
+        read = 256 * 1024  # libzmq's buffers and the receiving kernel's
+        assert SIZE * len(driven.sent[0]) < UNSENT + DEFAULT_SETTINGS.high_water + read

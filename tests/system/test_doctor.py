@@ -1,0 +1,175 @@
+"""``kvbus doctor`` as a process: its lines, its exit codes, its timeout, and that it disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doctor.mistakes import HOST
+from tests.doubles.payloads import payload, store
+from tests.ports import free_port
+from tests.system.bus import eventually, running_bus
+from tests.system.test_check import kvbus
+
+
+def nowhere() -> list[str]:
+    """Endpoints where nobody is, and no HTTP."""
+    free = [free_port() for _ in range(4)]
+    source, output = (f"{HOST}:{one},{HOST}:{other}" for one, other in (free[:2], free[2:]))
+    return ["--source", source, "--output", output, "--set", "http=null"]
+
+
+@pytest.fixture
+def dropping():
+    """A port whose connection attempts nobody answers: the kernel's queue is full, and it drops the rest."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        yield f"{HOST}:{full.getsockname()[1]}"
+        for filler in fillers:
+            filler.close()
+
+
+def test_one_line_a_finding_and_one_for_what_was_seen():
+    done = kvbus("doctor", *nowhere())
+    assert (done.returncode, done.stderr) == (1, "")
+    first, source, output = done.stdout.splitlines()
+    assert first.startswith(f"nothing listens at {HOST}:")
+    assert "[sources[0].endpoint]: start the engine" in first
+    assert source.startswith("  sources[0] engine: ")
+    assert output.startswith("  outputs[0] routers: ")
+
+
+def test_json():
+    done = kvbus("doctor", *nowhere(), "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["healthy"]) == (1, False)
+    (finding,) = report["findings"]
+    assert finding.keys() == {"cause", "key", "do", "severity"}
+    assert (finding["key"], finding["severity"]) == ("sources[0].endpoint", "problem")
+    assert [seen["key"] for seen in report["seen"]] == ["sources[0]", "outputs[0]"]
+
+
+def test_a_bad_configuration_and_a_wrong_usage(tmp_path):
+    bad = tmp_path / "kvbus.yaml"
+    bad.write_text("sorces: []\n")
+    done = kvbus("doctor", str(bad))
+    assert done.returncode == 78
+    assert "sorces" in done.stderr
+    assert kvbus("doctor", str(bad), "-c", str(bad)).returncode == 2
+    assert kvbus("doctor", str(bad), "--http", "127.0.0.1:1").returncode == 2
+    # a variable of the environment gives way to both
+    env = {"KVBUS_CONFIG": "/nowhere"}
+    assert "sorces" in kvbus("doctor", str(bad), env=env).stderr
+    assert kvbus("doctor", "--http", "127.0.0.1:1", env=env).stdout.startswith("no bus answers at http://127.0.0.1:1")
+
+
+def test_check_says_the_same_after_the_configuration():
+    done = kvbus("check", *nowhere(), "--connect")
+    assert done.returncode == 1
+    assert done.stdout.startswith("model: null")
+    assert "nothing listens" in done.stderr.splitlines()[0]
+
+
+def test_the_timeout_is_kept(dropping):
+    begun = time.monotonic()
+    done = kvbus(
+        "doctor", "--source", dropping, "--output", f"{HOST}:{free_port()}", "--set", "http=null", "--timeout", "1"
+    )
+    assert "a firewall drops the packets, or the machine is away (within 1 s)" in done.stdout.splitlines()[0]
+    assert time.monotonic() - begun < 20
+
+
+def test_a_terminal_sees_what_is_waited_for_and_ctrl_c_ends_it_at_once(dropping):
+    main, terminal = pty.openpty()
+    args = [
+        "doctor",
+        "--source",
+        dropping,
+        "--output",
+        f"{HOST}:{free_port()}",
+        "--set",
+        "http=null",
+        "--timeout",
+        "120",
+    ]
+    env = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, "-m", "kvbus", *args], stderr=terminal, stdout=subprocess.PIPE, env=env)
+    os.close(terminal)
+    try:
+        seen = b""
+        while f"waiting for engine {dropping}".encode() not in seen:
+            seen += os.read(main, 1024)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stdout is not None
+        assert process.stdout.read() == b""
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        os.close(main)
+
+
+async def doctor(*args: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(kvbus, "doctor", *args)
+
+
+async def test_a_running_bus_says_what_is_wrong_with_it():
+    async with running_bus() as bus:
+        assert bus.daemon.http_address is not None
+        host, port = bus.daemon.http_address
+        url = f"http://{host}:{port}"
+        await eventually(lambda: bus.source.unreachable, "the bus has looked itself")
+        done = await doctor("--http", url)
+        assert done.returncode == 1
+        assert done.stdout.startswith("source engine: no connection: nothing listens at")
+        assert "[sources[engine].endpoint]: start the engine" in done.stdout
+        async with EnginePublisher(bus.engine, bus.engine_replay, bind=True):
+            await eventually(lambda: bus.source.state == "live", "the engine is there")
+            done = await doctor("--http", f"{host}:{port}")
+            assert (done.returncode, done.stdout.splitlines()[0]) == (0, "nothing is wrong")
+    done = await doctor("--http", f"{host}:{port}")
+    assert (done.returncode, done.stdout.startswith("no bus answers at")) == (1, True)
+
+
+async def test_beside_a_running_bus_nothing_is_wrong_and_nobody_is_disturbed(tmp_path):
+    http = free_port()
+    async with (
+        running_bus(http=f"127.0.0.1:{http}") as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await engine.wait_for_subscriber(60)
+        for n in range(50):
+            engine.publish(payload(store([n + 1]), ts=time.time()))
+        await eventually(lambda: bus.caught_up(49), "all relayed")
+        before = engine.replay_requests
+        config = tmp_path / "kvbus.yaml"
+        config.write_text(
+            f"http: 127.0.0.1:{http}\n"
+            f"sources: [{{endpoint: '{bus.engine}', replay_endpoint: '{bus.engine_replay}'}}]\n"
+            f"outputs: [{{endpoint: '{bus.out}', replay_endpoint: '{bus.out_replay}'}}]\n"
+        )
+        done = await doctor(str(config))
+        assert (done.returncode, done.stdout.splitlines()[0]) == (0, "nothing is wrong"), done.stdout
+        assert f"{bus.out} PUB" in done.stdout
+        assert f"{bus.out_replay} ROUTER answers" in done.stdout
+        assert engine.replay_requests >= before + 1
+        stats = bus.daemon.output_stats[0]
+        assert stats.states_sent.total() == 0
+        assert bus.source.state == "live"

@@ -1,0 +1,167 @@
+"""A stream's live side and its routers, for tests: SUBs that read, that stall, that leave."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import zmq
+
+from kvbus.core.blocks.compaction import SnapshotChunks
+from kvbus.core.commands import SendState
+from kvbus.core.outputs.state_transfer import StateTransfer
+from kvbus.core.stats import OutputStats
+from kvbus.transport.live.stream import LivePublisher
+from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
+from tests.ports import free_port
+from tests.transport.loops import eventually, read_all, turns, u64
+
+TOPIC = b"kv@pod"
+BIG = 20_000
+
+
+class Slices:
+    """A snapshot of so many batches."""
+
+    def __init__(self, count, size):
+        self.fewest = count
+        self._size = size
+
+    def chunks(self, _room):
+        return SnapshotChunks(lambda: (b"state %d" % i + bytes(self._size) for i in range(self.fewest)), self.fewest)
+
+
+class Sub:
+    """A SUB and the seqs it has read."""
+
+    def __init__(self, context, endpoint, topics, *, slow):
+        self.socket = context.socket(zmq.SUB)
+        self.socket.setsockopt(zmq.RCVHWM, 1 if slow else 0)
+        if slow:
+            self.socket.setsockopt(zmq.RCVBUF, 4096)
+        for topic in topics:
+            self.socket.setsockopt(zmq.SUBSCRIBE, topic)
+        self.socket.connect(endpoint)
+        self.got = []
+
+    def read(self):
+        """Kind and seq of each message so far."""
+        for _topic, seq, payload in read_all(self.socket):
+            self.got.append((payload.split(b" ")[0].rstrip(b"\0").decode(), int.from_bytes(seq[:8], "big")))
+        return self.got
+
+    def seqs(self, kind=None):
+        return [seq for name, seq in self.read() if kind in {None, name}]
+
+    @property
+    def holes(self):
+        seqs = self.seqs()
+        return sorted({*range(seqs[0], seqs[-1])} - {*seqs})
+
+
+class Stream:
+    """The stream, the relay's part of it, and its routers."""
+
+    def __init__(self, context, *, state, **settings):
+        self.stats = OutputStats()
+        self.port = free_port()
+        self.endpoint = f"tcp://127.0.0.1:{self.port}"
+        self.next_seq = 0
+        self.topic = TOPIC
+        self.slices: Any = Slices(2, 100)
+        self.answers = True
+        """Whether who asks for the state gets it."""
+        self.asked = []
+        self.before_send = 0
+        self._context = context
+        self._open = []
+        settings = {"queue_limit": 1000, "max_batches": 1000, "max_bytes": 2**30, **settings}
+        self.live = LivePublisher(
+            3,
+            TOPIC,
+            "routers",
+            lambda handler: Listener(self.endpoint, Role.PUB, handler),
+            stats=self.stats,
+            before_send=self._count,
+            request_state=self._request if state else None,
+            **settings,
+        )
+
+    def _count(self):
+        self.before_send += 1
+
+    def _request(self, routers):
+        self.asked.append(routers)
+        if self.answers:
+            self.send_state(routers)
+
+    def send_state(self, routers):
+        transfer = StateTransfer(self.slices, self.next_seq, self.topic, b"")
+        for _ in range(transfer.first_seq, transfer.end_seq):
+            self.publish(1, "empty", events=0)
+        self.live.send_state(SendState(0, 3, routers, transfer))
+
+    def publish(self, count, name="live", *, size=0, events=2):
+        for _ in range(count):
+            self.live.publish(self.topic, u64(self.next_seq), name.encode() + b" " * bool(size) + bytes(size), events)
+            self.next_seq += 1
+
+    def send(self, count, **how):
+        self.publish(count, **how)
+        self.live.flush()
+
+    def sub(self, *topics, slow=False):
+        self._open.append(Sub(self._context, self.endpoint, topics or [b""], slow=slow))
+        return self._open[-1]
+
+    @property
+    def states(self):
+        return [view.state for view in self.live.views.routers if view.left is None]
+
+    @property
+    def slow_drops(self):
+        return self.stats.dropped_batches["slow_router"]
+
+    async def are(self, *states):
+        await eventually(lambda: sorted(self.states) == sorted(states), f"{states}, not {self.states}")
+
+    async def level(self, *subs):
+        """Wait until these have the newest batch."""
+        for sub in subs:
+            await eventually(lambda sub=sub: (sub.seqs() or [-1])[-1] == self.next_seq - 1, "the newest batch")
+
+    async def stalled(self, reads, drops=30):
+        """Publish until somebody loses batches."""
+        while self.slow_drops < drops:
+            self.send(10, size=BIG)
+            await self.level(*reads)
+
+    async def fills(self):
+        """Wait until the second router takes no more."""
+        loop = asyncio.get_running_loop()
+        queued, since = 0, loop.time()
+
+        def full():
+            nonlocal queued, since
+            now = self.live.views.routers[1].queued_bytes
+            if now != queued:
+                queued, since = now, loop.time()
+            return queued > DEFAULT_SETTINGS.high_water and loop.time() > since + 0.2
+
+        await eventually(full, "a peer that is full")
+
+    def close(self):
+        self.live.close()
+        for sub in self._open:
+            sub.socket.close(0)
+
+
+@contextlib.asynccontextmanager
+async def stream_of(context, *, state=True, **settings):
+    made = Stream(context, state=state, **settings)
+    try:
+        yield made
+    finally:
+        made.close()
+        await turns()
