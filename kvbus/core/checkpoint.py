@@ -12,7 +12,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from kvbus.core.blocks.index import Chunk, Index, Meta, Rest, Table, TableKey, set_of_chunks
+from kvbus.core.blocks.chunk import Chunk, Meta, Rest
+from kvbus.core.blocks.index import Index, Table, TableKey, set_of_chunks
 from kvbus.core.blocks.live_order import live_runs
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvbus.core.outputs.output import NewStream
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
-from kvbus.core.source import SourceSpec
+from kvbus.core.outputs.spec import NewStream
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import CacheReset, Refused
 
 

@@ -13,8 +13,9 @@ from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, 
 from kvbus.core.events import AnswerPulled, ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.outputs import replay_answer
 from kvbus.core.outputs.fitting import Cleared, fit, halves
-from kvbus.core.outputs.output import NewStream, Output
+from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart, parse_snapshot_request, reply
+from kvbus.core.outputs.spec import NewStream
 from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.source import Source
 from kvbus.core.wire.codec import AnyEvent

@@ -46,10 +46,12 @@ from kvbus.core.events import (
     Tick,
 )
 from kvbus.core.outgoing import Outgoing
-from kvbus.core.outputs.output import Output, OutputSpec
+from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.snapshot import parse_snapshot
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
-from kvbus.core.source import NOBODY, Source, SourceSpec
+from kvbus.core.source import Source
+from kvbus.core.source_spec import NOBODY, SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.write_ahead_log import Records

@@ -1,40 +1,16 @@
-"""A source: one engine publisher, as configured and as it stands."""
+"""A source as it stands: one engine publisher."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
-
-import msgspec
-
 from kvbus.core.blocks.index import Index
-from kvbus.core.blocks.overlay import SMALL
 from kvbus.core.normalizing.normalizer import Normalizer
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.sequencing.settings import Settings, State
+from kvbus.core.sequencing.settings import State
+from kvbus.core.source_spec import NOBODY, SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered
 from kvbus.core.wire.dialect import Sniffer
 from kvbus.core.wire.profiles import Wire
-
-
-class SourceSpec(msgspec.Struct, frozen=True):
-    """One engine publisher: worker x rank."""
-
-    label: str
-    rank: int
-    settings: Settings
-    rules: Rules
-    on_lost: Literal["clear", "keep"] = "clear"
-    timeout: float = 30.0
-    topic: bytes = b""
-    """The topic subscribed to, and that of batches which come by a replay without topics."""
-    copied_below: int = SMALL
-    """Tables of fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.overlay`."""
-
-
-NOBODY: Final = SourceSpec("", 0, Settings(), Rules())
-"""The source of a slot that is free."""
 
 
 class Source:

@@ -10,10 +10,10 @@ from msgspec import structs
 
 from kvbus.config import Config, OutputConfig, SourceStream, render_topic
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import NewStream, OutputSpec
+from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import NOBODY, SourceSpec
+from kvbus.core.source_spec import NOBODY, SourceSpec
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.disk import Disk

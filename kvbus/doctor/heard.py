@@ -13,7 +13,8 @@ from msgspec import UNSET, structs
 from kvbus.core.events import BatchReceived
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.fingerprints import fingerprint
-from kvbus.core.source import Source, SourceSpec
+from kvbus.core.source import Source
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Hash, Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.frames import FrameLimits, LiveMessage, parse_live

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import structs
 
 from kvbus.core.blocks.announce import group_of, out_parent, runs
-from kvbus.core.blocks.index import Chunk, Index
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import Index
 from kvbus.core.missing import Missing, missing
 from kvbus.core.outputs.output import Output
 from kvbus.core.relay import Relay

@@ -20,10 +20,10 @@ from typing import Any, Final
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.serve import rest_collector
 

@@ -21,10 +21,10 @@ from kvbus.core.events import (
     Tick,
 )
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.frames import END_SEQ, replay_request

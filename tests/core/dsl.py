@@ -37,11 +37,11 @@ from kvbus.core.events import (
 )
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.wire.codec import Batch, decode, decode_batch
 from kvbus.core.wire.frames import END_SEQ

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kvbus.core.checkpoint import CHUNKS_PER_RECORD, Loader, dump
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.profiles import PROFILES

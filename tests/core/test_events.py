@@ -8,11 +8,11 @@ import pytest
 
 from kvbus.core.events import RelayEvent
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import NewStream
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
+from kvbus.core.outputs.spec import NewStream
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import CacheReset, Refused
 from tests.core.dsl import Script
 

@@ -8,10 +8,10 @@ from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, RequestSent, SnapshotAsked, Started, Tick
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outgoing import MAX_BATCH_EVENTS
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.sequencing.settings import Settings, State
-from kvbus.core.source import NOBODY, SourceSpec
+from kvbus.core.source_spec import NOBODY, SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES

@@ -3,10 +3,10 @@
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived, SourcePlaced, SourceRemoved, Started, Tick
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import NewStream, OutputSpec
+from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import NOBODY, SourceSpec
+from kvbus.core.source_spec import NOBODY, SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import batch, store
 

@@ -4,7 +4,8 @@ import pytest
 
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.sequencing.settings import Settings, State
-from kvbus.core.source import NOBODY, Source, SourceSpec
+from kvbus.core.source import Source
+from kvbus.core.source_spec import NOBODY, SourceSpec
 from kvbus.core.types import Filtered
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import payload, store

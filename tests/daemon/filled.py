@@ -11,10 +11,10 @@ from pathlib import Path
 
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.codec import encode_batch, encode_value
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import Profile

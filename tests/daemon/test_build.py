@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvbus.config import Config, load
-from kvbus.core.source import NOBODY
+from kvbus.core.source_spec import NOBODY
 from kvbus.daemon.build import make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.seq_reservation import AHEAD, SeqReservations
 from kvbus.errors import InUseError

@@ -11,7 +11,7 @@ from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.source_log import SourceLog
 from tests.doubles.payloads import batch, payload, store

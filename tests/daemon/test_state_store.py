@@ -13,11 +13,11 @@ from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Started, Subscribed, Tick
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.journal import Journal
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.codec import encode_batch, encode_value
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import Profile

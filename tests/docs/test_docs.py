@@ -20,12 +20,12 @@ from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing import block_size
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.journal import Journal
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing import fingerprints, replay_requests, sequencer, settings, unverified
 from kvbus.core.sequencing.settings import Settings, State
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
 from kvbus.core.wire.profiles import PROFILES

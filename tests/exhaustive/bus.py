@@ -24,11 +24,12 @@ from kvbus.core.events import (
     Tick,
 )
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.outputs.replay_answer import ReplayAnswer
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import Source, SourceSpec
+from kvbus.core.source import Source
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
 from tests.properties.world import everything

@@ -18,9 +18,9 @@ from operator import attrgetter
 from typing import Any, Final
 
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats, SourceStats
 from kvbus.core.wire.frames import FrameLimits
 from kvbus.core.wire.profiles import Profile, Wire

@@ -8,11 +8,11 @@ from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.validate import check_removed, check_stored
-from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.outputs.snapshot import parse_snapshot, parse_snapshot_request
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import Batch, decode_batch, encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import (

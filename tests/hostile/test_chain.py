@@ -7,10 +7,10 @@ from typing import Any
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import Profile
 from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, store

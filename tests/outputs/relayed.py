@@ -10,10 +10,10 @@ from typing import Any
 from kvbus.core.commands import Publish, SendPart, SendState
 from kvbus.core.events import AnswerPulled, BatchReceived, RelayEvent, SourceUp
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.outputs.contract import Services

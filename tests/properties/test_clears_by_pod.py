@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from kvbus.core.commands import Publish, SendState
 from kvbus.core.events import BatchReceived, SourceDown, SourceUp, Subscribed, Tick
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import batch, cleared, removed, store, unpack

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from kvbus.core.commands import AnswerReplay, Publish, SendState
 from kvbus.core.events import BatchReceived, ReplayAsked, SourceUp, Subscribed, Tick
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.state_transfer import TransferReader
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import Profile, Wire
 from tests.doubles.answers import reading

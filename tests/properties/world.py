@@ -44,12 +44,12 @@ from kvbus.core.events import (
     Tick,
 )
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import OutputSpec
 from kvbus.core.outputs.replay_answer import StatePart
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.state_transfer import TransferReader
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings, State
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, fold
 from kvbus.core.write_ahead_log import Frame, Records, decode_records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import uvloop
@@ -86,20 +87,26 @@ async def lost_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
             frames_lost = 0
             handle = relay.handle
 
-            def deaf(event: RelayEvent, now: float) -> list[Command]:
-                nonlocal frames_lost
-                if not isinstance(event, BatchReceived):
-                    return handle(event, now)
-                frames_lost += 1
-                return []
+            class Deaf:
+                """The relay, but for what the engine sends."""
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(relay, name)
+
+                def handle(self, event: RelayEvent, now: float) -> list[Command]:
+                    nonlocal frames_lost
+                    if not isinstance(event, BatchReceived):
+                        return handle(event, now)
+                    frames_lost += 1
+                    return []
 
             await eventually(lambda: first.caught_up(299), "the beginning relayed")
             stream = first.daemon.relay.outputs[0].streams[0]
             await eventually(lambda: second.source.sequencer.next >= stream.next_seq, "relayed twice")
-            monkeypatch.setattr(relay, "handle", deaf)
+            monkeypatch.setattr(second.daemon, "relay", Deaf())
             await play(engine, lambda: messages[300:700], rate=4000, faults=Faults())
             await eventually(lambda: first.caught_up(699) and frames_lost > 100, "batches lost for good")
-            monkeypatch.setattr(relay, "handle", handle)
+            monkeypatch.setattr(second.daemon, "relay", relay)
             await play(engine, lambda: messages[700:], rate=4000)
             await eventually(lambda: first.caught_up(messages[-1].seq), "the end relayed")
             await eventually(

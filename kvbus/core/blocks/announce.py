@@ -8,7 +8,8 @@ from typing import Any, Final
 from msgspec import Raw, UnsetType
 
 from kvbus.core.blocks.chains import PAUSE, Run, chains, keys_of, tokens_of
-from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, TableKey, raw_or_unset, set_of_chunks, slice_array
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, raw_or_unset, set_of_chunks, slice_array
 from kvbus.core.blocks.live_order import in_order, live_runs
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, encode_value, with_extras

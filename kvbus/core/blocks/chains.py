@@ -13,7 +13,8 @@ from typing import Final
 
 from msgspec import Raw
 
-from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, TableKey
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import MAX_RUN, Index, TableKey
 from kvbus.core.blocks.live_order import is_single
 from kvbus.core.types import Hash
 

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, MutableMapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
-import msgspec
 from msgspec import UNSET, Raw, UnsetType, structs
 
+from kvbus.core.blocks.chunk import Chunk, Meta
 from kvbus.core.blocks.chunk_set import ChunkSet
+from kvbus.core.blocks.lease import Lease
 from kvbus.core.blocks.overlay import SMALL, Overlay
 from kvbus.core.blocks.size import Size
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import decode_value, encode_value
 from kvbus.core.wire.schema import BlockStored
-from kvbus.core.wire.tokens import decode_tokens, divide, joined
 
 TableKey = tuple[int | None, str]
 """Group and medium key."""
@@ -30,101 +30,10 @@ MAX_RUN: Final = 512
 comparisons as the chunk has blocks, to remove them all costs the square."""
 
 
-class Meta(msgspec.Struct, frozen=True, gc=False):
-    """What the blocks of an event share with those of most others: kept once per distinct value.
-
-    ``weight`` are the bytes of texts so long that they are not shared. A chunk with such a meta has a :class:`Rest`.
-    """
-
-    block_size: int
-    lora_id: int | None
-    lora_name: str | None
-    medium: str | None
-    group_idx: Any
-    kind: Any
-    window: Any
-    locality: bytes | None = None
-    ownership: bytes | None = None
-    session_id: bytes | None = None
-    cache_salt: bytes | None = None
-    lookahead: bytes | None = None
-    weight: int = 0
-
-
-class Rest(msgspec.Struct, gc=False):
-    """What few chunks have: ``extras`` are fields no struct knows; :class:`Chunk` explains the others."""
-
-    extras: dict[str, bytes] | None = None
-    derived: list[Hash] | None = None
-    out_parent: Hash | None = None
-
-
-class Chunk(msgspec.Struct, gc=False):
-    """The blocks of one store. ``tokens`` is one msgpack array of ``len(hashes) * block_size`` items.
-
-    ``derived`` holds the derived hashes of a reblocked chunk, ``block_size // base`` for each block. It is None where
-    blocks leave as they came. ``out_parent`` is the hash by which routers know the parent of the first sub-block
-    (reblocked chunks only). There are six fields: one more would cost 16 bytes for every store of a million.
-    """
-
-    hashes: tuple[Hash, ...]
-    parent: Hash | None
-    tokens: bytes
-    meta: Meta
-    extra_keys: bytes | None = None
-    rest: Rest | None = None
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block, as the engine counts them."""
-        return self.meta.block_size
-
-    @property
-    def extras(self) -> dict[str, bytes] | None:
-        """Fields no struct knows, as raw msgpack."""
-        return None if self.rest is None else self.rest.extras
-
-    @property
-    def derived(self) -> list[Hash] | None:
-        """The derived hashes, None where blocks leave as they came."""
-        return None if self.rest is None else self.rest.derived
-
-    @property
-    def out_parent(self) -> Hash | None:
-        """The hash of the sub-block before the first one."""
-        return None if self.rest is None else self.rest.out_parent
-
-    def reblock_into(self, derived: list[Hash] | None, out_parent: Hash | None) -> None:
-        """Blocks leave under these derived hashes from now on; None: as they came."""
-        if derived is not None or self.rest is not None:
-            self.rest = Rest(self.extras, derived, out_parent)
-
-    def parent_of(self, i: int) -> Hash | None:
-        """The engine's hash of the block before block ``i``."""
-        return self.hashes[i - 1] if i else self.parent
-
-    def reblocked(self) -> tuple[list[Hash], int]:
-        """The derived hashes of a reblocked chunk, and how many of them make one of the engine's blocks."""
-        derived = self.derived or []
-        return derived, len(derived) // len(self.hashes)
-
-    def token_list(self) -> list[Any]:
-        """All tokens, decoded anew each time."""
-        tokens = decode_tokens(self.tokens)
-        if not isinstance(tokens, list):  # pragma: no cover - only validated tokens are ever stored
-            raise TypeError(tokens)
-        return tokens
-
-    def tokens_of(self, a: int, b: int) -> bytes:
-        """The tokens of blocks ``[a, b)``, as an array of their own."""
-        size = self.meta.block_size
-        return joined(divide(self.tokens, size)[a:b], size)
-
-
 class Table:
     """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
 
-    __slots__ = ("__weakref__", "_overlay", "blocks", "copies", "refs", "sub_blocks")
+    __slots__ = ("_overlay", "blocks", "copies", "lease", "refs", "sub_blocks")
 
     def __init__(self, copied_below: int = SMALL) -> None:
         base: dict[Hash, Chunk] = {}
@@ -133,6 +42,8 @@ class Table:
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
         """How many live sub-blocks leave under one derived hash (reblocked chunks only)."""
+        self.lease: Lease | None = None
+        """Of a frozen copy: the one whose blocks it reads is not changed as long as this exists."""
         self.sub_blocks = 0
         """In a frozen copy, which has no ``refs``: how many derived hashes there are."""
 
@@ -143,7 +54,8 @@ class Table:
 
     def freeze(self, frozen: Table) -> tuple[MutableMapping[Hash, Chunk], MutableMapping[Hash, Chunk]]:
         """The blocks as they are now, for a frozen table, and the mapping to change from now on."""
-        return self._overlay.freeze(self.blocks, frozen)
+        frozen.lease = Lease()
+        return self._overlay.freeze(self.blocks, frozen.lease)
 
     def merge_overlay(self) -> None:
         """Go back to one plain dictionary, if nobody reads a frozen copy any more."""
@@ -355,7 +267,9 @@ class Index:
 def set_of_chunks(table: Table) -> Iterator[Chunk]:
     """Every chunk with a live block, once, in the order its first one came."""
     seen = ChunkSet()
-    yield from (chunk for chunk in table.blocks.values() if seen.add(chunk))
+    for chunk in table.blocks.values():  # as in overlay: not a generator expression
+        if seen.add(chunk):
+            yield chunk
 
 
 def _or_none(value: Any) -> Any:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.chunk_set import ChunkSet
-from kvbus.core.blocks.index import Chunk, Index, Table, TableKey, set_of_chunks
+from kvbus.core.blocks.index import Index, Table, TableKey, set_of_chunks
 from kvbus.core.types import DEVICE_MEDIUM, Hash
 
 _MAX_RUNS: Final = 4096

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 from kvbus.core.types import Hash
 
 if TYPE_CHECKING:
-    from kvbus.core.blocks.index import Chunk, Table
+    from kvbus.core.blocks.chunk import Chunk
+    from kvbus.core.blocks.index import Table
 
 ITEM_BYTES: Final = 140
 """What each chunk and each of its blocks takes beside what its fields hold: objects, a hash, its place in a table."""

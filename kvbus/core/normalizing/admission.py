@@ -12,7 +12,8 @@ from typing import Any, Final, Literal, cast
 
 from msgspec import UNSET, Raw, UnsetType
 
-from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Chunk, Index, Meta, Rest, carried_bytes, weight_of
+from kvbus.core.blocks.chunk import Chunk, Meta, Rest
+from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index, carried_bytes, weight_of
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.normalizing.shape import NO_MATCHERS, Shape, Sizes, own_copy
 from kvbus.core.normalizing.validate import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kvbus.core.blocks.index import Chunk
+from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import decode_value
 

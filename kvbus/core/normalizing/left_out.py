@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvbus.core.blocks.index import Chunk, Index, Table, TableKey
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import Index, Table, TableKey
 from kvbus.core.blocks.size import ITEM_BYTES, chunk_bytes
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.stats import SourceStats

@@ -16,7 +16,8 @@ from typing import Any, Final
 from msgspec import UNSET
 from msgspec.structs import astuple as fields_of
 
-from kvbus.core.blocks.index import Chunk, Index
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import Index
 from kvbus.core.blocks.size import ITEM_BYTES
 from kvbus.core.normalizing.admission import Admission
 from kvbus.core.normalizing.leaving import Leaving

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from msgspec import UNSET, UnsetType
 
-from kvbus.core.blocks.index import MAX_RUN, Chunk, Index, Table, TableKey
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import MAX_RUN, Index, Table, TableKey
 from kvbus.core.blocks.size import MANY
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from msgspec import UNSET, Raw
 
-from kvbus.core.blocks.index import MAX_RUN, Meta, Table
+from kvbus.core.blocks.chunk import Meta
+from kvbus.core.blocks.index import MAX_RUN, Table
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.wire.codec import complete
 from kvbus.core.wire.schema import BlockStored

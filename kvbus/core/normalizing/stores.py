@@ -11,7 +11,8 @@ from typing import Any
 from msgspec import UNSET, Raw
 
 from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, stores_of
-from kvbus.core.blocks.index import Chunk, Index, Table, TableKey
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import Index, Table, TableKey
 from kvbus.core.blocks.live_order import in_order
 from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.normalizing.admission import Checked, Step, chunk_of

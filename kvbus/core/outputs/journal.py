@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from typing import Final
 
-import msgspec
+from kvbus.core.outputs.journal_entry import Entry
 
 RUNS: Final = 64
 """Entries that are given at a time."""
@@ -20,15 +20,6 @@ RUNS_BYTES: Final = 16 * 1024
 
 Run = tuple[int, bytes, int]
 """Batches with one payload: the first one's seq, the payload, how many."""
-
-
-class Entry(msgspec.Struct, gc=False):
-    """``count`` batches from ``seq`` on with the same payload; more than one only if the batch is empty."""
-
-    seq: int
-    payload: bytes
-    count: int = 1
-    empty: bool = False
 
 
 class Journal:

@@ -1,6 +1,6 @@
 """Chunks in an index, as a store puts them there."""
 
-from kvbus.core.blocks.index import Chunk
+from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.live_order import in_order
 from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.wire.schema import BlockStored

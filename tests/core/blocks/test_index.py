@@ -1,7 +1,8 @@
 import pytest
 from msgspec import UNSET
 
-from kvbus.core.blocks.index import MAX_SHARED, Index, Rest, Table, raw_or_unset, slice_array
+from kvbus.core.blocks.chunk import Rest
+from kvbus.core.blocks.index import MAX_SHARED, Index, Table, raw_or_unset, slice_array
 from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.wire.codec import encode_value
 from tests.core.blocks.chunks import announced, put, stored

@@ -1,6 +1,6 @@
 import pytest
 
-from kvbus.core.blocks.index import Chunk, Meta
+from kvbus.core.blocks.chunk import Chunk, Meta
 from kvbus.core.normalizing.derived_hashes import derive, derive_chunk
 from kvbus.core.wire.codec import encode_value
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvbus.core.blocks.index import Chunk, Index, Meta
+from kvbus.core.blocks.chunk import Chunk, Meta
+from kvbus.core.blocks.index import Index
 from kvbus.core.blocks.size import ITEM_BYTES, chunk_bytes
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.left_out import LeftOut

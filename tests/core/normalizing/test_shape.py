@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from msgspec import UNSET, Raw
 
-from kvbus.core.blocks.index import MAX_RUN, Meta
+from kvbus.core.blocks.chunk import Meta
+from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.normalizing.shape import UNKNOWN_SIZES, Shape, Sizes, own_copy
 from kvbus.core.wire.schema import BlockStored

@@ -8,10 +8,10 @@ from kvbus.core.commands import Publish, SendState
 from kvbus.core.events import BatchReceived, SourceUp, Subscribed
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.fitting import halves, runs_of
-from kvbus.core.outputs.output import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import batch, cleared, removed, store, unpack
 from tests.doubles.router import events_of

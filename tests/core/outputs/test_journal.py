@@ -1,6 +1,7 @@
 import pytest
 
-from kvbus.core.outputs.journal import RUNS, RUNS_BYTES, Entry, Journal
+from kvbus.core.outputs.journal import RUNS, RUNS_BYTES, Journal
+from kvbus.core.outputs.journal_entry import Entry
 
 
 def filled(count, *, max_batches=100, max_bytes=10_000, size=10):

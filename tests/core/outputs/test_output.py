@@ -1,9 +1,11 @@
 """An output's streams: as many as sources, or one for all."""
 
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.output import Output, OutputSpec
+from kvbus.core.outputs.output import Output
+from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source import Source, SourceSpec
+from kvbus.core.source import Source
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 
 

@@ -4,9 +4,8 @@ import weakref
 import pytest
 
 from kvbus.core.blocks.compaction import Part, StateSnapshot
-from kvbus.core.outputs import journal as journal_module
 from kvbus.core.outputs import replay_answer as answer_module
-from kvbus.core.outputs.journal import Journal
+from kvbus.core.outputs.journal import RUNS_BYTES, Journal
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.frames import END_SEQ, parse_replay_request, replay_request
 from kvbus.core.wire.profiles import PROFILES, Wire
@@ -17,13 +16,22 @@ from tests.typed import there, well_formed
 
 
 def stream(profile="vllm", *, topic=b"kv", batches=100):
-    return OutputStream(topic, PROFILES[profile], Journal(batches, 10**6), heartbeat=0.0, rank=0)
+    return OutputStream(topic, PROFILES[profile], Journal(batches, 10**7), heartbeat=0.0, rank=0)
 
 
-def filled(count, **options):
+def small(seq):
+    return b"batch %d" % seq
+
+
+def one_at_a_time(seq):
+    """A batch so large that the journal gives it alone."""
+    return small(seq).ljust(RUNS_BYTES)
+
+
+def filled(count, payload=small, **options):
     made = stream(**options)
     for seq in range(count):
-        assert made.append(b"batch %d" % seq, 0.0) == seq
+        assert made.append(payload(seq), 0.0) == seq
     return made
 
 
@@ -153,32 +161,30 @@ class TestBehindTheJournal:
         made.append(b"later", 0.0)
         assert seqs_of(answer) == [*range(1, 150), "END"]
 
-    def test_one_so_slow_that_the_journal_is_gone_is_told_anew(self, monkeypatch):
-        monkeypatch.setattr(journal_module, "RUNS", 1)
-        made = filled(150)
+    def test_one_so_slow_that_the_journal_is_gone_is_told_anew(self):
+        made = filled(150, one_at_a_time)
         cut, cuts = cutter(made, 1)
         shared = [cut()]
         for seq in range(150, 170):
-            made.append(b"batch %d" % seq, 0.0)
+            made.append(one_at_a_time(seq), 0.0)
         answer = ask(made, 0, lambda start: shared.pop() if shared else cut())
         for _ in range(155):
             answer.next_message()
         for seq in range(170, 1000):
-            made.append(b"batch %d" % seq, 0.0)
+            made.append(one_at_a_time(seq), 0.0)
         messages = messages_of(answer)
         assert [int.from_bytes(message[-2], "big") for message in messages[:-1]] == list(range(155, 1000))
         assert plain_all(unpack(messages[0][-1])[1]) == plain_all([cleared(), store([1])])
         assert len(cuts) == 2
 
-    def test_trimming_while_the_journal_is_read(self, monkeypatch):
-        monkeypatch.setattr(journal_module, "RUNS", 1)
-        made = filled(100)
+    def test_trimming_while_the_journal_is_read(self):
+        made = filled(100, one_at_a_time)
         cut, cuts = cutter(made, 1)
         answer = ask(made, 0, cut)
         for _ in range(10):
             answer.next_message()
         for seq in range(100, 150):
-            made.append(b"batch %d" % seq, 0.0)
+            made.append(one_at_a_time(seq), 0.0)
         assert seqs_of(answer) == [*range(10, 150), "END"]
         assert len(cuts) == 1
 

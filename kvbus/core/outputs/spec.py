@@ -1,0 +1,37 @@
+"""An output as configured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvbus.core.wire.profiles import Profile
+
+
+class OutputSpec(msgspec.Struct, frozen=True):
+    """One output. ``topics`` has one entry per stream: as many as sources, or one where the layout is merged.
+
+    A topic of None is the source's own. ``first_seqs`` says where each numbering begins. ``publisher_ids`` (16
+    bytes each) puts the snapshot protocol's 24-byte sequence frames on this output. ``known_slots`` of a merged output
+    is one past the highest slot whose rank its routers may know from a former process.
+    """
+
+    name: str
+    profile: Profile
+    topics: Sequence[bytes | None]
+    merged: bool = False
+    heartbeat: float = 1.0
+    journal_batches: int = 10_000
+    journal_bytes: int = 2 * 1024 * 1024
+    first_seqs: Sequence[int] = ()
+    publisher_ids: Sequence[bytes] = ()
+    known_slots: int = 0
+
+
+class NewStream(msgspec.Struct, frozen=True):
+    """How one output's stream of a source that is added shall be; fields as in :class:`OutputSpec`."""
+
+    topic: bytes | None = None
+    first_seq: int = 0
+    publisher_id: bytes = b""

@@ -1,0 +1,30 @@
+"""A source as configured."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from kvbus.core.blocks.overlay import SMALL
+from kvbus.core.normalizing.rules import Rules
+from kvbus.core.sequencing.settings import Settings
+
+
+class SourceSpec(msgspec.Struct, frozen=True):
+    """One engine publisher: worker x rank."""
+
+    label: str
+    rank: int
+    settings: Settings
+    rules: Rules
+    on_lost: Literal["clear", "keep"] = "clear"
+    timeout: float = 30.0
+    topic: bytes = b""
+    """The topic subscribed to, and that of batches which come by a replay without topics."""
+    copied_below: int = SMALL
+    """Tables of fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.overlay`."""
+
+
+NOBODY: Final = SourceSpec("", 0, Settings(), Rules())
+"""The source of a slot that is free."""
