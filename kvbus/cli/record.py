@@ -66,7 +66,7 @@ def command(
                 if bind:
                     await recording
                 else:
-                    async with explained(endpoint, lambda: stats.recorded + stats.unusable > 0):
+                    async with explained(endpoint, curve, lambda: stats.recorded + stats.unusable > 0):
                         await recording
         finally:
             await subscriber.close()

@@ -292,7 +292,7 @@ def command(
                 say(f"listening on {subscriber.endpoint}")
                 await watching
             else:
-                async with explained(endpoint, lambda: printer.shown > 0):
+                async with explained(endpoint, curve, lambda: printer.shown > 0):
                     await watching
         finally:
             await subscriber.aclose()

@@ -114,20 +114,15 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
         "Batches dropped because the reorder buffer was full.",
         lambda s: s.stats.held_overflow,
     ),
-    _by(
-        "way",
-        "source_batches_by_way_total",
-        "Batches by how they left: as they came, encoded again, or the same with each event decoded alone.",
-        lambda s: (
-            ("as_it_came", s.stats.as_they_came),
-            ("encoded", s.stats.encoded),
-            ("by_event", s.stats.by_event),
-        ),
+    _one(
+        "source_fast_path_batches_total",
+        "Batches decoded as a whole, and not event by event.",
+        lambda s: s.stats.as_they_came + s.stats.encoded,
     ),
     _by(
         "way",
         "source_blocks_by_way_total",
-        "Blocks that those batches name.",
+        "Blocks by how their batches left: as they came, encoded again, or with each event decoded alone.",
         lambda s: (
             ("as_it_came", s.stats.as_they_came_blocks),
             ("encoded", s.stats.encoded_blocks),

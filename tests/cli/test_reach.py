@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from pathlib import Path
 
 import pytest
 
 from kvbus.cli import reach
-from kvbus.cli.reach import explained, obstacle
-from kvbus.errors import BindError
+from kvbus.cli.reach import UnreachableError, explained, obstacle
+from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_port
 from tests.system.test_play_record import run
+from tests.typed import there
 
 
 @pytest.fixture
@@ -40,38 +40,40 @@ def deaf():
             each.close()
 
 
-async def test_every_obstacle_has_a_name(listening, deaf, tmp_path: Path):
-    assert await obstacle(listening) is None
-    assert await obstacle(f"tcp://127.0.0.1:{free_port()}") == "Connection refused"
-    assert await obstacle(f"tcp://[::1]:{free_port()}") == "Connection refused"
-    assert await obstacle(f"ipc://{tmp_path}/none") == "No such file or directory"
-    assert "does not resolve" in (await obstacle("tcp://no-such-host.invalid:5557") or "")
-    assert "firewall" in (await obstacle(deaf) or "")
+async def test_where_nobody_publishes_there_is_a_reason(listening, deaf):
+    async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
+        assert await obstacle(engine.endpoint, None) == ""
+        assert "is a ROUTER socket and no publisher" in await obstacle(there(engine.replay_endpoint), None)
+    assert "nothing listens" in await obstacle(f"tcp://127.0.0.1:{free_port()}", None)
+    assert "does not resolve" in await obstacle("tcp://no-such-host.invalid:5557", None)
+    assert "firewall" in await obstacle(deaf, None)
+    assert "says nothing" in await obstacle(listening, None)
 
 
 async def test_an_obstacle_is_said_once_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(reach, "LOOK_AFTER_S", 0.01)
     looked = 0
-    answers = ["first", "first", "second", None, "first"]
+    answers = ["first", "first", "second", "", "first"]
 
-    async def found(_endpoint: str) -> str | None:
+    async def found(_endpoint: str, _curve: object) -> str:
         nonlocal looked
         looked += 1
         return answers[looked - 1]
 
     monkeypatch.setattr(reach, "obstacle", found)
-    async with explained("tcp://x:1", lambda: looked == len(answers)):
+    async with explained("tcp://x:1", None, lambda: looked == len(answers)):
         while looked < len(answers):  # noqa: ASYNC110 - what is awaited is a number
             await asyncio.sleep(0.005)
     said = capsys.readouterr().err.splitlines()
     assert [line.rpartition(": ")[2] for line in said] == ["first", "second", "first"]
 
 
-async def test_silence_where_somebody_listens_is_no_error(listening):
-    async with explained(listening, lambda: False):
+async def test_silence_of_a_publisher_is_no_error():
+    engine = EnginePublisher("tcp://127.0.0.1:*", None, bind=True)
+    async with engine, explained(engine.endpoint, None, lambda: False):
         pass
-    with pytest.raises(BindError, match="Connection refused"):
-        async with explained(f"tcp://127.0.0.1:{free_port()}", lambda: False):
+    with pytest.raises(UnreachableError, match="nothing listens"):
+        async with explained(f"tcp://127.0.0.1:{free_port()}", None, lambda: False):
             pass
 
 
@@ -79,4 +81,4 @@ async def test_silence_where_somebody_listens_is_no_error(listening):
 def test_a_dead_port_is_an_error(command, tmp_path):
     more = [tmp_path / "capture.jsonl"] if command == "record" else []
     code, said = run(command, f"tcp://127.0.0.1:{free_port()}", *more, "--seconds", 0.2)
-    assert (code, "Connection refused" in said) == (69, True), said
+    assert (code, "nothing listens" in said) == (69, True), said
