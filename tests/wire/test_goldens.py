@@ -9,7 +9,7 @@ from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered
-from kvbus.core.wire.codec import Batch, encode_batch
+from kvbus.core.wire.codec import Batch, decode, encode_batch
 from kvbus.core.wire.profiles import PROFILES, encode, fold
 from tests.core.dsl import Script, raw, tick
 from tests.doubles.payloads import payload, plain_all, removed, store
@@ -292,3 +292,13 @@ class TestTheRouterItself:
     def test_a_truth_is_never_empty(self, name):
         assert len(truth(name)) >= 9
         assert matches_truth(name, PlainSetRouter()) is not None
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_no_batch_of_an_engine_is_decoded_event_by_event(name: str) -> None:
+    form = 0
+    for message in load(name):
+        batch = decode(message.payload, form=form)
+        assert isinstance(batch, Batch)
+        assert batch.uniform, message.seq
+        form = batch.form

@@ -147,7 +147,8 @@ def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Ba
         try:
             found = _DECODERS[other](payload)
         except msgspec.ValidationError as error:
-            if "block_hash" not in str(error):  # `$.events[…].block_hashes[…]` or `….parent_block_hash`
+            # `$.events[…].block_hashes[…]` or `….parent_block_hash`: the other kind; positions have no names
+            if other < _ARRAYS and "block_hash" not in str(error):
                 break
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             break
