@@ -433,7 +433,7 @@ async def not_ours(scene):
 @mistake("an output's host is a name", key="outputs[0].endpoint", says="no address and no interface")
 async def named_output(scene):
     await scene.engine()
-    scene.output["endpoint"] = f"tcp://localhost:{free_port()}"
+    scene.output["endpoint"] = f"tcp://router.example:{free_port()}"
 
 
 @mistake("`bind: false`, and no router listens", key="outputs[0].bind", says="no router listens at")

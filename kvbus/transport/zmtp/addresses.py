@@ -93,7 +93,12 @@ def _bind_tcp(endpoint: str) -> Bound:
 
 
 def _local(host: str, port: int) -> tuple[int, tuple[object, ...]]:
-    """Return the address of a numeric host or of a network interface. Names are not looked up, as in libzmq."""
+    """Return the address of a numeric host or of a network interface. No name is looked up, as in libzmq.
+
+    ``localhost`` is loopback, and not an interface's name as for libzmq.
+    """
+    if host == "localhost":
+        host = "127.0.0.1"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:

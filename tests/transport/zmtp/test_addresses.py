@@ -36,7 +36,7 @@ def test_every_interface_means_both_families(bound):
     assert reaches("::1", port, socket.AF_INET6)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "lo"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "lo", "localhost"])
 def test_an_address_or_an_interface(bound, host):
     port = free_port()
     bound(f"tcp://{host}:{port}")
