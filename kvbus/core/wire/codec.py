@@ -147,7 +147,7 @@ def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Ba
         try:
             found = _DECODERS[other](payload)
         except msgspec.ValidationError as error:
-            if "block_hash" not in str(error):  # `$.events[…].block_hashes[…]` or `….parent_block_hash`
+            if not first and "block_hash" not in str(error):  # of arrays the error does not name the field
                 break
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             break
