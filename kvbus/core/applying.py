@@ -8,8 +8,7 @@ sequencer to where it was.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 from kvbus.core import write_ahead_log as wal
 from kvbus.core.blocks.announce import blocks_in
@@ -17,8 +16,6 @@ from kvbus.core.outgoing import Outgoing
 from kvbus.core.source import Source
 from kvbus.core.types import Reason
 from kvbus.core.wire import codec
-
-_hashes: Final = attrgetter("block_hashes")
 
 
 class Applier:
@@ -79,7 +76,7 @@ class Applier:
         source.announced = True
         if as_it_came:
             source.stats.as_they_came += 1
-            source.stats.as_they_came_blocks += sum(map(len, map(_hashes, events)))
+            source.stats.as_they_came_blocks += blocks_in(events)
             whole = payload if rank == source.rank else None
             self._out.publish(slot, source, events, now, whole)
             if self._out.fitted:

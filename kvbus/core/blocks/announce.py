@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from msgspec import Raw, UnsetType
@@ -18,6 +19,9 @@ from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 MOST_BLOCKS: Final = 4095
 """Most blocks of a batch that kvbus puts together. With AllBlocksCleared before them they are at most 4,096 events; the
 vLLM router 0.1.17 refuses more."""
+
+
+_hashes: Final = attrgetter("block_hashes")
 
 
 def announce(index: Index) -> Iterator[AnyEvent]:
@@ -172,6 +176,10 @@ def _consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
 
 def blocks_in(events: Sequence[AnyEvent]) -> int:
     """How many blocks the events name."""
+    try:
+        return sum(map(len, map(_hashes, events)))
+    except AttributeError:  # a clear, or a plain map
+        pass
     count = 0
     for event in events:
         kind = type(event)

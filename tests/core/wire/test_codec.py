@@ -9,6 +9,8 @@ from msgspec import Raw
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import (
     MAX_EVENTS,
+    Batch,
+    decode,
     decode_batch,
     encode_batch,
     encode_positional_batch,
@@ -320,3 +322,14 @@ def test_msgspec_is_not_asked_for_more_memory_than_there_are_bytes():
     for head in (b"\xdd", b"\xdf", b"\xc6", b"\xdb"):
         with pytest.raises(msgspec.DecodeError):
             msgspec.msgpack.decode(head + b"\xff\xff\xff\xff")
+
+
+@pytest.mark.parametrize("form", range(4))
+@pytest.mark.parametrize("block", [7, b"7" * 32])
+@pytest.mark.parametrize("shape", [lambda event: event, array], ids=["maps", "arrays"])
+def test_a_batch_of_one_kind_of_hash_is_decoded_in_one_go_whatever_is_expected(form, block, shape):
+    batch = decode(payload(shape(store([block], block)), shape(removed([block]))), form=form)
+    assert isinstance(batch, Batch)
+    assert batch.uniform
+    assert batch.bytes_hashes == isinstance(block, bytes)
+    assert plain_all(batch.events) == plain_all(decoded(store([block], block), removed([block])).events)
