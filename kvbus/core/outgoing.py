@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.blocks.announce import blocks_in, removals_of
-from kvbus.core.blocks.compaction import ClearsWhere, Part, StateSnapshot, most_blocks
+from kvbus.core.blocks.announce import removals_of
+from kvbus.core.blocks.compaction import ClearsWhere, Part, StateSnapshot
 from kvbus.core.blocks.index import Index
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, SendPart, SendState
 from kvbus.core.events import AnswerPulled, ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.outputs import replay_answer
-from kvbus.core.outputs.fitting import Cleared, fit, halves
+from kvbus.core.outputs.fitting import Cleared, fit, halves, in_batches
 from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart, parse_snapshot_request, reply
 from kvbus.core.outputs.spec import NewStream
@@ -24,9 +24,6 @@ from kvbus.core.wire.profiles import CANONICAL, Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
 
 Asked = TypeVar("Asked")
-
-MAX_BATCH_EVENTS: Final = 1024
-"""Events in one outgoing batch; more (a whole cache announced again) leave as several."""
 
 
 class Outgoing:
@@ -120,7 +117,7 @@ class Outgoing:
 
         ``cleared`` has the removals for each clear among the events, by default those of the source's last batch.
         """
-        for batch in _batches(source, events):
+        for batch in in_batches(events, source.normalizer.block_size or 0):
             self.publish(i, source, batch, now)
         if self.fitted:
             self.publish_fitted(
@@ -163,7 +160,7 @@ class Outgoing:
         """Publish events on the :attr:`fitted` outputs."""
         for number, output in self.fitted:
             fitted = self._fit(output, i, source, events, cleared)
-            for batch in _batches(source, fitted):
+            for batch in in_batches(fitted, source.normalizer.block_size or 0):
                 self._publish_on(number, output, i, source, batch, now, whole if batch is events else None)
 
     def _fit(
@@ -383,23 +380,3 @@ class Outgoing:
     def _sources_of(self, output: Output, at: int) -> list[tuple[int, Source]]:
         """The sources whose blocks a stream announces, with their slots."""
         return list(enumerate(self._sources)) if output.spec.merged else [(at, self._sources[at])]
-
-
-def _batches(source: Source, events: Sequence[AnyEvent]) -> list[Sequence[AnyEvent]]:
-    """The events in batches that every router takes."""
-    if not events:
-        return []
-    most = most_blocks(source.normalizer.block_size or 0)
-    if len(events) <= MAX_BATCH_EVENTS and blocks_in(events) <= most:
-        return [events]
-    found: list[Sequence[AnyEvent]] = []
-    batch: list[AnyEvent] = []
-    blocks = 0
-    for event in events:
-        count = blocks_in([event])
-        if batch and (len(batch) == MAX_BATCH_EVENTS or blocks + count > most):
-            found.append(batch)
-            batch, blocks = [], 0
-        batch.append(event)
-        blocks += count
-    return [*found, batch]

@@ -7,7 +7,7 @@ from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, RequestSent, SnapshotAsked, Started, Tick
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outgoing import MAX_BATCH_EVENTS
+from kvbus.core.outputs.fitting import MAX_BATCH_EVENTS
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.sequencing.settings import Settings, State

@@ -9,8 +9,10 @@ refuses for their size are divided.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from kvbus.core.blocks.announce import blocks_in
+from kvbus.core.blocks.compaction import most_blocks
 from kvbus.core.blocks.index import Index
 from kvbus.core.stats import NumberingStats
 from kvbus.core.types import medium_key
@@ -21,6 +23,9 @@ from kvbus.core.wire.schema import AllBlocksCleared
 
 Cleared = Sequence[Callable[[], Sequence[AnyEvent]]]
 """For each clear of a batch, what makes the removals that say the same."""
+
+MAX_BATCH_EVENTS: Final = 1024
+"""Events in one outgoing batch; more (a whole cache announced again) leave as several."""
 
 
 def fit(
@@ -51,6 +56,26 @@ def fit(
     if profile.one_copy and merged and others:
         events = [each for event in events for each in _first_or_last(event, others)]
     return events
+
+
+def in_batches(events: Sequence[AnyEvent], block_size: int) -> list[Sequence[AnyEvent]]:
+    """The events in batches that every router takes."""
+    if not events:
+        return []
+    most = most_blocks(block_size)
+    if len(events) <= MAX_BATCH_EVENTS and blocks_in(events) <= most:
+        return [events]
+    found: list[Sequence[AnyEvent]] = []
+    batch: list[AnyEvent] = []
+    blocks = 0
+    for event in events:
+        count = blocks_in([event])
+        if batch and (len(batch) == MAX_BATCH_EVENTS or blocks + count > most):
+            found.append(batch)
+            batch, blocks = [], 0
+        batch.append(event)
+        blocks += count
+    return [*found, batch]
 
 
 def halves(events: Sequence[AnyEvent]) -> list[Sequence[AnyEvent]]:
