@@ -114,12 +114,9 @@ class Admission:
         """Whether groups have stored blocks, and all of them are left out."""
         return bool(self.no_prefix) and self.known <= self.no_prefix
 
-    def forget(self, steps: Sequence[Step] = ()) -> None:
-        """Empty the caches: tables have gone. The batch under way still has these steps."""
+    def forget(self) -> None:
+        """Empty the caches: tables have gone. No plain event will see a shape that was made before."""
         self.shapes.clear()
-        for step in steps:
-            if type(step) is Checked:
-                step.shape.table = None
 
     def count_left_out(self) -> None:
         """Count a store of a group that carries no prefixes."""

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from kvbus.core.blocks.announce import announce, removals_of
 from kvbus.core.blocks.index import Index
-from kvbus.core.normalizing.admission import Admission, Checked, Step
+from kvbus.core.normalizing.admission import Admission, Checked
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
@@ -224,7 +224,7 @@ class Normalizer:
             elif type(step) is BlockRemoved:
                 removals.remove(step)
             else:
-                self._clear(steps, second=clears > 0)
+                self._clear(second=clears > 0)
                 clears += 1
         stores.finish()
 
@@ -309,7 +309,7 @@ class Normalizer:
         leaving.events.append(AllBlocksCleared())
         self._stores.rebuild()
 
-    def _clear(self, steps: list[Step], *, second: bool) -> None:
+    def _clear(self, *, second: bool) -> None:
         """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
 
         vLLM resets what its pool has moved to other tiers by a ``second`` clear in the same batch. Where other tiers
@@ -333,7 +333,7 @@ class Normalizer:
                 for block in list(table.blocks):
                     removals.remove_one(key, block)
             self.index.drop_empty(cleared)
-            self._admission.forget(steps)
+            self._admission.forget()
             return
         if self.names_cleared:
             removals.put_back()
@@ -345,4 +345,4 @@ class Normalizer:
                 last = self.index.given_up()
                 leaving.cleared.append(lambda: removals_of(last))
         self.index.clear()
-        self._admission.forget(steps)
+        self._admission.forget()
