@@ -57,7 +57,7 @@ def changed(package: Path) -> list[str]:
     """Sources that are not those the compiled modules were made of; none if there are no modules for this Python."""
     try:
         stamp = json.loads((package / "compiled.json").read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter where kvbus is run out of a zipped wheel
         return []
     if stamp["suffix"] not in EXTENSION_SUFFIXES:
         return []
