@@ -139,7 +139,8 @@ class TestMatched:
 
     def test_so_many_are_kept_and_the_others_made_anew(self, monkeypatch):
         monkeypatch.setattr(module, "_MAX_MATCHERS", 2)
-        monkeypatch.setattr(module, "_matchers", kept := {})
+        kept: dict[int, object] = {}
+        monkeypatch.setattr(module, "_matchers", kept)
         found = [matcher(count) for count in range(4)]
         assert [match is not None and match(pack([7] * count)) is not None for count, match in enumerate(found)] == (
             [True] * 4
@@ -156,7 +157,8 @@ def test_pairs_are_seen_behind_every_header(count):
 
 def test_patterns_of_so_many_sizes_are_kept(monkeypatch):
     monkeypatch.setattr(module, "_MAX_PATTERNS", 2)
-    monkeypatch.setattr(module, "_patterns", kept := {})
+    kept: dict[int, object] = {}
+    monkeypatch.setattr(module, "_patterns", kept)
     for size in (1, 2, 4, 8, 1):
         blocks = divide(pack(IDS), size)
         assert joined(blocks, size) == pack(IDS)
