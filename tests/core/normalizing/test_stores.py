@@ -158,6 +158,24 @@ class TestOrphans:
         assert names(out) == [[1], [2], [7]]
         assert (bench.filtered, bench.rejected) == ({Filtered.COPY: 1}, {Reason.HASH_COLLISION: 1})
 
+    def test_a_parent_that_was_refused_before_is_not_waited_for(self):
+        """It comes twice in the run; what is behind it does not know that the second one will fit."""
+        bench = Bench(max_blocks=2)
+        out = bench.feed(store([1, 5, 6]), store([2], 1), store([1]), store([3], 2))
+        assert names(out) == [[2], [1]]
+        assert bench.filtered == {Filtered.ORPHAN_PASSED: 1}
+        assert bench.rejected == {Reason.INDEX_FULL: 2}
+
+    def test_what_was_complete_and_in_order_leaves_as_it_came(self):
+        bench = Bench()
+        whole = [store([n], n - 1 or None, lora_id=None, lora_name=None) for n in (1, 2, 3)]
+        assert bench.feed(*whole) == plain_all(whole)
+        assert bench.taken == 1
+        bench.feed(*[event | {"medium": "CPU"} for event in whole[:0:-1]])
+        assert bench.taken == 2, "their parents are known"
+        bench.feed(*[event | {"block_hashes": [event["block_hashes"][0] + 10]} for event in whole[:0:-1]])
+        assert bench.taken == 3
+
     def test_later_runs_and_batches_are_looked_at_anew(self):
         bench = Bench()
         bench.feed(store([50]))
@@ -297,4 +315,26 @@ class TestReblocked:
         assert bench.router.orphans <= 2
         bench.feed(removed([3]), removed([1, 4]), removed([2]))
         assert bench.live == set()
+        assert bench.router.violations == []
+
+    def test_other_groups_and_blocks_half_gone_are_announced_anew_with_them(self):
+        bench = Bench()
+        bench.feed(store([50, 51], group=1), self.node(1, 0, 48), self.node(2, 48, 96, 1))
+        bench.feed(removed([50], group=1), self.node(3, 0, 16))
+        assert bench.stats.rebuilds == 1
+        assert {(group, block) for group, _, block in bench.router.blocks if group} == {(1, 51)}
+        assert len(bench.live) == 1 + 6
+        assert bench.announced().blocks == bench.router.blocks
+
+    def test_a_chunk_with_a_hole_is_cut_once(self):
+        bench = Bench(block_size=16)
+        bench.feed(store([1, 2, 3], block_size=32))
+        bench.feed(removed([2]))
+        before = dict(bench.router.blocks)
+        bench.feed(store([9], group=4, block_size=32))
+        bench.feed(store([8, 7], group=4))
+        assert bench.stats.rebuilds == 1
+        assert {key: block for key, block in bench.router.blocks.items() if key[0] is None} == before
+        bench.feed(removed([1, 3]))
+        assert bench.live == {7, 8}
         assert bench.router.violations == []
