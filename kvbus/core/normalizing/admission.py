@@ -209,8 +209,6 @@ class Admission:
                 if other.group == shape.group:
                     other.learn(sizes)
             shape.learn(sizes)
-        elif shape.sizes is not sizes:
-            shape.learn(sizes)
 
     def good_keys(self, keys: bytes, count: int) -> bytes | None:
         """``extra_keys`` of so many blocks; None if they are not what they should be."""

@@ -104,6 +104,10 @@ class LeftOut:
         self._stats.filtered[Filtered.COARSE] += 1
         self.add_coarse(key, block, 1 + copies)
 
+    def coarse_with(self, medium: str, block: Hash) -> set[TableKey]:
+        """Every table with this coarse block on this medium."""
+        return {key for key, table in self.coarse.items() if key[1] == medium and block in table}
+
     def remove_coarse(self, key: TableKey, block: Hash) -> bool:
         """Forget one copy of a coarse block; False if there is none."""
         table = self.coarse.get(key, {})

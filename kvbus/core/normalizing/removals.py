@@ -152,20 +152,26 @@ class Removals:
             self._as_they_came = False
 
     def remove_one(self, key: TableKey, block: Hash) -> None:
-        """Take one copy of a block away, wherever it is."""
+        """Take one copy of a block away, wherever it is. Without a group, the only group that has it is meant."""
         self.waiting = self.busy = True
         self._as_they_came = False
         group, medium = key
+        table = self._index.tables.get(key)
+        if group is None and (table is None or block not in table.blocks):
+            holders = {each for each, _ in self._index.tables_with(medium, block)}
+            holders |= self._left_out.coarse_with(medium, block)
+            if key not in holders and holders:
+                if len(holders) > 1:
+                    self._unknown[group] = self._unknown.get(group, 0) + 1
+                    return
+                (key,) = holders
+                table = self._index.tables.get(key)
         if self._left_out.coarse and self._left_out.remove_coarse(key, block):
             return
-        table = self._index.tables.get(key)
         if table is None or block not in table.blocks:
-            holders = self._index.tables_with(medium, block) if group is None else []
-            if len(holders) != 1:
-                if holders or not self._left_out.remove_tail(key, block):
-                    self._unknown[group] = self._unknown.get(group, 0) + 1
-                return
-            key, table = holders[0]
+            if not self._left_out.remove_tail(key, block):
+                self._unknown[group] = self._unknown.get(group, 0) + 1
+            return
         chunk = table.remove(block)
         if chunk is None:
             self._stats.filtered[Filtered.COPY] += 1
@@ -222,10 +228,7 @@ class Removals:
                 self._gone.setdefault(key, {})
             for key, gone in self._gone.items():
                 self._leave(gone, self._reblocked.get(key, {}))
-            self._reblocked.clear()
-            self._gone.clear()
-            self._events.clear()
-            self._as_they_came, self.waiting = True, False
+            self.drop()
         elif self.waiting:
             self.flush()
 
@@ -242,7 +245,7 @@ class Removals:
         self.busy = False
 
     def drop(self) -> None:
-        """A clear says all of it."""
+        """All of it has left, or a clear says it."""
         self._events.clear()
         self._left.append(self._gone)
         self._gone = {}

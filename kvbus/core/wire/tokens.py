@@ -91,8 +91,6 @@ def decode_tokens(raw: Raw | bytes) -> list[Token] | Reason:
     """Token ids (each in [0, 2**32)) or EAGLE's pairs of them; a reason if they are anything else."""
     try:
         tokens = _decode_tokens(raw)
-    except RecursionError:
-        return Reason.NESTING
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _decode_bigrams(raw)
     if tokens and (min(tokens) < 0 or max(tokens) > MAX_TOKEN_ID):
@@ -103,7 +101,7 @@ def decode_tokens(raw: Raw | bytes) -> list[Token] | Reason:
 def _decode_bigrams(raw: Raw | bytes) -> list[Token] | Reason:
     try:
         pairs = _decode_pairs(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return Reason.WRONG_TYPE
     if any(not 0 <= token <= MAX_TOKEN_ID for pair in pairs for token in pair):
         return Reason.TOKEN_RANGE

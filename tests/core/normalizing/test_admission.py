@@ -2,13 +2,15 @@
 
 import pytest
 
-from kvbus.core.blocks.index import MAX_RUN, Index
+from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index
+from kvbus.core.normalizing import admission as module
 from kvbus.core.normalizing.admission import Admission, Checked
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.codec import Batch, decode
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
-from tests.doubles.payloads import cleared, payload, plain, removed, store, tokens_of
+from tests.core.dsl import Bench
+from tests.doubles.payloads import cleared, payload, plain, plain_all, removed, store, tokens_of
 
 
 def admitting(stats=None, refused=None):
@@ -141,3 +143,135 @@ def test_a_dump_is_plain_and_loads():
     assert loaded.dump() == admission.dump()
     assert loaded.no_prefix == {4}
     assert taken(loaded, store([b"x"])) == []
+
+
+@pytest.mark.parametrize("name", ["token_ids", "block_size"])
+@pytest.mark.parametrize("before", [0, 8])
+def test_a_store_that_lacks_a_field_is_no_store(name, before):
+    bench = Bench()
+    for n in range(before):
+        bench.feed(store([10 + 2 * n, 11 + 2 * n]))
+    event = {field: value for field, value in store([1]).items() if field != name}
+    assert bench.feed(event, store([2])) == plain_all([store([2])])
+    assert bench.rejected == {Reason.MISSING_FIELD: 1}
+    assert bench.stats.stored == before + 1
+
+
+def test_a_block_size_that_was_not_said_is_that_of_the_tokens():
+    bench = Bench()
+    bench.feed(store([1, 2], lora_id=None, lora_name=None))
+    sent = store([3, 4], 2, lora_id=None, lora_name=None)
+    for _ in range(2):
+        taken = bench.taken
+        assert bench.feed(sent | {"block_size": 0}) == plain_all([sent])
+        assert bench.taken == taken, "it does not leave as it came"
+        bench.feed(removed([4]), removed([3]))
+
+
+def test_spellings_are_bounded(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_SHAPES", 3)
+    stats = SourceStats()
+    admission = admitting(stats)
+    for n in range(10):
+        (step,) = taken(admission, store([n], lora_id=n))
+        assert isinstance(step, Checked)
+        assert step.chunk is not None
+        assert step.chunk.meta.lora_id == n
+        assert len(admission.shapes) <= 3
+    admission.forget()
+    assert admission.shapes == {}
+    assert (stats.stored, stats.rejected) == (10, {})
+
+
+@pytest.mark.parametrize("kind", [None, "mamba"])
+def test_spellings_that_are_very_long_are_not_kept(kind):
+    bench = Bench()
+    long = [store([n], lora_name="x" * MAX_SHARED + str(n), kv_cache_spec_kind=kind, group=1) for n in (1, 2)]
+    left = plain_all(long) if kind is None else []
+    assert bench.feed(store([8, 9]), *long) == plain_all([store([8, 9])]) + left
+    assert bench.feed(*[removed([n], group=1) for n in (1, 2)]) == plain_all(
+        [removed([n], group=1) for n in (1, 2) if left]
+    )
+    assert bench.filtered == ({} if left else {Filtered.GROUP: 4})
+
+
+def test_what_a_batch_teaches_holds_for_every_spelling_of_its_group():
+    """With a second size, blocks of a group without a number are radix nodes, under whatever adapter they came."""
+    bench = Bench()
+    bench.feed(store([1], lora_id=1), store([2], lora_id=2), store([3], lora_id=3, group=5))
+    bench.feed(store([4], block_size=24, lora_id=1))
+    assert bench.stats.rebuilds == 1
+    (again,) = bench.feed(store([5], lora_id=2))
+    assert (len(again["block_hashes"]), again["block_size"]) == (2, 8)
+    assert bench.feed(store([6], lora_id=3, group=5)) == plain_all([store([6], lora_id=3, group=5)])
+    assert bench.announced().blocks == bench.router.blocks
+
+
+def test_a_spelling_that_comes_after_its_group_was_settled_knows_its_sizes():
+    bench = Bench(block_size=16)
+    for n in range(40):
+        bench.feed(store([n]))
+    taken = bench.taken
+    event = store([100], session_id="s", lora_id=7, lora_name="a")
+    assert bench.feed(event) == plain_all([event])
+    assert bench.taken == taken + 1
+
+
+def test_a_restart_forgets_nothing_that_decides():
+    bench = Bench(max_groups=2)
+    bench.feed(store([1], group=1), store([2], group=2, kv_cache_spec_kind="mamba"))
+    bench.restart()
+    assert bench.feed(store([3], group=3), store([b"x"], group=1), removed([4], group=2)) == []
+    assert bench.rejected == {Reason.TOO_MANY_GROUPS: 1, Reason.HASH_KIND: 1}
+    assert bench.filtered == {Filtered.GROUP: 2}
+    assert bench.normalizer.full
+
+
+def test_stores_without_tokens_teach_no_block_size():
+    admission = admitting()
+    (step,) = taken(admission, store([1, 2], tokens=[], block_size=8))
+    assert isinstance(step, Checked)
+    assert (step.chunk, admission.sizes) == (None, {})
+    taken(admission, store([1, 2]))
+    assert admission.sizes[None].detector.proven == 16
+
+
+def test_a_store_that_teaches_nothing_is_the_first_of_its_group():
+    """A tail of the pinned size: blocks of that size leave all the same."""
+    bench = Bench(block_size=64)
+    bench.feed(store([1]), store([2]))
+    for n in (3, 5):
+        event = store([n, n + 1], block_size=64)
+        assert bench.feed(event, store([n + 90])) == plain_all([event])
+    assert bench.filtered == {Filtered.TAIL: 4}
+
+
+def test_a_group_that_is_left_out_is_counted_each_time():
+    bench = Bench()
+    for n in range(3):
+        assert bench.feed(store([n], group=1, kv_cache_spec_kind="mamba", lora_id=n)) == []
+    assert (bench.stats.stored, bench.filtered) == (3, {Filtered.GROUP: 3})
+    assert bench.normalizer.only_without_prefix
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("extra_keys", [None], [1]),
+        ("extra_keys", [["a"]], [["a"], None]),
+        ("cache_salt", "s", 5),
+        ("session_id", "s", ["s"]),
+        ("session_id", "s" * MAX_SHARED + "s", 5),
+        ("lookahead_token_ids", [[1]], [[-1]]),
+    ],
+)
+def test_what_is_only_carried_is_looked_at_in_every_store(field, good, bad):
+    bench = Bench(block_size=16)
+    for n in range(40):
+        bench.feed(store([n]))
+    for n in range(100, 106, 2):
+        event = store([n], **{field: good})
+        assert bench.feed(event, store([n + 1], **{field: bad}), event) == plain_all([event])
+    assert bench.rejected == {Reason.WRONG_TYPE: 3}
+    assert bench.filtered == {Filtered.COPY: 3}
+    assert [event.get(field) for event in plain_all(bench.normalizer.announce())][-3:] == [good] * 3

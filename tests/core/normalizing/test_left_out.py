@@ -82,6 +82,13 @@ def test_a_tier_is_forgotten(left_out):
     assert left_out.remove_tail(CPU, 9)
 
 
+def test_which_groups_hold_a_coarse_block_on_a_medium(left_out):
+    left_out.store_coarse(GPU, [1, 2])
+    left_out.store_coarse((3, "GPU"), [2])
+    left_out.store_coarse(CPU, [1])
+    assert [left_out.coarse_with("GPU", block) for block in (1, 2, 3)] == [{GPU}, {GPU, (3, "GPU")}, set()]
+
+
 @pytest.mark.parametrize("treatment", list(Treatment))
 def test_what_becomes_of_blocks_and_tails_when_sizes_are_learned(left_out, treatment):
     index = Index()

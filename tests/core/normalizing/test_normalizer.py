@@ -6,6 +6,7 @@ from msgspec import Raw
 from kvbus.core.types import Filtered, Reason
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain_all, removed, store, tokens_of
+from tests.doubles.router import PlainSetRouter
 
 
 def run_of(*blocks):
@@ -908,6 +909,188 @@ class TestLimit:
         assert bench.normalizer.full
 
 
+class TestLearned:
+    """What is known of the stream, for those who ask."""
+
+    def test_of_the_beginning_nothing_is_known(self):
+        normalizer = Bench().normalizer
+        assert (normalizer.block_size, normalizer.engine_block_size, normalizer.first_group) == (None, 0, None)
+        assert (normalizer.media, normalizer.known_groups, normalizer.only_without_prefix) == (set(), 0, False)
+        assert normalizer.clear_empties
+        assert not normalizer.tiers_unknown
+
+    def test_the_first_group_with_a_size_is_the_one_that_shows(self):
+        bench = Bench()
+        bench.feed(store([1], group=4, kv_cache_spec_kind="mamba"))
+        assert bench.normalizer.only_without_prefix
+        bench.feed(store([2, 3], group=2, block_size=32), store([4, 5], group=3, medium="cpu"))
+        normalizer = bench.normalizer
+        assert (normalizer.block_size, normalizer.engine_block_size, normalizer.first_group) == (32, 32, 2)
+        assert (normalizer.media, normalizer.known_groups, normalizer.only_without_prefix) == ({"GPU", "CPU"}, 3, False)
+
+    def test_radix_nodes_have_no_size_of_their_own(self):
+        bench = Bench()
+        bench.feed(store([1], block_size=32), store([2], block_size=48))
+        assert (bench.normalizer.block_size, bench.normalizer.engine_block_size) == (16, 0)
+
+    @pytest.mark.parametrize("rules", [{}, {"block_size": 64}])
+    def test_a_group_whose_size_is_unknown_shows_what_the_operator_said(self, rules):
+        bench = Bench(**rules)
+        bench.feed(store([1], tokens=[], block_size=0), store([2], tokens=[1] * 8, block_size=8))
+        assert bench.normalizer.engine_block_size == (0 if rules else 8)
+        assert bench.normalizer.block_size == rules.get("block_size", 8)
+
+    def test_how_the_last_batch_was_spelled(self):
+        bench = Bench()
+        bench.feed(store([b"x"], tokens=[[i, i + 1] for i in range(16)]))
+        assert (bench.normalizer.bytes_hashes, bench.normalizer.pairs) == (True, True)
+        bench.feed(removed([b"x"]))
+        assert (bench.normalizer.bytes_hashes, bench.normalizer.pairs) == (True, False)
+        bench.feed(store([1]))
+        assert (bench.normalizer.bytes_hashes, bench.normalizer.pairs) == (False, False)
+
+    def test_what_an_unreadable_event_cost_is_counted_once(self):
+        bench = Bench()
+        assert bench.feed({"type": "Nonsense"}, store([1]), {"type": "Nonsense"}) == plain_all([store([1])])
+        assert bench.rejected == {Reason.UNKNOWN_EVENT: 2}
+
+
+class TestEmptied:
+    """Whether a clear has left nothing in the engine."""
+
+    def test_it_does_where_only_the_device_was_spoken_of(self):
+        bench = Bench()
+        bench.feed(store([1]), cleared())
+        assert bench.normalizer.emptied
+        assert not bench.normalizer.take_for_empty()
+        assert not bench.normalizer.tiers_unknown
+        bench.feed(store([2]))
+        assert not bench.normalizer.emptied
+        bench.feed(store([2], medium="CPU"))
+        assert bench.normalizer.tiers_unknown, "nobody knows what it held at the clear"
+        bench.feed(cleared())
+        assert not bench.normalizer.emptied
+        bench.feed(cleared(), cleared())
+        assert bench.normalizer.emptied
+
+    def test_what_speaks_of_every_tier_is_certain(self):
+        bench = Bench(clears="all")
+        bench.feed(store([1]), store([2], medium="CPU"), cleared())
+        assert bench.normalizer.emptied
+        assert bench.normalizer.take_for_empty()
+        bench.feed(store([2], medium="CPU"))
+        assert not bench.normalizer.tiers_unknown
+
+
+class TestRestart:
+    def test_what_was_learned_goes_on(self):
+        bench = Bench(max_blocks=4)
+        bench.feed(cleared(), store([1, 2], group=1), store([90], group=1, block_size=32), first_of_epoch=True)
+        bench.feed(store([1, 2], group=1, medium="CPU"), store([90], group=1, block_size=32), cleared())
+        bench.feed(store([1, 2], group=1), store([90], group=1, block_size=32))
+        bench.feed(store([90], group=1, block_size=32), store([8, 9], group=1, medium="DISK"))
+        before = bench.normalizer.dump()
+        assert before["refused"] == ["DISK"]
+        bench.restart()
+        assert bench.normalizer.dump() == before
+        normalizer = bench.normalizer
+        assert (normalizer.full, normalizer.entries, normalizer.engine_block_size) == (True, 3, 16)
+        bench.stats.filtered.clear()
+        bench.feed(removed([90], group=1), removed([90], group=1), removed([90], group=1))
+        assert bench.filtered == {Filtered.COARSE: 2, Filtered.UNKNOWN_BLOCK: 1}
+        bench.feed(store([1], group=1, medium="CPU"), cleared())
+        assert bench.router.blocks == {}
+
+    def test_an_epochs_beginning_that_was_taken_for_over_stays_so(self):
+        bench = Bench()
+        bench.feed(store([1]), cleared())
+        bench.normalizer.take_for_empty()
+        bench.restart()
+        bench.feed(store([1], medium="CPU"))
+        assert bench.normalizer.tiers_unknown
+
+    def test_blocks_put_in_behind_its_back_are_counted(self):
+        """As a checkpoint does: blocks first, then what was learned."""
+        bench, other = Bench(max_blocks=5), Bench()
+        bench.feed(store([1, 2], block_size=32))
+        other.feed(store([8, 9], block_size=32), store([7]))
+        held = bench.normalizer.index_bytes + other.normalizer.index_bytes
+        one, two = bench.normalizer, other.normalizer
+        for mine, theirs in ((one.index, two.index), (one.tails, two.tails)):
+            for key, table in theirs.tables.items():
+                for block, chunk in table.blocks.items():
+                    mine.table(*key).add(block, chunk, 0, count=True)
+        bench.normalizer.count()
+        assert bench.normalizer.entries == 5
+        assert bench.normalizer.index_bytes == held
+        bench.feed(store([3], 2, block_size=32))
+        assert bench.rejected == {Reason.INDEX_FULL: 1}
+
+
+class TestNamedClears:
+    """Where an output needs removals in place of a clear."""
+
+    def feed(self, bench, *events):
+        """What such an output sends."""
+        bench.normalizer.names_cleared = True
+        out = bench.feed(*events)
+        names = [plain_all(make()) for make in bench.normalizer.cleared]
+        named = [each for event in out for each in (names.pop(0) if event["type"] == "AllBlocksCleared" else [event])]
+        assert names == []
+        self.router.apply(bench.seq, payload(*[{"parent_block_hash": None, "medium": None} | each for each in named]))
+        assert self.router.violations == []
+        assert self.router.blocks == bench.router.blocks
+        return named
+
+    @pytest.fixture(autouse=True)
+    def _router(self):
+        self.router = PlainSetRouter()
+
+    def test_of_all_blocks_leaves_first(self):
+        bench = Bench()
+        self.feed(bench, store([1, 2]), store([3], 2), store([4], group=1), store([5], medium=None))
+        assert self.feed(bench, cleared()) == plain_all(
+            [removed([4], group=1), removed([5], medium=None), removed([3, 2, 1])]
+        )
+        assert self.feed(bench, cleared()) == []
+        self.feed(bench, store([1]))
+        assert bench.normalizer.cleared == []
+
+    @pytest.mark.parametrize("gone", [[1], [2], [3, 2], [2, 1]], ids=str)
+    def test_with_those_whose_removal_has_not_left(self, gone):
+        bench = Bench()
+        self.feed(bench, store([1, 2]), store([3], 2), store([9]))
+        named = self.feed(bench, removed(gone), cleared())
+        assert sorted(block for event in named for block in event["block_hashes"]) == [1, 2, 3, 9]
+
+    @pytest.mark.parametrize(("clears", "left"), [("auto", {3, 5}), ("all", {5})])
+    def test_several_in_a_batch(self, clears, left):
+        """Where a clear speaks of one tier, the second one speaks of the others."""
+        bench = Bench(clears=clears)
+        self.feed(bench, store([1, 2]))
+        self.feed(bench, removed([2]), cleared(), store([3, 4]), removed([4]), cleared(), cleared(), store([5]))
+        assert bench.live == left
+
+    @pytest.mark.parametrize("gone", [[], [1], [2], [1, 2]], ids=str)
+    def test_of_blocks_that_were_cut(self, gone):
+        bench = Bench(block_size=16)
+        tokens = tokens_of(1, 96)
+        self.feed(bench, store([1], tokens=tokens[:64], block_size=64), store([3], tokens=tokens[:32], block_size=32))
+        self.feed(bench, store([2], 1, tokens=tokens[64:], block_size=32))
+        removals = [removed(gone)] if gone else []
+        self.feed(bench, *removals, cleared(), store([4], block_size=32))
+        assert len(bench.live) == 2
+
+    def test_where_block_sizes_turn_out_different(self):
+        bench = Bench()
+        self.feed(bench, store([1], block_size=96), store([9], block_size=96, medium="CPU"))
+        self.feed(bench, removed([9], medium="CPU"), store([2], block_size=64, tokens=tokens_of(1, 96)[:64]))
+        assert bench.stats.rebuilds == 1
+        assert len(bench.live) == 3
+        self.feed(bench, removed([1]), store([3], block_size=16), cleared(), store([3], block_size=16))
+        assert len(bench.live) == 1
+
+
 class TestAnnounce:
     def test_nothing_is_announced_by_nothing(self):
         assert list(Bench().normalizer.announce()) == []
@@ -924,3 +1107,17 @@ class TestAnnounce:
         bench.normalizer.reset()
         assert list(bench.normalizer.announce()) == []
         assert bench.feed(store([b"x" * 32], block_size=64)) == plain_all([store([b"x" * 32], block_size=64)])
+
+    def test_a_reset_in_the_same_epoch_remembers_the_stream(self):
+        bench = Bench(clears="auto", max_blocks=2)
+        bench.feed(cleared(), store([1, 2]), store([3], medium="CPU"), first_of_epoch=True)
+        bench.normalizer.reset(same_epoch=True)
+        bench.router.blocks.clear()
+        assert (bench.normalizer.full, bench.normalizer.entries, bench.normalizer.media) == (False, 0, {"GPU", "CPU"})
+        assert bench.feed(store([b"x" * 32])) == []
+        assert bench.rejected[Reason.HASH_KIND] == 1
+        bench.feed(store([4], medium="CPU"), cleared())
+        assert bench.live == set()
+        bench.normalizer.reset()
+        assert bench.normalizer.media == set()
+        assert bench.feed(store([b"x" * 32])) == plain_all([store([b"x" * 32])])

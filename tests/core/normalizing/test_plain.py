@@ -4,7 +4,7 @@ import pytest
 
 from kvbus.core.types import Filtered, Reason
 from tests.core.dsl import Bench
-from tests.doubles.payloads import plain_all, removed, store
+from tests.doubles.payloads import cleared, plain_all, removed, store
 
 
 def settled(**rules):
@@ -79,3 +79,146 @@ def test_one_hash_is_one_object():
     blocks = bench.normalizer.index.tables[None, "GPU"].blocks
     bench.feed(whole([60], 2**40))
     assert blocks[60].parent is blocks[2**40].hashes[0]
+
+
+def without(event, *names):
+    return {name: value for name, value in event.items() if name not in names}
+
+
+def carried(bench, name):
+    """What a field says of the blocks from 30 on, when they are announced."""
+    return [
+        event.get(name) for event in plain_all(bench.normalizer.announce()) if event["block_hashes"][0] in range(30, 40)
+    ]
+
+
+@pytest.mark.parametrize("keys", [None, [], [None], [["a"]], [[b"x", ["y", 1]]]], ids=str)
+def test_keys_leave_and_are_kept(keys):
+    bench = settled()
+    for n in range(30, 33):
+        assert bench.feed(whole([n], 20, extra_keys=keys)) == plain_all([whole([n], 20, extra_keys=keys)])
+    assert bench.taken == 13
+    assert carried(bench, "extra_keys") == [keys] * 3
+
+
+def test_keys_that_say_nothing_are_kept_once():
+    bench = settled()
+    bench.feed(*[whole([n, n + 1], 20, extra_keys=[None, None]) for n in (30, 32, 34)], whole([36], 20, extra_keys=[]))
+    bench.feed(whole([38], 20, extra_keys=[None]), whole([39], 20, extra_keys=[None]))
+    blocks = bench.normalizer.index.tables[None, "GPU"].blocks
+    assert len({id(blocks[n].extra_keys) for n in range(30, 36)}) == 1
+    assert blocks[38].extra_keys is blocks[39].extra_keys is not blocks[36].extra_keys
+    assert carried(bench, "extra_keys") == [[None, None]] * 3 + [[]] + [[None]] * 2
+
+
+@pytest.mark.parametrize(
+    "ahead", [[[5], []], [], None, [[2**32 - 1] * 900, [1]]], ids=["each", "empty", "null", "longer than is shared"]
+)
+def test_lookahead_tokens_go_with_their_blocks(ahead):
+    bench = settled()
+    for n in (30, 32):
+        event = whole([n, n + 1], 20, lookahead_token_ids=ahead, session_id="s")
+        assert bench.feed(event) == plain_all([event])
+    assert carried(bench, "lookahead_token_ids") == [ahead] * 2
+    assert carried(bench, "session_id") == ["s"] * 2
+
+
+@pytest.mark.parametrize(
+    ("event", "leaves"),
+    [
+        (without(whole([30]), "parent_block_hash"), whole([30])),
+        (whole([30], 20, medium="gpu"), whole([30], 20)),
+        (without(whole([30], 20), "lora_id", "lora_name"), whole([30], 20)),
+        (without(whole([30], 20), "medium"), without(whole([30], 20), "medium")),
+    ],
+    ids=["parent", "medium in small letters", "adapter", "medium"],
+)
+def test_what_was_not_sent_is_filled_in_and_the_batch_is_not_the_one_that_came(event, leaves):
+    bench = settled()
+    for _ in range(2):
+        taken = bench.taken
+        assert bench.feed(event) == plain_all([leaves])
+        assert bench.taken == taken
+        bench.feed(removed([30]))
+    assert bench.filtered == {}
+
+
+def test_a_parent_on_another_tier_is_known_and_one_that_nobody_has_is_an_orphan():
+    bench = settled()
+    bench.feed(whole([40], 20, medium="CPU"))
+    bench.feed(removed([20]), whole([41], 40), whole([42], 99), whole([43], 42))
+    assert bench.filtered == {Filtered.ORPHAN_PASSED: 1}
+    assert {(medium, block) for _, medium, block in bench.router.blocks} >= {("GPU", 41), ("GPU", 42), ("GPU", 43)}
+
+
+def test_a_run_of_removals_leaves_before_the_next_store():
+    bench = settled()
+    events = [removed([20]), removed([19]), whole([30], 18), removed([30]), whole([31], 18)]
+    assert bench.feed(*events) == plain_all(events)
+    assert bench.router.violations == []
+
+
+def test_a_clear_among_them_ends_what_was_before():
+    bench = settled()
+    out = bench.feed(whole([30], 20), removed([30]), cleared(), whole([31], 20), removed([20]))
+    assert out == plain_all([whole([30], 20), cleared(), whole([31], 20)])
+    assert bench.live == {31}
+    assert bench.filtered == {Filtered.ORPHAN_PASSED: 1, Filtered.UNKNOWN_BLOCK: 1}
+    assert (bench.stats.stored, bench.stats.removed, bench.stats.cleared) == (12, 2, 1)
+
+
+def test_blocks_named_by_bytes():
+    bench = Bench()
+    for n in range(8):
+        bench.feed(whole([b"%d" % n, b"%d+" % n], b"%d+" % (n - 1) if n else None))
+    assert bench.feed(whole([5]), whole([b"8"], b"7+"), removed([b"7+"])) == plain_all(
+        [whole([b"8"], b"7+"), removed([b"7+"])]
+    )
+    assert bench.rejected == {Reason.HASH_KIND: 1}
+    assert bench.stats.stored == 10
+
+
+def test_removals_are_counted_whatever_becomes_of_them():
+    bench = settled()
+    bench.feed(removed([20]), removed([19], medium="HBM"), removed([]), removed([19], medium="DISK"))
+    assert bench.live == set(range(1, 20))
+    assert bench.rejected == {Reason.UNKNOWN_MEDIUM: 1}
+    assert bench.filtered == {Filtered.NO_HASHES: 1, Filtered.UNKNOWN_BLOCK: 1}
+    assert bench.stats.removed == 4
+
+
+def test_a_copy_among_several_blocks_is_counted_and_the_new_ones_leave():
+    bench = settled()
+    out = bench.feed(whole([30], 20), whole([20, 31], 19), whole([20]), whole([32], 31))
+    assert [event["block_hashes"] for event in out] == [[30], [31], [32]]
+    assert bench.filtered == {Filtered.COPY: 2}
+
+
+def test_bytes_are_limited_in_the_middle_of_a_batch():
+    bench = settled()
+    room = bench.normalizer.index_bytes
+    small = Bench(max_index_bytes=room)
+    for first in range(1, 18, 2):
+        small.feed(whole([first, first + 1], first - 1 or None))
+    out = small.feed(whole([30], 18), whole([31], 18), whole([32], 18), removed([30]), whole([33], 18))
+    assert [event["block_hashes"] for event in out] == [[30], [30], [33]]
+    assert small.rejected == {Reason.INDEX_FULL: 2}
+    assert small.normalizer.full
+
+
+def test_what_is_cached_never_decides():
+    """A restart that handles the log again comes to the same events."""
+    events = [
+        whole([30], 20, session_id="s"),
+        whole([31], 30, extra_keys=[None]),
+        removed([31]),
+        whole([32], 30, medium="cpu"),
+        whole([33], 30, group=1, kv_cache_spec_kind="mamba"),
+        removed([20]),
+    ]
+    one, other = settled(), settled()
+    for event in events * 2:
+        other.restart()
+        assert one.feed(event) == other.feed(event)
+        assert one.taken == other.taken
+    assert (one.filtered, one.live) == (other.filtered, other.live)

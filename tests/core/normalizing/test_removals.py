@@ -2,10 +2,11 @@
 
 import pytest
 
+from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.blocks.size import MANY
 from kvbus.core.types import Filtered
 from tests.core.dsl import Bench
-from tests.doubles.payloads import cleared, plain_all, removed, store
+from tests.doubles.payloads import cleared, plain_all, removed, store, tokens_of
 
 
 def bench(**rules):
@@ -29,6 +30,11 @@ def bench(**rules):
         ([removed([4, 99, 3])], [[4, 3]]),
         ([removed([4], locality="LOCAL")], [[4]]),
         ([removed([99])], []),
+        ([removed([4], medium="gpu")], [[4]]),
+        ([removed([1, 2]), removed([4])], [[2, 1, 4]]),
+        ([removed([14, 2, 4])], [[14, 2, 4]]),
+        ([removed([3, 14, 4])], [[4, 3, 14]]),
+        ([removed([11]), removed([12])], [[12, 11]]),
     ],
 )
 def test_leaves_go_first_and_what_is_in_order_stays_as_it_came(events, left):
@@ -96,3 +102,177 @@ def test_many_chunks_are_looked_at_while_they_go():
     known.feed(*[removed([at]) for at in range(2 * MANY)])
     assert len(known.normalizer.index.size.firsts_gone) <= MANY
     assert known.normalizer.index_bytes == 0
+
+
+def cut(size=16):
+    """Nodes 1 (six pages) and 2 (its first two), and 3 behind 1, cut to pages of 16."""
+    known = Bench(block_size=size)
+    tokens = tokens_of(1, 96)
+    known.feed(store([1], tokens=tokens, block_size=96), store([2], tokens=tokens[:32], block_size=32))
+    known.feed(store([3], 1, block_size=32))
+    return known
+
+
+class TestReblocked:
+    @pytest.mark.parametrize(("gone", "left"), [([1], 4), ([2], 8), ([1, 2], 2), ([3], 6), ([3, 1, 2], 0)], ids=str)
+    def test_sub_blocks_go_with_the_last_block_that_has_them(self, gone, left):
+        for events in ([removed(gone)], [removed([block]) for block in gone]):
+            known = cut()
+            out = known.feed(*events)
+            assert {event["type"] for event in out} <= {"BlockRemoved"}
+            assert len(known.live) == left
+            assert known.router.violations == []
+            assert known.announced().blocks == known.router.blocks
+
+    def test_a_node_that_is_stored_again_never_leaves(self):
+        known = cut()
+        assert known.feed(removed([1]), store([4], tokens=tokens_of(1, 96), block_size=96)) == []
+        assert len(known.live) == 8
+        known.feed(removed([4]))
+        assert len(known.live) == 4
+
+    def test_of_a_node_that_is_split_only_what_nobody_stores_again_leaves(self):
+        known = cut()
+        (out,) = known.feed(removed([1]), store([4], tokens=tokens_of(1, 96)[:64], block_size=64))
+        assert (out["type"], len(out["block_hashes"])) == ("BlockRemoved", 2)
+        assert len(known.live) == 6
+
+    def test_they_leave_at_the_end_and_native_blocks_before_the_next_store(self):
+        known = cut()
+        known.feed(store([50]), store([51], 50))
+        out = known.feed(removed([1]), removed([51]), store([52], 50), removed([50]), store([53]))
+        assert [event["type"] for event in out] == ["BlockStored"] * 2 + ["BlockRemoved"]
+        assert known.router.violations == []
+
+    def test_native_blocks_and_sub_blocks_of_one_batch(self):
+        known = Bench(block_size=16)
+        known.feed(store([1, 2], group=1), store([5], group=2, block_size=64))
+        out = known.feed(removed([2], group=1), removed([5], group=2), removed([1], group=1))
+        assert [(event["group_idx"], len(event["block_hashes"])) for event in out] == [(1, 2), (2, 4)]
+        assert known.router.violations == []
+
+    def test_an_offload_names_one_that_is_gone(self):
+        known = cut()
+        known.feed(removed([2]), store([2], tokens=[], block_size=0, medium="CPU"))
+        assert len([key for key in known.router.blocks if key[1] == "CPU"]) == 2
+        assert known.filtered == {}
+
+    def test_from_its_root_with_others_that_are_not_cut(self):
+        known = Bench(block_size=16)
+        known.feed(store([1, 2, 3], block_size=32), store([5, 6], 3, block_size=32))
+        known.feed(removed([2, 3]), removed([1, 5, 6]))
+        assert known.live == set()
+        assert known.router.violations == []
+
+    def test_many_leave_as_several_events(self):
+        known = Bench(block_size=1)
+        known.feed(store([1], block_size=2 * MAX_RUN + 1))
+        out = known.feed(removed([1]))
+        assert [len(event["block_hashes"]) for event in out] == [MAX_RUN, MAX_RUN, 1]
+        assert known.live == set()
+
+
+class TestWithoutAGroup:
+    """An engine that numbers the groups of its stores, and not those of its removals."""
+
+    @pytest.mark.parametrize("copies", [0, 2])
+    def test_the_only_one_that_has_the_block_is_meant(self, copies):
+        known = Bench()
+        known.feed(store([1, 2], group=3), store([7], group=4), *[store([2], 1, group=3)] * copies)
+        for _ in range(copies):
+            assert known.feed(removed([2])) == []
+        assert known.feed(removed([2])) == plain_all([removed([2], group=3)])
+        assert known.filtered == ({Filtered.COPY: 2 * copies} if copies else {})
+
+    def test_of_a_block_that_was_cut_the_sub_blocks_go(self):
+        known = Bench(block_size=16)
+        (stored,) = known.feed(store([1], block_size=64, group=3))
+        assert known.feed(removed([1])) == plain_all([removed(stored["block_hashes"][::-1], group=3)])
+
+    def test_a_block_without_a_group_comes_first(self):
+        known = Bench()
+        known.feed(store([1, 2], group=3), store([1]))
+        assert known.feed(removed([1, 2])) == plain_all([removed([1]), removed([2], group=3)])
+
+    def test_a_coarse_block_goes_before_a_fine_one_of_its_name(self):
+        known = Bench()
+        known.feed(store([1, 2, 3, 4], group=3), *[store([4], block_size=64, group=3)] * 2, store([9], group=5))
+        assert known.feed(removed([4]), removed([4])) == []
+        assert known.filtered == {Filtered.COARSE: 4}
+        assert known.feed(removed([4])) == plain_all([removed([4], group=3)])
+        assert known.normalizer.entries == 4
+
+    @pytest.mark.parametrize("other", [store([4], group=5), store([4, 5], group=5, block_size=64)], ids=["fine", "new"])
+    def test_it_is_not_guessed_between_a_coarse_block_and_one_of_another_group(self, other):
+        known = Bench()
+        known.feed(store([1, 2], group=3), store([4], block_size=64, group=3), other)
+        assert known.feed(removed([4])) == []
+        assert known.filtered == {Filtered.COARSE: 1, Filtered.UNKNOWN_BLOCK: 1}
+
+    def test_a_coarse_block_without_a_group_comes_first(self):
+        known = Bench()
+        known.feed(store([1, 2]), store([4], block_size=64), store([4, 5], group=3))
+        assert known.feed(removed([4])) == []
+        assert known.feed(removed([4])) == plain_all([removed([4], group=3)])
+        assert known.filtered == {Filtered.COARSE: 2}
+
+    def test_a_tail_is_found(self):
+        known = Bench()
+        known.feed(store([1, 2], group=3), store([9], 2, block_size=8, group=3), store([1], group=4))
+        assert known.feed(removed([9])) == []
+        assert known.filtered == {Filtered.TAIL: 2}
+        assert known.normalizer.entries == 3
+
+
+def test_a_coarse_block_and_a_tail_are_forgotten_each_by_its_removal():
+    known = bench()
+    known.feed(store([4], block_size=64), store([90], block_size=64), store([91], 4, block_size=8))
+    assert known.feed(removed([90, 91, 4]), removed([92])) == []
+    assert known.filtered == {Filtered.COARSE: 4, Filtered.TAIL: 2, Filtered.UNKNOWN_BLOCK: 1}
+    assert known.feed(removed([4]), removed([3])) == plain_all([removed([4]), removed([3])])
+    assert known.normalizer.entries == 6
+
+
+def test_unknown_blocks_of_unknown_groups_are_counted_by_block():
+    known = bench()
+    known.feed(removed([1, 2, 3], group=7), removed([1], group=8), removed([98, 99]), removed([1], medium="CPU"))
+    assert known.filtered == {Filtered.UNKNOWN_BLOCK: 7}
+    assert known.normalizer.entries == 8
+
+
+@pytest.mark.parametrize("order", [[1, 2, 3, 4], [1, 4, 3, 2], [2, 1, 4, 3], [3, 4, 1, 2], [4, 1, 2, 3]], ids=str)
+def test_a_chunk_is_held_until_its_last_block_goes_in_whatever_order(order):
+    """``size_is_true`` looks at the bytes after each batch."""
+    known = bench()
+    for block in order:
+        assert known.feed(removed([block])) == plain_all([removed([block])])
+        known.normalizer.index.size.settle()
+    assert known.live == {11, 12, 13, 14}
+
+
+def test_an_offload_finds_what_left_before_everything_was_announced_again():
+    """Of two groups, one of sub-blocks; the sizes of a third one turn out different in the batch."""
+    known = Bench(block_size=16)
+    known.feed(store([1], group=1), store([5], group=2, block_size=64), store([8], group=3, block_size=32))
+    known.feed(
+        removed([1], group=1),
+        removed([5], group=2),
+        store([9, 10], group=3),
+        store([1], tokens=[], block_size=0, group=1, medium="CPU"),
+        store([5], tokens=[], block_size=0, group=2, medium="CPU"),
+    )
+    assert known.stats.rebuilds == 1
+    assert Filtered.TOKENLESS not in known.filtered
+    assert {(group, medium) for group, medium, _ in known.router.blocks} == {(1, "CPU"), (2, "CPU"), (3, "GPU")}
+
+
+@pytest.mark.parametrize("gone", [[1], [2], [3, 1], [3, 2, 1]], ids=str)
+def test_removals_in_place_of_a_clear_name_what_has_not_left_yet(gone):
+    for known in (bench(), cut()):
+        live = known.live
+        known.normalizer.names_cleared = True
+        assert known.feed(removed(gone), cleared()) == plain_all([cleared()])
+        (make,) = known.normalizer.cleared
+        named = [block for event in plain_all(make()) for block in event["block_hashes"]]
+        assert sorted(named) == sorted(live)
+        assert len(known.normalizer.index) == 0

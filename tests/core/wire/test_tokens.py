@@ -3,7 +3,8 @@
 import pytest
 
 from kvbus.core.types import Reason
-from kvbus.core.wire.tokens import array_head, body_at, count_tokens, decode_tokens, divide, joined
+from kvbus.core.wire import tokens as module
+from kvbus.core.wire.tokens import are_pairs, array_head, body_at, count_tokens, decode_tokens, divide, joined, matcher
 from tests.doubles.payloads import pack
 from tests.hostile.bad import DEEP as LEVELS
 
@@ -106,3 +107,60 @@ class TestDecoded:
 
     def test_nested_too_deep(self):
         assert decode_tokens(DEEP) is Reason.WRONG_TYPE
+
+
+class TestMatched:
+    @pytest.mark.parametrize("tokens", [[], [0], IDS, PAIRS, IDS * 2000], ids=["none", "one", "ids", "pairs", "many"])
+    def test_so_many_tokens_in_their_shortest_form(self, tokens):
+        match = matcher(len(tokens))
+        assert match is not None
+        assert match(pack(tokens))
+        for other in ([*tokens, tokens or 1], [1.0] * (len(tokens) or 1), [*tokens[1:], None], None):
+            assert match(pack(other)) is None
+
+    def test_in_their_shortest_form_alone(self):
+        match = matcher(len(IDS))
+        assert match is not None
+        assert match(wide(IDS)) is None
+
+    @pytest.mark.parametrize("tokens", [[-1], [2**32], [[1]], [[1, 2, 3]], [None], ["a"], [[1, -1]]], ids=str)
+    def test_nothing_else_of_that_number(self, tokens):
+        match = matcher(1)
+        assert match is not None
+        assert match(pack(tokens)) is None
+
+    def test_ids_among_pairs_are_neither(self):
+        match = matcher(2)
+        assert match is not None
+        assert match(pack([1, [2, 3]])) is match(pack([[2, 3], 1])) is None
+
+    def test_more_than_an_array_may_hold_nothing_matches(self):
+        assert matcher(2**32) is None
+
+    def test_so_many_are_kept_and_the_others_made_anew(self, monkeypatch):
+        monkeypatch.setattr(module, "_MAX_MATCHERS", 2)
+        kept: dict[int, object] = {}
+        monkeypatch.setattr(module, "_matchers", kept)
+        found = [matcher(count) for count in range(4)]
+        assert [match is not None and match(pack([7] * count)) is not None for count, match in enumerate(found)] == (
+            [True] * 4
+        )
+        assert [*kept] == [0, 1]
+        assert matcher(1) is found[1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 2**16])
+def test_pairs_are_seen_behind_every_header(count):
+    assert are_pairs(pack([[1, 2]] * count)) is (count > 0)
+    assert not are_pairs(pack([146] * count))
+
+
+def test_patterns_of_so_many_sizes_are_kept(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_PATTERNS", 2)
+    kept: dict[int, object] = {}
+    monkeypatch.setattr(module, "_patterns", kept)
+    for size in (1, 2, 4, 8, 1):
+        blocks = divide(pack(IDS), size)
+        assert joined(blocks, size) == pack(IDS)
+        assert len(blocks) == len(IDS) // size
+        assert len(kept) <= 2
