@@ -6,7 +6,7 @@ The others are applied by :meth:`~kvbus.core.normalizing.normalizer.Normalizer.a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from msgspec import UNSET, Raw
 
@@ -20,12 +20,14 @@ from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.derived_hashes import derive_chunk
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
+from kvbus.core.normalizing.removal_order import leaf_first
 from kvbus.core.normalizing.removals import Removals
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Shape, Sizes
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason
 from kvbus.core.wire.codec import Extras, with_extras
+from kvbus.core.wire.parts import parts
 from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import divide, joined
 
@@ -130,12 +132,14 @@ class Stores:
         if not shape.complete or event.parent_block_hash is UNSET:
             self._leaving.touched = True
             shape.as_sent(event)
-        if chunk is None:
-            chunk = self._offloaded(event, shape, step.extras)
-            if chunk is None:
-                self._stats.filtered[Filtered.TOKENLESS] += 1
-                return
-        self.place(event, shape, chunk, step.extras)
+        if chunk is not None:
+            self.place(event, shape, chunk, step.extras)
+            return
+        runs = self._offloaded(event, shape)
+        if not runs:
+            self._stats.filtered[Filtered.TOKENLESS] += 1
+        for run in runs:
+            self.place(run, shape, chunk_of(self._index, run, step.extras), step.extras)
 
     def place(self, event: BlockStored[Any], shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
         """Apply one store, whatever has become of its parent. All fields that kvbus sends are there."""
@@ -214,33 +218,37 @@ class Stores:
 
     # -- offloads --------------------------------------------------------------------------------------------------
 
-    def _offloaded(self, event: BlockStored[Any], shape: Shape, extras: Extras | None) -> Chunk | None:
+    def _offloaded(self, event: BlockStored[Any], shape: Shape) -> list[BlockStored[Any]]:
         """Give a store without tokens (an offloaded block of vLLM's) those that its hashes have on another medium.
 
-        None if not all of them are known, with one block size.
+        Nothing if not all of them are known, with one block size. Blocks that do not follow each other leave as several
+        stores, parents first.
         """
         found: list[bytes] = []
+        parents: list[Hash | None] = []
         first: Chunk | None = None
         last: Chunk | None = None
         divided: list[bytes] = []
         for block in event.block_hashes:
             chunk = self._index.find(shape.group, block) or self._removals.just_removed(shape.group, block)
             if chunk is None or (first is not None and chunk.block_size != first.block_size):
-                return None
+                return []
             first = first or chunk
             if chunk is not last:
                 last, divided = chunk, divide(chunk.tokens, chunk.block_size)
-            found.append(divided[chunk.hashes.index(block)])
+            at = chunk.hashes.index(block)
+            found.append(divided[at])
+            parents.append(chunk.parent_of(at))
         if first is None:
-            return None
+            return []
         self._leaving.touched = True
         if event.parent_block_hash is None:
-            event.parent_block_hash = first.parent_of(first.hashes.index(event.block_hashes[0]))
+            event.parent_block_hash = parents[0]
         event.block_size = first.block_size
         event.token_ids = Raw(joined(found, first.block_size))
         if event.lora_id is None and event.lora_name is None:
             event.lora_id, event.lora_name = first.meta.lora_id, first.meta.lora_name
-        return chunk_of(self._index, event, extras)
+        return _chains(event, parents)
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
@@ -336,3 +344,16 @@ class Stores:
 
     def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
         return self._sizes[group].detector.treatment(chunk.block_size, len(chunk.hashes))
+
+
+def _chains(event: BlockStored[Any], parents: Sequence[Hash | None]) -> list[BlockStored[Any]]:
+    """A store as one for each run of blocks that follow each other, parents first."""
+    hashes = event.block_hashes
+    starts = [at for at, parent in enumerate(parents) if not at or parent != hashes[at - 1]]
+    if len(starts) == 1:
+        return [event]
+    runs = cast("list[BlockStored[Any]]", parts(event, list(zip(starts, [*starts[1:], len(hashes)], strict=True))))
+    for start, run in zip(starts[1:], runs[1:], strict=True):
+        run.parent_block_hash = parents[start]
+    order = {block: at for at, block in enumerate(leaf_first(list(zip(hashes, parents, strict=True))[::-1]))}
+    return sorted(runs, key=lambda run: -order[run.block_hashes[0]])

@@ -338,3 +338,24 @@ class TestReblocked:
         bench.feed(removed([1, 3]))
         assert bench.live == {7, 8}
         assert bench.router.violations == []
+
+
+@pytest.mark.parametrize(
+    ("named", "stores"),
+    [
+        ([1, 2, 3], [([1, 2, 3], None)]),
+        ([1, 3], [([1], None), ([3], 2)]),
+        ([2, 3, 9], [([2, 3], 1), ([9], None)]),
+        ([1, 9], [([1], None), ([9], None)]),
+        ([2, 1], [([1], None), ([2], 1)]),
+        ([3, 2, 1], [([1], None), ([2], 1), ([3], 2)]),
+    ],
+)
+def test_offloaded_blocks_keep_the_parents_they_are_known_by(named, stores):
+    bench = Bench()
+    bench.feed(store([1, 2, 3]), store([9]))
+    out = bench.feed(store(named, tokens=[], block_size=0, medium="CPU"))
+    assert [(event["block_hashes"], event.get("parent_block_hash")) for event in out] == stores
+    for event in out:
+        assert event["token_ids"] == [token for block in event["block_hashes"] for token in tokens_of(block)]
+    assert bench.filtered == bench.rejected == {}
