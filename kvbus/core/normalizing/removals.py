@@ -155,7 +155,8 @@ class Removals:
         """Take one copy of a block away, wherever it is. Without a group, the only group that has it is meant."""
         self.waiting = self.busy = True
         self._as_they_came = False
-        group, medium = key
+        group: int | None = key[0]
+        medium = key[1]
         table = self._index.tables.get(key)
         if group is None and (table is None or block not in table.blocks):
             holders = {each for each, _ in self._index.tables_with(medium, block)}

@@ -3,7 +3,6 @@
 import pytest
 
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index
-from kvbus.core.normalizing import admission as module
 from kvbus.core.normalizing.admission import Admission, Checked
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
@@ -168,19 +167,18 @@ def test_a_block_size_that_was_not_said_is_that_of_the_tokens():
         bench.feed(removed([4]), removed([3]))
 
 
-def test_spellings_are_bounded(monkeypatch):
-    monkeypatch.setattr(module, "_MAX_SHAPES", 3)
+def test_spellings_are_bounded():
     stats = SourceStats()
     admission = admitting(stats)
-    for n in range(10):
+    for n in range(5000):
         (step,) = taken(admission, store([n], lora_id=n))
         assert isinstance(step, Checked)
         assert step.chunk is not None
         assert step.chunk.meta.lora_id == n
-        assert len(admission.shapes) <= 3
+        assert len(admission.shapes) <= 4096
     admission.forget()
     assert admission.shapes == {}
-    assert (stats.stored, stats.rejected) == (10, {})
+    assert (stats.stored, stats.rejected) == (5000, {})
 
 
 @pytest.mark.parametrize("kind", [None, "mamba"])

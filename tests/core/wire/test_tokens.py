@@ -7,6 +7,7 @@ from kvbus.core.wire import tokens as module
 from kvbus.core.wire.tokens import are_pairs, array_head, body_at, count_tokens, decode_tokens, divide, joined, matcher
 from tests.doubles.payloads import pack
 from tests.hostile.bad import DEEP as LEVELS
+from tests.sources import DEFECTIVE
 
 DEEP = b"\x91" * LEVELS + b"\x01"
 
@@ -137,6 +138,7 @@ class TestMatched:
     def test_more_than_an_array_may_hold_nothing_matches(self):
         assert matcher(2**32) is None
 
+    @DEFECTIVE
     def test_so_many_are_kept_and_the_others_made_anew(self, monkeypatch):
         monkeypatch.setattr(module, "_MAX_MATCHERS", 2)
         kept: dict[int, object] = {}
@@ -155,6 +157,7 @@ def test_pairs_are_seen_behind_every_header(count):
     assert not are_pairs(pack([146] * count))
 
 
+@DEFECTIVE
 def test_patterns_of_so_many_sizes_are_kept(monkeypatch):
     monkeypatch.setattr(module, "_MAX_PATTERNS", 2)
     kept: dict[int, object] = {}
