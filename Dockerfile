@@ -14,9 +14,10 @@ RUN python3 -m venv /opt/build \
  && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --only-binary :all: --require-hashes -r requirements-runtime.lock
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY kvbus ./kvbus
-# without a limit it compiles for the processor that builds
+# without a limit it compiles for the processor that builds; a Debian's own Python links with options that zig refuses
 ENV HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 \
-    CC="/opt/build/bin/python -m ziglang cc -mcpu=baseline"
+    CC="/opt/build/bin/python -m ziglang cc -mcpu=baseline" \
+    LDSHARED="/opt/build/bin/python -m ziglang cc -mcpu=baseline -shared"
 RUN /opt/build/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /tmp/wheel . \
  && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --no-deps --no-index /tmp/wheel/*.whl \
  && /opt/kvbus/bin/python -m compileall -q /opt/kvbus/lib \
