@@ -89,8 +89,8 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
         )
         if source["partial_reason"]:
             yield f"source {source['name']} is partial: {source['partial_reason']}"
-        for remark in source["remarks"]:
-            yield f"source {source['name']}: {remark}"
+        for reason in source["reasons"]:
+            yield f"source {source['name']}: {reason['text']}"
     for output in moment.outputs:
         if _matches(choice, output.name):
             rate = history.rate(of_output(output.name, lambda each: each.batches))
@@ -274,7 +274,8 @@ def _reasons(history: History, choice: Choice) -> list[Text]:
     for source in moment.sources:
         if _matches(choice, source["name"]):
             said = [f"partial: {source['partial_reason']}"] if source["partial_reason"] else []
-            found += [Text.assemble((source["name"], "bold"), f" {what}") for what in [*said, *source["remarks"]]]
+            said += [reason["text"] for reason in source["reasons"]]
+            found += [Text.assemble((source["name"], "bold"), f" {what}") for what in said]
     counts = [(history.rate(of_reason(reason)), count, reason) for reason, count in moment.reasons.items()]
     for rate, count, reason in sorted(counts, reverse=True):
         if _matches(choice, reason):

@@ -16,7 +16,7 @@ def source(name: str, batches: int = 100, **changes: Any) -> dict[str, Any]:
         "state": "live",
         "partial": False,
         "partial_reason": None,
-        "remarks": [],
+        "reasons": [],
         "dialect": "vllm-0.30..0.33",
         "blocks": {"GPU": 400},
         "queue_depth": 0,

@@ -21,7 +21,7 @@ WRONG = source(
     state="gap",
     partial=True,
     partial_reason="its history was trimmed",
-    remarks=["no group of its model carries prefixes"],
+    reasons=[{"text": "no group of its model carries prefixes"}],
     queue_depth=17,
     counts={"missing": 9, "lost": 4, "rejected": {"block_size": 3}},
 )
