@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvbus.client.timeouts import BufferLimits, Timing
-from kvbus.client.updates import Gap, Lost, Rejected, Restarted, Synced
+from kvbus.client.updates import Conflict, Gap, Lost, Rejected, Restarted, Synced
 from kvbus.core.outputs.snapshot import UNAVAILABLE, parse_snapshot
 from kvbus.core.sequencing import actions
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason, RestartReason, Stop
@@ -56,7 +56,7 @@ class Replace(msgspec.Struct, frozen=True):
     chunks: tuple[bytes, ...]
 
 
-Output = Deliver | Replace | Rejected | Gap | Lost | Restarted | Synced | Ask | AskSnapshot | Stop
+Output = Deliver | Replace | Rejected | Gap | Lost | Restarted | Synced | Conflict | Ask | AskSnapshot | Stop
 
 
 class Sequence:
@@ -115,6 +115,7 @@ class Sequence:
         self._unanswered = False
         """It was reported that nobody answers, and nobody has since."""
         self._owes_synced = False
+        self._in_conflict = False
 
         # The publisher.
         self._publisher: bytes | None = None
@@ -132,10 +133,9 @@ class Sequence:
         return len(self._sequencer.held)
 
     @property
-    def deadline(self) -> float | None:
-        """The time at which to call `tick`; None for never."""
-        due = min(self._connect_at, self._sequencer.deadline)
-        return None if due == inf else due
+    def deadline(self) -> float:
+        """The time at which to call `tick`; infinity for never."""
+        return min(self._connect_at, self._sequencer.deadline)
 
     def open(self, now: float) -> list[Output]:
         """Begin. The first request waits a moment for the live connection.
@@ -274,6 +274,10 @@ class Sequence:
     def _report(self, *, lost: bool, synced: bool) -> None:
         """Report what follows from where the sequencer is now."""
         sequencer = self._sequencer
+        conflict = sequencer.phase is Phase.CONFLICT
+        if conflict and not self._in_conflict:
+            self._out.append(Conflict())
+        self._in_conflict = conflict
         end = sequencer.held.first if sequencer.held else sequencer.log_end
         if sequencer.phase in _GAP and self._gap_end <= sequencer.next < end:
             self._gap_end = end

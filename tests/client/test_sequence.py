@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 
 from kvbus.client.sequence import Output, Replace, Sequence
 from kvbus.client.timeouts import BufferLimits, Timing
-from kvbus.client.updates import Gap, Lost, Rejected, Restarted, Synced
+from kvbus.client.updates import Conflict, Gap, Lost, Rejected, Restarted, Synced
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason, RestartReason, Stop
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ
-from tests.typed import there
 
 QUICK = Timing(idle_s=1.0, answer_s=10.0, snapshot_s=5.0, attempts=2, overlap_s=2.0, confirm_s=0.5, rebuild_s=5.0)
 
@@ -81,7 +81,8 @@ class Stream:
 
     def due(self):
         """Jump to the deadline."""
-        self.now = there(self.sequence.deadline)
+        self.now = self.sequence.deadline
+        assert self.now < inf
         return self.follow(self.sequence.tick(self.now))
 
     def delivered(self, *seqs, replayed=False):
@@ -363,6 +364,22 @@ def test_a_changed_publisher_id_is_a_restart_whatever_the_seq():
     assert stream.replayed(0) == stream.delivered(0, replayed=True)
 
 
+def test_publishers_that_take_turns_on_one_endpoint_are_a_conflict_and_are_waited_for():
+    stream = synced()
+    stream.ids = True
+    seen: list[object] = []
+    for epoch in "bcbcbc":
+        stream.epoch = epoch
+        stream.now += 0.1
+        seen += stream.live(0)
+    assert [type(each) for each in seen].count(Restarted) == 5
+    assert seen[-1] == Conflict()
+    assert stream.live(1) == []
+    assert stream.due() == [ask(0)]
+    stream.replayed(0)
+    assert stream.end() == [Synced(0)]
+
+
 def test_an_unchanged_publisher_id_makes_any_old_batch_a_duplicate():
     stream = Stream()
     stream.ids = True
@@ -453,7 +470,7 @@ def test_a_snapshot_without_a_replay():
     stream.connected()
     stream.live(6, 7)
     assert snapshot(stream, 6, b"x") == [Replace(6, (b"x",)), *stream.delivered(7), Synced(7)]
-    assert stream.sequence.deadline is None
+    assert stream.sequence.deadline == inf
     assert stream.live(9) == [Gap(8, 8), ASK_SNAPSHOT]
     assert snapshot(stream, 9, b"y") == [Replace(9, (b"y",)), Synced(9)]
 
