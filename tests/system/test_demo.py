@@ -75,17 +75,20 @@ def test_six_seconds_in_a_pipe():
     assert (done.returncode, done.stderr) == (0, "")
     assert not CONTROL.search(done.stdout)
     lines = done.stdout.splitlines()
-    assert lines[0] == "kvbus demo: engines -> kvbus -> routers, all on this machine"
+    assert lines[0] == "kvbus demo: engines -> kvbus -> routers, and engines -> direct, all on this machine"
     assert re.fullmatch(r"status page: http://127\.0\.0\.1:\d+/", lines[1])
-    story = [line.partition("] ")[2] for line in lines if re.match(r"\[ *\d+\.\ds\] (scene|fault|kvbus|WRONG):", line)]
+    story = [
+        line.partition("] ")[2] for line in lines if re.match(r"\[ *\d+\.\ds\] (scene|fault|kvbus|direct|WRONG):", line)
+    ]
     told = iter(story)
     for part in (
-        "scene: engines vllm (2 ranks), sglang (2 ranks) start",
-        "live batches of vllm/0 are lost",
+        "scene: vllm, sglang start",
+        "live batches of sglang/0 are lost",
         "kvbus: gap seen",
+        "direct: ",
         "router-b joins late",
         "kvbus: replayed",
-        "fault: sglang crashes",
+        "fault: vllm crashes",
         "kvbus: new epoch",
         "batches of vllm/1 are overtaken",
         "kvbus: order restored",
@@ -99,6 +102,9 @@ def test_six_seconds_in_a_pipe():
     assert [line for line in lines if line.startswith("verdict: router-")] == [
         line for line in lines if re.fullmatch(r"verdict: router-[ab] (vllm|sglang)/[01]: \d+ blocks, equal", line)
     ]
+    assert re.fullmatch(
+        r"verdict: what a router has without kvbus: [1-9]\d* missing, [1-9][\d,]* dead blocks", lines[-2]
+    )
     assert lines[-1] == "verdict: exact: all 8 views hold exactly what the engines' caches hold"
 
 
@@ -138,9 +144,9 @@ def test_on_a_terminal_it_draws_and_leaves_the_verdict_behind():
     assert "\x1b[?25h" in said  # the cursor is back
 
 
-@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
+@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"plain": "--plain"}])
 def test_a_terminal_that_wants_less_gets_less(env):
-    code, said = on_terminal("--seconds", "1", **env)
+    code, said = on_terminal("--seconds", "1", *[env[name] for name in env if name == "plain"], **env)
     assert code == 0
     if "NO_COLOR" in env:
         assert not re.search(r"\x1b\[[0-9;]*\b(3[0-7]|9[0-7]|38;5;\d+)m", said)
