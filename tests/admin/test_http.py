@@ -118,6 +118,7 @@ async def test_sources_before_and_after_the_engine_is_there():
                 ),
                 **dict.fromkeys(("pending", "duplicates", "restarts"), 0),
             },
+            "examples": {},
             "blocks": {},
         }
         async with EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True) as engine:
