@@ -91,9 +91,11 @@ def quickstart() -> str:
     ]
     for router in FACTS["router"]:
         live, replay = ports(router)
-        moved = "" if live == 5557 else f" The engine publishes at {live} and replays at {replay}."
+        checked = f"How it was checked: {router['proof']}."
+        if live != 5557:
+            checked += f" The engine publishes at {live} and replays at {replay}."
         parts += [
-            f"### {router['name']}\n\nHow it was checked: {router['proof']}.{moved}\n\n```yaml\n{configuration(router)}```",
+            f"### {router['name']}\n\n{checked}\n\n```yaml\n{configuration(router)}```",
             router["setup"].strip(),
             router["limits"].strip(),
         ]
