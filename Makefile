@@ -15,8 +15,13 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 COMPILING := HATCH_BUILD_HOOK_ENABLE_CUSTOM=1
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help setup tools demo site test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
 	compiled pure compiled-wheel wheels image version lock clean
+=======
+.PHONY: help setup tools demo test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
+	compiled pure client-wheel compiled-wheel wheels image version lock clean
+>>>>>>> main
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -139,6 +144,10 @@ wheel: $(STAMP) $(BUILD)/.installed ## sdist and pure wheel in dist/, and the wh
 	@rm -rf dist
 	@$(BUILD)/bin/python -m hatchling build -d dist
 	@PYTHONPATH=$$(echo dist/*.whl) $(BIN)/python -P -m kvbus --version | grep -Fx "kvbus $(VERSION) (pure core)"
+
+client-wheel: wheel ## the wheel of the client library alone, in dist/; both are installed, alone and together
+	@$(BUILD)/bin/python client_wheel.py dist
+	@TEST_WHEELS=dist $(BIN)/python -m pytest -q tests/client/test_wheel.py
 
 compiled-wheel: $(STAMP) $(BUILD)/.installed ## the compiled wheel for this Python in dist/compiled, installed and tested (ARGS=tests/core)
 	@rm -rf dist/compiled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 import msgspec
@@ -231,7 +232,7 @@ class Subscription(RuleBasedStateMachine):
                 self.follow(self.sequence.live([b"", self.frame(seq), payload], self.now))
             elif self.exact and self.synced:
                 return
-            elif self.sequence.deadline is not None:
+            elif self.sequence.deadline < inf:
                 self.now = max(self.now, self.sequence.deadline)
                 self.follow(self.sequence.tick(self.now))
             else:

@@ -97,11 +97,6 @@ class Batch(msgspec.Struct):
     extras: dict[int, Extras] | None = None
     rejects: list[Reason] = []
 
-    @property
-    def bytes_hashes(self) -> bool:
-        """Whether its hashes are byte strings; unknown where it is not :attr:`uniform`."""
-        return bool(self.form & 1)
-
 
 def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
     """Decode one payload as :func:`decode` does, with every field that kvbus sends, for whoever reads events.
