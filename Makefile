@@ -15,13 +15,8 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 COMPILING := HATCH_BUILD_HOOK_ENABLE_CUSTOM=1
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
 .PHONY: help setup tools demo site test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
-	compiled pure compiled-wheel wheels image version lock clean
-=======
-.PHONY: help setup tools demo test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
 	compiled pure client-wheel compiled-wheel wheels image version lock clean
->>>>>>> main
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-15s %s\n", $$1, $$2}'

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.admin.http import AdminServer
+from kvbus.admin.page import FILES
 from kvbus.cli import main
 from kvbus.core.wire.profiles import PROFILES
 
@@ -106,7 +107,9 @@ def test_nothing_but_this_repositorys_python_makes_the_pages() -> None:
 
 def test_the_http_reference_has_the_paths_that_are_served() -> None:
     reference = (ROOT / "docs" / "HTTP.md").read_text()
-    told = set(re.findall(r"^\| `(/\w*)` \|", reference, re.MULTILINE))
+    rows = re.findall(r"^\| (`/[^|]*) \|", reference, re.MULTILINE)
+    described = {path for row in rows for path in re.findall(r"`([^`]+)`", row)}
     source = Path(sys.modules[AdminServer.__module__].__file__ or "").read_text()
-    served = set(re.findall(r'router\.add_\w+\("([^"]+)"', source))
-    assert {"/", "/livez", "/readyz", "/metrics", "/sources", "/routers", "/blocks"} <= told <= served
+    served = {*FILES, *re.findall(r'router\.add_\w+\("([^"]+)"', source)}
+    assert described <= served
+    assert {"/livez", "/readyz", "/metrics", "/sources", "/routers", "/blocks", "/events", *FILES} <= described
