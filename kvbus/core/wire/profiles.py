@@ -9,7 +9,8 @@ import msgspec
 from msgspec import UNSET
 
 from kvbus.core.types import Hash
-from kvbus.core.wire.codec import AnyEvent, encode_batch, encode_positional_batch
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import Framing
 from kvbus.core.wire.parts import block_by_block, changed, field, first_of_pairs, is_store, value
 from kvbus.core.wire.schema import AllBlocksCleared
