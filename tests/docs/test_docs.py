@@ -306,11 +306,5 @@ class TestReadme:
         done = CliRunner().invoke(main, ["check", "--source", source, "--output", output])
         assert done.exit_code == 0, done.output
 
-    def test_the_library_example_compiles_and_its_names_exist(self):
-        (example,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
-        names: dict[str, object] = {}
-        exec(compile(example, "README.md", "exec"), names)  # noqa: S102
-        assert callable(names["follow"])
-
     def test_every_profile_has_a_row(self):
         assert set(re.findall(r"`profile: ([\w-]+)`", README)) == set(PROFILES)
