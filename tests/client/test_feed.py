@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from kvbus.client import (
+    BlockView,
     Conflict,
     Gap,
     Lost,
@@ -29,6 +30,7 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import Batch, decode_batch
 from kvbus.core.wire.schema import AllBlocksCleared
 from tests.client.blocks import batch, removed, stored, tokens
+from tests.wire.captures import DATA, load
 
 
 class Fed:
@@ -143,3 +145,29 @@ def test_how_a_stream_stands():
     assert (status.state, status.unreachable, status.settled) == ("live", "because", True)
     status.note(Reachable("tcp://a:1"))
     assert status.unreachable == ""
+
+
+@pytest.mark.parametrize("name", sorted(path.name.removesuffix(".truth.json") for path in DATA.glob("*.truth.json")))
+def test_a_capture_ends_with_the_blocks_of_a_view_that_counts_copies(name):
+    index = PrefixIndex[Worker]()
+    feed, view = Feed("a", index, copies=True), BlockView(copies=True)
+    last = -1
+    for message in load(name):
+        if message.seq <= last:
+            feed.clear()
+            view.clear()
+        last = message.seq
+        decoded = decode_batch(message.payload)
+        assert isinstance(decoded, Batch)
+        feed.apply(decoded)
+        view.apply_batch(decoded)
+    # groups without prefixes are left out, and of those with prefixes one is enough
+    counted = {
+        (block.rank, block.medium, block.hash)
+        for block in view
+        if index.holds(Worker("a", block.rank), block.hash, block.medium)
+    }
+    assert len(counted) == len(index)
+    groups = {block.group_idx for block in view}
+    if len(groups) == 1:
+        assert len(index) == len(view) > 0
