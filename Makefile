@@ -54,8 +54,8 @@ compiled: $(BUILD)/.installed pure ## compile the core in this tree (needs a C c
 pure: ## run the core from its sources again
 	@find kvbus kvbus__mypyc.*.so kvbus/compiled.json \( -name '*.so' -o -name compiled.json \) -delete 2>/dev/null || true
 
-demo: $(STAMP) ## engines, bus and routers on this machine, live (SECONDS=20)
-	@$(BIN)/kvbus demo $(if $(SECONDS),--seconds $(SECONDS),)
+demo: ## engines, bus and routers on this machine, live (SECONDS=20)
+	@PYTHON=$(PYTHON) .ci/demo.sh $(VENV)/demo $(if $(SECONDS),--seconds $(SECONDS),) $(ARGS)
 
 test: $(STAMP) ## the test suite (TEST_LONG=1: tests of chance at length)
 	@$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)

@@ -23,7 +23,9 @@ from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
+from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_replay
+from kvbus.core.wire.schema import AllBlocksCleared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Frames
@@ -236,7 +238,7 @@ class Sequence:
         while decided:
             action = decided.popleft()
             if isinstance(action, Deliver):
-                lost |= self._lose_before(action.seq)
+                lost |= self._lose_before(action)
                 self._position = action.seq + 1
                 self._owes_synced |= isinstance(action.payload, Payload) and action.payload.replayed
                 self._out.append(action)
@@ -262,9 +264,10 @@ class Sequence:
         out, self._out = self._out, []
         return out
 
-    def _lose_before(self, seq: int) -> bool:
+    def _lose_before(self, batch: Deliver) -> bool:
         """Report what is missing before a batch that is delivered; whether there was anything."""
-        if self._position is None or seq <= self._position:
+        seq = batch.seq
+        if self._position is None or seq <= self._position or _begins_anew(batch.payload):
             return False
         sequencer = self._sequencer
         known = sequencer.backfill_pending or not self._asks
@@ -293,3 +296,11 @@ class Sequence:
         if self._owes_synced and quiet and self._asks and not unanswered:
             self._owes_synced = False
             self._out.append(Synced((self._position or 0) - 1))
+
+
+def _begins_anew(payload: bytes) -> bool:
+    """Whether an answer begins with AllBlocksCleared here: what came before is over, as in a state that kvbus sends."""
+    if not (isinstance(payload, Payload) and payload.replayed):
+        return False
+    batch = decode_batch(payload)
+    return not isinstance(batch, Reason) and bool(batch.events) and isinstance(batch.events[0], AllBlocksCleared)

@@ -26,7 +26,7 @@ from msgspec import Raw
 from msgspec.msgpack import encode
 
 from kvbus.client import PrefixRouter, Subscriber
-from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 

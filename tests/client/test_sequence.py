@@ -14,6 +14,7 @@ from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason,
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ
+from tests.doubles.payloads import cleared, payload, store
 
 QUICK = Timing(idle_s=1.0, answer_s=10.0, snapshot_s=5.0, attempts=2, overlap_s=2.0, confirm_s=0.5, rebuild_s=5.0)
 
@@ -206,6 +207,33 @@ def test_a_trimmed_replay_is_a_loss_at_once():
         *stream.delivered(7, 8, replayed=True),
     ]
     assert stream.end() == [Synced(8)]
+
+
+@pytest.mark.parametrize(
+    ("events", "lost"),
+    [
+        ([cleared(), store([1])], []),
+        ([cleared()], []),
+        ([store([1]), cleared()], [Lost(0, 6, LostReason.TRIMMED)]),
+        ([], [Lost(0, 6, LostReason.TRIMMED)]),
+    ],
+)
+def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost):
+    """As kvbus answers: what was before is over, and the state follows."""
+    stream = Stream()
+    stream.connected()
+    first = stream.sequence.replayed([b"", stream.frame(7), payload(*events)], stream.now)
+    assert [each for each in first if not isinstance(each, Deliver)] == lost
+    assert stream.replayed(8) == stream.delivered(8, replayed=True)
+    assert stream.end() == [Synced(8)]
+
+
+def test_a_clear_behind_a_hole_of_the_live_stream_is_no_answer():
+    stream = Stream(replay=False)
+    stream.connected()
+    stream.live(0)
+    found = stream.sequence.live([b"t", stream.frame(2), payload(cleared())], stream.now)
+    assert Lost(1, 1, LostReason.NO_REPLAY) in found
 
 
 def test_silence_is_a_loss_after_bounded_attempts():

@@ -17,7 +17,8 @@ from kvbus.client.updates import Lost, Restarted, Snapshot, Synced
 from kvbus.client.view import BlockView
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
 from kvbus.core.sequencing.phases import Phase
-from kvbus.core.wire.codec import AnyEvent, encode_batch
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.typed import well_formed

@@ -20,7 +20,7 @@ import zmq
 
 from kvbus.cli.tail import Printer, to_json
 from kvbus.client import Conflict, Reachable, Unreachable
-from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 
