@@ -43,7 +43,7 @@ class Worker(NamedTuple):
     rank: int | None
 
 
-State = Literal["connecting", "live", "gap", "lost", "conflict"]
+State = Literal["connecting", "live", "gap", "conflict"]
 
 
 @dataclass(slots=True)
@@ -51,14 +51,17 @@ class Status:
     """How one stream stands.
 
     Attributes:
-        state: ``connecting`` until a state is complete; ``live``; ``gap`` while batches are missing; ``lost`` from when
-            some were given up until a state is complete; ``conflict`` while several publishers share the endpoint.
+        state: ``connecting`` until the state has come, or the first live batch where it cannot be had; ``live``;
+            ``gap`` while batches are missing; ``conflict`` while several publishers share the endpoint.
+        partial: whether batches were lost for good: the workers hold more than is known, until the next epoch, rebuild
+            or snapshot.
         unreachable: why there is no connection; empty if there is one.
         seq: the last batch taken in; -1 for none.
         refused: events and batches that were left out, by reason.
     """
 
     state: State = "connecting"
+    partial: bool = False
     unreachable: str = ""
     seq: int = -1
     refused: Counter[Reason] = field(default_factory=Counter)
@@ -66,25 +69,25 @@ class Status:
     @property
     def settled(self) -> bool:
         """Whether there is nothing to wait for."""
-        return self.state != "connecting" or bool(self.unreachable)
+        return self.state != "connecting" or self.partial or bool(self.unreachable)
 
     def note(self, update: Update) -> None:
         """Follow what an update says."""
         match update:
             case Received(seq=seq):
                 self.seq = seq
-                if self.state == "connecting" and not update.replayed:
+                if not update.replayed:
                     self.state = "live"
             case Snapshot(seq=seq):
-                self.seq = seq
+                self.seq, self.partial = seq, False
             case Synced():
                 self.state = "live"
             case Gap():
                 self.state = "gap"
             case Lost():
-                self.state = "lost"
+                self.partial = True
             case Restarted():
-                self.state, self.seq = "connecting", -1
+                self.state, self.seq, self.partial = "connecting", -1, False
             case Conflict():
                 self.state = "conflict"
             case Unreachable(why=why):

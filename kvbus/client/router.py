@@ -34,8 +34,8 @@ class PrefixRouter:
     ``async with`` follows them in the running event loop. ``with`` follows them in a thread of its own, for programs
     without a loop. All methods may be called from any thread.
 
-    A restart or a loss takes a stream's blocks out of the index until its state is there again. A stream without a
-    connection keeps its blocks, and answers leave it out until the connection stands again.
+    A restart takes a stream's blocks out of the index, and so does a loss, because removals may be among what is lost.
+    A stream without a connection keeps its blocks, and answers leave it out until the connection stands again.
 
     Args:
         subscribers: one for each stream, by a name of yours. A stream is an engine's, or an output's of kvbus.
@@ -99,6 +99,7 @@ class PrefixRouter:
 
     async def settled(self) -> None:
         """Wait until the state of each stream is there, or cannot be had; `status` says which."""
+        self._check()
         await self._settled.wait()
         self._check()
 
@@ -126,7 +127,12 @@ class PrefixRouter:
         self._call(lambda: self._add(name, subscriber))
 
     def discard(self, name: str) -> None:
-        """Follow a stream no more, and forget what its workers hold."""
+        """Follow a stream no more, and forget what its workers hold.
+
+        Raises:
+            KeyError: there is none of this name.
+            RouterError: the router is not open.
+        """
         self._call(lambda: self._discard(name))
 
     async def __aenter__(self) -> Self:
@@ -134,8 +140,8 @@ class PrefixRouter:
         try:
             for name, subscriber in self._first.items():
                 self._add(name, subscriber)
-        except BaseException:
-            await self.__aexit__(None, None, None)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
             raise
         self._settle()
         return self
@@ -148,6 +154,8 @@ class PrefixRouter:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._loop = None
+        if kind is None:
+            self._check()
 
     def __enter__(self) -> Self:
         loop = self._loop = asyncio.new_event_loop()
@@ -163,9 +171,11 @@ class PrefixRouter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         loop = self._loop
-        self._run(self.__aexit__(kind, error, trace))
-        if loop is not None:
-            self._end(loop)
+        try:
+            self._run(self.__aexit__(kind, error, trace))
+        finally:
+            if loop is not None:
+                self._end(loop)
 
     # -- in the loop
 
@@ -176,7 +186,7 @@ class PrefixRouter:
         feed = Feed(name, self._index, copies=self._copies)
         with self._lock:
             self._streams[name] = feed, subscriber
-        self._settled.clear()
+        self._settle()
         self._begin(self._follow(name, feed, subscriber))
 
     def _discard(self, name: str) -> None:
@@ -213,6 +223,8 @@ class PrefixRouter:
     def _settle(self) -> None:
         if all(feed.status.settled for feed, _ in self._streams.values()):
             self._settled.set()
+        else:
+            self._settled.clear()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

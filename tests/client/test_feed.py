@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvbus.client import (
     BlockView,
@@ -28,7 +31,7 @@ from kvbus.client.feed import Feed
 from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import Batch, decode_batch
-from kvbus.core.wire.schema import AllBlocksCleared
+from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 from tests.client.blocks import batch, removed, stored, tokens
 from tests.wire.captures import DATA, load
 
@@ -74,6 +77,39 @@ def test_copies_on_two_media_are_counted_apart():
     fed = Fed(copies=True).take(stored(1), stored(1, medium="CPU"), stored(1, medium="CPU"), removed(1, medium="CPU"))
     assert fed.take(removed(1)).held(1) == {0: 1}
     assert fed.take(removed(1, medium="CPU")).held(1) == {}
+
+
+EVENTS = st.one_of(
+    st.builds(stored, st.integers(1, 3), medium=st.sampled_from(["GPU", "CPU"])),
+    st.builds(removed, st.integers(1, 3), medium=st.sampled_from(["GPU", "CPU"])),
+    st.just(AllBlocksCleared()),
+)
+
+
+@given(copies=st.booleans(), said=st.lists(st.tuples(st.integers(0, 1), EVENTS), max_size=30))
+def test_any_course_of_stores_removals_and_clears(copies, said):
+    fed = Fed(copies=copies)
+    live: Counter[tuple[int, str, int]] = Counter()
+    for rank, event in said:
+        fed.take(event, rank=rank)
+        if isinstance(event, AllBlocksCleared):
+            live = Counter({key: count for key, count in live.items() if key[0] != rank})
+            continue
+        key = (rank, event.medium, event.block_hashes[0])
+        if isinstance(event, BlockStored):
+            live[key] = live[key] + 1 if copies else 1
+        else:
+            live[key] = max(live[key] - 1, 0)
+    held = {
+        (rank, medium, block): fed.index.holds(Worker("a", rank), block, medium)
+        for rank in (0, 1)
+        for medium in ("GPU", "CPU")
+        for block in (1, 2, 3)
+    }
+    assert held == {key: live[key] > 0 for key in held}
+    for block in (1, 2, 3):
+        ranks = {rank for (rank, _, each), there in held.items() if there and each == block}
+        assert fed.held(block) == dict.fromkeys(ranks, 1)
 
 
 def test_of_several_groups_the_first_with_prefixes_counts():
@@ -124,23 +160,26 @@ EMPTY = Batch(1.0, [], 0)
 def test_how_a_stream_stands():
     status = Status()
     assert not status.settled
-    course: list[tuple[Any, str, int]] = [
-        (Received(0, b"", EMPTY, replayed=True), "connecting", 0),
-        (Synced(0), "live", 0),
-        (Received(1, b"", EMPTY), "live", 1),
-        (Gap(2, 3), "gap", 1),
-        (Lost(2, 3, LostReason.HOLE), "lost", 1),
-        (Received(4, b"", EMPTY), "lost", 4),
-        (Synced(4), "live", 4),
-        (Restarted(1, RestartReason.WENT_BACK), "connecting", -1),
-        (Snapshot(9, ()), "connecting", 9),
-        (Conflict(), "conflict", 9),
-        (Restarted(2, RestartReason.REBUILT), "connecting", -1),
-        (Received(0, b"", EMPTY), "live", 0),
+    course: list[tuple[Any, str, bool, int]] = [
+        (Received(0, b"", EMPTY, replayed=True), "connecting", False, 0),
+        (Synced(0), "live", False, 0),
+        (Received(1, b"", EMPTY), "live", False, 1),
+        (Gap(2, 3), "gap", False, 1),
+        (Received(2, b"", EMPTY, replayed=True), "gap", False, 2),
+        (Lost(3, 3, LostReason.HOLE), "gap", True, 2),
+        (Received(4, b"", EMPTY), "live", True, 4),
+        (Synced(4), "live", True, 4),
+        (Restarted(1, RestartReason.WENT_BACK), "connecting", False, -1),
+        (Lost(0, 8, LostReason.TRIMMED), "connecting", True, -1),
+        (Snapshot(9, ()), "connecting", False, 9),
+        (Conflict(), "conflict", False, 9),
+        (Restarted(2, RestartReason.REBUILT), "connecting", False, -1),
+        (Received(0, b"", EMPTY), "live", False, 0),
     ]
-    for update, state, seq in course:
+    for update, state, partial, seq in course:
         status.note(update)
-        assert (status.state, status.seq) == (state, seq), update
+        assert (status.state, status.partial, status.seq) == (state, partial, seq), update
+        assert status.settled == (state != "connecting" or partial)
     status.note(Unreachable("tcp://a:1", "because"))
     assert (status.state, status.unreachable, status.settled) == ("live", "because", True)
     status.note(Reachable("tcp://a:1"))

@@ -73,6 +73,8 @@ async def test_a_worker_that_joins_leaves_and_restarts():
         assert router.longest_prefix(tokens(1)) == {Worker("a", 0): 1}
         assert list(router.status()) == ["a"]
         await a.wait_for_subscriber()
+        with pytest.raises(KeyError):
+            router.discard("b")
         a.restart()
         a.publish(batch(stored(7)))
         await eventually(lambda: router.longest_prefix(tokens(7)), "the new epoch is known")
@@ -185,9 +187,13 @@ async def test_a_hook_that_fails_ends_it_loudly():
     def fails(name, update):
         raise KeyError(name)
 
-    async with two_engines() as (a, _), PrefixRouter({"a": subscribed(a)}, on_update=fails) as router:
-        with pytest.raises(RouterError, match="has failed") as failed:
-            await router.settled()
-        assert isinstance(failed.value.__cause__, KeyError)
-        with pytest.raises(RouterError):
-            router.longest_prefix([1])
+    async with two_engines() as (a, _):
+        router = PrefixRouter({"a": subscribed(a)}, on_update=fails)
+        with pytest.raises(RouterError) as at_the_end:  # noqa: PT012 - its end raises
+            async with router:
+                with pytest.raises(RouterError, match="has failed") as failed:
+                    await router.settled()
+                assert isinstance(failed.value.__cause__, KeyError)
+                with pytest.raises(RouterError):
+                    router.longest_prefix([1])
+        assert isinstance(at_the_end.value.__cause__, KeyError)
