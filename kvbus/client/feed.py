@@ -111,6 +111,8 @@ class Feed:
 
     def __init__(self, name: str, index: PrefixIndex[Worker], *, copies: bool) -> None:
         self.status: Final = Status()
+        self.discarded = False
+        """Nothing is to be taken in any more: an update may have been on its way."""
         self._name: Final = name
         self._index: Final = index
         self._copies: Final = copies

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from kvbus.core.blocks.prefix_labels import Adapter
+    from kvbus.core.wire.codec import Batch
 
 T = TypeVar("T")
 
@@ -194,6 +195,7 @@ class PrefixRouter:
             feed, subscriber = self._streams.pop(name)
             self._away.discard(name)
             feed.clear()
+            feed.discarded = True
         self._begin(subscriber.aclose())
         self._settle()
 
@@ -203,18 +205,19 @@ class PrefixRouter:
                 update = await subscriber.receive()
             except SubscriberClosedError:
                 return
-            with self._lock:
-                if isinstance(update, Snapshot | Restarted | Lost):
-                    feed.clear()
-                if isinstance(update, Received):
-                    feed.apply(update.batch)
-            for batch in update.batches if isinstance(update, Snapshot) else ():
-                await asyncio.sleep(0)  # it may be a million blocks
+            if isinstance(update, Snapshot | Restarted | Lost):
                 with self._lock:
-                    if self._streams.get(name) != (feed, subscriber):
+                    feed.clear()
+            for batch in _batches(update):
+                with self._lock:
+                    if feed.discarded:
                         return
                     feed.apply(batch)
+                if isinstance(update, Snapshot):
+                    await asyncio.sleep(0)  # it may be a million blocks
             with self._lock:
+                if feed.discarded:
+                    return
                 feed.status.note(update)
                 (self._away.add if feed.status.unreachable else self._away.discard)(name)
             self._settle()
@@ -273,3 +276,9 @@ class PrefixRouter:
             self._thread.join()
         loop.close()
         self._loop = None
+
+
+def _batches(update: Update) -> Sequence[Batch]:
+    if isinstance(update, Snapshot):
+        return update.batches
+    return (update.batch,) if isinstance(update, Received) else ()

@@ -83,6 +83,28 @@ async def test_a_worker_that_joins_leaves_and_restarts():
         assert seen["b", Synced.kind] == 1
 
 
+async def test_an_update_that_was_on_its_way_when_a_worker_left_is_not_taken_in():
+    subscribers: list[Subscriber] = []
+    router = PrefixRouter()
+
+    def leave(name, update):
+        if update.kind == "batch" and len(subscribers) == 1:
+            subscribers.pop()
+            router.discard(name)
+
+    async with two_engines() as (a, b):
+        b.publish(batch(stored(1, 2), rank=2))
+        router = PrefixRouter(on_update=leave)
+        async with router:
+            subscribers.append(subscribed(b))
+            router.add("b", subscribers[0])
+            await eventually(lambda: not subscribers, "the first of three batches taken in, and the worker gone")
+            router.add("a", subscribed(a))
+            await router.settled()
+            assert {worker.name for worker in router.longest_prefix(tokens(1, 2))} == {"a"}
+            assert len(router) == 2
+
+
 async def test_a_worker_that_is_away_is_left_out_until_it_is_back():
     live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     publisher = EnginePublisher(live, replay, bind=True)
