@@ -134,7 +134,7 @@ def test_both_together_and_one_without_the_other(tmp_path, names):
     assert "(pure core)" in environment.says("-m", "kvbus", "--version")
     if names[0] == "kvbus":
         environment.pip("uninstall", "--yes", "kvbus-client")
-        assert "--force-reinstall --no-deps kvbus" in environment.says(environment.kvbus, ok=False)
+        assert "--force-reinstall --no-deps" in environment.says(environment.kvbus, ok=False)
         environment.install("kvbus")
         assert "(pure core)" in environment.says(environment.kvbus, "--version")
 
