@@ -318,12 +318,6 @@ class TestReadme:
         done = CliRunner().invoke(main, ["check", "--source", source, "--output", output])
         assert done.exit_code == 0, done.output
 
-    def test_the_library_example_compiles_and_its_names_exist(self):
-        (example,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
-        names: dict[str, object] = {}
-        exec(compile(example, "README.md", "exec"), names)  # noqa: S102
-        assert callable(names["follow"])
-
     def test_the_measured_figures_are_those_of_the_interop_page(self):
         table = measured.short_table(measured.INTEROP.read_text())
         assert measured.with_table(README, table) == README, "python -m tests.docs.measured"
