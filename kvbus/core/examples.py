@@ -73,7 +73,7 @@ def _events(batch: Batch) -> str:
     if batch.rejects:
         found["unreadable"] = len(batch.rejects)
     said = [f"{count:,} x {kind}" for kind, count in found.items()]
-    return ", ".join(said[:3]) + (f" and {len(said) - 3} other kinds" if len(said) > 3 else "")
+    return ", ".join(said[:3]) + (f" and {len(said) - 3} more" if len(said) > 3 else "")
 
 
 def _kind(event: Event) -> str:
