@@ -22,7 +22,8 @@ from kvbus.admin.timeline import Timeline
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import ProcessStats
 from kvbus.core.types import Hash, Reason, printable
-from kvbus.core.wire.codec import decode_batch, decode_value
+from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockStored, Event
 
 MAX_LISTENERS: Final = 16

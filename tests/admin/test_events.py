@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from kvbus.admin import events
-from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.admin.test_http import relayed, web, web_and_engine
