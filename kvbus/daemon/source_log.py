@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
@@ -30,6 +30,9 @@ class _Counted(NamedTuple):
     missing: int = 0
     recovered: int = 0
     lost: int = 0
+
+
+_NOTHING: Final = _Counted()
 
 
 class SourceLog:
@@ -56,10 +59,12 @@ class SourceLog:
 
     def _look_at_state(self, slot: int, source: Source) -> None:
         before, state, label = self._states.get(slot, State.CONNECTING), source.state, source.spec.label
-        stats, sequencer, counted = source.stats, source.sequencer, self._counted.get(slot, _Counted())
+        stats, sequencer, counted = source.stats, source.sequencer, self._counted.get(slot, _NOTHING)
+        if state is before and sequencer.epoch == counted.epoch and stats.missing == counted.missing:
+            return
         now = _Counted(sequencer.epoch, stats.missing, stats.recovered, stats.lost)
         if state is before:
-            if now != counted and not sequencer.pending:
+            if not sequencer.pending:
                 self._counted[slot] = now
                 if now.epoch != counted.epoch:
                     self._report("epoch", label, state, _cause(source, counted))
