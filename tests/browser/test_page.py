@@ -137,14 +137,13 @@ async def test_it_shows_the_bus_readably_at_every_size_in_light_and_dark_by_keyb
             said: str = await browser.until(text_of("#ask-said"), "an answer")
             return said
 
-        matches = [{"source": HOSTILE, "rank": 0, "worker": "w", "blocks": 2, "tokens": 32, "tiers": ["device"]}]
-        found = json.dumps({"results": [{"matches": matches}]})
+        matches = [{"source": HOSTILE, "rank": 0, "worker": "w", "blocks": 2, "tokens": 32, "tiers": {"GPU": 2}}]
+        found = json.dumps({"results": [{"matches": matches}], "incomplete": [{"source": "other"}]})
         await browser.run("window.real = window.fetch")
-        assert (
-            await asked("tokens", "1, 2", f"new Response({json.dumps(found)})")
-            == "1 source holds it, at least in part."
+        assert await asked("tokens", "1, 2", f"new Response({json.dumps(found)})") == (
+            "1 source holds it, at least in part. These may hold more than kvbus knows: other."
         )
-        assert await browser.run(text_of("#ask-found")) == f"{HOSTILE}0232device"
+        assert await browser.run(text_of("#ask-found")) == f"{HOSTILE}0232GPU 2"
         nothing = json.dumps({"results": [{"matches": []}]})
         assert "No source" in await asked("hashes", "6280583736533942967", f"new Response({json.dumps(nothing)})")
         refusal = json.dumps({"error": "only loopback may"})

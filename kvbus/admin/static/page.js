@@ -273,6 +273,7 @@ function lines(value, indent = "") {
 async function poll() {
   try {
     [bus.sources, bus.routers] = await Promise.all([get("/sources"), get("/routers")]);
+    bus.heard = performance.now();
     const wanted = bus.sources.slice(0, SPARKS).map(s => s.name).filter(name => !bus.courses[name]);
     await Promise.all(wanted.map(async name => { bus.courses[name] = await get("/history?source=" + encodeURIComponent(name)).catch(() => undefined); }));
     tables();
@@ -303,6 +304,7 @@ async function follow() {
 function age() {
   const old = bus.heard ? (performance.now() - bus.heard) / 1000 : null, stale = old !== null && old > STALE;
   $("age").className = stale ? "age stale" : "age";
+  document.body.className = stale ? "stale" : "";
   $("age-text").textContent = old === null ? "asking the bus…" : stale ? `no answer for ${duration(old)}` : `as of ${old.toFixed(1)} s ago`;
   const alarm = stale ? "The bus does not answer. What is shown is old." : "";
   if ($("alarm").textContent !== alarm) $("alarm").textContent = alarm;
@@ -327,12 +329,13 @@ async function ask(event) {
   if (what === "tokens" && given.some(each => !/^\d+$/.test(each))) { said.textContent = "Token ids are integers."; return; }
   try {
     const body = JSON.stringify({ [what]: what === "tokens" ? given.map(Number) : given });
-    const { results } = await get("/query", { method: "POST", body, headers: { "Content-Type": "application/json" } });
+    const { results, incomplete } = await get("/query", { method: "POST", body, headers: { "Content-Type": "application/json" } });
     const matches = results.flatMap(each => each.matches);
-    said.textContent = matches.length ? `${matches.length} ${matches.length === 1 ? "source holds" : "sources hold"} it, at least in part.` : "No source holds its first block.";
+    said.textContent = (matches.length ? `${matches.length} ${matches.length === 1 ? "source holds" : "sources hold"} it, at least in part.` : "No source holds its first block.") +
+      (incomplete?.length ? ` These may hold more than kvbus knows: ${incomplete.map(each => each.source).join(", ")}.` : "");
     $("ask-table").hidden = !matches.length;
     rows($("ask-found"), matches, m => m.source + m.rank, m => [m.source, m.rank, number(m.blocks), number(m.tokens),
-      asText(Array.isArray(m.tiers) ? m.tiers.join(", ") : Object.entries(m.tiers ?? {}).map(([tier, n]) => `${tier} ${n}`).join(", "))]);
+      asText(Object.entries(m.tiers ?? {}).map(([tier, n]) => `${tier} ${n}`).join(", "))]);
   } catch (error) {
     said.textContent = error.status === 404 || error.status === 405 ? "This bus does not answer queries." :
       error.status === 403 ? `Not from here: ${error.message}` : `That did not work: ${error.message}`;
