@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler
 from kvbus.admin.access import Access, how_to_get_in
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.page import status_page
+from kvbus.admin.query import MAX_BODY, Queries
 from kvbus.admin.views import router_json, source_json
 from kvbus.config import Config, SourceStream
 from kvbus.core.relay import Relay
@@ -67,6 +68,7 @@ class AdminServer:
         self._observed = observed
         self._access = Access(observed.config.http_allowed_hosts)
         self._exposition = Exposition(observed)
+        self._queries = Queries(observed)
         self._dumping = asyncio.Lock()
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -75,7 +77,7 @@ class AdminServer:
 
     def application(self) -> web.Application:
         """Return the application with its paths."""
-        app = web.Application(middlewares=[self._answering])
+        app = web.Application(middlewares=[self._answering], client_max_size=MAX_BODY)
         app.router.add_get("/", self._page)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/livez", self._livez)
@@ -83,6 +85,7 @@ class AdminServer:
         app.router.add_get("/sources", self._sources)
         app.router.add_get("/routers", self._routers)
         app.router.add_get("/blocks", self._content(self._blocks))
+        app.router.add_post("/query", self._content(self._queries.handle))
         return app
 
     async def start(self) -> None:
@@ -152,6 +155,7 @@ class AdminServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        await self._queries.close()
 
     async def _page(self, request: web.Request) -> web.Response:
         refusal = self._access.refusal(request)

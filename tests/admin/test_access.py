@@ -260,11 +260,13 @@ async def test_every_path_is_open_or_closed_on_purpose() -> None:
     """A new path has to be put on one side or the other."""
     async with asking() as here:
         routes = AdminServer(here.bus.daemon).application().router.routes()
-        paths = {there(route.resource).canonical for route in routes}
-        assert paths > OPEN
-        for path in paths:
+        paths = {there(route.resource).canonical: route.method for route in routes}
+        assert paths.keys() > OPEN
+        for path, method in paths.items():
             headers = "Host: evil.example|Origin: http://evil.example|X-Forwarded-For: 10.0.0.1|"
-            assert (await here.ask(f"GET {path} HTTP/1.1|{headers}")).status == (200 if path in OPEN else 403), path
+            assert (await here.ask(f"{method} {path} HTTP/1.1|{headers}")).status == (200 if path in OPEN else 403), (
+                path
+            )
 
 
 async def test_what_is_open_shows_nothing_of_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
