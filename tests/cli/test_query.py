@@ -41,7 +41,7 @@ async def test_it_shows_who_holds_what(monkeypatch):
     async with asking() as here:
         where = ["--http", here.url.removesuffix("/query")]
         shown = await invoke(*where, "--tokens", "-")
-        assert (shown.exit_code, shown.output) == (0, "engine  3 blocks, 48 tokens: CPU 1, GPU 3\n")
+        assert (shown.exit_code, shown.output) == (0, "engine  3 blocks, 48 tokens: GPU 3, CPU 1\n")
         raw = await invoke(*where, "--hashes", f"{LARGE}, 2,0x3", "--json")
         assert json.loads(raw.output) == {"results": [{"matches": [BEST]}], "incomplete": []}
         nobody = await invoke(*where, "--tokens", "-", "--salt", "s")
