@@ -184,6 +184,8 @@ class ProcessStats:
         """Blocks in the tree that answers ``/query``; 0 while there is none."""
         self.queries: Counter[str] = Counter()
         """Requests of ``/query`` by outcome: answered, or why not."""
+        self.http_listeners = 0
+        """Clients of ``/events``."""
         self.http_closed: Counter[str] = Counter()
         """HTTP connections closed on the client, by reason: too_many, slow."""
         self.http_refused: Counter[HttpRefusal] = Counter()

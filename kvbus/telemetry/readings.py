@@ -55,6 +55,7 @@ class SourceReading(msgspec.Struct, frozen=True):
         index_bytes: about what these take.
         groups: KV cache groups that the epoch has stored blocks of.
         blocks: live blocks by medium, as routers know them: none of an expired source.
+        examples: by reason, what the first thing was like that was refused or left out for it.
     """
 
     name: str
@@ -81,6 +82,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     groups: int
     groups_limit: int
     blocks: dict[str, int]
+    examples: dict[str, str]
     stats: SourceStats
 
 
@@ -135,6 +137,7 @@ def read_source(source: Source) -> SourceReading:
         groups=normalizer.known_groups,
         groups_limit=spec.rules.max_groups,
         blocks=dict.fromkeys(media, 0) if source.expired else dict(media),
+        examples=source.examples.copy(),
         stats=_copied(source.stats),
     )
 

@@ -20,7 +20,7 @@ import msgspec
 from tests.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from kvbus.transport.engine.publisher import EnginePublisher
@@ -130,15 +130,21 @@ class Capture:
                     lives.append([])
                 lives[-1].append((record["seq"], base64.b64decode(record["payload"])))
         truth = json.loads((DATA / f"{name}.truth.json").read_text())["blocks"]
-        blocks = [block for block in truth if block.get("kind") in PREFIX_KINDS]
+        blocks = [block for block in truth if block.get("kind") is None or block["kind"] in PREFIX_KINDS]
         paths = _paths(blocks)
         return cls(
             name,
             topic,
             lives,
-            blocks[0]["block_size"],
+            blocks[0].get("block_size") or _first_block_size(payload for _, payload in lives[0]),
             [TrueBlock(block.get("hash"), block["medium"], path) for block, path in zip(blocks, paths, strict=True)],
         )
+
+
+def _first_block_size(payloads: Iterable[bytes]) -> int:
+    """Tokens per block of the first store, for captures whose truth does not say."""
+    events = (event for payload in payloads for event in msgspec.msgpack.decode(payload)[1])
+    return next(int(event["block_size"]) for event in events if event["type"] == "BlockStored")
 
 
 def _paths(blocks: list[dict[str, Any]]) -> list[tuple[int, ...]]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import UNSET, Raw, UnsetType
 
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import decode_value, encode_value
+from kvbus.core.wire.encoding import decode_value, encode_value
 from kvbus.core.wire.tokens import decode_tokens
 
 Label = bytes | tuple[bytes, bytes]

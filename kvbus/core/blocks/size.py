@@ -9,7 +9,6 @@ Bytes are what the fields hold, with a fixed part for each chunk and each block:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final
@@ -81,23 +80,16 @@ class Size:
         if not self.one_less(chunk) and block == chunk.hashes[0]:
             self._without_first(table, chunk)
 
-    def removed(self, chunks: Iterable[Chunk]) -> None:
-        """One block of each of these has left its table; :attr:`firsts_gone` has those that were first ones."""
-        for chunk in chunks if self.left else ():
-            self.one_less(chunk)
-        if len(self.firsts_gone) > MANY:
-            self.settle()
-
     def drop(self, table: Table, chunk: Chunk) -> None:
         """All that is live of a chunk is given up."""
         self.blocks -= _live(table, chunk)
         self._give_up(chunk)
 
-    def settle(self) -> bool:
+    def settle(self) -> None:
         """Look at the chunks whose first blocks have gone, if there are any."""
         pending = self.firsts_gone
         if not pending:
-            return False
+            return
         self.firsts_gone = []
         chunks = list(map(_chunks, pending))
         blocks = pending[0][0].blocks.keys()
@@ -109,10 +101,9 @@ class Size:
                 + sum(map(len, map(_tokens, chunks)))
                 + sum(map(len, filter(None, map(_keys, chunks))))
             )
-            return True
+            return
         for table, chunk in pending:
             self._without_first(table, chunk)
-        return True
 
     def one_less(self, chunk: Chunk) -> bool:
         """Whether the chunk is one that is watched."""

@@ -90,10 +90,7 @@ class GapTracker:
     def replayed(self, seq: int, payload: bytes) -> None:
         """Take a batch of a replay, neither delivered nor held so far."""
         if seq == self.next and not self.held:
-            if self.synced:
-                self._count_found(seq)
-            self.log_end = max(self.log_end, seq + 1)
-            self._deliver(seq, payload)
+            self._found_next(seq, payload)
         else:
             self._keep(seq, payload, found=True)
             self.drain()
@@ -108,12 +105,16 @@ class GapTracker:
                 held.take(seq)
                 self._deliver(seq, payload)
         elif seq == self.next:
-            if self.synced:
-                self._count_found(seq)
-            self.log_end = max(self.log_end, seq + 1)
-            self._deliver(seq, payload)
+            self._found_next(seq, payload)
         else:
             self._keep(seq, payload, found=True)
+
+    def _found_next(self, seq: int, payload: bytes) -> None:
+        """Deliver the next batch, which a replay has brought."""
+        if self.synced:
+            self._count_found(seq)
+        self.log_end = max(self.log_end, seq + 1)
+        self._deliver(seq, payload)
 
     def drain(self) -> None:
         """Deliver what is held and in order."""

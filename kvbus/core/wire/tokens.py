@@ -36,7 +36,9 @@ Matcher = Callable[[bytes], object]
 
 _MAX_PATTERNS: Final = 64
 _patterns: Final[dict[int, Callable[[bytes, int], list[bytes]]]] = {}
-"""By block size."""
+"""By block size, for those that came first."""
+
+_each_token: Final = re.compile(_TOKEN, re.DOTALL).findall
 
 
 def array_head(count: int) -> bytes:
@@ -52,9 +54,9 @@ def body_at(tokens: bytes) -> int:
     return 1 if head & 0xF0 == 0x90 else 3 if head == 0xDC else 5 if head == 0xDD else 0
 
 
-_MAX_MATCHERS: Final = 2048
+_MAX_MATCHERS: Final = 64
 _matchers: Final[dict[int, Matcher]] = {}
-"""By number of tokens."""
+"""By number of tokens, for those that came first: to compile one takes as long as to match thousands of arrays."""
 
 
 def matcher(count: int) -> Matcher | None:
@@ -64,10 +66,11 @@ def matcher(count: int) -> Matcher | None:
     """
     found = _matchers.get(count)
     if found is None and count < 1 << 32:
-        pattern = re.escape(array_head(count)) + rb"(?:" + _IDS + rb"|" + _PAIRS + rb")"
-        found = re.compile(pattern, re.DOTALL).fullmatch
-        if len(_matchers) < _MAX_MATCHERS:
-            _matchers[count] = found
+        head = array_head(count)
+        if len(_matchers) >= _MAX_MATCHERS:
+            return lambda tokens: _are_tokens(tokens, len(head)) if tokens.startswith(head) else None
+        found = re.compile(re.escape(head) + rb"(?:" + _IDS + rb"|" + _PAIRS + rb")", re.DOTALL).fullmatch
+        _matchers[count] = found
     return found
 
 
@@ -114,17 +117,13 @@ def divide(tokens: bytes, size: int) -> list[bytes]:
     if _are_tokens(tokens, at) is None:
         tokens = _encode(decode_tokens(tokens))
         at = body_at(tokens)
-    return _blocks(size)(tokens, at)
-
-
-def _blocks(size: int) -> Callable[[bytes, int], list[bytes]]:
-    """What finds blocks of so many tokens."""
-    found = _patterns.get(size)
-    if found is None:
+    pattern = _patterns.get(size)
+    if pattern is None:
         if len(_patterns) >= _MAX_PATTERNS:
-            _patterns.clear()
-        found = _patterns[size] = re.compile(_TOKEN + rb"{%d}+" % size, re.DOTALL).findall
-    return found
+            each = _each_token(tokens, at)
+            return [b"".join(each[first : first + size]) for first in range(0, len(each), size)]
+        pattern = _patterns[size] = re.compile(_TOKEN + rb"{%d}+" % size, re.DOTALL).findall
+    return pattern(tokens, at)
 
 
 def joined(blocks: Sequence[bytes], size: int) -> bytes:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.blocks.prefix_index import Match, PrefixIndex
-from kvbus.core.wire.codec import encode_value
+from kvbus.core.wire.encoding import encode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 SIZE = 4

@@ -139,16 +139,17 @@ class TestMatched:
         assert matcher(2**32) is None
 
     @DEFECTIVE
-    def test_so_many_are_kept_and_the_others_made_anew(self, monkeypatch):
+    def test_patterns_are_compiled_for_so_many_numbers_and_any_other_is_matched_all_the_same(self, monkeypatch):
         monkeypatch.setattr(module, "_MAX_MATCHERS", 2)
         kept: dict[int, object] = {}
         monkeypatch.setattr(module, "_matchers", kept)
-        found = [matcher(count) for count in range(4)]
-        assert [match is not None and match(pack([7] * count)) is not None for count, match in enumerate(found)] == (
-            [True] * 4
-        )
-        assert [*kept] == [0, 1]
-        assert matcher(1) is found[1]
+        for count in (0, 20, 3, 70_000):
+            match = matcher(count)
+            assert match is not None
+            assert match(pack([7] * count))
+            for other in ([7] * (count + 1), [7] * count + [-1], [1.0] * (count or 1), [*[7] * (count - 1), None]):
+                assert match(pack(other)) is None
+        assert [*kept] == [0, 20]
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 2**16])
@@ -158,12 +159,13 @@ def test_pairs_are_seen_behind_every_header(count):
 
 
 @DEFECTIVE
-def test_patterns_of_so_many_sizes_are_kept(monkeypatch):
+def test_patterns_are_compiled_for_so_many_sizes_and_any_other_is_divided_all_the_same(monkeypatch):
     monkeypatch.setattr(module, "_MAX_PATTERNS", 2)
     kept: dict[int, object] = {}
     monkeypatch.setattr(module, "_patterns", kept)
     for size in (1, 2, 4, 8, 1):
-        blocks = divide(pack(IDS), size)
-        assert joined(blocks, size) == pack(IDS)
-        assert len(blocks) == len(IDS) // size
-        assert len(kept) <= 2
+        for tokens in (IDS, PAIRS):
+            blocks = divide(pack(tokens), size)
+            assert joined(blocks, size) == pack(tokens)
+            assert len(blocks) == len(tokens) // size
+    assert [*kept] == [1, 2]

@@ -32,6 +32,13 @@ def test_what_nobody_needs_is_not_kept_and_has_its_positions_all_the_same():
     assert ring.read(12, 100) == (b"x", 13)
 
 
+def test_positions_pass_while_nothing_is_kept():
+    ring = ring_of(0)
+    ring.skip(3)
+    ring.skip(2)
+    assert (ring.first, ring.end, ring.bytes) == (5, 5, 0)
+
+
 @pytest.mark.parametrize("limit", [{"max_batches": 3}, {"max_bytes": 30}])
 def test_beyond_a_limit_the_oldest_entries_go_one_by_one(limit):
     ring = ring_of(5, **limit)
