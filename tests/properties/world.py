@@ -242,6 +242,11 @@ class Router(RankedRouter):
         (docs/decisions/profiles-of-routers.md).
         """
 
+    def begin_late(self, seq: int) -> None:
+        """An answer from 0 may begin later: who asks so holds nothing that it would have to forget."""
+        if not self.next and not self.blocks:
+            self.next = seq
+
     def take(self, payload: bytes) -> None:
         if self.one_copy:
             self.views.setdefault(0, PlainSetRouter()).take(self.next - 1, payload)
@@ -272,7 +277,8 @@ class LateRouter:
             self.answer = None
             return
         seq = int.from_bytes(message[-2][:8], "big")
-        assert seq == self.router.next, "an answer is contiguous from the seq asked for"
+        self.router.begin_late(seq)
+        assert seq == self.router.next, "an answer is contiguous"
         self.router.apply(seq, message[-1])
 
     def finish(self) -> None:
@@ -533,7 +539,9 @@ class World:
                 del self.rebuilding[place]
                 assert all(router.apply(seq, payload) for seq, payload in live if not router.deaf)
                 return
-            assert router.apply(int.from_bytes(message[-2][:8], "big"), message[-1]), "the answer has a hole"
+            seq = int.from_bytes(message[-2][:8], "big")
+            router.begin_late(seq)
+            assert router.apply(seq, message[-1]), "the answer has a hole"
         raise AssertionError("an answer without END")
 
     def _deliver(self, source: int, message: tuple[int, bytes, bytes]) -> None:
@@ -781,7 +789,9 @@ class World:
         subscriber.connected, subscriber.waiting = True, []
         answer = self._ask(at, subscriber.router)
         while (message := answer.next_message())[-2] != END_SEQ:
-            assert subscriber.router.apply(int.from_bytes(message[-2][:8], "big"), message[-1]), "the answer has a hole"
+            seq = int.from_bytes(message[-2][:8], "big")
+            subscriber.router.begin_late(seq)
+            assert subscriber.router.apply(seq, message[-1]), "the answer has a hole"
         subscriber.go_on()
 
     @step
