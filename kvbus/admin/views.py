@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from kvbus.core.analytics import AnalyticsReading
 from kvbus.core.stats import RouterView
 from kvbus.telemetry.readings import SourceReading
 
@@ -53,6 +54,26 @@ def source_json(source: SourceReading, endpoint: str, replay_endpoint: str | Non
             "filtered": {str(reason): n for reason, n in stats.filtered.items()},
         },
         "blocks": {medium: count for medium, count in source.blocks.items() if count},
+        "analytics": None if source.analytics is None else _analytics_json(source.analytics),
+    }
+
+
+def _analytics_json(analytics: AnalyticsReading) -> dict[str, Any]:
+    lifetimes = analytics.lifetimes
+    return {
+        "live": analytics.live,
+        "stored": analytics.stored,
+        "removed": analytics.removed,
+        "stored_again": analytics.stored_again,
+        "stored_per_second": round(analytics.stored_per_second, 3),
+        "removed_per_second": round(analytics.removed_per_second, 3),
+        "churn": round(analytics.churn, 6),
+        "shared": round(analytics.shared, 4),
+        "lifetimes": {
+            "seconds": round(lifetimes.total, 3),
+            "buckets": dict(zip([*map(str, lifetimes.bounds), "+Inf"], lifetimes.counts, strict=True)),
+        },
+        "followed": {"blocks": analytics.followed, "one_in": analytics.weight},
     }
 
 
