@@ -15,7 +15,7 @@ COMPILING := HATCH_BUILD_HOOK_ENABLE_CUSTOM=1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tools demo test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
-	compiled pure compiled-wheel wheels image version lock clean
+	compiled pure client-wheel compiled-wheel wheels image version lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -54,8 +54,8 @@ compiled: $(BUILD)/.installed pure ## compile the core in this tree (needs a C c
 pure: ## run the core from its sources again
 	@find kvbus kvbus__mypyc.*.so kvbus/compiled.json \( -name '*.so' -o -name compiled.json \) -delete 2>/dev/null || true
 
-demo: $(STAMP) ## engines, bus and routers on this machine, live (SECONDS=20)
-	@$(BIN)/kvbus demo $(if $(SECONDS),--seconds $(SECONDS),)
+demo: ## engines, bus and routers on this machine, live (SECONDS=20)
+	@PYTHON=$(PYTHON) .ci/demo.sh $(VENV)/demo $(if $(SECONDS),--seconds $(SECONDS),) $(ARGS)
 
 test: $(STAMP) ## the test suite (TEST_LONG=1: tests of chance at length)
 	@$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
@@ -128,6 +128,10 @@ wheel: $(STAMP) $(BUILD)/.installed ## sdist and pure wheel in dist/, and the wh
 	@rm -rf dist
 	@$(BUILD)/bin/python -m hatchling build -d dist
 	@PYTHONPATH=$$(echo dist/*.whl) $(BIN)/python -P -m kvbus --version | grep -Fx "kvbus $(VERSION) (pure core)"
+
+client-wheel: wheel ## the wheel of the client library alone, in dist/; both are installed, alone and together
+	@$(BUILD)/bin/python client_wheel.py dist
+	@TEST_WHEELS=dist $(BIN)/python -m pytest -q tests/client/test_wheel.py
 
 compiled-wheel: $(STAMP) $(BUILD)/.installed ## the compiled wheel for this Python in dist/compiled, installed and tested (ARGS=tests/core)
 	@rm -rf dist/compiled

@@ -7,12 +7,13 @@ to it. What a slower CPU makes is taken out by a fixed piece of work at the begi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,18 +27,28 @@ GRACE: Final = 1.5
 FLOOR: Final = 3.0
 """CPU seconds that are never too many: the small change of directories with next to none."""
 
-SHARED: Final = 60.0
-"""CPU seconds of servers that live as long as the session (Prometheus, the Dynamo indexer): whatever test happens to run
-when one ends is charged with all of it, so every directory has room for them."""
-
 REFERENCE: Final = 0.15
 """CPU seconds of the fixed piece of work where the budgets were measured."""
 
 
+_of_no_test: list[float] = []
+"""CPU seconds of servers that lived as long as the session."""
+
+
 def cpu_seconds() -> float:
-    """Of this process and of those it has waited for."""
+    """Of this process and of those it has waited for, but for servers that were several tests' own."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(each.ru_utime + each.ru_stime for each in used) - sum(_of_no_test)
+
+
+@contextlib.contextmanager
+def ends_servers() -> Iterator[None]:
+    """Servers of the whole session end here: what they used is not charged to the test that happens to be the last."""
+    begin = cpu_seconds()
+    try:
+        yield
+    finally:
+        _of_no_test.append(cpu_seconds() - begin)
 
 
 def slowness() -> float:
@@ -57,16 +68,14 @@ def directory_of(nodeid: str) -> str:
     return nodeid.partition("::")[0].split("/")[1]
 
 
-def over_budget(
-    taken: Mapping[str, float], budgets: Mapping[str, float], slower: float = 1.0, shared: float = 0.0
-) -> list[str]:
+def over_budget(taken: Mapping[str, float], budgets: Mapping[str, float], slower: float = 1.0) -> list[str]:
     """A line for each directory that has no budget or takes too much more than it."""
     wrong = []
     for name, seconds in sorted(taken.items()):
         if name not in budgets:
             if seconds > FLOOR * slower:
                 wrong.append(f"{name}: {seconds:.0f} CPU seconds and no budget")
-        elif seconds > (limit := (max(budgets[name] * GRACE, FLOOR) + shared) * slower):
+        elif seconds > (limit := max(budgets[name] * GRACE, FLOOR) * slower):
             wrong.append(f"{name}: {seconds:.0f} CPU seconds of {budgets[name]:g}, at most {limit:.0f} here")
     return wrong
 
@@ -74,14 +83,13 @@ def over_budget(
 class Budgets:
     """The pytest plugin: workers measure, the session that prints adds up."""
 
-    def __init__(self, budgets: Mapping[str, float], slower: float, *, enforced: bool, shared: float = 0.0) -> None:
+    def __init__(self, budgets: Mapping[str, float], slower: float, *, enforced: bool) -> None:
         self.cpu: dict[str, float] = defaultdict(float)
         self.wall: dict[str, float] = defaultdict(float)
         self.wrong: list[str] = []
         self._budgets = budgets
         self._slower = slower
         self._enforced = enforced
-        self._shared = shared
         self._at = cpu_seconds()
 
     def pytest_collection_finish(self) -> None:
@@ -103,7 +111,7 @@ class Budgets:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not self._enforced or hasattr(session.config, "workerinput"):
             return
-        self.wrong = over_budget(self.cpu, self._budgets, self._slower, self._shared)
+        self.wrong = over_budget(self.cpu, self._budgets, self._slower)
         if self.wrong and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -120,4 +128,4 @@ class Budgets:
 
 def plugin() -> Budgets:
     enforced = os.environ.get("TEST_BUDGETS") == "1"
-    return Budgets(tomllib.loads(FILE.read_text()), slowness() if enforced else 1.0, enforced=enforced, shared=SHARED)
+    return Budgets(tomllib.loads(FILE.read_text()), slowness() if enforced else 1.0, enforced=enforced)

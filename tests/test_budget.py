@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.budget import FILE, FLOOR, cpu_seconds, directory_of, over_budget, slowness
+from tests.budget import FILE, FLOOR, cpu_seconds, directory_of, ends_servers, over_budget, slowness
 
 pytest_plugins = ["pytester"]
 
@@ -49,6 +50,18 @@ def test_what_is_measured() -> None:
     begin = cpu_seconds()
     assert slowness() >= 1.0
     assert cpu_seconds() > begin
+
+
+def test_what_servers_of_the_session_used_is_no_test_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart: list[float] = []
+    monkeypatch.setattr("tests.budget._of_no_test", apart)
+    begin = cpu_seconds()
+    end = time.process_time() + 0.2
+    with ends_servers():
+        while time.process_time() < end:
+            pass
+    assert sum(apart) >= 0.15
+    assert cpu_seconds() - begin < 0.1
 
 
 def test_every_directory_of_tests_has_a_budget() -> None:

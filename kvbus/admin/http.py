@@ -11,12 +11,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from kvbus.admin.access import Access, how_to_get_in
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
-from kvbus.admin.page import status_page
+from kvbus.admin.events import Events
+from kvbus.admin.history import History
+from kvbus.admin.page import FILES, about, status_page
+from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_json, source_json
 from kvbus.config import Config, SourceStream
 from kvbus.core.relay import Relay
@@ -37,6 +41,9 @@ DUMP_REST: Final = 4
 
 FEW_LINES: Final = 10
 """Lines between two looks at the clock."""
+
+SAMPLE: Final = 1.0
+"""Seconds between two samples of the history."""
 
 MAX_DUMPS: Final = 4
 """``/blocks`` answers at once. Further requests get 503."""
@@ -61,13 +68,18 @@ class Observed(Protocol):
 
 
 class AdminServer:
-    """Serve ``/metrics``, ``/livez``, ``/readyz``, ``/sources``, ``/routers``, ``/blocks`` and a status page."""
+    """Serve probes, metrics, what there is to see of the bus, its blocks, and a status page."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
         self._access = Access(observed.config.http_allowed_hosts)
         self._exposition = Exposition(observed)
         self._dumping = asyncio.Lock()
+        self.timeline = Timeline()
+        self.history = History()
+        self._events = Events(self.timeline, self.history, observed.process)
+        self._started = time.time()
+        self._next_sample = 0.0
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self.connections: ConnectionLimits | None = None
@@ -76,7 +88,11 @@ class AdminServer:
     def application(self) -> web.Application:
         """Return the application with its paths."""
         app = web.Application(middlewares=[self._answering])
-        app.router.add_get("/", self._page)
+        for path in FILES:
+            app.router.add_get(path, status_page)
+        app.router.add_get("/overview", self._overview)
+        app.router.add_get("/history", self._source_history)
+        app.router.add_get("/events", self._stream)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
@@ -146,6 +162,7 @@ class AdminServer:
 
     async def close(self) -> None:
         """Stop listening."""
+        self._events.close()
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -153,12 +170,59 @@ class AdminServer:
             await self._runner.cleanup()
             self._runner = None
 
-    async def _page(self, request: web.Request) -> web.Response:
-        refusal = self._access.refusal(request)
-        if refusal is None or refusal is HttpRefusal.CROSS_SITE:  # a link led here; the page's own requests pass
-            return web.Response(text=status_page(""), content_type="text/html")
-        note = how_to_get_in(refusal, "/blocks", self._port)
-        return web.Response(text=status_page(note), content_type="text/html")
+    def look(self, now: float) -> None:
+        """Take a sample if it is time, and let clients know what has happened; the daemon calls it at each tick."""
+        if self.address is None:
+            return
+        if now >= self._next_sample:
+            self._next_sample = now + SAMPLE - 0.05  # between two ticks, so that none of a second is left out
+            observed = self._observed
+            whole = observed.relay, observed.drivers, observed.output_stats
+            self.history.sample(*whole, now, time.time())
+            self.timeline.look_at_routers(*whole)
+            self._events.sampled()
+        self._events.wake()
+
+    async def _overview(self, request: web.Request) -> web.Response:
+        """Everything about the bus that the page shows at first and that does not come with ``/events``."""
+        refusal, history = self._access.refusal(request), self.history
+        return _json(
+            {
+                **about(self._observed.config),
+                "started": self._started,
+                "now": time.time(),
+                "content": None if refusal is None else how_to_get_in(refusal, "/blocks", self._port),
+                "id": f"{self.timeline.process}-{self.timeline.last}",
+                "transitions": list(self.timeline.since(0)),
+                "times": history.times(),
+                "all": history.samples(history.every),
+                "outputs": {name: history.samples(course) for name, course in history.outputs.items()},
+            }
+        )
+
+    async def _source_history(self, request: web.Request) -> web.Response:
+        name = request.query.get("source", "")
+        course = self.history.sources.get(name)
+        if course is None:
+            return _problem(404, f"no source {name!r}; /history takes source=NAME, a name of /sources")
+        return _json({"times": self.history.times(), **self.history.samples(course)})
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        if unknown := [each for each in request.query if each not in {"output", "after"}]:
+            return _problem(400, f"/events knows no {unknown[0]!r}; it takes output=NAME and after=ID")
+        name, output = request.query.get("output"), None
+        if name is not None:
+            refusal = self._access.refusal(request)
+            if refusal is not None:
+                return self._refused(403, refusal, how_to_get_in(refusal, "/events?output=", self._port))
+            outputs = {output.spec.name: output for output in self._observed.relay.outputs}
+            output = outputs.get(name)
+            if output is None:
+                return _problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
+        if not self._events.room(output):
+            return self._refused(503, HttpRefusal.BUSY, "too many clients follow /events; try again")
+        last_id = request.headers.get("Last-Event-ID") or request.query.get("after", "")
+        return await self._events.answer(request, output, last_id)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._exposition.render(), headers={"Content-Type": CONTENT_TYPE})
@@ -232,6 +296,10 @@ class AdminServer:
 
 def _line(block: dict[str, Any]) -> str:
     return json.dumps(block, separators=(",", ":")) + "\n"
+
+
+def _json(data: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(data), content_type="application/json")
 
 
 def _problem(status: int, text: str) -> web.Response:

@@ -53,6 +53,7 @@ def source_json(source: SourceReading, endpoint: str, replay_endpoint: str | Non
             "rejected": {str(reason): n for reason, n in stats.rejected.items()},
             "filtered": {str(reason): n for reason, n in stats.filtered.items()},
         },
+        "examples": source.examples,
         "blocks": {medium: count for medium, count in source.blocks.items() if count},
         "analytics": None if source.analytics is None else _analytics_json(source.analytics),
     }

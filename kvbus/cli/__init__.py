@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import click
 
-from kvbus.cli.program import Program, Subcommand
-from kvbus.compiled import core
+try:
+    from kvbus.cli.program import Program, Subcommand
+    from kvbus.compiled import core
+except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("kvbus"):
+        raise
+    raise ImportError(
+        "files of kvbus are missing, as they are after kvbus-client was uninstalled beside it: "
+        "pip install --force-reinstall --no-deps kvbus"
+    ) from error
 
 _SUBCOMMANDS = (
     Subcommand("run", "Run the bus."),

@@ -17,7 +17,18 @@ from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.reach import explained
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.client.subscriber import Subscriber
-from kvbus.client.updates import Gap, Lost, Received, Rejected, Restarted, Snapshot
+from kvbus.client.updates import (
+    Conflict,
+    Gap,
+    Lost,
+    Reachable,
+    Received,
+    Rejected,
+    Restarted,
+    Snapshot,
+    Synced,
+    Unreachable,
+)
 from kvbus.core.types import Reason, printable
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import decode_tokens
@@ -45,7 +56,7 @@ class Printer:
 
     def show(self, update: Update) -> None:
         """Print one update and count it."""
-        self.shown += 1
+        self.shown += not isinstance(update, Unreachable | Reachable)
         if isinstance(update, Received):
             self.batches += 1
             self.events += len(update.batch.events)
@@ -86,8 +97,12 @@ def to_json(update: Update) -> dict[str, Any]:
         plain |= {"first": update.first, "last": update.last, "reason": str(update.reason)}
     elif isinstance(update, Restarted):
         plain |= {"epoch": update.epoch, "reason": str(update.reason)}
-    else:
+    elif isinstance(update, Synced):
         plain |= {"seq": update.seq}
+    elif not isinstance(update, Conflict):
+        plain |= {"endpoint": update.endpoint}
+        if isinstance(update, Unreachable):
+            plain |= {"why": update.why}
     return plain
 
 
@@ -137,6 +152,12 @@ def _lines(update: Update) -> list[tuple[str, str | None]]:
         return [(f"{'':>8}   ! lost {_span(update.first, update.last)} ({update.reason})", "red")]
     if isinstance(update, Restarted):
         return [(f"{'':>8}   * the publisher restarted ({update.reason})", "magenta")]
+    if isinstance(update, Conflict):
+        return [(f"{'':>8}   ! several publishers are behind this endpoint: waiting", "red")]
+    if isinstance(update, Unreachable):
+        return [(f"{'':>8}   ! no connection: {update.why}", "red")]
+    if isinstance(update, Reachable):
+        return [(f"{'':>8}   = connected to {update.endpoint}", "cyan")]
     return [
         (f"{'':>8}   = in step up to seq {update.seq}" if update.seq >= 0 else f"{'':>8}   = in step, empty", "cyan")
     ]

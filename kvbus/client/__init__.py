@@ -9,13 +9,16 @@
 from kvbus.client.subscriber import Subscriber, SubscriberClosedError
 from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import (
+    Conflict,
     Gap,
     Lost,
+    Reachable,
     Received,
     Rejected,
     Restarted,
     Snapshot,
     Synced,
+    Unreachable,
     Update,
 )
 from kvbus.client.view import Block, BlockView, Key
@@ -26,12 +29,14 @@ __all__ = [
     "Block",
     "BlockView",
     "BufferLimits",
+    "Conflict",
     "Curve",
     "Gap",
     "Key",
     "KeyFileError",
     "Lost",
     "LostReason",
+    "Reachable",
     "Received",
     "Rejected",
     "RestartReason",
@@ -41,6 +46,7 @@ __all__ = [
     "SubscriberClosedError",
     "Synced",
     "Timing",
+    "Unreachable",
     "Update",
     "client_keys",
 ]

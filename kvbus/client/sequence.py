@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvbus.client.timeouts import BufferLimits, Timing
-from kvbus.client.updates import Gap, Lost, Rejected, Restarted, Synced
+from kvbus.client.updates import Conflict, Gap, Lost, Rejected, Restarted, Synced
 from kvbus.core.outputs.snapshot import UNAVAILABLE, parse_snapshot
 from kvbus.core.sequencing import actions
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason, RestartReason, Stop
@@ -23,7 +23,9 @@ from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
+from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_replay
+from kvbus.core.wire.schema import AllBlocksCleared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Frames
@@ -56,7 +58,7 @@ class Replace(msgspec.Struct, frozen=True):
     chunks: tuple[bytes, ...]
 
 
-Output = Deliver | Replace | Rejected | Gap | Lost | Restarted | Synced | Ask | AskSnapshot | Stop
+Output = Deliver | Replace | Rejected | Gap | Lost | Restarted | Synced | Conflict | Ask | AskSnapshot | Stop
 
 
 class Sequence:
@@ -115,6 +117,7 @@ class Sequence:
         self._unanswered = False
         """It was reported that nobody answers, and nobody has since."""
         self._owes_synced = False
+        self._in_conflict = False
 
         # The publisher.
         self._publisher: bytes | None = None
@@ -132,10 +135,9 @@ class Sequence:
         return len(self._sequencer.held)
 
     @property
-    def deadline(self) -> float | None:
-        """The time at which to call `tick`; None for never."""
-        due = min(self._connect_at, self._sequencer.deadline)
-        return None if due == inf else due
+    def deadline(self) -> float:
+        """The time at which to call `tick`; infinity for never."""
+        return min(self._connect_at, self._sequencer.deadline)
 
     def open(self, now: float) -> list[Output]:
         """Begin. The first request waits a moment for the live connection.
@@ -236,7 +238,7 @@ class Sequence:
         while decided:
             action = decided.popleft()
             if isinstance(action, Deliver):
-                lost |= self._lose_before(action.seq)
+                lost |= self._lose_before(action)
                 self._position = action.seq + 1
                 self._owes_synced |= isinstance(action.payload, Payload) and action.payload.replayed
                 self._out.append(action)
@@ -262,9 +264,10 @@ class Sequence:
         out, self._out = self._out, []
         return out
 
-    def _lose_before(self, seq: int) -> bool:
+    def _lose_before(self, batch: Deliver) -> bool:
         """Report what is missing before a batch that is delivered; whether there was anything."""
-        if self._position is None or seq <= self._position:
+        seq = batch.seq
+        if self._position is None or seq <= self._position or _begins_anew(batch.payload):
             return False
         sequencer = self._sequencer
         known = sequencer.backfill_pending or not self._asks
@@ -274,6 +277,10 @@ class Sequence:
     def _report(self, *, lost: bool, synced: bool) -> None:
         """Report what follows from where the sequencer is now."""
         sequencer = self._sequencer
+        conflict = sequencer.phase is Phase.CONFLICT
+        if conflict and not self._in_conflict:
+            self._out.append(Conflict())
+        self._in_conflict = conflict
         end = sequencer.held.first if sequencer.held else sequencer.log_end
         if sequencer.phase in _GAP and self._gap_end <= sequencer.next < end:
             self._gap_end = end
@@ -289,3 +296,11 @@ class Sequence:
         if self._owes_synced and quiet and self._asks and not unanswered:
             self._owes_synced = False
             self._out.append(Synced((self._position or 0) - 1))
+
+
+def _begins_anew(payload: bytes) -> bool:
+    """Whether an answer begins with AllBlocksCleared here: what came before is over, as in a state that kvbus sends."""
+    if not (isinstance(payload, Payload) and payload.replayed):
+        return False
+    batch = decode_batch(payload)
+    return not isinstance(batch, Reason) and bool(batch.events) and isinstance(batch.events[0], AllBlocksCleared)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Final, Self
 
+from kvbus.client.reachability import Reachability
 from kvbus.client.sequence import Output, Payload, Replace, Sequence
+from kvbus.client.timeouts import Timing
 from kvbus.client.updates import Received, Rejected, Snapshot, Update
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
 from kvbus.core.types import Reason
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
 
-    from kvbus.client.timeouts import BufferLimits, Timing
+    from kvbus.client.timeouts import BufferLimits
+    from kvbus.core.types import Refused
     from kvbus.transport.client.subscriber import Context
     from kvbus.transport.curve import Curve
 
@@ -109,6 +113,9 @@ class Subscriber:
             context=context,
             curve=curve,
         )
+        timing = timing or Timing()
+        self._reachability: Final = Reachability(bind=bind, after=timing.unreachable_s, report=self._report)
+
         # Updates for the caller, and how many `receive` has returned.
         self._updates: deque[Update | _Decoding] = deque()
         self._handed_out = 0
@@ -156,6 +163,7 @@ class Subscriber:
         self._sockets.open()
         self._loop = asyncio.get_running_loop()
         self._follow(self._sequence.open(self._now()))
+        self._reachability.missing(self.endpoint or "", self._now())
         if not self._live or (self.endpoint or "").startswith("inproc://"):
             self.on_connection(up=True)  # there is no connection to wait for, or no event for it
 
@@ -165,6 +173,7 @@ class Subscriber:
             return
         self._closed = True
         self._wake()
+        await self._reachability.aclose()
         await self._sockets.aclose()
 
     async def receive(self) -> Update:
@@ -182,7 +191,9 @@ class Subscriber:
             if self._closed:
                 raise SubscriberClosedError("the subscriber is closed")
             await self._wait()
-            self._follow(self._sequence.tick(self._now()))
+            now = self._now()
+            self._reachability.look(now)
+            self._follow(self._sequence.tick(now))
         update = self._updates[0]
         if isinstance(update, _Decoding):
             for _ in update.steps():
@@ -231,8 +242,16 @@ class Subscriber:
 
     def on_connection(self, up: bool) -> None:
         """Handle a new connection, or a lost one (called by the sockets)."""
-        happened = self._sequence.connected if up else self._sequence.interrupted
-        self._follow(happened(self._now()))
+        now = self._now()
+        if up:
+            self._reachability.connected()
+        else:
+            self._reachability.missing(self.endpoint or "", now)
+        self._follow(self._sequence.connected(now) if up else self._sequence.interrupted(now))
+
+    def on_refused(self, reason: Refused) -> None:
+        """Handle a failed handshake (called by the sockets)."""
+        self._reachability.refused(reason)
 
     # -- internals
 
@@ -254,6 +273,10 @@ class Subscriber:
                 self._updates.append(output)
         self._wake()
 
+    def _report(self, update: Update) -> None:
+        self._updates.append(update)
+        self._wake()
+
     async def _wait(self) -> None:
         """Read the sockets until they have brought something, or it is time to look at the clock."""
         if self._loop is None:
@@ -262,8 +285,8 @@ class Subscriber:
             raise RuntimeError("another task already awaits this subscriber")
         self._waiter = self._loop.create_future()
         self._sockets.read(on=True)  # first of all: an answer that waits there is not late
-        deadline = self._sequence.deadline
-        timer = None if deadline is None else self._loop.call_at(deadline, self._wake)
+        deadline = min(self._sequence.deadline, self._reachability.deadline)
+        timer = None if deadline == inf else self._loop.call_at(deadline, self._wake)
         try:
             await self._waiter
         finally:

@@ -18,6 +18,7 @@ class Timing:
         confirm_s: pause after a connection before one more request for the last batch, unless live batches arrive: it
             finds a batch published between the answer and the subscription's arrival at the publisher.
         rebuild_s: pause before the next request, after batches were lost for want of an answer.
+        unreachable_s: time without a connection before the subscriber finds out why and reports it.
         overlap_s: time after a replay in which live batches may still arrive that the replay had already.
     """
 
@@ -28,6 +29,7 @@ class Timing:
     attempts: int = 3
     confirm_s: float = 0.5
     rebuild_s: float = 5.0
+    unreachable_s: float = 3.0
     overlap_s: float = 2.0
 
 

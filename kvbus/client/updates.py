@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from kvbus.core.types import Reason
     from kvbus.core.wire.codec import Batch
 
-Kind = Literal["batch", "snapshot", "gap", "lost", "restarted", "synced", "rejected"]
+Kind = Literal[
+    "batch", "snapshot", "gap", "lost", "restarted", "synced", "rejected", "conflict", "unreachable", "reachable"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +87,28 @@ class Synced:
     seq: int
 
 
-Update = Received | Snapshot | Rejected | Gap | Lost | Restarted | Synced
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Several publishers are behind one endpoint. Nothing is taken in for some seconds; then the state is rebuilt."""
+
+    kind: ClassVar[Kind] = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """There is no live connection, and ``why`` says why, for people. It comes again when the reason changes."""
+
+    kind: ClassVar[Kind] = "unreachable"
+    endpoint: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """The live connection stands again, after `Unreachable`."""
+
+    kind: ClassVar[Kind] = "reachable"
+    endpoint: str
+
+
+Update = Received | Snapshot | Rejected | Gap | Lost | Restarted | Synced | Conflict | Unreachable | Reachable

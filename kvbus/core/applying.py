@@ -12,6 +12,7 @@ from typing import Any
 
 from kvbus.core import write_ahead_log as wal
 from kvbus.core.blocks.announce import blocks_in
+from kvbus.core.examples import keep_batch
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.source import Source
 from kvbus.core.types import Reason
@@ -55,17 +56,20 @@ class Applier:
         slot, payload = record.source, record.payload
         source = self._sources[slot]
         source.topic = record.topic
-        normalizer = source.normalizer
+        normalizer, stats = source.normalizer, source.stats
         batch = codec.decode(payload, self._max_events, normalizer.form)
         if isinstance(batch, Reason):
-            source.stats.rejected[batch] += 1
+            stats.rejected[batch] += 1
+            keep_batch(source, record.seq, payload, batch)
             return
-        source.stats.last_batch = source.ts = batch.ts
+        stats.last_batch = source.ts = batch.ts
         rank = batch.rank
         if rank is not None and (rank != source.rank or not source.ranked):
             self._see_rank(slot, source, rank, now)
         events = normalizer.apply(batch, first_of_epoch=record.seq == 0)
         as_it_came = normalizer.as_it_came
+        if not as_it_came and len(stats.rejected) + len(stats.filtered) != source.reasons:
+            keep_batch(source, record.seq, payload, batch)
         if not as_it_came or source.dialect.name is None:
             source.dialect.see(payload)
         if normalizer.emptied and source.sequencer.partial:
@@ -77,19 +81,19 @@ class Applier:
             return
         source.announced = True
         if as_it_came:
-            source.stats.as_they_came += 1
-            source.stats.as_they_came_blocks += blocks_in(events)
+            stats.as_they_came += 1
+            stats.as_they_came_blocks += blocks_in(events)
             whole = payload if rank == source.rank else None
             self._out.publish(slot, source, events, now, whole)
             if self._out.fitted:
                 self._out.publish_fitted(slot, source, events, now, whole)
             return
         if batch.uniform:
-            source.stats.encoded += 1
-            source.stats.encoded_blocks += blocks_in(events)
+            stats.encoded += 1
+            stats.encoded_blocks += blocks_in(events)
         else:
-            source.stats.by_event += 1
-            source.stats.by_event_blocks += blocks_in(events)
+            stats.by_event += 1
+            stats.by_event_blocks += blocks_in(events)
         self._out.publish_all(slot, source, events, now)
 
     def _see_rank(self, slot: int, source: Source, rank: int, now: float) -> None:

@@ -277,6 +277,9 @@ class Outgoing:
         else:
             stream = self._outputs[number].streams[at]
             part = replay_answer.next_part(answer, stream, lambda start: self._snapshot_from(number, at, start, now))
+            if isinstance(part, replay_answer.StatePart):
+                # up to the snapshot's seq the requester's set is not that of the journal at the same seq
+                self._incomplete(number, at, part.first + 1, part.end, now)
         self.commands.append(SendPart(number, at, part))
 
     def _parsed(
@@ -338,8 +341,6 @@ class Outgoing:
             while stream.next_seq - start < snapshot.fewest:
                 self._publish_empty(number, at, now)
             snapshot.seq = stream.next_seq - 1
-        # up to the snapshot's seq the requester's set is not that of the journal at the same seq
-        self._incomplete(number, at, start + 1, snapshot.seq + 1, now)
         return snapshot
 
     def _incomplete(self, number: int, at: int, first: int, end: int, now: float) -> None:

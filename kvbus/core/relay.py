@@ -45,6 +45,7 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
+from kvbus.core.examples import refuse_message
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.snapshot import parse_snapshot
@@ -228,7 +229,7 @@ class Relay:
                 return
         message = parse_live(frames, self.limits)
         if isinstance(message, Reason):
-            stats.rejected[message] += 1
+            refuse_message(source, message, frames)
             return
         stats.bytes += len(message.payload)
         source.topic = message.topic
@@ -246,7 +247,7 @@ class Relay:
         source = self.sources[event.source]
         message = parse_replay(event.frames, self.limits)
         if isinstance(message, Reason):
-            source.stats.rejected[message] += 1
+            refuse_message(source, message, event.frames)
             return
         if isinstance(message, ReplayEnd):
             source.sequencer.replay_ended(event.request, now)

@@ -38,6 +38,10 @@ class Source:
         self.publisher_id: bytes | None = None
 
         # What is wrong with it.
+        self.examples: dict[str, str] = {}
+        """By reason, what the first thing was like that was refused or left out for it."""
+        self.reasons = 0
+        """How many reasons had been counted when examples were last looked for."""
         self.unreachable = ""
         """Why there is no connection, in words of the shell; empty while it does not know."""
         self.down_since: float | None = None

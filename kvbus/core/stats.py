@@ -186,6 +186,8 @@ class ProcessStats:
         """HTTP connections that are open."""
         self.http_dumps = 0
         """Answers of ``/blocks`` under way."""
+        self.http_listeners = 0
+        """Clients of ``/events``."""
         self.http_closed: Counter[str] = Counter()
         """HTTP connections closed on the client, by reason: too_many, slow."""
         self.http_refused: Counter[HttpRefusal] = Counter()

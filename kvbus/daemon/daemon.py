@@ -99,11 +99,11 @@ class Daemon:
         self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
-        self._admin = AdminServer(self)
+        self.admin = AdminServer(self)
         self._cache_resets = CacheResets(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
-        self._source_log = SourceLog()
+        self._source_log = SourceLog(self.admin.timeline.add)
         self._unreachable = Unreachable(self, self.feed, lambda stream: self._source_policy(stream).curve)
 
     def _begin_state(self) -> None:
@@ -131,7 +131,7 @@ class Daemon:
         for warning in in_clear(self.config):
             log.warning("%s: see curve_secret_key_file", warning)
         try:
-            await self._admin.start()
+            await self.admin.start()
             for number, output in enumerate(self.relay.outputs):
                 for slot, stream in output.open_streams.items():
                     self.outputs.drivers[number].open(slot, stream.topic, self._output_policy(number))
@@ -166,7 +166,7 @@ class Daemon:
     @property
     def http_address(self) -> tuple[str, int] | None:
         """The HTTP server's address, with its real port; None without one."""
-        return self._admin.address
+        return self.admin.address
 
     def _output_policy(self, number: int) -> PeerPolicy:
         return peer_policy_of(self.config, number, self.keys)
@@ -222,6 +222,7 @@ class Daemon:
             self.feed(Tick(time.time()))
             self._unreachable.look()
             self._source_log.look(self.relay, self.streams)
+            self.admin.look(now)
             self._cache_resets.look()
             if self.state is not None:
                 self.state.flush()
@@ -378,7 +379,7 @@ class Daemon:
         await self._unreachable.close()
         self.source_sockets.close_all()
         await self.outputs.drain(until - self._loop.time())
-        await self._admin.close()
+        await self.admin.close()
         self.outputs.close(max(0.0, until - self._loop.time()))
         self.zap.close()
         if self.state is not None:

@@ -1,24 +1,48 @@
-"""Log lines about the sources: each change of state, what is missing of a partial one, and what else is wrong."""
+"""What changes about the sources: each state with its cause, what is missing of a partial one, and what else is wrong.
+
+It goes into the log, and to whoever shows transitions.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import Remark, remarks
+from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
 
 log = logging.getLogger("kvbus.daemon")
 
 
-class SourceLog:
-    """Compares each source with what it logged last."""
+Report = Callable[[str, str, str, str], None]
+"""Takes the kind of a transition, the source's name, what it led to, and a sentence."""
 
-    def __init__(self) -> None:
-        self._states: dict[int, str] = {}
+
+class _Counted(NamedTuple):
+    """What a source had counted when nothing was missing of it."""
+
+    epoch: int = 0
+    missing: int = 0
+    recovered: int = 0
+    lost: int = 0
+
+
+class SourceLog:
+    """Compares each source with what it saw last.
+
+    Args:
+        report: called for each transition.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._states: dict[int, State] = {}
+        self._counted: dict[int, _Counted] = {}
         self._partial: dict[int, float | None] = {}
         self._remarks: dict[int, dict[Remark, str]] = {}
 
@@ -31,17 +55,28 @@ class SourceLog:
             self._look_at_remarks(slot, source)
 
     def _look_at_state(self, slot: int, source: Source) -> None:
-        before = self._states.get(slot, "connecting")
-        if source.state == before:
+        before, state, label = self._states.get(slot, State.CONNECTING), source.state, source.spec.label
+        stats, sequencer, counted = source.stats, source.sequencer, self._counted.get(slot, _Counted())
+        now = _Counted(sequencer.epoch, stats.missing, stats.recovered, stats.lost)
+        if state is before:
+            if now != counted and not sequencer.pending:
+                self._counted[slot] = now
+                if now.epoch != counted.epoch:
+                    self._report("epoch", label, state, _cause(source, before, counted))
+                elif repaired := _repaired(now, counted):
+                    self._report("repaired", label, state, repaired)
             return
-        self._states[slot] = source.state
+        self._states[slot] = state
+        self._report("state", label, state, f"{before} → {state}: {_cause(source, before, counted)}")
+        if not sequencer.pending:
+            self._counted[slot] = now
         log.info(
             "source %s: %s -> %s, epoch %d, next seq %d, %d blocks",
-            source.spec.label,
+            label,
             before,
-            source.state,
-            source.sequencer.epoch,
-            source.sequencer.next,
+            state,
+            sequencer.epoch,
+            sequencer.next,
             len(source.normalizer.index),
             extra=_fields(source),
         )
@@ -53,8 +88,10 @@ class SourceLog:
         self._partial[slot] = since
         why = missing(source)
         if why is None:
+            self._report("partial", source.spec.label, "whole", "no longer partial")
             log.info("source %s is no longer partial", source.spec.label, extra=_fields(source))
         else:
+            self._report("partial", source.spec.label, "partial", f"partial: {why.reason}; until {why.heals}")
             text = "source %s is partial: %s; until %s"
             log.warning(text, source.spec.label, why.reason, why.heals, extra=_fields(source))
 
@@ -69,10 +106,45 @@ class SourceLog:
         self._remarks[slot] = now
         for remark, text in found.items():
             if before.get(remark) != now[remark]:
+                self._report("remark", source.spec.label, remark, text)
                 fields = {**_fields(source), "reason": str(remark)}
                 log.warning("source %s: %s", source.spec.label, text, extra=fields)
         for remark in before.keys() - now.keys():
+            self._report("remark", source.spec.label, "over", f"no longer {remark.value}")
             log.info("source %s: no longer %s", source.spec.label, remark.value, extra=_fields(source))
+
+
+def _repaired(now: _Counted, before: _Counted) -> str:
+    """What became of batches that were missing; empty if none was."""
+    recovered, lost = now.recovered - before.recovered, now.lost - before.lost
+    if recovered + lost <= 0:
+        return ""
+    said = [f"{recovered:,} recovered by replay"] * (recovered > 0) + [f"{lost:,} lost"] * (lost > 0)
+    return f"{_batches(recovered + lost)} missing: {', '.join(said)}"
+
+
+def _batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"{count:,} batches"
+
+
+def _cause(source: Source, before: State, counted: _Counted) -> str:
+    """Why a source is in its state, as far as what it counts shows that."""
+    stats, sequencer, state = source.stats, source.sequencer, source.state
+    now = _Counted(sequencer.epoch, stats.missing, stats.recovered, stats.lost)
+    known = f"in sync at seq {sequencer.next - 1:,} of epoch {sequencer.epoch}, {len(source.normalizer.index):,} blocks"
+    if state is State.CONNECTING:
+        return source.unreachable or "the connection has ended"
+    if state is State.LOST:
+        return "no connection for source_timeout; its blocks are cleared at routers"
+    if state is State.CONFLICT:
+        return "several publishers send on one endpoint; nothing is taken in for a while"
+    if now.epoch > counted.epoch:
+        return f"the engine has restarted: epoch {now.epoch} begins, and routers are cleared of the one before"
+    if state is State.GAP:
+        return f"{_batches(sequencer.pending)} missing from seq {sequencer.next:,} on; later ones wait"
+    if state is State.SYNCING:
+        return "connected; the engine is asked for its history" if before is State.CONNECTING else "asked anew"
+    return f"{repaired}; {known}" if (repaired := _repaired(now, counted)) else known
 
 
 def _without_numbers(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ class Rank:
         options = EngineOptions(blocks=casting.blocks, block_size=_BLOCK_SIZE, tiers=tiers, max_running=6)
         self._engine = SimEngine(casting.dialect, jobs, rank=rank, options=options)
         self._publisher: EnginePublisher | None = None
+        self.last_live = -1
+        """The seq of the last message on the live stream, in this epoch; -1 while there is none."""
         self.version = 0
         """Grows whenever the cache may have changed."""
         self._to_lose = 0
@@ -97,6 +100,13 @@ class Rank:
         publisher = EnginePublisher(*self._endpoints, bind=True, framing=self._engine.dialect.framing)
         publisher.start()
         self._publisher = publisher
+        self.last_live = -1
+
+    async def connected(self, subscribers: int, within: float) -> None:
+        """Wait until so many have subscribed, ``within`` seconds at most."""
+        if self._publisher is not None:
+            with contextlib.suppress(TimeoutError):
+                await self._publisher.wait_for_subscriber(within, count=subscribers)
 
     def die(self) -> None:
         """End this epoch: sockets, buffer and cache are gone."""
@@ -130,9 +140,13 @@ class Rank:
             twice = publisher.publish(self._batch())
             publisher.send_again(overtaken)
             publisher.send_again(twice)
+            self.last_live = twice
             return
-        publisher.publish(self._batch(), live=not self._to_lose)
-        self._to_lose = max(0, self._to_lose - 1)
+        seq = publisher.publish(self._batch(), live=not self._to_lose)
+        if self._to_lose:
+            self._to_lose -= 1
+        else:
+            self.last_live = seq
 
     def _batch(self) -> bytes:
         payload = self._engine.step(time.time())

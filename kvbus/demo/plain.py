@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from kvbus.demo.screen import Match, RouterRow, Screen, SourceRow
 from kvbus.demo.story import Line, Tone
-from kvbus.demo.verdict import Verdict
+from kvbus.demo.verdict import Verdict, counts
 
-_LABELS = {Tone.SCENE: "scene", Tone.FAULT: "fault", Tone.BUS: "kvbus", Tone.WRONG: "WRONG"}
+_LABELS = {Tone.SCENE: "scene", Tone.FAULT: "fault", Tone.BUS: "kvbus", Tone.WRONG: "WRONG", Tone.DIRECT: "direct"}
 
 
 def opening(url: str) -> Iterator[str]:
     """Yield the first lines: the peers, and the address of the status page."""
-    yield "kvbus demo: engines -> kvbus -> routers, all on this machine"
+    yield "kvbus demo: engines -> kvbus -> routers, and engines -> direct, all on this machine"
     yield f"status page: {url}"
 
 
@@ -26,9 +26,7 @@ def status_line(screen: Screen) -> str:
     """Format the whole state in one line."""
     parts = [_source(row) for row in screen.sources]
     parts += [_router(row) for row in screen.routers]
-    queued = sum(output.queue for output in screen.outputs)
-    dropped = sum(output.dropped for output in screen.outputs)
-    parts.append(f"sent {sum(output.sent for output in screen.outputs)} queued {queued} dropped {dropped}")
+    parts.append(f"sent {screen.sent.batches} queued {screen.sent.queued} dropped {screen.sent.dropped}")
     return f"[{screen.elapsed:6.1f}s] " + " | ".join(parts)
 
 
@@ -39,6 +37,10 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
         yield f"verdict: {item.router} {item.source}: {item.blocks} blocks, {word}"
     for what in verdict.unsettled:
         yield f"verdict: not at rest: {what}"
+    for item in verdict.direct:
+        yield f"verdict: {item.router} {item.source}: {item.blocks} blocks, {counts([item])}"
+    if verdict.without:
+        yield f"verdict: {verdict.without}"
     yield f"verdict: {verdict.headline}"
 
 
@@ -53,6 +55,8 @@ def _router(row: RouterRow) -> str:
     match = row.match
     if match is None:
         return f"{row.name} away"
+    if row.direct:
+        return f"{row.name} {row.blocks} blocks, {row.missing} missing, {row.dead} dead"
     if match is Match.BEHIND:
         behind = sum(cell.behind for cell in row.cells)
         return f"{row.name} {row.blocks} blocks, {behind} batches behind"

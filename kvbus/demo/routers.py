@@ -1,4 +1,7 @@
-"""The routers: they follow the bus's streams as a KV-aware router does, and do nothing else."""
+"""The routers: they follow the bus's streams as a KV-aware router does, and do nothing else.
+
+One follows the engines' own streams, to show what a router has without kvbus.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvbus.client import BlockView, Curve, Received, Subscriber, Synced, Update
+from kvbus.core.types import Reason
+from kvbus.core.wire.codec import decode_batch
+from kvbus.transport.client.rawsub import RawSubscriber
 
 
 class Endpoints(NamedTuple):
@@ -24,7 +30,7 @@ class Feed:
 
     def __init__(self, endpoints: Endpoints) -> None:
         self.source: Final = endpoints.source
-        self._endpoints = endpoints
+        self.endpoints: Final = endpoints
         self.view = BlockView()
         self.next_seq = 0
         self.rebuilt = False
@@ -35,7 +41,7 @@ class Feed:
     async def follow(self) -> None:
         """Rebuild from the start, then follow the stream until cancelled."""
         async with Subscriber(
-            self._endpoints.endpoint, self._endpoints.replay_endpoint, curve=self._endpoints.curve
+            self.endpoints.endpoint, self.endpoints.replay_endpoint, curve=self.endpoints.curve
         ) as subscriber:
             async for update in subscriber:
                 self.take(update)
@@ -51,19 +57,37 @@ class Feed:
             self.rebuilt = True
 
 
+class DirectFeed(Feed):
+    """One engine's own stream, read as the module llm-d-kv-cache 0.9.0 reads it (docs/INTEROP.md).
+
+    It asks for no replay and looks at no sequence number, so it notices no lost batch and no restart. It is milder
+    than that module: it keeps a block whose parent it has missed.
+    """
+
+    async def follow(self) -> None:
+        """Apply what arrives, as it arrives, until cancelled."""
+        async with RawSubscriber(self.endpoints.endpoint) as messages:
+            async for topic, seq, payload in messages:
+                batch = decode_batch(payload)
+                if not isinstance(batch, Reason):
+                    self.take(Received(int.from_bytes(seq, "big"), topic, batch))
+
+
 class Router:
     """A router: one feed per source.
 
     Args:
         name: name on the screen.
-        output: name of the bus's output.
-        streams: endpoints of that output's streams.
+        reads: what it reads: an output of the bus, or the engines.
+        streams: the endpoints that it reads.
+        feed: how it reads one of them.
     """
 
-    def __init__(self, name: str, output: str, streams: Sequence[Endpoints]) -> None:
+    def __init__(self, name: str, reads: str, streams: Sequence[Endpoints], feed: type[Feed] = Feed) -> None:
         self.name: Final = name
-        self.output: Final = output
+        self.reads: Final = reads
         self._streams = streams
+        self._feed = feed
         self._task: asyncio.Task[None] | None = None
         self.feeds: list[Feed] = []
 
@@ -89,7 +113,7 @@ class Router:
 
     def join(self, group: asyncio.TaskGroup) -> None:
         """Start with an empty view."""
-        self.feeds = [Feed(endpoints) for endpoints in self._streams]
+        self.feeds = [self._feed(endpoints) for endpoints in self._streams]
         self._task = group.create_task(self._run(), name=self.name)
 
     async def leave(self) -> None:

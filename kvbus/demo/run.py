@@ -109,9 +109,9 @@ class Terminal:
         self._console.print(view.render_verdict(verdict, self._glyphs))
 
 
-def reporter_for(console: Console, write: Callable[[str], None]) -> Reporter:
-    """Return a `Terminal` if standard output is a capable terminal, else `Lines`."""
-    if is_screen(console):
+def reporter_for(console: Console, write: Callable[[str], None], *, plain: bool) -> Reporter:
+    """Return a `Terminal` if standard output is a capable terminal, else `Lines`; ``plain`` is always `Lines`."""
+    if is_screen(console) and not plain:
         return Terminal(console)
     return Lines(write)
 
@@ -158,8 +158,7 @@ async def _perform(scene: Scene, reporter: Reporter, stop: asyncio.Event) -> Ver
             drawing.cancel()
             verdict = scene.verdict(unsettled)
             reporter.draw(scene.observe())
-            for router in scene.routers:
-                await router.leave()
+            await scene.leave()
     finally:
         reporter.close()
     return verdict

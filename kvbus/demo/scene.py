@@ -11,12 +11,14 @@ from kvbus.demo.routers import Router
 from kvbus.demo.script import Act, Kind, plan
 from kvbus.demo.stage import Stage
 from kvbus.demo.story import Tone
+from kvbus.demo.verdict import counts
 from kvbus.demo.waiting import pause, until
 
 TIMEOUT_S: Final = 10.0
 """Seconds that the bus may take for a repair before the demo reports a failure."""
 
 _DOWNTIME_S: Final = 0.6
+_HEARD_S: Final = 0.5  # for what is on its way to the direct router
 _TAIL: Final = 3
 
 
@@ -42,15 +44,20 @@ class Scene(Stage):
     ) -> None:
         super().__init__(seconds=seconds, seed=seed, cast=cast, curve=curve)
         self._script = script
+        self._direct_has = counts([])
 
     async def play(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         """Play until the time is over or ``stop`` is set. Then the engines stop publishing."""
         early, late = self.routers
         quiet = asyncio.Event()
+        for direct in self.direct:
+            direct.join(group)
+        for rank in self.ranks:
+            await rank.connected(1 + len(self.direct), TIMEOUT_S)
         serving = [group.create_task(rank.serve(quiet), name=rank.label) for rank in self.ranks]
         early.join(group)
-        names = ", ".join(f"{engine.name} ({len(engine.ranks)} ranks)" for engine in self.engines)
-        self.story.add(Tone.SCENE, f"engines {names} start; {early.name} follows")
+        names = ", ".join(engine.name for engine in self.engines)
+        self.story.add(Tone.SCENE, f"{names} start; {early.name} reads kvbus, direct reads the engines")
         labels = [rank.label for rank in self.ranks]
         script = plan(labels, self._seconds, self._seed) if self._script is None else self._script
         for act in script:
@@ -73,6 +80,7 @@ class Scene(Stage):
         took = await until(lambda: not self._unrest(), TIMEOUT_S)
         if took is None:
             return self._unrest()
+        await until(self._heard, _HEARD_S)
         self.story.add(Tone.SCENE, "the engines are silent, and every batch has arrived")
         return []
 
@@ -87,11 +95,11 @@ class Scene(Stage):
 
     async def _lose(self, i: int, count: int) -> None:
         rank, before = self.ranks[i], self._counts(i)["recovered"]
-        self.story.add(Tone.FAULT, f"{count} live batches of {rank.label} are lost on their way to kvbus")
+        self.story.add(Tone.FAULT, f"{count} live batches of {rank.label} are lost on their way")
         rank.lose(count)
         await until(lambda: not rank.misbehaving, TIMEOUT_S)
         took = await until(lambda: self._counts(i)["recovered"] - before >= count and self._agree([i]), TIMEOUT_S)
-        self._report(
+        await self._report(
             took,
             f"gap seen, {count} replayed by the engine; all equal in {_s(took)}",
             f"the {count} lost batches of {rank.label} did not come back",
@@ -108,7 +116,7 @@ class Scene(Stage):
             return now["duplicates"] - before["duplicates"] >= count and self._agree([i])
 
         took = await until(mended, TIMEOUT_S)
-        self._report(
+        await self._report(
             took,
             f"order restored, doubles dropped; all equal in {_s(took)}",
             f"the order of {rank.label} was not restored",
@@ -124,7 +132,7 @@ class Scene(Stage):
         router.join(group)
         at = [index for index, router_ in enumerate(self.routers) if router_ is router]
         took = await until(lambda: router.rebuilt and self._agree(self._indexes(), at), TIMEOUT_S)
-        self._report(
+        await self._report(
             took,
             f"replayed {router.replayed} batches to it; {router.blocks:,} blocks equal in {_s(took)}",
             f"{router.name} could not be rebuilt",
@@ -142,7 +150,7 @@ class Scene(Stage):
             return all(now > then for now, then in zip(epochs, before, strict=True)) and self._agree(mine)
 
         took = await until(learned, TIMEOUT_S)
-        self._report(
+        await self._report(
             took,
             f"new epoch: {dead:,} dead blocks cleared, all equal in {_s(took)}",
             f"the new epoch of {engine.name} was not noticed",
@@ -154,17 +162,23 @@ class Scene(Stage):
         self.story.add(Tone.FAULT, f"the last {_TAIL} batches of {rank.label} are lost; none comes after them")
         rank.lose_tail(_TAIL)
         took = await until(lambda: self._counts(0)["recovered"] - before >= _TAIL and self._agree([0]), TIMEOUT_S)
-        self._report(
+        await self._report(
             took,
             f"asked the silent engine: {_TAIL} missing; all equal in {_s(took)}",
             f"the last batches of {rank.label} were not missed",
         )
 
-    def _report(self, took: float | None, good: str, bad: str) -> None:
+    async def _report(self, took: float | None, good: str, bad: str) -> None:
         if took is None:
             self.story.add(Tone.WRONG, f"{bad} within {TIMEOUT_S:.0f} s")
         else:
             self.story.add(Tone.BUS, good)
+        await until(self._heard, _HEARD_S)
+        for router in self.direct:
+            found = counts([self._compared(router, i) for i in self._indexes()])
+            if found != self._direct_has:
+                self._direct_has = found
+                self.story.add(Tone.DIRECT, found)
 
 
 def _s(took: float | None) -> str:

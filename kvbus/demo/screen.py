@@ -29,12 +29,16 @@ class Cell:
     Attributes:
         blocks: blocks in the view.
         match: comparison with the engine.
-        behind: batches that the view lacks; None if unknown.
+        behind: batches that the view lacks.
+        missing: blocks that only the engine has, where the two were compared.
+        dead: blocks that only the view has, where the two were compared.
     """
 
     blocks: int
     match: Match
     behind: int = 0
+    missing: int = 0
+    dead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +58,27 @@ class SourceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputRow:
-    """One output of the bus.
+class Sent:
+    """What the bus has sent on all its outputs, in batches, and the replays that routers have asked for."""
 
-    ``profile`` names its encoding and framing, ``endpoint`` is that of its first stream. ``queue``, ``sent`` and
-    ``dropped`` count batches, ``subscribers`` counts subscriptions on all ``streams``, ``replays`` counts requests.
-    """
-
-    name: str
-    profile: str
-    endpoint: str
-    streams: int
-    queue: int
-    sent: int
+    batches: int
+    queued: int
     dropped: int
-    subscribers: int
     replays: int
 
 
 @dataclass(frozen=True, slots=True)
 class RouterRow:
-    """One router. ``cells`` are in the order of the sources, and empty while the router is away."""
+    """One router. ``cells`` are in the order of the sources, and empty while the router is away.
+
+    ``direct`` is True for the one that reads the engines themselves.
+    """
 
     name: str
-    output: str
+    reads: str
     cells: Sequence[Cell] = ()
     rebuilt: bool = False
+    direct: bool = False
 
     @property
     def joined(self) -> bool:
@@ -90,6 +89,16 @@ class RouterRow:
     def blocks(self) -> int:
         """Blocks in all of its views."""
         return sum(cell.blocks for cell in self.cells)
+
+    @property
+    def missing(self) -> int:
+        """Blocks that only the engines have."""
+        return sum(cell.missing for cell in self.cells)
+
+    @property
+    def dead(self) -> int:
+        """Blocks that only the router has."""
+        return sum(cell.dead for cell in self.cells)
 
     @property
     def match(self) -> Match | None:
@@ -108,6 +117,6 @@ class Screen:
     seconds: float | None
     url: str
     sources: Sequence[SourceRow]
-    outputs: Sequence[OutputRow]
+    sent: Sent
     routers: Sequence[RouterRow]
     story: Sequence[Line]

@@ -56,14 +56,16 @@ def plan(ranks: Sequence[str], seconds: float | None, seed: int) -> Iterator[Act
     engines = list(dict.fromkeys(rank.partition("/")[0] for rank in ranks))
     first = LAP_S if seconds is None else min(LAP_S, seconds)
     end = float("inf") if seconds is None else seconds - min(_REST_S, seconds / 6)
-    yield Act(first * 0.15, Kind.LOSE, ranks[0], rng.randint(3, 6))
+    # the loss at one engine and the crash of the other: a crash would hide what the direct router has lost
+    lossy = next(rank for rank in ranks if rank.partition("/")[0] == engines[-1])
+    yield Act(first * 0.15, Kind.LOSE, lossy, rng.randint(3, 6))
     yield Act(first * 0.32, Kind.JOIN)
-    yield Act(first * 0.50, Kind.CRASH, engines[-1])
+    yield Act(first * 0.50, Kind.CRASH, engines[0])
     yield Act(first * 0.72, Kind.JUMBLE, ranks[1], rng.randint(2, 3))
     start = first
     lap = 1
     while start < end:
-        crash = engines[(lap - 1) % len(engines)]
+        crash = engines[lap % len(engines)]
         acts = (
             Act(start + LAP_S * 0.10, Kind.LOSE, rng.choice(ranks), rng.randint(4, 12)),
             Act(start + LAP_S * 0.35, Kind.CRASH, crash),

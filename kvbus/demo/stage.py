@@ -13,8 +13,8 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.demo.engines import CAST, Casting, Engine, Rank
 from kvbus.demo.keys import Keyring
 from kvbus.demo.ports import LOOPBACK, PortRun
-from kvbus.demo.routers import Endpoints, Feed, Router
-from kvbus.demo.screen import Cell, Match, OutputRow, RouterRow, Screen, SourceRow
+from kvbus.demo.routers import DirectFeed, Endpoints, Feed, Router
+from kvbus.demo.screen import Cell, Match, RouterRow, Screen, Sent, SourceRow
 from kvbus.demo.story import Story
 from kvbus.demo.verdict import Comparison, Verdict, compare, truth_keys, view_keys
 from kvbus.errors import BindError
@@ -49,12 +49,14 @@ class Stage:
         self.engines: list[Engine] = []
         self.ranks: list[Rank] = []
         self.routers: list[Router] = []
+        self.direct: list[Router] = []
+        """The routers that read the engines themselves: one."""
         self._curve = curve
         self._keys: Keyring | None = None
         self._daemon: Daemon | None = None
         self._dialects: dict[str, str] = {}
         self._seen: deque[tuple[float, list[int]]] = deque()
-        self._agreed: dict[tuple[int, int], tuple[int, Feed, int, bool]] = {}
+        self._known: dict[tuple[str, int], tuple[int, Feed, int, Comparison]] = {}
 
     def elapsed(self) -> float:
         """Seconds since the start."""
@@ -89,7 +91,7 @@ class Stage:
         ranks = sum(len(casting.rates) for casting in self._cast)
         ports = PortRun(2 * ranks * (1 + len(OUTPUTS)))
         sources = []
-        self.engines, self.ranks, self.routers = [], [], []
+        self.engines, self.ranks, self.routers, own = [], [], [], []
         for casting in self._cast:
             size = len(casting.rates)
             live, replay = ports.take(size), ports.take(size)
@@ -97,6 +99,7 @@ class Stage:
             engine = Engine(casting, made)
             self.engines.append(engine)
             self.ranks += made
+            own += [Endpoints(rank.label, _tcp(live + r), _tcp(replay + r)) for r, rank in enumerate(made)]
             engine.open()
             sources.append(
                 {
@@ -138,12 +141,17 @@ class Stage:
                 at = output.stream_endpoints(stream.index)
                 keys = self._keys.of_a_router if self._keys is not None else None
                 streams.append(Endpoints(stream.label, at.endpoint, at.replay_endpoint or "", keys))
-            self.routers.append(Router(f"router-{name}", output.name, streams))
+            self.routers.append(Router(f"router-{name}", f"kvbus, {output.name}", streams))
+        self.direct = [Router("direct", "the engines", own, DirectFeed)]
+
+    async def leave(self) -> None:
+        """Let every router leave."""
+        for router in (*self.routers, *self.direct):
+            await router.leave()
 
     async def close(self) -> None:
         """Close everything, in an order in which nothing waits for another part."""
-        for router in self.routers:
-            await router.leave()
+        await self.leave()
         if self._daemon is not None:
             daemon, self._daemon = self._daemon, None
             await daemon.close(drain=0)
@@ -158,36 +166,28 @@ class Stage:
     def observe(self) -> Screen:
         """Return the state of this moment. Engines, bus and routers share the loop, so nothing changes meanwhile."""
         rates = self._rates()
-        config, relay, address = self.daemon.config, self.daemon.relay, self.daemon.http_address
-        outputs = []
-        for settings, output, stats in zip(config.outputs, relay.outputs, self.daemon.output_stats, strict=True):
-            outputs.append(
-                OutputRow(
-                    settings.name,
-                    f"{settings.profile}, framing {settings.framing}",
-                    settings.endpoint,
-                    len(output.streams),
-                    stats.queue_depth,
-                    stats.batches,
-                    stats.dropped_batches.total(),
-                    stats.subscribers,
-                    stats.replay_requests.total(),
-                )
-            )
+        address, stats = self.daemon.http_address, self.daemon.output_stats
+        sent = Sent(
+            sum(each.batches for each in stats),
+            sum(each.queue_depth for each in stats),
+            sum(each.dropped_batches.total() for each in stats),
+            sum(each.replay_requests.total() for each in stats),
+        )
         return Screen(
             self.elapsed(),
             self._seconds,
             "" if address is None else f"http://{address[0]}:{address[1]}/",
             [self._source_row(i, rate) for i, rate in enumerate(rates)],
-            outputs,
-            [self._router_row(r) for r in range(len(self.routers))],
+            sent,
+            [*(self._router_row(r) for r in range(len(self.routers))), *map(self._direct_row, self.direct)],
             tuple(self.story.lines),
         )
 
     def verdict(self, unsettled: Sequence[str] = ()) -> Verdict:
         """Compare every running router with every engine's own cache."""
         comparisons = [self._compared(router, i) for router in self.routers if router.joined for i in self._indexes()]
-        return Verdict(comparisons, unsettled)
+        direct = [self._compared(router, i) for router in self.direct if router.joined for i in self._indexes()]
+        return Verdict(comparisons, unsettled, direct)
 
     def _source_row(self, i: int, rate: float) -> SourceRow:
         seen = self._source(i)
@@ -208,17 +208,25 @@ class Stage:
     def _router_row(self, r: int) -> RouterRow:
         router = self.routers[r]
         if not router.joined:
-            return RouterRow(router.name, router.output)
-        cells = [self._cell(feed, r, i) for i, feed in enumerate(router.feeds)]
-        return RouterRow(router.name, router.output, cells, router.rebuilt)
+            return RouterRow(router.name, router.reads)
+        return RouterRow(router.name, router.reads, [self._cell(r, i) for i in self._indexes()], router.rebuilt)
 
-    def _cell(self, feed: Feed, r: int, i: int) -> Cell:
-        behind = self._behind(r, i)
-        if behind is None:
-            return Cell(len(feed.view), Match.DOWN)
-        if behind:
-            return Cell(len(feed.view), Match.BEHIND, behind)
-        return Cell(len(feed.view), Match.EQUAL if self._equal(r, i) else Match.DIFFERENT)
+    def _direct_row(self, router: Router) -> RouterRow:
+        """Return the row of a router of whose batches nobody knows which are on their way."""
+        cells = [self._judged(router, i) for i in self._indexes()] if router.joined else []
+        return RouterRow(router.name, router.reads, cells, direct=True)
+
+    def _cell(self, r: int, i: int) -> Cell:
+        behind, router = self._behind(r, i), self.routers[r]
+        if behind == 0:
+            return self._judged(router, i)
+        blocks = len(router.feeds[i].view)
+        return Cell(blocks, Match.DOWN) if behind is None else Cell(blocks, Match.BEHIND, behind)
+
+    def _judged(self, router: Router, i: int) -> Cell:
+        found = self._compared(router, i)
+        match = Match.EQUAL if found.equal else Match.DIFFERENT
+        return Cell(len(router.feeds[i].view), match, missing=len(found.missing), dead=len(found.dead))
 
     def _dialect(self, label: str, sniffed: str | None) -> str | None:
         """Return a source's dialect. A batch may fit several dialects, so keep the narrowest name that the bus gave."""
@@ -263,25 +271,28 @@ class Stage:
         return max(first, int(seen["queue_depth"])) + sent - feed.next_seq
 
     def _compared(self, router: Router, i: int) -> Comparison:
-        feed = router.feeds[i]
-        return compare(router.name, feed.source, view_keys(feed.view), truth_keys(self.ranks[i].truth()))
+        """Compare a router's view with an engine's cache; the result is kept until one of the two changes."""
+        feed, version = router.feeds[i], self.ranks[i].version
+        known = self._known.get((router.name, i))
+        if known is not None and known[:3] == (version, feed, feed.updates):
+            return known[3]
+        found = compare(router.name, feed.source, view_keys(feed.view), truth_keys(self.ranks[i].truth()))
+        self._known[router.name, i] = (version, feed, feed.updates, found)
+        return found
+
+    def _heard(self) -> bool:
+        """Return whether the direct router has what is on the engines' live streams."""
+        pairs = [(rank, feed) for router in self.direct for rank, feed in zip(self.ranks, router.feeds, strict=True)]
+        return all(rank.last_live in (-1, feed.next_seq - 1) for rank, feed in pairs)
 
     def _agree(self, sources: Iterable[int], routers: Iterable[int] | None = None) -> bool:
         """Return whether no batch is on its way and these routers' views equal the engines' caches."""
         who = [r for r in (range(len(self.routers)) if routers is None else routers) if self.routers[r].joined]
         pairs = [(r, i) for r in who for i in sources]
         # compare numbers first, because comparing sets is expensive
-        return all(self._behind(r, i) == 0 for r, i in pairs) and all(self._equal(r, i) for r, i in pairs)
-
-    def _equal(self, r: int, i: int) -> bool:
-        """Return the result of `_compared`, cached until one of the two changes."""
-        feed, version = self.routers[r].feeds[i], self.ranks[i].version
-        known = self._agreed.get((r, i))
-        if known is not None and known[:3] == (version, feed, feed.updates):
-            return known[3]
-        equal = self._compared(self.routers[r], i).equal
-        self._agreed[r, i] = (version, feed, feed.updates, equal)
-        return equal
+        return all(self._behind(r, i) == 0 for r, i in pairs) and all(
+            self._compared(self.routers[r], i).equal for r, i in pairs
+        )
 
     def _unrest(self) -> list[str]:
         found = []

@@ -19,6 +19,7 @@ class Tone(Enum):
     FAULT = "fault"
     BUS = "bus"
     WRONG = "wrong"
+    DIRECT = "direct"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,24 +38,24 @@ class Comparison:
         source: label of the rank.
         blocks: live blocks in the engine's cache.
         missing: blocks that only the engine has.
-        stale: blocks that only the router has.
+        dead: blocks that only the router has.
     """
 
     router: str
     source: str
     blocks: int
     missing: frozenset[Key]
-    stale: frozenset[Key]
+    dead: frozenset[Key]
 
     @property
     def equal(self) -> bool:
         """Whether both have the same blocks."""
-        return not self.missing and not self.stale
+        return not self.missing and not self.dead
 
     def differences(self) -> str:
         """Describe the difference, with a few of the blocks; empty if there is none."""
         parts = []
-        for what, keys in (("missing", self.missing), ("stale", self.stale)):
+        for what, keys in (("missing", self.missing), ("dead", self.dead)):
             if keys:
                 parts.append(f"{len(keys)} {what}: {_names(keys)}")
         return "; ".join(parts)
@@ -66,17 +66,26 @@ def compare(router: str, source: str, view: set[Key], truth: set[Key]) -> Compar
     return Comparison(router, source, len(truth), frozenset(truth - view), frozenset(view - truth))
 
 
+def counts(comparisons: Sequence[Comparison]) -> str:
+    """Say how many blocks are wrong in all of them."""
+    missing = sum(len(item.missing) for item in comparisons)
+    dead = sum(len(item.dead) for item in comparisons)
+    return f"{missing:,} missing, {dead:,} dead"
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The end of the demo.
 
     Attributes:
-        comparisons: every running router, with every source.
+        comparisons: every running router behind the bus, with every source.
         unsettled: what had not settled in time, as texts; empty if everything had.
+        direct: the router that reads the engines themselves, with every source. It is shown and not judged.
     """
 
     comparisons: Sequence[Comparison]
     unsettled: Sequence[str] = ()
+    direct: Sequence[Comparison] = ()
 
     @property
     def equal(self) -> bool:
@@ -93,6 +102,13 @@ class Verdict:
         if not total:
             return "nothing to compare: no router had joined"
         return f"NOT EXACT: {total - good} of {total} views differ from the engines' caches"
+
+    @property
+    def without(self) -> str:
+        """What the direct router has, in one sentence; empty if there is none."""
+        if not self.direct:
+            return ""
+        return f"what a router has without kvbus: {counts(self.direct)} blocks"
 
 
 def _names(keys: frozenset[Key]) -> str:

@@ -9,19 +9,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvbus.demo.screen import Cell, Match, OutputRow, RouterRow, Screen, SourceRow
+from kvbus.demo.screen import Cell, Match, RouterRow, Screen, SourceRow
 from kvbus.demo.story import Line, Tone
-from kvbus.demo.verdict import Verdict
+from kvbus.demo.verdict import Verdict, counts
 from kvbus.terminal import UNICODE, Glyphs, counted, panel, plain_table, short_dialect, state_cell
 
 _WIDE: Final = 110
 _MIN_STORY: Final = 3
 
-_TONES: Final = {Tone.SCENE: "dim", Tone.FAULT: "yellow", Tone.BUS: "green", Tone.WRONG: "red bold"}
+_TONES: Final = {Tone.SCENE: "dim", Tone.FAULT: "yellow", Tone.BUS: "green", Tone.WRONG: "red bold", Tone.DIRECT: "red"}
 
 
 def _tone_sign(glyphs: Glyphs, tone: Tone) -> str:
-    return {Tone.SCENE: glyphs.away, Tone.FAULT: glyphs.fault, Tone.BUS: glyphs.good, Tone.WRONG: glyphs.bad}[tone]
+    signs = {Tone.SCENE: glyphs.away, Tone.FAULT: glyphs.fault, Tone.BUS: glyphs.good}
+    return signs.get(tone, glyphs.bad)
 
 
 def render(screen: Screen, *, width: int, height: int, glyphs: Glyphs = UNICODE) -> RenderableType:
@@ -29,12 +30,11 @@ def render(screen: Screen, *, width: int, height: int, glyphs: Glyphs = UNICODE)
     wide = width >= _WIDE
     parts: list[RenderableType] = [
         _head(screen, glyphs, wide=wide),
-        _legend(glyphs, wide=wide),
-        panel(_sources(screen.sources, glyphs, wide=wide), "what the bus sees of the engines", "cyan"),
-        panel(_outputs(screen.outputs, wide=wide), "what the bus sends", "cyan"),
+        _flow(screen, glyphs, wide=wide),
+        panel(_sources(screen.sources, glyphs, wide=wide), "what kvbus sees of the engines", "cyan"),
         panel(_routers(screen, glyphs, wide=wide), "what the routers believe", "green", _signs(glyphs)),
     ]
-    used = 2 + (len(screen.sources) + 3) + (len(screen.outputs) + 3) + (len(screen.routers) + 3)
+    used = 2 + (len(screen.sources) + 3) + (len(screen.routers) + 3)
     room = max(_MIN_STORY, height - used - 2)
     lines: list[Text] = []
     for line in reversed(screen.story):
@@ -58,17 +58,23 @@ def render_story(lines: Sequence[Line], glyphs: Glyphs = UNICODE) -> RenderableT
 def render_verdict(verdict: Verdict, glyphs: Glyphs = UNICODE) -> RenderableType:
     """Draw the verdict, one row for each router and source."""
     table = plain_table(expand=False)
-    for name in ("router", "source", "engine's blocks", "router's view", "difference"):
-        table.add_column(name, justify="right" if "'" in name else "left")
+    for name in ("router", "source", "engine has", "router has", "difference"):
+        table.add_column(name, justify="right" if name.endswith("has") else "left")
     for item in verdict.comparisons:
         style = "green" if item.equal else "red bold"
         word = f"{glyphs.good} equal" if item.equal else f"{glyphs.bad} {item.differences()}"
-        blocks = item.blocks - len(item.missing) + len(item.stale)
+        blocks = item.blocks - len(item.missing) + len(item.dead)
         table.add_row(item.router, item.source, f"{item.blocks:,}", f"{blocks:,}", Text(word, style))
     colour = "green" if verdict.equal else "red"
     sign = glyphs.good if verdict.equal else glyphs.bad
+    for item in verdict.direct:
+        held = item.blocks - len(item.missing) + len(item.dead)
+        word = f"{glyphs.good} equal" if item.equal else f"{glyphs.bad} {counts([item])}"
+        table.add_row(item.router, item.source, f"{item.blocks:,}", f"{held:,}", word, style="red")
     rows: list[RenderableType] = [table] if verdict.comparisons else []
     rows += [Text(f"{glyphs.bad} not at rest: {what}", "red bold") for what in verdict.unsettled]
+    if verdict.without:
+        rows.append(Text(f"{glyphs.bad} {verdict.without}", "red"))
     rows.append(Text(f"{sign} {verdict.headline}", f"{colour} bold"))
     return panel(Group(*rows), "verdict: each router against each engine's own cache", colour)
 
@@ -86,13 +92,16 @@ def _head(screen: Screen, glyphs: Glyphs, *, wide: bool) -> Table:
     return head
 
 
-def _legend(glyphs: Glyphs, *, wide: bool) -> Text:
+def _flow(screen: Screen, glyphs: Glyphs, *, wide: bool) -> Text:
     arrow = (f" {glyphs.arrow} ", "dim")
-    events, order = ("KV-cache events", "in order, no gaps")
+    sent = screen.sent
+    entering = f"{sum(row.rate for row in screen.sources):.0f} batches/s"
+    parts = [("sent", sent.batches, ""), ("queued", sent.queued, "yellow"), ("dropped", sent.dropped, "red bold")]
     if wide:
-        events, order = "what enters and leaves their KV caches", "in order, no gaps, rebuildable"
+        parts.append(("replays", sent.replays, ""))
+    leaving = Text("  ").join(Text.assemble((f"{name} ", "dim"), counted(count, style)) for name, count, style in parts)
     return Text.assemble(
-        ("engines", "cyan bold"), arrow, (events, "dim"), arrow, ("kvbus", "bold"), arrow, (order, "dim"), arrow,
+        ("engines", "cyan bold"), arrow, (entering, "dim"), arrow, ("kvbus", "bold"), arrow, leaving, arrow,
         ("routers", "green bold"), no_wrap=True, justify="center",
     )  # fmt: skip
 
@@ -125,39 +134,26 @@ def _sources(rows: Sequence[SourceRow], glyphs: Glyphs, *, wide: bool) -> Table:
     return table
 
 
-def _outputs(rows: Sequence[OutputRow], *, wide: bool) -> Table:
-    table = plain_table()
-    table.add_column("output", no_wrap=True)
-    table.add_column("speaks", no_wrap=True, overflow="ellipsis")
-    if wide:
-        table.add_column("endpoints", no_wrap=True, overflow="ellipsis")
-    for name in ("queue", "sent", "dropped", "subscribers" if wide else "subs", "replays"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        cells: list[RenderableType] = [Text(row.name, "bold"), Text(row.profile, "dim")]
-        if wide:
-            last = int(row.endpoint.rpartition(":")[2]) + row.streams - 1
-            cells.append(Text(f"{row.endpoint}-{last}", "dim"))
-        cells += [counted(row.queue, "yellow"), f"{row.sent:,}", counted(row.dropped, "red bold")]
-        cells += [str(row.subscribers), str(row.replays)]
-        table.add_row(*cells)
-    return table
-
-
 def _routers(screen: Screen, glyphs: Glyphs, *, wide: bool) -> Table:
     table = plain_table()
     table.add_column("router", no_wrap=True)
     if wide:
-        table.add_column("output", no_wrap=True)
+        table.add_column("reads", no_wrap=True)
     for row in screen.sources:
         table.add_column(row.label, justify="right", no_wrap=True, min_width=9)
-    table.add_column("blocks", justify="right", no_wrap=True)
+    for name in ("missing", "dead"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("equal to the engines" if wide else "equal?", min_width=7, no_wrap=True)
     for router in screen.routers:
-        output = [Text(router.output, "dim")] if wide else []
+        reads = [Text(router.reads, "dim")] if wide else []
         cells = [_cell(cell, glyphs) for cell in router.cells] or [Text("")] * len(screen.sources)
-        blocks = f"{router.blocks:,}" if router.joined else ""
-        table.add_row(Text(router.name, "bold"), *output, *cells, blocks, _answer(router, wide=wide))
+        wrong = [Text(glyphs.away, "dim")] * 2
+        if router.match in (Match.EQUAL, Match.DIFFERENT):
+            wrong = [counted(count, "red bold") for count in (router.missing, router.dead)]
+        table.add_row(
+            Text(router.name, "red bold" if router.direct else "bold"), *reads, *cells, *wrong,
+            _answer(router, wide=wide),
+        )  # fmt: skip
     return table
 
 
@@ -177,7 +173,7 @@ def _answer(router: RouterRow, *, wide: bool) -> Text:
         return Text("joins late" if wide else "late", "dim")
     if match is Match.DIFFERENT:
         return Text("NO", "red bold")
-    if not router.rebuilt:
+    if not router.rebuilt and not router.direct:
         return Text("rebuilding" if wide else "rebuild", "cyan")
     if match is Match.EQUAL:
         return Text("yes", "green bold")
@@ -188,7 +184,7 @@ def _answer(router: RouterRow, *, wide: bool) -> Text:
 
 def _line(line: Line, glyphs: Glyphs) -> Text:
     style = _TONES[line.tone]
-    who = "kvbus: " if line.tone is Tone.BUS else ""
+    who = {Tone.BUS: "kvbus: ", Tone.DIRECT: "direct: "}.get(line.tone, "")
     return Text.assemble(
         (f"{line.at:6.1f} ", "dim"), (f"{_tone_sign(glyphs, line.tone)} ", style), (who, "bold"), (line.text, style)
     )

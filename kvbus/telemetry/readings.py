@@ -57,6 +57,7 @@ class SourceReading(msgspec.Struct, frozen=True):
         groups: KV cache groups that the epoch has stored blocks of.
         blocks: live blocks by medium, as routers know them: none of an expired source.
         analytics: what is known of the blocks it follows, if it does.
+        examples: by reason, what the first thing was like that was refused or left out for it.
     """
 
     name: str
@@ -83,6 +84,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     groups: int
     groups_limit: int
     blocks: dict[str, int]
+    examples: dict[str, str]
     stats: SourceStats
     analytics: AnalyticsReading | None
 
@@ -151,6 +153,7 @@ def read_source(source: Source, shared: float = 0.0) -> SourceReading:
         groups=normalizer.known_groups,
         groups_limit=spec.rules.max_groups,
         blocks=dict.fromkeys(media, 0) if source.expired else dict(media),
+        examples=source.examples.copy(),
         stats=_copied(source.stats),
         analytics=None if source.analytics is None else source.analytics.reading(shared),
     )

@@ -376,6 +376,7 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         lambda p: p.state_refused,
     ),
     _one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
+    _one("http_listeners", "Clients that follow /events.", lambda p: p.http_listeners),
     _one("http_dumps", "Answers of /blocks under way.", lambda p: p.http_dumps),
     _by(
         "reason",

@@ -47,7 +47,8 @@ def belongs(name: str, allowed: set[str]) -> bool:
 
 
 def closure(root: Path, package: str) -> dict[str, Path]:
-    """The modules of a package and all of the project's own that they import, however indirectly."""
+    """The modules of a package and all of the project's own that they import, however indirectly: packages too, which
+    an import of a module in them runs first."""
     known = modules(root, package.partition(".")[0])
     found: dict[str, Path] = {}
     todo = list(modules(root, package))
@@ -56,7 +57,7 @@ def closure(root: Path, package: str) -> dict[str, Path]:
         if name in found:
             continue
         found[name] = known[name]
-        for target in imported(known[name]):
+        for target in (*imported(known[name]), name.rpartition(".")[0]):
             hit = target if target in known else target.rpartition(".")[0]
             if hit in known:
                 todo.append(hit)

@@ -29,6 +29,7 @@ PURE = {
     "msgspec",
     "operator",
     "re",
+    "struct",
     "typing",
     "weakref",
     "zlib",

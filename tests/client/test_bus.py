@@ -11,7 +11,7 @@ import uvloop
 
 from kvbus.capture.play import play
 from kvbus.client import BlockView, Restarted, Snapshot, Subscriber, Synced
-from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_ports

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_ports

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 
 from kvbus.client.sequence import Output, Replace, Sequence
 from kvbus.client.timeouts import BufferLimits, Timing
-from kvbus.client.updates import Gap, Lost, Rejected, Restarted, Synced
+from kvbus.client.updates import Conflict, Gap, Lost, Rejected, Restarted, Synced
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason, RestartReason, Stop
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ
-from tests.typed import there
+from tests.doubles.payloads import cleared, payload, store
 
 QUICK = Timing(idle_s=1.0, answer_s=10.0, snapshot_s=5.0, attempts=2, overlap_s=2.0, confirm_s=0.5, rebuild_s=5.0)
 
@@ -81,7 +82,8 @@ class Stream:
 
     def due(self):
         """Jump to the deadline."""
-        self.now = there(self.sequence.deadline)
+        self.now = self.sequence.deadline
+        assert self.now < inf
         return self.follow(self.sequence.tick(self.now))
 
     def delivered(self, *seqs, replayed=False):
@@ -205,6 +207,33 @@ def test_a_trimmed_replay_is_a_loss_at_once():
         *stream.delivered(7, 8, replayed=True),
     ]
     assert stream.end() == [Synced(8)]
+
+
+@pytest.mark.parametrize(
+    ("events", "lost"),
+    [
+        ([cleared(), store([1])], []),
+        ([cleared()], []),
+        ([store([1]), cleared()], [Lost(0, 6, LostReason.TRIMMED)]),
+        ([], [Lost(0, 6, LostReason.TRIMMED)]),
+    ],
+)
+def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost):
+    """As kvbus answers: what was before is over, and the state follows."""
+    stream = Stream()
+    stream.connected()
+    first = stream.sequence.replayed([b"", stream.frame(7), payload(*events)], stream.now)
+    assert [each for each in first if not isinstance(each, Deliver)] == lost
+    assert stream.replayed(8) == stream.delivered(8, replayed=True)
+    assert stream.end() == [Synced(8)]
+
+
+def test_a_clear_behind_a_hole_of_the_live_stream_is_no_answer():
+    stream = Stream(replay=False)
+    stream.connected()
+    stream.live(0)
+    found = stream.sequence.live([b"t", stream.frame(2), payload(cleared())], stream.now)
+    assert Lost(1, 1, LostReason.NO_REPLAY) in found
 
 
 def test_silence_is_a_loss_after_bounded_attempts():
@@ -363,6 +392,22 @@ def test_a_changed_publisher_id_is_a_restart_whatever_the_seq():
     assert stream.replayed(0) == stream.delivered(0, replayed=True)
 
 
+def test_publishers_that_take_turns_on_one_endpoint_are_a_conflict_and_are_waited_for():
+    stream = synced()
+    stream.ids = True
+    seen: list[object] = []
+    for epoch in "bcbcbc":
+        stream.epoch = epoch
+        stream.now += 0.1
+        seen += stream.live(0)
+    assert [type(each) for each in seen].count(Restarted) == 5
+    assert seen[-1] == Conflict()
+    assert stream.live(1) == []
+    assert stream.due() == [ask(0)]
+    stream.replayed(0)
+    assert stream.end() == [Synced(0)]
+
+
 def test_an_unchanged_publisher_id_makes_any_old_batch_a_duplicate():
     stream = Stream()
     stream.ids = True
@@ -453,7 +498,7 @@ def test_a_snapshot_without_a_replay():
     stream.connected()
     stream.live(6, 7)
     assert snapshot(stream, 6, b"x") == [Replace(6, (b"x",)), *stream.delivered(7), Synced(7)]
-    assert stream.sequence.deadline is None
+    assert stream.sequence.deadline == inf
     assert stream.live(9) == [Gap(8, 8), ASK_SNAPSHOT]
     assert snapshot(stream, 9, b"y") == [Replace(9, (b"y",)), Synced(9)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 import msgspec
@@ -16,7 +17,8 @@ from kvbus.client.updates import Lost, Restarted, Snapshot, Synced
 from kvbus.client.view import BlockView
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
 from kvbus.core.sequencing.phases import Phase
-from kvbus.core.wire.codec import AnyEvent, encode_batch
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.typed import well_formed
@@ -231,7 +233,7 @@ class Subscription(RuleBasedStateMachine):
                 self.follow(self.sequence.live([b"", self.frame(seq), payload], self.now))
             elif self.exact and self.synced:
                 return
-            elif self.sequence.deadline is not None:
+            elif self.sequence.deadline < inf:
                 self.now = max(self.now, self.sequence.deadline)
                 self.follow(self.sequence.tick(self.now))
             else:

@@ -15,7 +15,7 @@ from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.wire.codec import encode_batch, encode_value
+from kvbus.core.wire.encoding import encode_batch, encode_value
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import Profile
 from kvbus.core.wire.schema import BlockRemoved, BlockStored

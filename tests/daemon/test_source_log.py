@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kvbus.core.events import BatchReceived, ReplayReceived, SourceUnreachable, SourceUp, Tick
+from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUnreachable, SourceUp, Tick
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
@@ -22,6 +22,10 @@ def relay() -> Relay:
     return Relay([SourceSpec("engine", 0, Settings(), Rules())], [])
 
 
+def ignored(*_: str) -> None:
+    """Nobody shows transitions."""
+
+
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     found = [record.getMessage() for record in caplog.records]
     caplog.clear()
@@ -30,7 +34,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_each_change_of_state_is_one_line(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    log = SourceLog()
+    log = SourceLog(ignored)
     log.look(relay, [0])
     assert lines(caplog) == []
     relay.handle(SourceUp(0), 1.0)
@@ -41,7 +45,7 @@ def test_each_change_of_state_is_one_line(relay: Relay, caplog: pytest.LogCaptur
 
 def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    log = SourceLog()
+    log = SourceLog(ignored)
     relay.handle(SourceUp(0), 1.0)
     # the engine has trimmed its buffer: the answer begins at 5
     relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload(store([1]))]), 1.0)
@@ -59,7 +63,7 @@ def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.Lo
 
 
 def test_a_remark_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
-    log = SourceLog()
+    log = SourceLog(ignored)
     for seq in range(MIN_LEFT_OUT):
         window = store([seq], group=1, kv_cache_spec_kind="sliding_window")
         relay.handle(BatchReceived(0, batch(seq, window)), 1.0)
@@ -77,7 +81,7 @@ def test_a_remark_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -
 
 def test_a_reason_is_said_again_when_it_changes_and_not_when_it_only_counts_on(relay, caplog) -> None:
     caplog.set_level(logging.INFO)
-    log = SourceLog()
+    log = SourceLog(ignored)
     relay.handle(SourceUnreachable(0, "nothing listens at tcp://127.0.0.1:5557 (connection refused)"), 1.0)
     log.look(relay, [0])
     log.look(relay, [0])
@@ -99,7 +103,7 @@ def test_a_reason_is_said_again_when_it_changes_and_not_when_it_only_counts_on(r
 
 
 def test_the_fields_are_beside_the_sentence(relay, caplog) -> None:
-    log = SourceLog()
+    log = SourceLog(ignored)
     relay.handle(SourceUnreachable(0, "nothing listens"), 1.0)
     log.look(relay, [0])
     (record,) = caplog.records
@@ -110,3 +114,71 @@ def test_the_fields_are_beside_the_sentence(relay, caplog) -> None:
         "epoch": 0,
         "reason": "unreachable",
     }
+
+
+def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
+    seen: list[tuple[str, ...]] = []
+    log = SourceLog(lambda *said: seen.append(said))
+
+    def looked() -> list[tuple[str, ...]]:
+        log.look(relay, [0])
+        found = seen.copy()
+        seen.clear()
+        return found
+
+    def live(seq: int) -> None:
+        relay.handle(BatchReceived(0, batch(seq, store([seq + 1]))), 1.0)
+
+    def answer(request: int, *seqs: int) -> None:
+        for seq in seqs:
+            relay.handle(ReplayReceived(0, request, [b"", b"", seq.to_bytes(8, "big"), payload(store([seq + 1]))]), 1.0)
+        relay.handle(ReplayReceived(0, request, [b"", b"", END_SEQ, b""]), 1.0)
+
+    assert looked() == []
+    relay.handle(SourceUp(0), 1.0)
+    connected = "connecting → syncing: connected; the engine is asked for its history"
+    assert looked() == [("state", "engine", "syncing", connected)]
+    answer(1)
+    live(0)
+    said = "syncing → live: in sync at seq 0 of epoch 0, 1 blocks"
+    assert looked() == [("state", "engine", "live", said)]
+
+    # a gap that is seen
+    live(3)
+    assert looked() == [("state", "engine", "gap", "live → gap: 2 batches missing from seq 1 on; later ones wait")]
+    answer(2, 1, 2)
+    said = "gap → live: 2 batches missing: 2 recovered by replay; in sync at seq 3 of epoch 0, 4 blocks"
+    assert looked() == [("state", "engine", "live", said)]
+    assert looked() == []
+
+    # and one that comes and goes between two looks
+    live(5)
+    answer(3, 4)
+    assert looked() == [("repaired", "engine", "live", "1 batch missing: 1 recovered by replay")]
+
+    relay.handle(SourceDown(0), 2.0)
+    assert looked() == [("state", "engine", "connecting", "live → connecting: the connection has ended")]
+    relay.handle(Tick(0.0), 2.0 + relay.sources[0].spec.timeout)
+    lost = "connecting → lost: no connection for source_timeout; its blocks are cleared at routers"
+    assert looked() == [("state", "engine", "lost", lost)]
+
+
+def test_partial_and_what_is_wrong_are_reported_from_beginning_to_end(relay: Relay) -> None:
+    seen: list[tuple[str, ...]] = []
+    log = SourceLog(lambda *said: seen.append(said))
+    relay.handle(SourceUnreachable(0, "nobody listens"), 1.0)
+    log.look(relay, [0])
+    assert seen.pop() == ("remark", "engine", "unreachable", "no connection: nobody listens")
+    relay.handle(SourceUp(0), 1.0)
+    relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload(store([1]))]), 1.0)
+    relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
+    relay.handle(Tick(1000.0), 1.1)
+    log.look(relay, [0])
+    over, partial = seen[-1], seen[-2]
+    assert over == ("remark", "engine", "over", "no longer unreachable")
+    assert partial[:3] == ("partial", "engine", "partial")
+    assert partial[3].startswith("partial: batches 0 to 4 were trimmed")
+    relay.sources[0].sequencer.complete(certain=True)
+    relay.handle(Tick(1001.0), 1.2)
+    log.look(relay, [0])
+    assert seen[-1] == ("partial", "engine", "whole", "no longer partial")

@@ -45,9 +45,9 @@ def test_the_same_blocks_are_equal(view):
     [
         (BlockRemoved((2,), "GPU", 0), "1 missing: GPU 2"),
         (BlockRemoved((1,), "CPU", 0), "1 missing: CPU 1"),
-        (stored(9), "1 stale: GPU 9"),
-        (stored(1, group=1), "1 stale: GPU 1"),
-        (stored(3, medium="DISK"), "1 stale: DISK 3"),
+        (stored(9), "1 dead: GPU 9"),
+        (stored(1, group=1), "1 dead: GPU 1"),
+        (stored(3, medium="DISK"), "1 dead: DISK 3"),
     ],
 )
 def test_a_corrupted_view_is_named(view, corrupt, said):
@@ -95,7 +95,19 @@ def test_one_difference_is_enough_and_nothing_is_not_equal(view):
 def test_the_lines_name_what_differs_and_what_never_came_to_rest(view):
     lines = list(plain.verdict_lines(Verdict([judged(view, TRUTH[1:])], ["vllm/0: 3 batches pending"])))
     assert lines == [
-        "verdict: router-a vllm/0: 3 blocks, DIFFERENT, 1 stale: GPU 1",
+        "verdict: router-a vllm/0: 3 blocks, DIFFERENT, 1 dead: GPU 1",
         "verdict: not at rest: vllm/0: 3 batches pending",
         "verdict: NOT EXACT: 1 of 1 views differ from the engines' caches",
+    ]
+
+
+def test_what_a_router_has_without_kvbus_is_said_and_not_judged(view):
+    good, bad = judged(view, TRUTH), judged(view, TRUTH[1:])
+    verdict = Verdict([good], direct=[bad, good])
+    assert verdict.equal
+    assert list(plain.verdict_lines(verdict))[1:] == [
+        "verdict: router-a vllm/0: 3 blocks, 0 missing, 1 dead",
+        "verdict: router-a vllm/0: 4 blocks, 0 missing, 0 dead",
+        "verdict: what a router has without kvbus: 0 missing, 1 dead blocks",
+        "verdict: exact: all 1 views hold exactly what the engines' caches hold",
     ]

@@ -14,7 +14,8 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import Batch, decode_batch, encode_batch, encode_positional_batch
+from kvbus.core.wire.codec import Batch, decode_batch
+from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import (
     END_SEQ,
     FrameLimits,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 import urllib.request
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from tests import budget
 from tests.monitoring.faults import Scene, scene, scrape_config
 from tests.monitoring.prometheus import Prometheus, rules_in_a_hurry, running_prometheus
 
@@ -51,25 +53,25 @@ def observed(prometheus_is_there: None, tmp_path_factory: pytest.TempPathFactory
     rules = directory / "rules.json"
     rules.write_text(rules_in_a_hurry())
     (directory / "scene").mkdir()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with contextlib.ExitStack() as servers:
+        runner = servers.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         player = scene(directory / "scene")
         played: Scene = runner.run(player.__aenter__())
-        try:
-            config = scrape_config(rules, list(played.buses.values()))
-            with running_prometheus(directory, config) as server:
-                seen = Observed(server)
+        servers.callback(lambda: runner.run(player.__aexit__(None, None, None)))
+        server = servers.enter_context(running_prometheus(directory, scrape_config(rules, list(played.buses.values()))))
+        seen = Observed(server)
 
-                async def play() -> None:
-                    await played.until_watched(server)
-                    played.go_wrong(server)
-                    await played.until_all_fire(server)
+        async def play() -> None:
+            await played.until_watched(server)
+            played.go_wrong(server)
+            await played.until_all_fire(server)
 
-                runner.run(play())
-                seen.at, seen.lag = time.time(), played.lag
-                seen.alerts = server.get("/api/v1/alerts")["alerts"]
-                for name in ("healthy", "faulty"):
-                    with urllib.request.urlopen(f"http://{played.buses[name].http}/metrics", timeout=30) as answer:
-                        seen.metrics[name] = answer.read().decode()
-                yield seen
-        finally:
-            runner.run(player.__aexit__(None, None, None))
+        runner.run(play())
+        seen.at, seen.lag = time.time(), played.lag
+        seen.alerts = server.get("/api/v1/alerts")["alerts"]
+        for name in ("healthy", "faulty"):
+            with urllib.request.urlopen(f"http://{played.buses[name].http}/metrics", timeout=30) as answer:
+                seen.metrics[name] = answer.read().decode()
+        yield seen
+        with budget.ends_servers():
+            servers.close()

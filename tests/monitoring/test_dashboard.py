@@ -81,6 +81,7 @@ def test_every_metric_of_sources_outputs_and_replay_is_on_it() -> None:
         "kvbus_output_dropped_events_total",
         "kvbus_http_connections",  # a handful at any time; what is turned away is there
         "kvbus_http_dumps",
+        "kvbus_http_listeners",
     }
     rules = (ROOT / "deploy" / "prometheus" / "kvbus.rules.yml").read_text()
     shown = {name.removesuffix("_bucket") for name in re.findall(r"\bkvbus_\w+", json.dumps(PANELS) + rules)}

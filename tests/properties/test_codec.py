@@ -5,8 +5,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import Batch, decode_batch, encode_batch, encode_positional_batch
+from kvbus.core.wire.codec import Batch, decode_batch
 from kvbus.core.wire.dialect import sniff
+from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import (
     FrameLimits,
     LiveMessage,

@@ -7,9 +7,11 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "kvbus", "demo"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
@@ -23,7 +25,7 @@ def demo(*args, **options):
             process.kill()
 
 
-def on_terminal(*args, until=None, **env):
+def on_terminal(*args, until=None, command=None, **env):
     """Run on a pseudo-terminal; Ctrl-C is typed as soon as ``until`` is seen. Exit code and all that was written."""
     ours, theirs = pty.openpty()
     os.set_blocking(ours, True)
@@ -31,7 +33,7 @@ def on_terminal(*args, until=None, **env):
     whole.pop("CI", None)
     # a session of its own whose terminal this is: what is typed there reaches the demo as a signal
     with subprocess.Popen(
-        [sys.executable, "-c", TAKE_TERMINAL, *DEMO[1:], *args],
+        [sys.executable, "-c", TAKE_TERMINAL, *(command or [*DEMO, *args])],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -56,7 +58,7 @@ def on_terminal(*args, until=None, **env):
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
@@ -73,17 +75,20 @@ def test_six_seconds_in_a_pipe():
     assert (done.returncode, done.stderr) == (0, "")
     assert not CONTROL.search(done.stdout)
     lines = done.stdout.splitlines()
-    assert lines[0] == "kvbus demo: engines -> kvbus -> routers, all on this machine"
+    assert lines[0] == "kvbus demo: engines -> kvbus -> routers, and engines -> direct, all on this machine"
     assert re.fullmatch(r"status page: http://127\.0\.0\.1:\d+/", lines[1])
-    story = [line.partition("] ")[2] for line in lines if re.match(r"\[ *\d+\.\ds\] (scene|fault|kvbus|WRONG):", line)]
+    story = [
+        line.partition("] ")[2] for line in lines if re.match(r"\[ *\d+\.\ds\] (scene|fault|kvbus|direct|WRONG):", line)
+    ]
     told = iter(story)
     for part in (
-        "scene: engines vllm (2 ranks), sglang (2 ranks) start",
-        "live batches of vllm/0 are lost",
+        "scene: vllm, sglang start",
+        "live batches of sglang/0 are lost",
         "kvbus: gap seen",
+        "direct: ",
         "router-b joins late",
         "kvbus: replayed",
-        "fault: sglang crashes",
+        "fault: vllm crashes",
         "kvbus: new epoch",
         "batches of vllm/1 are overtaken",
         "kvbus: order restored",
@@ -97,6 +102,9 @@ def test_six_seconds_in_a_pipe():
     assert [line for line in lines if line.startswith("verdict: router-")] == [
         line for line in lines if re.fullmatch(r"verdict: router-[ab] (vllm|sglang)/[01]: \d+ blocks, equal", line)
     ]
+    assert re.fullmatch(
+        r"verdict: what a router has without kvbus: [1-9]\d* missing, [1-9][\d,]* dead blocks", lines[-2]
+    )
     assert lines[-1] == "verdict: exact: all 8 views hold exactly what the engines' caches hold"
 
 
@@ -136,9 +144,9 @@ def test_on_a_terminal_it_draws_and_leaves_the_verdict_behind():
     assert "\x1b[?25h" in said  # the cursor is back
 
 
-@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
+@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"plain": "--plain"}])
 def test_a_terminal_that_wants_less_gets_less(env):
-    code, said = on_terminal("--seconds", "1", **env)
+    code, said = on_terminal("--seconds", "1", *[env[name] for name in env if name == "plain"], **env)
     assert code == 0
     if "NO_COLOR" in env:
         assert not re.search(r"\x1b\[[0-9;]*\b(3[0-7]|9[0-7]|38;5;\d+)m", said)
@@ -158,3 +166,51 @@ def test_usage_errors(args):
     done = subprocess.run([*DEMO, *args], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+STAND_IN = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in
+"-m venv"*) mkdir -p {venv}/bin; cp "$0" {venv}/bin/python ;;
+"-m kvbus"*) {demo} ;;
+esac
+"""
+
+
+def made(tmp_path, demo='exec {python} "$@"'):
+    """`.ci/demo.sh` with a Python that installs nothing: its environment, and what it was asked for."""
+    log, python = tmp_path / "log", tmp_path / "python"
+    text = STAND_IN.format(log=log, venv=tmp_path / "demo", demo=demo.format(python=sys.executable))
+    python.write_text(text)
+    python.chmod(0o755)
+    return os.environ | {"PYTHON": str(python)}, log
+
+
+def test_make_demo_installs_what_runs_and_no_more_and_only_once(tmp_path):
+    env, log = made(tmp_path, demo="echo the demo")
+    for _ in range(2):
+        done = subprocess.run(
+            [ROOT / ".ci" / "demo.sh", tmp_path / "demo", "--seconds", "1"],
+            capture_output=True, text=True, timeout=60, env=env, check=True,
+        )  # fmt: skip
+        assert (done.stdout.splitlines()[-1], done.stderr) == ("the demo", "")
+    asked = log.read_text().splitlines()
+    assert [line.split()[-1] for line in asked if " install " in line] == ["requirements-runtime.lock", "."]
+    assert asked[-2:] == ["-m kvbus demo --seconds 1"] * 2  # the second time nothing stands before it
+
+
+def test_a_ctrl_c_ends_make_demo_with_the_verdict_and_no_error(tmp_path):
+    env, _ = made(tmp_path)
+    arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo"]
+    code, said = on_terminal(until=b"router-a", command=arguments)
+    assert code == 0
+    assert "exact: all 4 views" in said
+    assert "make:" not in said
+
+
+def test_make_demo_shows_why_it_failed(tmp_path):
+    env, _ = made(tmp_path, demo="echo no ports >&2; exit 69")
+    done = subprocess.run(
+        [ROOT / ".ci" / "demo.sh", tmp_path / "demo"], capture_output=True, text=True, timeout=60, env=env, check=False
+    )
+    assert (done.returncode, done.stderr) == (69, "no ports\n")

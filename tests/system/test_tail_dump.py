@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ import msgspec
 import pytest
 import zmq
 
-from kvbus.core.wire.codec import encode_batch
+from kvbus.cli.tail import Printer, to_json
+from kvbus.client import Conflict, Reachable, Unreachable
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 
@@ -95,6 +98,36 @@ def test_tail_prints_what_happens_as_json(publisher):
     assert lines[1] == {"kind": "gap", "first": 1, "last": 1}
     assert [line["seq"] for line in lines[2:]] == [1, 2]
     assert "3 batches, 3 events" in err
+
+
+def test_tail_says_that_the_publisher_is_gone(publisher):
+    tail = command("tail", publisher.endpoint, "--json")
+    subscription(publisher)
+    publisher.publish(batch())
+    assert json.loads(tail.stdout.readline())["kind"] == "batch"
+    publisher.close()
+    assert json.loads(tail.stdout.readline()) == {
+        "kind": "unreachable",
+        "endpoint": publisher.endpoint,
+        "why": f"nothing listens at {publisher.endpoint} (connection refused)",
+    }
+    tail.send_signal(signal.SIGINT)
+    ended(tail)
+
+
+@pytest.mark.parametrize(
+    ("update", "line", "plain"),
+    [
+        (Conflict(), "! several publishers are behind this endpoint", {"kind": "conflict"}),
+        (Unreachable("tcp://a:1", "because"), "! no connection: because", {"kind": "unreachable", "why": "because"}),
+        (Reachable("tcp://a:1"), "= connected to tcp://a:1", {"kind": "reachable", "endpoint": "tcp://a:1"}),
+    ],
+)
+def test_tail_on_the_connection(update, line, plain):
+    out = io.StringIO()
+    Printer(out, as_json=False).show(update)
+    assert line in out.getvalue()
+    assert to_json(update).items() >= plain.items()
 
 
 def test_tail_for_people_from_the_start(publisher):

@@ -9,7 +9,8 @@ from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered
-from kvbus.core.wire.codec import Batch, decode, encode_batch
+from kvbus.core.wire.codec import Batch, decode
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.profiles import PROFILES, encode, fold
 from tests.core.dsl import Script, raw, tick
 from tests.doubles.payloads import payload, plain_all, removed, store

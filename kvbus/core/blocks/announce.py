@@ -13,7 +13,8 @@ from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, raw_or_unset, set_of_chunks, slice_array
 from kvbus.core.blocks.live_order import in_order, live_runs
 from kvbus.core.types import Hash
-from kvbus.core.wire.codec import AnyEvent, encode_value, with_extras
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.encoding import encode_value, with_extras
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 MOST_BLOCKS: Final = 4095

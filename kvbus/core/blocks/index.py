@@ -19,7 +19,7 @@ from kvbus.core.blocks.lease import Lease
 from kvbus.core.blocks.overlay import SMALL, Overlay
 from kvbus.core.blocks.size import Size
 from kvbus.core.types import Hash
-from kvbus.core.wire.codec import decode_value, encode_value
+from kvbus.core.wire.encoding import decode_value, encode_value
 from kvbus.core.wire.schema import BlockStored
 
 TableKey = tuple[int | None, str]

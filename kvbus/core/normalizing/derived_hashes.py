@@ -15,7 +15,7 @@ import msgspec
 
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.types import Hash
-from kvbus.core.wire.codec import decode_value
+from kvbus.core.wire.encoding import decode_value
 
 _encode = msgspec.msgpack.Encoder().encode
 

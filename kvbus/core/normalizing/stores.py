@@ -26,7 +26,8 @@ from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Shape, Sizes
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason
-from kvbus.core.wire.codec import Extras, with_extras
+from kvbus.core.wire.codec import Extras
+from kvbus.core.wire.encoding import with_extras
 from kvbus.core.wire.parts import parts
 from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import divide, joined

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Hash, Reason, medium_key
-from kvbus.core.wire.codec import decode_value, lacks_field
+from kvbus.core.wire.codec import lacks_field
+from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import count_tokens
 

@@ -20,22 +20,26 @@ from kvbus.core.wire.frames import SEQ_BYTES, Framing, ReplayRequest, replay_dat
 from kvbus.core.wire.profiles import encode
 
 MAX_FILLER: Final = 1_000_000
-"""Empty batches sent to keep an answer contiguous. Where more would be needed, which takes longer than a router waits,
-the answer begins later than asked for, as an engine's does whose buffer was trimmed."""
+"""Empty batches sent to keep an answer contiguous. More would take longer than a router waits."""
 
 
 class ReplayAnswer(msgspec.Struct, frozen=True):
-    """What a replay from ``start`` gets. Where the journal holds ``start``: the journal. Else one of two answers.
+    """What a replay from ``start`` gets. Where the journal holds ``start``: the journal. Else one of three answers.
 
     *END alone*, for a router that has just got the state by its subscription: where ``start`` is 0, and for every start
     if the router's profile needs no contiguous answer. Its cost does not depend on how long the stream is. Run against
     seven routers (docs/decisions/state-on-subscription.md).
 
-    *The state, numbered from ``start``*: AllBlocksCleared and the live blocks of a snapshot, empty batches up to the
-    snapshot's seq, then the journal. So it is for everybody else, and for a start that is no cursor
-    (:mod:`kvbus.core.outputs.incomplete`). The answer ends at what was newest when the journal part began; what came
-    later is on the live stream. A requester so slow that the journal trims past it gets a newer snapshot. One whose seq
-    lies more than ``MAX_FILLER`` back gets an answer that begins just before the snapshot's seq.
+    *The state at its own seqs*: AllBlocksCleared and the live blocks of a snapshot, in the seqs up to the snapshot's,
+    then the journal. So it is from 0, for everybody whose profile takes it: who knows nothing sees no hole. Its cost
+    does not depend on how long the stream is, either.
+
+    *The state, numbered from ``start``*: the same, with empty batches between the live blocks and the journal. So it is
+    for everybody else, and for a start that is no cursor (:mod:`kvbus.core.outputs.incomplete`). Its cost follows from
+    what the router missed. One whose seq lies more than ``MAX_FILLER`` back gets the state at its own seqs.
+
+    An answer ends at what was newest when the journal part began; what came later is on the live stream. A requester so
+    slow that the journal trims past it gets a newer snapshot.
 
     Attributes:
         envelope: what each message starts with.
@@ -165,8 +169,9 @@ def _state_part(answer: ReplayAnswer, stream: OutputStream, snapshot: StateSnaps
     first, end = answer.seq, snapshot.seq + 1
     chunks = snapshot.chunks(end - first)
     outcome = "late" if answer.outcome == "late" else "compacted"
-    if end - first - chunks.count > MAX_FILLER:
-        first, outcome = end - chunks.count, "late"
+    filler = end - first - chunks.count
+    if filler > (0 if first == 0 and stream.profile.late_replay else MAX_FILLER):
+        first, outcome = first + filler, "late"
     went = structs.replace(answer, seq=end, end=max(answer.end, end), begun=True, snapshot=snapshot, outcome=outcome)
     empty = encode(stream.profile.wire, [], 0.0, stream.rank)
     return StatePart(went, stream.topic, stream.publisher_id, first, end, chunks, empty)

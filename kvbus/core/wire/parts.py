@@ -8,7 +8,8 @@ from typing import Any, cast
 from msgspec import UNSET, structs
 
 from kvbus.core.types import Hash
-from kvbus.core.wire.codec import AnyEvent, decode_value, encode_value
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.encoding import decode_value, encode_value
 from kvbus.core.wire.schema import PER_BLOCK, AllBlocksCleared
 from kvbus.core.wire.tokens import are_pairs
 

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import UNSET
 
 from kvbus.core.types import Hash
-from kvbus.core.wire.codec import AnyEvent, encode_batch, encode_positional_batch
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import Framing
 from kvbus.core.wire.parts import block_by_block, changed, field, first_of_pairs, is_store, value
 from kvbus.core.wire.schema import AllBlocksCleared
@@ -68,6 +69,9 @@ class Profile(msgspec.Struct, frozen=True):
     filled_replay: bool = True
     """Whether an answer that reaches behind the journal is contiguous from the seq asked for. Where it need not be, END
     alone sends the router back to the state that its subscription brought."""
+    late_replay: bool = True
+    """Whether an answer to a router that knows nothing, from 0, may begin later than asked for, at the seqs right
+    before the newest one. llm-d refuses such an answer, and forgets the pod."""
     clears: Clears = "rank"
     one_copy: bool = False
     """A block that several ranks hold is one to the router, and the first removal ends it. On a merged stream such a
@@ -95,8 +99,12 @@ _MIB: Final = 1024 * 1024
 PROFILES: Final[dict[str, Profile]] = {
     "vllm": Profile(CANONICAL, "4"),
     "dynamo": Profile(_DYNAMO, "4", filled_replay=False),
-    "llm-d": Profile(Wire(fill_kinds=True, fold_pairs=True), "4", clears="pod", topics="pod and model"),
-    "llm-d-sglang": Profile(Wire("array", fold_pairs=True), "4", clears="pod", topics="pod and model"),
+    "llm-d": Profile(
+        Wire(fill_kinds=True, fold_pairs=True), "4", late_replay=False, clears="pod", topics="pod and model"
+    ),
+    "llm-d-sglang": Profile(
+        Wire("array", fold_pairs=True), "4", late_replay=False, clears="pod", topics="pod and model"
+    ),
     "aibrix": Profile(Wire("array", one_block=True), "4", filled_replay=False, clears="pod or nothing", one_copy=True),
     "sglang": Profile(CANONICAL, "3"),
     "vllm-router": Profile(CANONICAL, "4", filled_replay=False, topics="empty", max_events=4096, max_bytes=16 * _MIB),

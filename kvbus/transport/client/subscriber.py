@@ -19,6 +19,7 @@ from kvbus.transport.sockets import PeerPolicy, attach_or_refuse, end, make_sock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvbus.core.types import Refused
     from kvbus.transport.curve import Curve
 
     Context = zmq.Context[zmq.Socket[bytes]]
@@ -43,6 +44,9 @@ class Handler(Protocol):
 
     def on_connection(self, up: bool) -> None:
         """The live connection stands, or is lost."""
+
+    def on_refused(self, reason: Refused) -> None:
+        """The handshake of a live connection has failed."""
 
 
 class StreamSockets:
@@ -156,7 +160,7 @@ class StreamSockets:
             self._context = None
 
     def _open_live(self, context: Context, endpoint: str) -> None:
-        events = Events(self._handler.on_live, self._handler.on_connection)
+        events = Events(self._handler.on_live, self._handler.on_connection, refused=self._handler.on_refused)
         try:
             self._live = LiveStream(
                 context,

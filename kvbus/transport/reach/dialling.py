@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from kvbus.transport.curve import Curve
-from kvbus.transport.reach.names import Address, Found, find, shown
+from kvbus.transport.reach.connecting import Attempt
+from kvbus.transport.reach.names import Address
 from kvbus.transport.reach.outcome import Outcome, Stop
 from kvbus.transport.reach.strangers import identify, name_of
 from kvbus.transport.sockets import rebuilding_id
@@ -189,64 +188,21 @@ class _Dialling:
     def __init__(
         self, endpoint: str, curve: Curve | None, limits: Limits, opened: contextlib.ExitStack, seconds: float
     ) -> None:
-        self.outcome = Outcome(endpoint, Stop.NAME, f"no name server answers within {seconds:g} s")
-        self._endpoint = endpoint
+        self._attempt = Attempt(endpoint, seconds)
         self._curve = curve
         self._limits = limits
         self._opened = opened
-        self._seconds = seconds
+
+    @property
+    def outcome(self) -> Outcome:
+        return self._attempt.outcome
 
     async def run(self, role: Role) -> Dialled:
-        try:
-            found = await find(self._endpoint)
-        except OSError as error:
-            return Dialled(Outcome(self._endpoint, Stop.NAME, (error.strerror or str(error)).lower()))
-        self.outcome = Outcome(self._endpoint, Stop.DROPPED, f"within {self._seconds:g} s", found.names)
-        connected = await _connect(found)
-        if isinstance(connected, tuple):
-            stop, detail = connected
-            return Dialled(replace(self.outcome, stop=stop, detail=detail))
+        connected = await self._attempt.run()
+        if connected is None:
+            return Dialled(self.outcome)
         self._opened.callback(connected.close)
-        self.outcome = Outcome(self._endpoint, Stop.SILENT, "", found.names)
-        return await shake_hands(self.outcome, connected, role, self._curve, self._limits, found.first)
-
-
-async def _connect(found: Found) -> socket.socket | tuple[Stop, str]:
-    first = await _try(found.first)
-    if isinstance(first, socket.socket) or not found.others:
-        return first
-    tries = await asyncio.gather(*map(_try, found.others))
-    answers = [shown(each) for each, one in zip(found.others, tries, strict=True) if isinstance(one, socket.socket)]
-    for one in tries:
-        if isinstance(one, socket.socket):
-            one.close()
-    if answers:
-        return Stop.OTHER_ADDRESS, f"{shown(found.first)}; {answers[0]} accepts"
-    return first
-
-
-async def _try(address: Address) -> socket.socket | tuple[Stop, str]:
-    try:
-        connecting = socket.socket(address[0], socket.SOCK_STREAM)
-    except OSError as error:
-        return Stop.NO_ROUTE, error.strerror or str(error)
-    connecting.setblocking(False)
-    try:
-        await asyncio.get_running_loop().sock_connect(connecting, address[1])
-    except OSError as error:
-        connecting.close()
-        # uvloop names no error number for some
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        if error.errno in {errno.ECONNREFUSED, errno.ENOENT}:
-            return Stop.REFUSED, reason.lower()
-        return (Stop.DROPPED if error.errno == errno.ETIMEDOUT else Stop.NO_ROUTE), reason.lower()
-    except BaseException:
-        connecting.close()
-        raise
-    if address[0] != socket.AF_UNIX and connecting.getsockname()[:2] == connecting.getpeername()[:2]:
-        connecting.close()  # TCP may connect a port of its own to itself where nobody listens
-        return Stop.REFUSED, "connection refused"
-    return connecting
+        return await shake_hands(self.outcome, connected, role, self._curve, self._limits, self._attempt.address)
 
 
 async def shake_hands(

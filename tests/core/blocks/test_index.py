@@ -4,7 +4,7 @@ from msgspec import UNSET
 from kvbus.core.blocks.chunk import Rest
 from kvbus.core.blocks.index import MAX_SHARED, Index, Table, raw_or_unset, slice_array
 from kvbus.core.blocks.size import chunk_bytes
-from kvbus.core.wire.codec import encode_value
+from kvbus.core.wire.encoding import encode_value
 from tests.core.blocks.chunks import announced, put, stored
 from tests.doubles.payloads import pack, store, tokens_of
 

@@ -2,7 +2,7 @@ import pytest
 
 from kvbus.core.blocks.chunk import Chunk, Meta
 from kvbus.core.normalizing.derived_hashes import derive, derive_chunk
-from kvbus.core.wire.codec import encode_value
+from kvbus.core.wire.encoding import encode_value
 
 FIRST = 7713946297145647563
 SECOND = 10578922383325983977

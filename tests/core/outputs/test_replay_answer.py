@@ -143,7 +143,7 @@ class TestBehindTheJournal:
         assert answer.outcome == "complete"
 
     def test_a_cut_that_is_shared_is_followed_by_the_journal(self):
-        made = filled(150)
+        made = filled(150, profile="llm-d")
         cut, cuts = cutter(made, 1)
         shared = cut()
         for seq in range(150, 170):
@@ -154,7 +154,7 @@ class TestBehindTheJournal:
         assert len(cuts) == 1
 
     def test_what_comes_while_the_state_is_told_is_on_the_live_stream(self):
-        made = filled(150)
+        made = filled(150, profile="llm-d")
         cut, _ = cutter(made, 1)
         answer = ask(made, 0, cut)
         answer.next_message()
@@ -162,7 +162,7 @@ class TestBehindTheJournal:
         assert seqs_of(answer) == [*range(1, 150), "END"]
 
     def test_one_so_slow_that_the_journal_is_gone_is_told_anew(self):
-        made = filled(150, one_at_a_time)
+        made = filled(150, one_at_a_time, profile="llm-d")
         cut, cuts = cutter(made, 1)
         shared = [cut()]
         for seq in range(150, 170):
@@ -195,9 +195,30 @@ class TestBehindTheJournal:
         told = [event for message in messages[:-1] for event in unpack(message[-1])[1] if message[-1][:1] == b"\x93"]
         assert sum(len(event["block_hashes"]) for event in told if event["type"] == "BlockStored") == 5000
 
+    def test_who_knows_nothing_gets_the_state_right_before_the_newest_seq(self, monkeypatch):
+        monkeypatch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", 1)
+        made = filled(150)
+        cut, cuts = cutter(made, 1, 2, 3)
+        shared = cut()
+        made.append(b"batch 150", 0.0)
+        answer = ask(made, 0, lambda start: shared)
+        messages = messages_of(answer)
+        assert [int.from_bytes(message[-2], "big") for message in messages[:-1]] == [147, 148, 149, 150]
+        assert plain_all(unpack(messages[0][-1])[1]) == plain_all([cleared(), store([1])])
+        assert messages[3][-1] == b"batch 150"
+        assert (answer.outcome, len(cuts)) == ("late", 1)
+
+    def test_an_answer_from_0_that_needs_all_seqs_is_not_late(self, monkeypatch):
+        monkeypatch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", 1)
+        made = filled(3, batches=1)
+        cut, _ = cutter(made, 1, 2, 3)
+        answer = ask(made, 0, cut)
+        assert seqs_of(answer) == [0, 1, 2, "END"]
+        assert answer.outcome == "compacted"
+
     def test_filler_has_an_end(self, monkeypatch):
         monkeypatch.setattr(answer_module, "MAX_FILLER", 1000)
-        made = stream()
+        made = stream("llm-d")
         made.next_seq = 10**12
         made.append(b"newest", 0.0)
         cut, _ = cutter(made, 1)
@@ -212,7 +233,7 @@ class TestBehindTheJournal:
     @pytest.mark.parametrize(("newest", "first", "outcome"), [(1000, 0, "compacted"), (1001, 1001, "late")])
     def test_filler_goes_as_far_as_it_may(self, monkeypatch, newest, first, outcome):
         monkeypatch.setattr(answer_module, "MAX_FILLER", 1000)
-        made = stream()
+        made = stream("llm-d")
         made.next_seq = newest
         made.append(b"newest", 0.0)
         cut, _ = cutter(made, 1)
@@ -221,7 +242,7 @@ class TestBehindTheJournal:
         assert answer.outcome == outcome
 
     def test_whoever_asks_while_the_journal_part_is_read_is_told_the_same_cut(self):
-        made = filled(150)
+        made = filled(150, profile="llm-d")
         cut, cuts = cutter(made, 1)
         shared = weakref.ref(cut())
         answer = ask(made, 0, lambda start: cuts.pop())
@@ -250,10 +271,11 @@ class TestAfterTheStateOfASubscription:
         assert seqs_of(answer) == [*range(4, 20), "END"]
         assert (answer.outcome, len(cuts)) == ("compacted", 1)
 
-    def test_without_the_state_nobody_gets_end_alone(self):
-        made = filled(20, profile="dynamo", batches=10)
+    @pytest.mark.parametrize(("profile", "first"), [("dynamo", 19), ("vllm", 19), ("llm-d", 0), ("llm-d-sglang", 0)])
+    def test_without_the_state_nobody_gets_end_alone(self, profile, first):
+        made = filled(20, profile=profile, batches=10)
         cut, _ = cutter(made, 1)
-        assert seqs_of(ask(made, 0, cut)) == [*range(20), "END"]
+        assert seqs_of(ask(made, 0, cut)) == [*range(first, 20), "END"]
 
     def test_what_the_journal_holds_is_answered_from_it(self):
         answer = ask(filled(20, profile="dynamo", batches=10), 15, has_state=True)

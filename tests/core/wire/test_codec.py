@@ -7,18 +7,9 @@ import pytest
 from msgspec import Raw
 
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import (
-    MAX_EVENTS,
-    Batch,
-    decode,
-    decode_batch,
-    encode_batch,
-    encode_positional_batch,
-    event_offset,
-    with_extras,
-)
+from kvbus.core.wire.codec import MAX_EVENTS, Batch, decode, decode_batch, event_offset
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from tests.doubles.payloads import cleared, pack, payload, plain_all, removed, store, tokens_of, unpack
+from tests.doubles.payloads import cleared, pack, payload, plain_all, removed, store, unpack
 from tests.hostile.bad import DEEP as LEVELS
 from tests.typed import well_formed
 
@@ -106,16 +97,6 @@ class TestUnknownFields:
             "novelty": [1, {"a": b"x"}],
             "other": None,
         }
-
-    def test_they_are_sent_on_in_maps(self):
-        batch = decoded(GOOD | {"novelty": [1]})
-        event = with_extras(batch.events[0], batch.extras[0])
-        assert plain_all(unpack(encode_batch([event], 1.0, 0))[1]) == plain_all([GOOD | {"novelty": [1]}])
-
-    def test_by_position_there_is_no_place_for_them(self):
-        batch = decoded(GOOD | {"novelty": [1]})
-        event = with_extras(batch.events[0], batch.extras[0])
-        assert unpack(encode_positional_batch([event], 1.0, 0))[1] == [array(GOOD)]
 
     def test_positions_are_those_of_the_events_kept(self):
         batch = decoded({"type": "Nonsense"}, GOOD, GOOD | {"novelty": 1})
@@ -274,26 +255,6 @@ class TestABadBatch:
         assert decode_batch(of(MAX_EVENTS + 1)) is Reason.TOO_MANY_EVENTS
         batch = well_formed(of(MAX_EVENTS))
         assert len(batch.events) + len(batch.rejects) == MAX_EVENTS
-
-
-class TestEncoding:
-    def test_a_round_trip_changes_nothing(self):
-        events = [
-            GOOD | {"lora_id": 5, "lora_name": "a", "extra_keys": [None, ["x", b"y"]], "cache_salt": "s"},
-            store([b"a" * 32], b"b" * 32, group=2, kv_cache_spec_kind="mla_attention", kv_cache_spec_sliding_window=4),
-            store([-1], 2**64 - 1, tokens=[[1, 2]] * 16, locality="x", ownership={"a": 1}, lookahead_token_ids=[9]),
-            removed([1, -1], medium="CPU", group=1, locality="x"),
-            cleared(),
-        ]
-        batch = decoded(*events, ts=12.5, rank=3)
-        again = well_formed(encode_batch(batch.events, batch.ts, batch.rank))
-        assert plain_all(again.events) == plain_all(events)
-        assert (again.ts, again.rank) == (12.5, 3)
-
-    def test_a_token_array_is_passed_byte_for_byte(self):
-        tokens = b"\xdd" + (16).to_bytes(4, "big") + b"".join(b"\xce" + t.to_bytes(4, "big") for t in tokens_of(1))
-        batch = decoded(store([1]) | {"token_ids": Raw(tokens)})
-        assert tokens in encode_batch(batch.events, 1.0, 0)
 
 
 @pytest.mark.parametrize(

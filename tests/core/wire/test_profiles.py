@@ -8,17 +8,18 @@ from tests.typed import well_formed
 
 def test_every_profile_a_configuration_may_name():
     assert {
-        name: (p.wire.encoding, p.framing, p.filled_replay, p.clears, p.topics) for name, p in PROFILES.items()
+        name: (p.wire.encoding, p.framing, p.filled_replay, p.late_replay, p.clears, p.topics)
+        for name, p in PROFILES.items()
     } == {
-        "vllm": ("map", "4", True, "rank", "any"),
-        "dynamo": ("map", "4", False, "rank", "any"),
-        "llm-d": ("map", "4", True, "pod", "pod and model"),
-        "llm-d-sglang": ("array", "4", True, "pod", "pod and model"),
-        "aibrix": ("array", "4", False, "pod or nothing", "any"),
-        "sglang": ("map", "3", True, "rank", "any"),
-        "vllm-router": ("map", "4", False, "rank", "empty"),
-        "smg": ("map", "4", False, "rank", "any"),
-        "mooncake": ("map", "4", True, "rank", "any"),
+        "vllm": ("map", "4", True, True, "rank", "any"),
+        "dynamo": ("map", "4", False, True, "rank", "any"),
+        "llm-d": ("map", "4", True, False, "pod", "pod and model"),
+        "llm-d-sglang": ("array", "4", True, False, "pod", "pod and model"),
+        "aibrix": ("array", "4", False, True, "pod or nothing", "any"),
+        "sglang": ("map", "3", True, True, "rank", "any"),
+        "vllm-router": ("map", "4", False, True, "rank", "empty"),
+        "smg": ("map", "4", False, True, "rank", "any"),
+        "mooncake": ("map", "4", True, True, "rank", "any"),
     }
 
 

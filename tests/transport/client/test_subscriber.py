@@ -28,7 +28,8 @@ from kvbus.client import (
 )
 from kvbus.client import subscriber as subscriber_module
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import decode_batch, encode_batch
+from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.errors import BindError
 from kvbus.transport.client.subscriber import StreamSockets

@@ -228,7 +228,7 @@ async def test_a_name_server_that_does_not_answer(monkeypatch):
     async def never(_endpoint):
         await asyncio.Future()
 
-    monkeypatch.setattr("kvbus.transport.reach.dialling.find", never)
+    monkeypatch.setattr("kvbus.transport.reach.connecting.find", never)
     async with dial("tcp://engine:5557", Role.SUB, seconds=0.1) as dialled:
         assert dialled.outcome.sentence == (
             "the host name of tcp://engine:5557 does not resolve (no name server answers within 0.1 s)"

@@ -9,7 +9,7 @@ from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, medium_key
-from kvbus.core.wire.codec import encode_batch
+from kvbus.core.wire.encoding import encode_batch
 from tests.doubles.router import PlainSetRouter
 from tests.typed import there, well_formed
 from tests.wire.captures import Key

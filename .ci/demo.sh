@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# The demo in an environment of its own: what kvbus needs at run time, and nothing else.
+#
+#   .ci/demo.sh .venv/demo [arguments of kvbus demo]
+set -Eeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=${PYTHON:-python3} venv=$1 lock=requirements-runtime.lock
+shift
+
+install() {
+    local all done=0
+    all=$(grep -c '^[a-z].*==' "$lock")
+    echo "setting up $venv (once): $all packages"
+    "$python" -m venv --clear "$venv"
+    "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --require-hashes -r "$lock" |
+        while read -r what name _; do
+            if [[ $what == Collecting ]]; then
+                done=$((done + 1))
+                if [[ -t 1 ]]; then printf '\r\033[K  %d of %d  %s' "$done" "$all" "$name"; fi
+            elif [[ $what == Installing ]]; then
+                if [[ -t 1 ]]; then printf '\r\033[K  unpacking'; fi
+            fi
+        done
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+    if [[ -t 1 ]]; then printf '\r\033[K'; fi
+    cat "$lock" pyproject.toml >"$venv/.installed" # the last step: without it the next call begins anew
+}
+
+main() {
+    local errors status=0 stopped=
+    errors=$(mktemp)
+    trap 'rm -f "$errors"' EXIT
+    # what Python says about a Ctrl-C in its first milliseconds helps nobody; everything else is shown
+    trap 'if [[ -t 1 ]]; then echo; fi; exit 130' INT TERM
+    if ! cat "$lock" pyproject.toml 2>/dev/null | cmp -s - "$venv/.installed"; then
+        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>>"$errors" ||
+            { echo "kvbus needs Python 3.11 or newer: make demo PYTHON=python3.12" >&2; exit 1; }
+        (install) 2>>"$errors" || { cat "$errors" >&2; exit 1; }
+    fi
+    trap 'stopped=130' INT TERM # the demo ends by itself, with its verdict
+    "$venv/bin/python" -m kvbus demo "$@" 2>>"$errors" || status=${stopped:-$?}
+    if ((status != 0 && status != 130)); then cat "$errors" >&2; fi
+    exit "$status"
+}
+
+# a process group of its own: a Ctrl-C reaches the demo and not make, which would call the verdict an error
+if [[ -t 0 ]]; then set -m 2>/dev/null; fi
+(main "$@")

@@ -1,0 +1,239 @@
+"""``GET /events``: transitions, rates once a second and, for whoever may read content, an output's batches.
+
+Server-sent events for whoever does not speak ZeroMQ. Nothing is queued for a client. Each one has positions in what is
+kept anyway (the timeline, the newest sample, the journals of an output), and takes what is behind them at its own pace.
+So nobody costs memory, a slow client loses no more than what is not kept any more, and it is told what that was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from kvbus.admin.connection_limits import CONNECTION_TIMEOUT
+from kvbus.admin.history import History
+from kvbus.admin.timeline import Timeline
+from kvbus.core.outputs.output import Output
+from kvbus.core.stats import ProcessStats
+from kvbus.core.types import Hash, Reason, printable
+from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.encoding import decode_value
+from kvbus.core.wire.schema import AllBlocksCleared, BlockStored, Event
+
+MAX_LISTENERS: Final = 16
+"""Clients at once. Further ones get 503."""
+
+MAX_FOLLOWERS: Final = 4
+"""Of these, clients that get an output's batches."""
+
+SLICE: Final = 0.001
+"""Seconds for which batches are written as JSON before the loop's other work gets its turn."""
+
+REST: Final = 4
+"""All clients together then rest for so many times as long."""
+
+MAX_POSITIONS: Final = 256
+"""Streams whose positions an id names: a header has no room for many more. With more of them batches resume nowhere."""
+
+
+class Listener:
+    """One client.
+
+    Attributes:
+        number: the last transition that it has.
+        sampled: the last sample that it has.
+        output: the output whose batches it gets; None for none.
+        seqs: by slot, the seq of that output that it gets next.
+    """
+
+    def __init__(self, output: Output | None) -> None:
+        self.number = 0
+        self.sampled = 0
+        self.output = output
+        self.seqs: dict[int, int] = {}
+        self.wake = asyncio.Event()
+
+    def id_in(self, process: str) -> str:
+        """What the client may resume at."""
+        head = f"{process}-{self.number}"
+        if not 0 < len(self.seqs) <= MAX_POSITIONS:
+            return head
+        return f"{head}-{','.join(f'{slot}:{seq}' for slot, seq in self.seqs.items())}"
+
+
+class Events:
+    """The clients of ``/events``."""
+
+    def __init__(self, timeline: Timeline, history: History, stats: ProcessStats) -> None:
+        self._timeline = timeline
+        self._history = history
+        self._stats = stats
+        self._listeners: set[Listener] = set()
+        self._samples = 0
+        self._rates = b""
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    def room(self, output: Output | None) -> bool:
+        """Whether one more client may come."""
+        followers = sum(each.output is not None for each in self._listeners)
+        return len(self._listeners) < MAX_LISTENERS and (output is None or followers < MAX_FOLLOWERS)
+
+    def sampled(self) -> None:
+        """There is a new sample."""
+        self._samples += 1
+        self._rates = b""
+
+    def wake(self) -> None:
+        """Something may have happened."""
+        for listener in self._listeners:
+            listener.wake.set()
+
+    def close(self) -> None:
+        """End every answer."""
+        self._closed = True
+        self.wake()
+
+    async def answer(self, request: web.Request, output: Output | None, last_id: str) -> web.StreamResponse:
+        """Send events until the client leaves, takes too long, or the server ends."""
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers=headers)
+        listener = Listener(output)
+        self._listeners.add(listener)
+        self._stats.http_listeners = len(self._listeners)
+        try:
+            await response.prepare(request)
+            part = b"retry: 1000\n" + self._start(listener, last_id)
+            while not self._closed:
+                if not part:
+                    await listener.wake.wait()
+                    listener.wake.clear()
+                else:
+                    async with asyncio.timeout(CONNECTION_TIMEOUT):
+                        await response.write(part)
+                part = await self._next(listener)
+            with contextlib.suppress(ConnectionError):
+                await response.write_eof()
+        except TimeoutError:
+            self._stats.http_closed["slow"] += 1
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass
+        finally:
+            self._listeners.discard(listener)
+            self._stats.http_listeners = len(self._listeners)
+        return response
+
+    def _start(self, listener: Listener, last_id: str) -> bytes:
+        """Put the client where it was, or at the end, and say which."""
+        because = self._resume(listener, last_id) if last_id else ""
+        if because or not last_id:
+            listener.number = self._timeline.last
+            listener.seqs = {} if listener.output is None else _ends(listener.output)
+        said = {"resumed": not because if last_id else None, "because": because}
+        return _event("start", said, listener.id_in(self._timeline.process))
+
+    def _resume(self, listener: Listener, last_id: str) -> str:
+        """Take over the positions of an id; why that cannot be, empty if it can."""
+        process, _, rest = last_id.partition("-")
+        number, _, seqs = rest.partition("-")
+        if process != self._timeline.process:
+            return "the id is not of this process: kvbus has been started anew since"
+        try:
+            listener.number = int(number)
+            listener.seqs = {int(slot): int(seq) for slot, seq in (each.split(":") for each in seqs.split(",") if each)}
+        except ValueError:
+            return "the id cannot be read"
+        if not self._timeline.first - 1 <= listener.number <= self._timeline.last:
+            return f"transitions are kept from {self._timeline.first} to {self._timeline.last}"
+        if listener.output is None:
+            listener.seqs = {}
+            return ""
+        ends = _ends(listener.output)
+        if listener.seqs.keys() != ends.keys() or any(listener.seqs[slot] > end for slot, end in ends.items()):
+            return f"the id is not of the streams of output {listener.output.spec.name}"
+        return ""
+
+    async def _next(self, listener: Listener) -> bytes:
+        """What there is for a client now, a part of it."""
+        process, parts = self._timeline.process, []
+        if listener.number < self._timeline.first - 1:
+            missed = {"from": listener.number + 1, "to": self._timeline.first - 1}
+            listener.number = self._timeline.first - 1
+            parts.append(_event("missed", {"what": "transitions", **missed}))
+        for transition in self._timeline.since(listener.number):
+            listener.number = transition.number
+            parts.append(_event("transition", transition, listener.id_in(process)))
+        if listener.sampled != self._samples:
+            listener.sampled = self._samples
+            self._rates = self._rates or _event("rates", self._history.newest)
+            parts.append(self._rates)
+        if listener.output is not None and any(listener.seqs.get(s) != n for s, n in _ends(listener.output).items()):
+            async with self._turn:
+                begun = time.perf_counter()
+                for part in self._batches(listener, listener.output):
+                    parts.append(part)
+                    if time.perf_counter() - begun > SLICE:
+                        break
+                await asyncio.sleep(REST * (time.perf_counter() - begun))
+        return b"".join(parts)
+
+    def _batches(self, listener: Listener, output: Output) -> Iterator[bytes]:
+        """Yield what is behind a client's positions in an output's journals."""
+        process, streams, ends = self._timeline.process, output.open_streams, _ends(output)
+        listener.seqs = {slot: listener.seqs.get(slot, streams[slot].first_seq) for slot in ends}
+        for slot, end in ends.items():
+            journal = streams[slot].journal
+            while (seq := listener.seqs[slot]) != end:
+                runs = journal.runs(seq, end)
+                if not runs:
+                    kept = journal.first_seq
+                    listener.seqs[slot] = end if kept is None or not seq < kept <= end else kept
+                    missed = {"what": "batches", "stream": slot, "from": seq, "to": listener.seqs[slot] - 1}
+                    yield _event("missed", missed, listener.id_in(process))
+                for first, payload, count in runs:
+                    listener.seqs[slot] = first + count
+                    events = batch_events(payload)
+                    if events:
+                        said = {"output": output.spec.name, "stream": slot, "seq": first, "events": events}
+                        yield _event("batch", said, listener.id_in(process))
+
+
+def _ends(output: Output) -> dict[int, int]:
+    """By slot, the seq that is next."""
+    return {slot: stream.next_seq for slot, stream in output.open_streams.items()}
+
+
+def _event(name: str, data: Any, last_id: str = "") -> bytes:
+    head = f"id: {last_id}\n" if last_id else ""
+    return f"{head}event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
+
+
+def batch_events(payload: bytes) -> list[dict[str, Any]]:
+    """Return the events of a batch that kvbus has sent, as plain JSON; hashes are strings, for they need 64 bits."""
+    batch = decode_batch(payload)
+    return [] if isinstance(batch, Reason) else [_event_json(event) for event in batch.events]
+
+
+def _event_json(event: Event) -> dict[str, Any]:
+    if isinstance(event, AllBlocksCleared):
+        return {"type": "AllBlocksCleared"}
+    said: dict[str, Any] = {"type": type(event).__name__, "block_hashes": [_name(each) for each in event.block_hashes]}
+    if isinstance(event, BlockStored):
+        parent = event.parent_block_hash
+        said["parent_block_hash"] = None if parent is None or parent is msgspec.UNSET else _name(parent)
+        said |= {"token_ids": decode_value(event.token_ids), "block_size": event.block_size}
+        said |= {"lora_name": event.lora_name}
+    said |= {"medium": event.medium, "group_idx": event.group_idx}
+    return {name: value for name, value in said.items() if value is not msgspec.UNSET}
+
+
+def _name(block: Hash) -> str:
+    return str(printable(block))

@@ -1,0 +1,337 @@
+// The status page. Everything that comes from the bus is put in as text, never as HTML.
+"use strict";
+
+const KEPT = 300, STALE = 3, SPARKS = 40;
+const STATES = { live: "ok", syncing: "warn", gap: "warn", connecting: "bad", lost: "bad", conflict: "bad", waiting: "warn",
+  receiving: "warn", stalled: "bad", idle: "idle", left: "idle", connected: "ok", partial: "warn", whole: "ok", over: "ok" };
+const SIGNS = { ok: "✓", warn: "▲", bad: "✕", idle: "○" };
+const SVG = "http://www.w3.org/2000/svg";
+const $ = id => document.getElementById(id);
+const bus = { about: {}, sources: [], routers: [], times: [], all: {}, outputs: {}, courses: {}, transitions: [], rates: null, heard: 0 };
+let open = null;
+
+// -- words
+
+const number = n => n === null || n === undefined || Number.isNaN(n) ? "–" : n.toLocaleString("en", { maximumFractionDigits: n < 10 ? 1 : 0 });
+const bytes = n => n >= 1e6 ? number(n / 1e6) + " MB" : n >= 1e3 ? number(n / 1e3) + " kB" : number(n) + " B";
+const seconds = s => !s ? "0 s" : s < 1 ? Math.round(s * 1000) + " ms" : s < 100 ? s.toFixed(1) + " s" : duration(s);
+const duration = s => s < 60 ? Math.round(s) + " s" : s < 3600 ? Math.floor(s / 60) + " min" : s < 172800 ?
+  Math.floor(s / 3600) + " h " + Math.floor(s % 3600 / 60) + " min" : Math.floor(s / 86400) + " days";
+const clock = at => new Date(at * 1000).toLocaleTimeString("en-GB");
+const sum = counts => Object.values(counts).reduce((a, b) => a + b, 0);
+const kind = state => STATES[state] ?? "warn";
+
+// -- elements
+
+function make(tag, props = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), props);
+  made.append(...children);
+  return made;
+}
+function draw(tag, attributes, ...children) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+const pill = state => make("span", { className: "pill " + kind(state) }, make("span", { ariaHidden: "true", textContent: SIGNS[kind(state)] }), state);
+
+/** Bring a table's rows in step with a list. Rows and cells stay where they are, so that focus and selection do. */
+function rows(body, list, key, cells) {
+  const known = new Map([...body.rows].map(row => [row.dataset.key, row]));
+  const labels = [...body.parentElement.tHead.rows[0].cells].map(cell => cell.textContent.trim());
+  list.forEach((each, at) => {
+    const row = known.get(key(each)) ?? make("tr");
+    known.delete(row.dataset.key);
+    row.dataset.key = key(each);
+    if (body.rows[at] !== row) body.insertBefore(row, body.rows[at] ?? null);
+    cells(each).forEach((value, i) => {
+      const cell = row.cells[i] ?? row.insertCell();
+      cell.dataset.label = labels[i];
+      if (typeof value === "object") {
+        if (cell.dataset.shows !== value.shows) { cell.replaceChildren(value.make()); cell.dataset.shows = value.shows; }
+        if (value.text) cell.className = "text";
+      } else if (cell.textContent !== String(value)) cell.textContent = value;
+    });
+  });
+  for (const row of known.values()) row.remove();
+}
+const asPill = state => ({ shows: state, make: () => pill(state), text: true });
+const asText = text => ({ shows: text, make: () => document.createTextNode(text), text: true });
+
+// -- charts
+
+function chart(svg, times, values, what, unit = "") {
+  const now = times.at(-1), known = values.filter(v => v !== null), top = Math.max(...known, 0) || 1;
+  let line = "", area = "", begun = null;
+  values.forEach((value, i) => {
+    if (value === null) { if (begun !== null) area += `V60H${begun}Z`; begun = null; return; }
+    const x = (300 - (now - times[i])).toFixed(1), y = (57 - 52 * value / top).toFixed(1);
+    line += (begun === null ? "M" : "L") + x + " " + y;
+    area += (begun === null ? `M${x} 60L` : "L") + x + " " + y;
+    begun ??= x;
+    if (i === values.length - 1) area += `V60H${begun}Z`;
+  });
+  if (!svg.firstChild) {
+    svg.append(draw("path", { class: "area" }), draw("path", { class: "line" }));
+    for (const [name, value] of Object.entries({ viewBox: "0 0 300 60", preserveAspectRatio: "none", role: "img" })) svg.setAttribute(name, value);
+    svg.classList.add("chart");
+  }
+  svg.children[0].setAttribute("d", area);
+  svg.children[1].setAttribute("d", line);
+  svg.setAttribute("aria-label", `${what}, last five minutes: now ${number(known.at(-1))}${unit}, at most ${number(known.length ? top : 0)}${unit}`);
+}
+const spark = (id, colour) => ({ shows: id, make: () => { const made = draw("svg", { class: "spark " + colour }); made.dataset.spark = id; return made; } });
+
+const TILES = [
+  ["in", "Batches in", "batches", () => ["/s", bus.all.batches, bus.rates?.all.batches]],
+  ["out", "Batches out", "sent", () => ["/s", sent(), sent().at(-1)]],
+  ["in", "Live blocks", "blocks", () => ["", bus.all.blocks, bus.rates?.all.blocks]],
+  ["out", "Furthest router behind", "behind", () => [" s", behind(), behind().at(-1)]],
+];
+const each = name => Object.values(bus.outputs).map(course => course[name]);
+const sent = () => bus.times.map((_, i) => each("batches").reduce((a, v) => v[i] === null ? a : (a ?? 0) + v[i], null));
+const behind = () => bus.times.map((_, i) => Math.max(0, ...each("behind").map(v => v[i] ?? 0)));
+
+function tiles() {
+  for (const [colour, title, name, read] of TILES) {
+    const [unit, values, now] = read();
+    if (!$("tile-" + name)) {
+      const svg = draw("svg", { id: "tile-" + name, class: colour });
+      $("tiles").append(make("article", { className: "tile" }, make("h3", { textContent: title }), make("p", {}, make("span"), make("small")), svg));
+    }
+    const tile = $("tile-" + name).parentElement;
+    tile.querySelector("span").textContent = name === "behind" ? seconds(now).split(" ")[0] : number(now);
+    tile.querySelector("small").textContent = name === "behind" ? " " + seconds(now).split(" ")[1] : unit;
+    chart($("tile-" + name), bus.times, values, title, unit);
+  }
+  for (const svg of document.querySelectorAll("[data-spark]")) {
+    const [what, ...name] = svg.dataset.spark.split(" "), course = (what === "output" ? bus.outputs : bus.courses)[name.join(" ")];
+    if (course?.batches) chart(svg, bus.times, course.batches.slice(-bus.times.length), "batches per second", "/s");
+  }
+}
+
+/** Sources at the left, the bus, its routers at the right; a line is as thick as what goes over it. */
+function flow() {
+  const shown = 8, svg = $("flow"), routers = bus.routers.filter(r => r.left === null), width = Math.max(600, svg.clientWidth || 1100);
+  const left = bus.sources.slice(0, shown), right = routers.slice(0, shown), tall = Math.max(left.length, right.length, 2);
+  const height = tall * 27 + 22, middle = height / 2, drawn = [];
+  const line = (x1, y1, x2, y2, rate, colour) => {
+    const d = `M${x1} ${y1}C${(x1 + x2) / 2} ${y1} ${(x1 + x2) / 2} ${y2} ${x2} ${y2}`, thick = 1 + Math.min(5, Math.sqrt(rate || 0) / 2);
+    drawn.push(draw("path", { d, class: colour, "stroke-width": thick.toFixed(1) }));
+    if (rate) drawn.push(draw("path", { d, class: colour + " moves", "stroke-width": Math.min(thick, 2.5).toFixed(1) }));
+  };
+  const place = (i, of) => middle + (i - (of - 1) / 2) * 27;
+  const a = width * .24, b = width * .76, x1 = width / 2 - 64, x2 = width / 2 + 64;
+  left.forEach((s, i) => {
+    const y = place(i, left.length), rates = bus.rates?.sources[s.name];
+    line(a, y, x1, middle + (y - middle) * .35, rates?.batches, kind(s.state) === "ok" ? "in" : kind(s.state));
+    drawn.push(draw("circle", { cx: a, cy: y, r: 5, class: kind(s.state) }), draw("text", { x: a - 14, y: y - 1, "text-anchor": "end" }, s.name),
+      draw("text", { x: a - 14, y: y + 11, "text-anchor": "end", class: "note" }, s.state + " · " + number(sum(s.blocks)) + " blocks"));
+  });
+  right.forEach((r, i) => {
+    const y = place(i, right.length), state = kind(r.state), rate = bus.rates?.outputs[r.output]?.batches;
+    line(x2, middle + (y - middle) * .35, b, y, r.state === "live" ? rate : 0, state === "ok" ? "out" : state);
+    drawn.push(draw("circle", { cx: b, cy: y, r: 5, class: state }), draw("text", { x: b + 14, y: y - 1 }, r.peer),
+      draw("text", { x: b + 14, y: y + 11, class: "note" }, r.output + " · " + (r.behind_seconds ? seconds(r.behind_seconds) + " behind" : r.state)));
+  });
+  const tallest = Math.min(height - 12, tall * 12 + 44);
+  drawn.push(draw("rect", { x: x1, y: middle - tallest / 2, width: 128, height: tallest, rx: 12, class: "bus" }),
+    draw("text", { x: width / 2, y: middle - 2, "text-anchor": "middle", "font-weight": 650 }, "kvbus"),
+    draw("text", { x: width / 2, y: middle + 13, "text-anchor": "middle", class: "note" }, number(bus.rates?.all.batches) + " batches/s"));
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.replaceChildren(...drawn);
+}
+
+// -- tables
+
+function ways(source) {
+  const { as_it_came, encoded, by_event } = source.counts.ways, counts = [as_it_came, encoded, by_event].map(way => way.batches), all = sum(counts);
+  if (!all) return asText("–");
+  const shares = counts.map(count => 100 * count / all), text = Math.round(shares[0]) + " %";
+  return { shows: shares.map(Math.round).join(), make: () => {
+    const svg = draw("svg", { class: "ways", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" });
+    shares.forEach((share, i) => svg.append(draw("rect", { x: sum(shares.slice(0, i)), width: share, height: 8 })));
+    return make("span", { title: "as it came, encoded again, event by event: " + counts.map(number).join(", ") }, text, svg);
+  } };
+}
+function named(source) {
+  return { shows: source.name, make: () => make("button", { textContent: source.name, onclick: () => look(source.name) }) };
+}
+const blocks = source => Object.entries(source.blocks).map(([medium, n]) => (medium === "GPU" ? "" : medium + " ") + number(n)).join(" + ") || "0";
+
+function tables() {
+  const { sources, routers } = bus, here = routers.filter(r => r.left === null), gone = routers.filter(r => r.left !== null);
+  rows($("sources"), sources, s => s.name, s => [named(s), asPill(s.partial ? "partial" : s.state), s.epoch, number(s.last_seq), blocks(s),
+    number(bus.rates?.sources[s.name]?.batches), spark("source " + s.name, "in"), number(s.counts.recovered), number(s.counts.lost),
+    number(sum(s.counts.rejected)), ways(s)]);
+  $("reasons").replaceChildren(...sources.flatMap(s => s.reasons.map(r => make("li", {}, make("strong", { textContent: s.name + " " }),
+    `${r.text}. `, make("span", { className: "soft", textContent: `${r.key}: ${r.do}` })))));
+  const outputs = Object.entries(bus.rates?.outputs ?? {});
+  rows($("outputs"), outputs, ([name]) => name, ([name, o]) => [name, asText(number(o.routers)), number(o.batches), spark("output " + name, "out"),
+    bytes(o.bytes ?? 0), number(o.queue), seconds(o.behind)]);
+  rows($("routers"), here, r => r.output + r.stream + r.peer + r.since, r => [r.peer, asPill(r.state), r.output + (r.stream ? " #" + r.stream : ""),
+    r.topics.map(t => t || "all").join(", ") || "none", clock(r.since), number(r.queued), seconds(r.behind_seconds), number(r.dropped.batches),
+    number(r.state_sent.count)]);
+  $("no-router").textContent = here.length ? "" : "No router is connected.";
+  $("left").hidden = !gone.length;
+  $("left").firstElementChild.textContent = gone.length + (gone.length === 1 ? " router has left" : " routers have left");
+  rows($("gone"), gone, r => r.output + r.stream + r.peer + r.since, r => [r.peer, asText(r.output), clock(r.left_at), r.left, number(r.dropped.batches)]);
+  const why = new Map();
+  for (const s of sources) for (const [how, counts] of [["refused", s.counts.rejected], ["left out", s.counts.filtered]])
+    for (const [reason, count] of Object.entries(counts)) {
+      const entry = why.get(how + reason) ?? { how, reason, count: 0, sources: [], example: "" };
+      entry.count += count;
+      entry.sources.push(s.name);
+      entry.example ||= s.examples?.[reason] ?? "";
+      why.set(how + reason, entry);
+    }
+  const found = [...why.values()].filter(w => w.count).sort((a, b) => b.how.localeCompare(a.how) || b.count - a.count);
+  rows($("refused"), found, w => w.how + w.reason, w => [w.reason + " · " + w.how, asText(number(w.count)), w.sources.join(", "), w.example || "–"]);
+  $("no-refused").textContent = found.length ? "" : "Nothing was refused or left out.";
+  verdict(sources, here);
+  flow();
+  if (open) detail();
+}
+
+function verdict(sources, routers) {
+  const ill = sources.filter(s => s.state !== "live"), partial = sources.filter(s => s.partial), slow = routers.filter(r => r.state === "stalled");
+  const worst = ill.some(s => kind(s.state) === "bad") || slow.length ? "bad" : ill.length || partial.length ? "warn" : "ok";
+  const said = [ill.length ? `${ill.map(s => `${s.name} is ${s.state}`).slice(0, 3).join(", ")}${ill.length > 3 ? ` and ${ill.length - 3} more` : ""}` :
+    sources.length === 1 ? "The source is live" : `All ${sources.length} sources are live`];
+  if (partial.length) said.push(`${partial.length} partial`);
+  if (slow.length) said.push(`${slow.length} of ${routers.length} routers stalled`);
+  else if (routers.length) said.push(routers.length === 1 ? "1 router follows" : `${routers.length} routers follow`);
+  const text = said.join(" · ");
+  if ($("verdict").textContent.slice(1) === text) return;
+  $("verdict").className = "verdict " + worst;
+  $("verdict").replaceChildren(make("span", { ariaHidden: "true", textContent: SIGNS[worst] }), text);
+}
+
+const happened = t => make("li", {}, make("time", { dateTime: new Date(t.at * 1000).toISOString(), textContent: clock(t.at) }),
+  make("span", { className: "dot " + kind(t.after), ariaHidden: "true" }), make("span", {}, make("strong", { textContent: t.name + " " }), t.text));
+const timeline = () => $("timeline").replaceChildren(...bus.transitions.slice(-100).reverse().map(happened),
+  ...(bus.transitions.length ? [] : [make("li", { className: "soft", textContent: "Nothing yet." })]));
+
+// -- one source
+
+async function look(name) {
+  open = name;
+  $("source-body").replaceChildren();
+  detail();
+  $("source").showModal();
+}
+function detail() {
+  const s = bus.sources.find(each => each.name === open), course = bus.courses[open], body = $("source-body");
+  $("source-name").textContent = open;
+  if (!s) return body.replaceChildren("This source is not there any more.");
+  const c = s.counts, facts = { state: s.state + (s.partial ? ", partial: " + s.partial_reason : ""), endpoint: s.endpoint, "replay endpoint": s.replay_endpoint ?? "none",
+    epoch: s.epoch, "last seq": number(s.last_seq), "spoken as": s.dialect ?? "–", "block size": s.block_size ?? "–", blocks: blocks(s),
+    "batches in": `${number(c.batches)}, ${bytes(c.bytes)}`, events: `${number(c.stored)} stored, ${number(c.removed)} removed, ${number(c.cleared)} cleared`,
+    missing: `${number(c.missing)}: ${number(c.recovered)} recovered, ${number(c.lost)} lost, ${number(c.pending)} pending`,
+    "came twice": number(c.duplicates), restarts: c.restarts, waiting: number(s.queue_depth) };
+  if (!body.firstChild) {
+    body.append(...["batches", "events", "blocks", "queue"].flatMap(each => [make("h3", { textContent: { batches: "batches per second", events: "events per second",
+      blocks: "live blocks", queue: "batches waiting" }[each] }), draw("svg", { class: each === "blocks" ? "out" : "in" })]), make("dl"), make("h3", { textContent: "what happened" }), make("ol", { className: "timeline" }));
+  }
+  const charts = body.querySelectorAll("svg"), dl = body.querySelector("dl");
+  ["batches", "events", "blocks", "queue"].forEach((each, i) => course?.[each] && chart(charts[i], bus.times, course[each].slice(-bus.times.length), each));
+  dl.replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
+  body.querySelector("ol").replaceChildren(...bus.transitions.filter(t => t.name === open).slice(-20).reverse().map(happened));
+}
+
+// -- what comes from the bus
+
+async function get(path, options = {}) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(3000), ...options });
+  if (!answer.ok) throw Object.assign(new Error((await answer.json().catch(() => ({}))).error ?? answer.statusText), { status: answer.status });
+  return answer.json();
+}
+async function overview() {
+  const all = await get("/overview");
+  Object.assign(bus, { about: all, times: all.times, all: all.all, outputs: all.outputs, transitions: all.transitions, courses: {} });
+  $("config").textContent = lines(all.config).join("\n");
+  $("content").textContent = all.content ?? "";
+  $("about").textContent = `${all.version} · ${all.core} core`;
+  timeline();
+  return all.id;
+}
+function lines(value, indent = "") {
+  return Object.entries(value).flatMap(([name, each]) => {
+    const key = indent + (Array.isArray(value) ? "-" : name + ":");
+    return each !== null && typeof each === "object" && Object.keys(each).length ? [key, ...lines(each, indent + "  ")] : [`${key} ${JSON.stringify(each)}`];
+  });
+}
+async function poll() {
+  try {
+    [bus.sources, bus.routers] = await Promise.all([get("/sources"), get("/routers")]);
+    const wanted = bus.sources.slice(0, SPARKS).map(s => s.name).filter(name => !bus.courses[name]);
+    await Promise.all(wanted.map(async name => { bus.courses[name] = await get("/history?source=" + encodeURIComponent(name)).catch(() => undefined); }));
+    tables();
+  } catch { /* the age says it */ }
+  setTimeout(poll, document.hidden ? 10000 : 2000);
+}
+function sampled(rates) {
+  const put = (course, values) => { for (const [name, list] of Object.entries(course)) if (name in values) { list.push(values[name]); if (list.length > KEPT) list.shift(); } };
+  bus.rates = rates;
+  bus.heard = performance.now();
+  if (bus.times.at(-1) >= rates.at - .5) return;
+  bus.times.push(rates.at);
+  if (bus.times.length > KEPT) bus.times.shift();
+  put(bus.all, rates.all);
+  for (const [name, course] of Object.entries(bus.outputs)) put(course, rates.outputs[name] ?? {});
+  for (const [name, course] of Object.entries(bus.courses)) if (course) put(course, rates.sources[name] ?? {});
+  if (!document.hidden) { tiles(); flow(); }
+}
+async function follow() {
+  let id;
+  try { id = await overview(); } catch { return setTimeout(follow, 2000); }
+  const events = new EventSource("/events?after=" + id);
+  events.addEventListener("start", event => { if (JSON.parse(event.data).resumed === false) { events.close(); follow(); } });
+  events.addEventListener("rates", event => sampled(JSON.parse(event.data)));
+  events.addEventListener("transition", event => { bus.transitions.push(JSON.parse(event.data)); bus.transitions = bus.transitions.slice(-1000); timeline(); });
+  events.onerror = () => { if (events.readyState === EventSource.CLOSED) setTimeout(follow, 2000); };
+}
+function age() {
+  const old = bus.heard ? (performance.now() - bus.heard) / 1000 : null, stale = old !== null && old > STALE;
+  $("age").className = stale ? "age stale" : "age";
+  $("age-text").textContent = old === null ? "asking the bus…" : stale ? `no answer for ${duration(old)}` : `as of ${old.toFixed(1)} s ago`;
+  const alarm = stale ? "The bus does not answer. What is shown is old." : "";
+  if ($("alarm").textContent !== alarm) $("alarm").textContent = alarm;
+  document.title = stale ? "(no answer) kvbus" : "kvbus";
+  if (!stale && bus.rates) {
+    const facts = { version: bus.about.version, core: bus.about.core, up: duration(bus.rates.at - bus.about.started), started: new Date(bus.about.started * 1000).toLocaleString("en-GB") };
+    if ($("facts").dataset.shows !== JSON.stringify(facts)) {
+      $("facts").dataset.shows = JSON.stringify(facts);
+      $("facts").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
+      $("about").textContent = `${facts.version} · ${facts.core} core · up ${facts.up}`;
+    }
+  }
+}
+
+// -- asking
+
+async function ask(event) {
+  event.preventDefault();
+  const what = $("ask-kind").value, given = $("ask-values").value.split(/[\s,;[\]"]+/).filter(Boolean), said = $("ask-said");
+  $("ask-table").hidden = true;
+  if (!given.length) { said.textContent = "Enter at least one value."; return; }
+  if (what === "tokens" && given.some(each => !/^\d+$/.test(each))) { said.textContent = "Token ids are integers."; return; }
+  try {
+    const body = JSON.stringify({ [what]: what === "tokens" ? given.map(Number) : given });
+    const { results } = await get("/query", { method: "POST", body, headers: { "Content-Type": "application/json" } });
+    const matches = results.flatMap(each => each.matches);
+    said.textContent = matches.length ? `${matches.length} ${matches.length === 1 ? "source holds" : "sources hold"} it, at least in part.` : "No source holds its first block.";
+    $("ask-table").hidden = !matches.length;
+    rows($("ask-found"), matches, m => m.source + m.rank, m => [m.source, asText(String(m.rank)), number(m.blocks), number(m.tokens),
+      Array.isArray(m.tiers) ? m.tiers.join(", ") : Object.entries(m.tiers ?? {}).map(([tier, n]) => `${tier} ${n}`).join(", ")]);
+  } catch (error) {
+    said.textContent = error.status === 404 || error.status === 405 ? "This bus does not answer queries." :
+      error.status === 403 ? `Not from here: ${error.message}` : `That did not work: ${error.message}`;
+  }
+}
+
+$("ask").addEventListener("submit", ask);
+$("source").addEventListener("close", () => { open = null; });
+follow().then(poll);
+setInterval(age, 250);

@@ -1,0 +1,526 @@
+"""Which worker holds the longest prefix of a prompt: the blocks of many workers as one tree.
+
+A node is a place in a prompt: the tokens of one block behind those of its parent. Workers that hold a block there are
+bits of one integer, so that a question walks down once for all of them. Engines name blocks as they like, and no two
+need agree: names lead to nodes, and questions go by tokens.
+
+A block whose parent is not known waits, and gets its node when the parent comes. A parent that goes before its children
+leaves its node behind, so that they count again when it is back. A worker's blocks on several media are blocks of one
+prefix. Blocks of one worker with equal tokens behind equal parents are one place, whatever makes their names differ.
+
+It costs some 210 bytes for each block at a place of its own and 60 for each further worker's there, beside the names
+(CPython 3.11, 16 tokens a block). What is removed is free at once, what is cleared in steps
+(:meth:`PrefixIndex.collect`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from msgspec import UNSET
+
+from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, adapter, asked, stored
+from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+
+W = TypeVar("W", bound=Hashable)
+
+_TOP: Final = 1
+"""The node above every tree. Node 0 is none: nobody holds a block there."""
+
+_MANY: Final = -1
+"""Of a node with several children."""
+
+MAX_SETS: Final = 256
+"""Sets of workers that are remembered."""
+
+COLLECTED: Final = 2
+"""Cleared blocks that are freed for each block that comes."""
+
+
+class Match(NamedTuple):
+    """What a worker holds of a prefix.
+
+    Attributes:
+        blocks: whole blocks from the prefix's beginning, without a hole.
+        block_size: tokens of one.
+        tiers: by medium, how many of them are there.
+    """
+
+    blocks: int
+    block_size: int
+    tiers: dict[str, int]
+
+
+class _Waiting(NamedTuple):
+    """A block whose parent has no place yet. Without a parent here it never gets one."""
+
+    parent: Hash | None
+    label: Label
+
+
+class _Holder:
+    """A worker's blocks since it was last cleared."""
+
+    __slots__ = ("bit", "more", "places", "waiting")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.places: dict[str, dict[Hash, int | _Waiting]] = {}
+        """By medium and name: the node."""
+        self.waiting: dict[Hash, set[tuple[str, Hash]]] = {}
+        """Blocks that wait, by their parent."""
+        self.more: dict[tuple[int, str], int] = {}
+        """Names beyond the first that lead to one node."""
+
+
+class PrefixIndex(Generic[W]):
+    """The live blocks of many workers, by what they hold."""
+
+    def __init__(self) -> None:
+        self._holders: dict[W, _Holder] = {}
+        self._workers: dict[int, W] = {}
+        """By bit number, of live workers."""
+        self._live = 0
+        """Their bits."""
+        self._cleared: list[_Holder] = []
+        """Holders whose bits are not counted any more, and are still in nodes."""
+        self._sets: dict[int, list[W]] = {}
+        """Workers by their bits."""
+        self._bits = 0
+        self._free_bits: list[int] = []
+
+        self._labels: list[Any] = [b"", b""]
+        self._parents: list[int] = [0, 0]
+        self._below: list[int] = [0, 0]
+        """The one child, 0 for none, or :data:`_MANY`."""
+        self._on_device: list[int] = [0, 0]
+        """Bits of the workers that hold it on their device."""
+        self._many: dict[int, dict[Any, int]] = {}
+        self._elsewhere: dict[str, dict[int, int]] = {}
+        """By medium and node: the bits of other tiers."""
+        self._free_nodes: list[int] = []
+
+    def __len__(self) -> int:
+        """Blocks of all workers on all media."""
+        return sum(len(places) for holder in self._holders.values() for places in holder.places.values())
+
+    @property
+    def nodes(self) -> int:
+        """Places there are."""
+        return len(self._labels) - 2 - len(self._free_nodes)
+
+    # -- what workers say ------------------------------------------------------------------------------------------
+
+    def apply(self, worker: W, event: AnyEvent) -> None:
+        """Take in one event of a worker. Groups are not told apart: give it the events of one."""
+        if isinstance(event, AllBlocksCleared):
+            self.clear(worker)
+            return
+        if isinstance(event, dict):  # with fields that no struct knows
+            event = BlockStored(**{name: event[name] for name in BlockStored.__struct_fields__ if name in event})
+        medium = event.medium
+        where = medium_key(medium) or str(medium).upper()
+        if isinstance(event, BlockRemoved):
+            for block in event.block_hashes:
+                self.remove(worker, block, where)
+            return
+        parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
+        lora = adapter(event.lora_id, event.lora_name)
+        found = stored(
+            event.token_ids,
+            event.block_size,
+            len(event.block_hashes),
+            lora if isinstance(lora, str) else None,
+            event.extra_keys,
+            event.cache_salt if parent is None else None,
+        )
+        self.store(worker, event.block_hashes, parent, found, lora=lora, medium=where)
+
+    def store(
+        self,
+        worker: W,
+        hashes: Sequence[Hash],
+        parent: Hash | None,
+        found: tuple[Shape, Sequence[Label]] | None,
+        *,
+        lora: Adapter = None,
+        medium: str = DEVICE_MEDIUM,
+    ) -> None:
+        """A worker holds these blocks, each behind the one before it. One that it holds already stays where it is.
+
+        Args:
+            worker: whose they are.
+            hashes: their names.
+            parent: the name of the block before the first; None for the beginning of a prompt.
+            found: what :func:`~kvbus.core.blocks.prefix_labels.stored` made of them; None: they get no place.
+            lora: the adapter.
+            medium: where they are.
+        """
+        if self._cleared:
+            self.collect(COLLECTED * len(hashes))
+        holder = self._holders.get(worker)
+        if holder is None:
+            holder = self._begin(worker)
+        places = holder.places.get(medium)
+        if places is None:
+            places = holder.places[medium] = {}
+        if found is None:
+            for block in hashes:
+                places.setdefault(block, _Waiting(None, b""))
+            return
+        shape, labels = found
+        root = 0
+        if parent is not None:
+            node = self._place(holder, parent)
+        else:
+            node = root = self._child(self._child(_TOP, lora), shape)
+        for block, label in zip(hashes, labels, strict=True):
+            place = places.get(block)
+            if place is None:
+                if node:
+                    node = self._child(node, label)
+                    self._put(holder, block, medium, places, node)
+                    if holder.waiting:
+                        self._join(holder, block, node)
+                else:
+                    places[block] = _Waiting(parent, label)
+                    holder.waiting.setdefault(parent, set()).add((medium, block))  # type: ignore[arg-type]
+            else:
+                node = place if isinstance(place, int) else 0
+            parent = block
+        if root:
+            self._prune(root)  # where every block was known already
+
+    def remove(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
+        """A worker does not hold a block on a medium any more; False if it was not known to."""
+        holder = self._holders.get(worker)
+        place = None if holder is None else holder.places.get(medium, {}).pop(block, None)
+        if holder is None or place is None:
+            return False
+        if isinstance(place, int):
+            self._take(holder, medium, place)
+        elif place.parent is not None:
+            waiting = holder.waiting[place.parent]
+            waiting.remove((medium, block))
+            if not waiting:
+                del holder.waiting[place.parent]
+        return True
+
+    def holds(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
+        """Whether a worker holds a block on a medium."""
+        holder = self._holders.get(worker)
+        return holder is not None and block in holder.places.get(medium, ())
+
+    def clear(self, worker: W) -> None:
+        """A worker holds nothing any more. Its blocks are freed as others come, or by :meth:`collect`."""
+        holder = self._holders.pop(worker, None)
+        if holder is not None:
+            del self._workers[holder.bit.bit_length() - 1]
+            self._live ^= holder.bit
+            self._sets.clear()
+            holder.waiting.clear()
+            self._cleared.append(holder)
+
+    def collect(self, most: int) -> bool:
+        """Free so many blocks that were cleared; whether there are more."""
+        while self._cleared and most > 0:
+            holder = self._cleared[-1]
+            if not holder.places:
+                self._cleared.pop()
+                self._free_bits.append(holder.bit)
+                continue
+            medium, places = next(iter(holder.places.items()))
+            while places and most > 0:
+                _, place = places.popitem()
+                if isinstance(place, int):
+                    self._take(holder, medium, place)
+                most -= 1
+            if not places:
+                del holder.places[medium]
+        return bool(self._cleared)
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    def longest_prefix(self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None) -> dict[W, int]:
+        """How many blocks of a prompt each worker holds from its beginning on, where it holds any; the most first.
+
+        Raises:
+            ValueError: a token id is none of 32 bits.
+        """
+        trees = self._trees(lora)
+        if len(trees) > 1:
+            return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
+        found: dict[W, int] = {}
+        for node, shape in trees:
+            ends, _ = self._walk(node, asked(tokens, shape, salt))
+            for bits, blocks in ends:
+                found.update(dict.fromkeys(self._workers_of(bits), blocks))
+        return found
+
+    def matches(self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None) -> dict[W, Match]:
+        """The same with tiers. Of a worker with blocks of several sizes, those that cover the most tokens.
+
+        Raises:
+            ValueError: a token id is none of 32 bits.
+        """
+        found: dict[W, Match] = {}
+        for node, shape in self._trees(lora):
+            ends, path = self._walk(node, asked(tokens, shape, salt))
+            runs = [(medium, _runs([bits.get(each, 0) for each in path])) for medium, bits in self._elsewhere.items()]
+            runs.append((DEVICE_MEDIUM, _runs([self._on_device[each] for each in path])))
+            for bits, blocks in ends:
+                for worker in self._workers_of(bits):
+                    tiers = {DEVICE_MEDIUM: blocks}
+                    if path:
+                        bit = self._holders[worker].bit
+                        tiers = _some({medium: _count(of, bit, blocks) for medium, of in runs})
+                    known = found.get(worker)
+                    if known is None or known.blocks * known.block_size < blocks * shape[0]:
+                        found[worker] = Match(blocks, shape[0], tiers)
+        return dict(sorted(found.items(), key=_tokens, reverse=True))
+
+    def named(self, worker: W, hashes: Sequence[Hash]) -> Match | None:
+        """How many of these blocks, by the worker's own names for them, it holds from the first on; None for none."""
+        holder = self._holders.get(worker)
+        if holder is None:
+            return None
+        first, *rest = holder.places.values()
+        count = 0
+        for block in hashes:
+            if block not in first and not any(block in places for places in rest):
+                break
+            count += 1
+        if not count:
+            return None
+        held = hashes[:count]
+        tiers = {medium: sum(block in places for block in held) for medium, places in holder.places.items()}
+        return Match(count, self._size_at(self._place(holder, held[0])), _some(tiers))
+
+    @property
+    def workers(self) -> list[W]:
+        """Those that have said anything since they were last cleared."""
+        return list(self._holders)
+
+    def _trees(self, lora: Adapter) -> list[tuple[int, Shape]]:
+        """The roots of an adapter's blocks, one for each size."""
+        return [(root, self._labels[root]) for root in self._children(self._only(_TOP, lora))]
+
+    def _walk(self, node: int, labels: Sequence[Label]) -> tuple[list[tuple[int, int]], list[int]]:
+        """Who holds how many of these blocks, the most first; and their nodes where other tiers have blocks."""
+        labels_of, below, held, many = self._labels, self._below, self._on_device, self._many
+        others = list(self._elsewhere.values())
+        path: list[int] = []
+        ends: list[tuple[int, int]] = []
+        alive = self._live
+        last = -1
+        blocks = 0
+        for label in labels:
+            child = below[node]
+            if child < 0:
+                child = many[node].get(label, 0)
+            elif labels_of[child] != label:
+                break
+            node = child
+            have = held[child]
+            if others:
+                path.append(child)
+                for bits in others:
+                    have |= bits.get(child, 0)
+            if have is not last:  # most often it is the same object
+                last = have
+                have &= alive
+                if have != alive:
+                    if blocks:
+                        ends.append((alive ^ have, blocks))
+                    alive = have
+                    if not have:
+                        break
+            blocks += 1
+        if blocks and alive:
+            ends.append((alive, blocks))
+        ends.reverse()
+        return ends, path
+
+    def _workers_of(self, bits: int) -> list[W]:
+        """The workers of these bits; remembered, since many prompts begin alike."""
+        found = self._sets.get(bits)
+        if found is None:
+            found = []
+            rest = bits
+            while rest:
+                low = rest & -rest
+                rest ^= low
+                found.append(self._workers[low.bit_length() - 1])
+            if len(self._sets) >= MAX_SETS:
+                self._sets.clear()
+            self._sets[bits] = found
+        return found
+
+    # -- nodes -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, worker: W) -> _Holder:
+        if self._free_bits:
+            bit = self._free_bits.pop()
+        else:
+            bit = 1 << self._bits
+            self._bits += 1
+        self._live |= bit
+        self._sets.clear()
+        self._workers[bit.bit_length() - 1] = worker
+        holder = self._holders[worker] = _Holder(bit)
+        return holder
+
+    def _place(self, holder: _Holder, block: Hash) -> int:
+        """The node of a block on any medium, 0 if it has none."""
+        for places in holder.places.values():
+            place = places.get(block)
+            if isinstance(place, int):
+                return place
+        return 0
+
+    def _put(self, holder: _Holder, block: Hash, medium: str, places: dict[Hash, int | _Waiting], node: int) -> None:
+        places[block] = node
+        bit = holder.bit
+        if medium == DEVICE_MEDIUM:
+            have = self._on_device[node]
+            self._on_device[node] = have | bit if have else bit
+        else:
+            bits = self._elsewhere.setdefault(medium, {})
+            have = bits.get(node, 0)
+            bits[node] = have | bit
+        if have & bit:
+            holder.more[node, medium] = holder.more.get((node, medium), 0) + 1
+
+    def _take(self, holder: _Holder, medium: str, node: int) -> None:
+        """One name of a holder leads to a node no more."""
+        more = holder.more
+        if more and (left := more.get((node, medium), 0)):
+            if left == 1:
+                del more[node, medium]
+            else:
+                more[node, medium] = left - 1
+            return
+        if medium == DEVICE_MEDIUM:
+            self._on_device[node] ^= holder.bit
+        else:
+            bits = self._elsewhere[medium]
+            bits[node] ^= holder.bit
+            if not bits[node]:
+                del bits[node]
+                if not bits:
+                    del self._elsewhere[medium]
+        self._prune(node)
+
+    def _join(self, holder: _Holder, block: Hash, node: int) -> None:
+        """A block has got a place: so do those that wait for it, and those that wait for them."""
+        placed = [(block, node)]
+        while placed:
+            parent, above = placed.pop()
+            for medium, child in holder.waiting.pop(parent, ()):
+                places = holder.places[medium]
+                place = places[child]
+                if isinstance(place, _Waiting):
+                    below = self._child(above, place.label)
+                    self._put(holder, child, medium, places, below)
+                    placed.append((child, below))
+
+    def _children(self, node: int) -> list[int]:
+        only = self._below[node]
+        return list(self._many[node].values()) if only == _MANY else [only] if only else []
+
+    def _only(self, node: int, label: Any) -> int:
+        """The child with this label, 0 if there is none."""
+        child = self._below[node]
+        if child < 0:
+            return self._many[node].get(label, 0)
+        return child if child and self._labels[child] == label else 0
+
+    def _child(self, node: int, label: Any) -> int:
+        """The child with this label, made if there is none."""
+        found = self._only(node, label)
+        if found:
+            return found
+        if self._free_nodes:
+            new = self._free_nodes.pop()
+            self._labels[new], self._parents[new] = label, node
+        else:
+            new = len(self._labels)
+            self._labels.append(label)
+            self._parents.append(node)
+            self._below.append(0)
+            self._on_device.append(0)
+        only = self._below[node]
+        if not only:
+            self._below[node] = new
+        elif only > 0:
+            self._many[node] = {self._labels[only]: only, label: new}
+            self._below[node] = _MANY
+        else:
+            self._many[node][label] = new
+        return new
+
+    def _prune(self, node: int) -> None:
+        """Free a node that nobody holds and nothing is below, and so upwards."""
+        elsewhere = self._elsewhere.values()
+        while node != _TOP and not (
+            self._on_device[node] or self._below[node] or any(node in bits for bits in elsewhere)
+        ):
+            parent = self._parents[node]
+            if self._below[parent] == _MANY:
+                siblings = self._many[parent]
+                del siblings[self._labels[node]]
+                if len(siblings) == 1:
+                    (self._below[parent],) = siblings.values()
+                    del self._many[parent]
+            else:
+                self._below[parent] = 0
+            self._labels[node] = b""
+            self._free_nodes.append(node)
+            node = parent
+
+    def _size_at(self, node: int) -> int:
+        """Tokens of the blocks of the tree that a node is in; 0 of no node."""
+        if not node:
+            return 0
+        while self._parents[self._parents[node]] != _TOP:
+            node = self._parents[node]
+        shape: Shape = self._labels[node]
+        return shape[0]
+
+
+def _tokens(found: tuple[Any, Match]) -> int:
+    return found[1].blocks * found[1].block_size
+
+
+def _runs(bits: Sequence[int]) -> list[tuple[int, int]]:
+    """Equal values that follow one another, and how many."""
+    runs: list[tuple[int, int]] = []
+    last, count = -1, 0
+    for each in bits:
+        if each == last:
+            count += 1
+            continue
+        if count:
+            runs.append((last, count))
+        last, count = each, 1
+    runs.append((last, count))
+    return runs
+
+
+def _count(runs: Sequence[tuple[int, int]], bit: int, most: int) -> int:
+    """How many of the first ``most`` values have this bit."""
+    found = 0
+    for bits, count in runs:
+        if bits & bit:
+            found += min(count, most)
+        most -= count
+        if most <= 0:
+            break
+    return found
+
+
+def _some(tiers: dict[str, int]) -> dict[str, int]:
+    return {medium: count for medium, count in tiers.items() if count}

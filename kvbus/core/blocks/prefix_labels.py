@@ -1,0 +1,95 @@
+"""What tells the blocks behind one parent apart: their tokens, and what else the engine put into their hashes.
+
+Tokens are packed four bytes each, which is the cheapest form to make of a question's token ids. A block with extra
+keys (a salt, images) has them beside its tokens. An adapter's name is not among them: it names the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from struct import Struct, error
+from typing import Any, Final
+
+from msgspec import UNSET, Raw, UnsetType
+
+from kvbus.core.types import Reason
+from kvbus.core.wire.encoding import decode_value, encode_value
+from kvbus.core.wire.tokens import decode_tokens
+
+Label = bytes | tuple[bytes, bytes]
+"""Tokens, or tokens and extra keys."""
+
+Shape = tuple[int, bool]
+"""Tokens a block, and whether a token is a pair (EAGLE)."""
+
+Adapter = str | int | None
+"""A LoRA adapter's name, or its id where the engine says no name."""
+
+_NO_KEYS: Final = (b"\xc0", b"\x90", b"\x91\xc0", b"\x91\x90")
+"""No extra keys of any block, or of the one there is."""
+
+
+def asked(tokens: Sequence[int], shape: Shape, salt: str | None) -> list[Label]:
+    """The labels of a prompt's whole blocks.
+
+    Raises:
+        ValueError: a token id is none of 32 bits.
+    """
+    size, pairs = shape
+    if pairs:
+        tokens = [each for pair in pairwise(tokens) for each in pair]
+        size *= 2
+    whole = len(tokens) // size * size
+    labels: list[Any] = _packed(tokens[:whole], size)
+    if salt is not None and labels:
+        labels[0] = (labels[0], bytes(encode_value([salt])))
+    return labels
+
+
+def stored(
+    tokens: Raw | bytes,
+    size: int,
+    count: int,
+    lora_name: str | None,
+    extra_keys: Raw | bytes | UnsetType | None,
+    root_salt: Raw | UnsetType | None,
+) -> tuple[Shape, list[Label]] | None:
+    """The labels of so many blocks of a store; None if their tokens are not known.
+
+    ``root_salt`` is the event's own salt where its first block is a chain's first: SGLang says it there, and vLLM in
+    that block's extra keys.
+    """
+    decoded = decode_tokens(tokens)
+    if isinstance(decoded, Reason) or size <= 0 or len(decoded) != size * count:
+        return None
+    pairs = isinstance(decoded[0], tuple)
+    flat: list[Any] = [each for pair in decoded for each in pair] if pairs else decoded  # type: ignore[union-attr]
+    labels: list[Any] = _packed(flat, size * (1 + pairs))
+    if isinstance(extra_keys, Raw):
+        extra_keys = bytes(extra_keys)
+    if isinstance(extra_keys, bytes) and extra_keys not in _NO_KEYS:
+        for at, own in enumerate(decode_value(extra_keys)[:count]):
+            if own and own[0] == lora_name:
+                own = own[1:]  # noqa: PLW2901 - the adapter's name is vLLM's first extra key
+            if own:
+                labels[at] = (labels[at], bytes(encode_value(own)))
+    if isinstance(root_salt, Raw) and bytes(root_salt) != b"\xc0" and type(labels[0]) is bytes:
+        labels[0] = (labels[0], bytes(encode_value([decode_value(root_salt)])))
+    return (size, pairs), labels
+
+
+def adapter(lora_id: int | UnsetType | None, lora_name: str | UnsetType | None) -> Adapter:
+    """What names an event's adapter."""
+    if lora_name is UNSET or lora_name is None:
+        return None if lora_id is UNSET else lora_id
+    return lora_name
+
+
+def _packed(tokens: Sequence[int], size: int) -> list[bytes]:
+    """The tokens of each block of so many."""
+    try:
+        packed = Struct(f"<{len(tokens)}I").pack(*tokens)
+    except error as problem:
+        raise ValueError("a token id is an integer from 0 to 4294967295") from problem
+    return [piece for (piece,) in Struct(f"{4 * size}s").iter_unpack(packed)]

@@ -1,0 +1,270 @@
+"""``/events``: what comes, in which order, from where on, for whom, and what an ill-mannered client costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvbus.admin import events
+from kvbus.core.wire.encoding import encode_batch
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.admin.test_http import relayed, web, web_and_engine
+from tests.doubles.payloads import cleared, payload, removed, store
+from tests.system.bus import eventually
+from tests.typed import there
+
+
+class Following:
+    """One client's answer, event by event."""
+
+    def __init__(self, answer):
+        self._answer = answer
+
+    async def next(self, *names):
+        """The next event of these names (of any, without one): name, data, id."""
+        async with asyncio.timeout(60):
+            while True:
+                fields = {}
+                while line := (await self._answer.content.readline()).decode():
+                    if line == "\n":
+                        break
+                    name, _, value = line.rstrip("\n").partition(": ")
+                    fields[name] = value
+                assert line, "the answer has ended"
+                if not names or fields["event"] in names:
+                    return fields["event"], json.loads(fields["data"]), fields.get("id")
+
+    async def ended(self):
+        async with asyncio.timeout(60):
+            while await self._answer.content.readany():
+                pass
+        return True
+
+
+@contextlib.asynccontextmanager
+async def following(client, query="", last_id=None):
+    headers = {} if last_id is None else {"Last-Event-ID": last_id}
+    async with client.get(f"/events{query}", headers) as answer:
+        assert answer.status == 200, await answer.text()
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        yield Following(answer)
+
+
+async def test_it_begins_with_where_it_begins_and_then_says_rates_every_second():
+    async with web_and_engine() as (client, engine), following(client) as here:
+        name, data, last_id = await here.next()
+        assert (name, data) == ("start", {"resumed": None, "because": ""})
+        assert last_id == (await client.json("/overview"))["id"]
+        await engine.wait_for_subscriber(60)
+        engine.publish(payload(store([1, 2])))
+        await relayed(client, 1)
+        while True:
+            _, rates, last_id = await here.next("rates")
+            assert last_id is None  # a client resumes at transitions and batches, not here
+            if rates["sources"]["engine"]["blocks"] == 2:
+                break
+        assert set(rates["sources"]["engine"]) == {"batches", "events", "blocks", "queue"}
+        assert set(rates["outputs"]["routers"]) == {"batches", "bytes", "routers", "behind", "queue"}
+        assert rates["all"]["blocks"] == 2
+        _, after, _ = await here.next("rates")
+        assert after["at"] - rates["at"] > 0.5
+
+
+async def test_transitions_come_with_their_causes_and_are_resumed():
+    async with web() as client:
+        async with following(client) as here:
+            _, _, begun = await here.next("start")
+        async with EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True):
+            await eventually(lambda: client.bus.source.state == "live", "the engine found")
+            async with following(client, last_id=begun) as here:
+                assert (await here.next())[1] == {"resumed": True, "because": ""}
+                seen: list[dict[str, Any]] = []
+                while not seen or seen[-1]["after"] != "live":
+                    _, data, last_id = await here.next("transition")
+                    seen.append(data)
+                assert [each["number"] for each in seen] == list(range(seen[0]["number"], seen[-1]["number"] + 1))
+                assert {each["name"] for each in seen} == {"engine"}
+                assert "in sync at seq -1 of epoch 0" in seen[-1]["text"]
+            # the header that a browser sends when it connects again is newer than the address
+            async with following(client, f"?after={begun}", last_id) as here:
+                assert (await here.next())[1]["resumed"] is True
+                name, _, _ = await here.next("rates", "transition")
+                assert name == "rates"
+
+
+@pytest.mark.parametrize(
+    ("last_id", "because"),
+    [
+        ("00000000-3", "not of this process"),
+        ("nonsense", "not of this process"),
+        ("PROCESS", "cannot be read"),
+        ("PROCESS-x", "cannot be read"),
+        ("PROCESS-1-a:b", "cannot be read"),
+        ("PROCESS-1-0:1:2", "cannot be read"),
+        ("PROCESS-" + "9" * 5000, "cannot be read"),
+        ("PROCESS-999999", "transitions are kept from"),
+        ("PROCESS--2", "cannot be read"),
+    ],
+)
+async def test_an_id_that_cannot_be_resumed_is_answered_with_why_and_from_now_on(last_id, because):
+    async with web() as client:
+        now = (await client.json("/overview"))["id"]
+        async with following(client, last_id=last_id.replace("PROCESS", now.partition("-")[0])) as here:
+            _, data, given = await here.next("start")
+            assert data["resumed"] is False
+            assert because in data["because"]
+            assert given == now
+
+
+async def test_batches_of_an_output_with_hashes_as_strings():
+    big = 6280583736533942967
+    async with web_and_engine() as (client, engine), following(client, "?output=routers") as here:
+        assert (await here.next())[0] == "start"
+        await engine.wait_for_subscriber(60)
+        engine.publish(payload(store([big, 2], lora_name="<b>"), removed([2])))
+        engine.publish(payload(cleared()))
+        _, first, _ = await here.next("batch")
+        _, second, last_id = await here.next("batch")
+        assert (first["output"], first["stream"], first["seq"], second["seq"]) == ("routers", 0, 0, 1)
+        stored, gone = first["events"]
+        assert stored["block_hashes"] == [str(big), "2"]
+        assert (stored["type"], stored["parent_block_hash"], stored["lora_name"]) == ("BlockStored", None, "<b>")
+        assert len(stored["token_ids"]) == 32
+        assert (gone["type"], gone["block_hashes"]) == ("BlockRemoved", ["2"])
+        assert second["events"] == [{"type": "AllBlocksCleared"}]
+        assert last_id.endswith("-0:2")
+        engine.publish(payload(store([7])))
+        await relayed(client, 3)
+        async with following(client, "?output=routers", last_id) as again:
+            assert (await again.next())[1]["resumed"] is True
+            assert (await again.next("batch"))[1]["events"][0]["block_hashes"] == ["7"]
+        async with following(client, "?output=routers", last_id.replace("0:2", "1:2")) as other:
+            assert "not of the streams" in (await other.next())[1]["because"]
+        async with following(client, "?output=routers", last_id.replace("0:2", "0:9")) as other:
+            assert (await other.next())[1]["resumed"] is False
+
+
+async def test_batches_that_are_not_kept_any_more_are_named():
+    async with web_and_engine(output={"journal_batches": 3}) as (client, engine):
+        await engine.wait_for_subscriber(60)
+        async with following(client, "?output=routers") as here:
+            _, _, begun = await here.next("start")
+        for n in range(10):
+            engine.publish(payload(store([n])))
+        await relayed(client, 10)
+        async with following(client, "?output=routers", begun) as here:
+            _, missed, last_id = await here.next("missed")
+            assert missed == {"what": "batches", "stream": 0, "from": 0, "to": 6}
+            assert last_id.endswith("-0:7")
+            assert [(await here.next("batch"))[1]["seq"] for _ in range(3)] == [7, 8, 9]
+
+
+def test_an_id_of_many_streams_leaves_their_positions_out():
+    listener = events.Listener(None)
+    listener.number, listener.seqs = 3, dict.fromkeys(range(events.MAX_POSITIONS), 10**12)
+    assert len(listener.id_in("process")) < 8000  # what a server takes of a header
+    listener.seqs[events.MAX_POSITIONS] = 0
+    assert listener.id_in("process") == "process-3"
+
+
+async def test_transitions_that_are_not_kept_any_more_are_named():
+    async with web() as client, following(client) as here:
+        await here.next("start")
+        timeline = client.bus.daemon.admin.timeline
+        begun = timeline.last
+        for n in range(1500):
+            timeline.add("remark", "engine", "over", f"number {n}")
+        _, missed, _ = await here.next("missed")
+        assert missed == {"what": "transitions", "from": begun + 1, "to": begun + 500}
+        assert (await here.next("transition"))[1]["text"] == "number 500"
+
+
+async def test_what_it_does_not_know_is_refused_with_a_sentence():
+    async with web() as client:
+        status, text = await client.status("/events?blocks=1")
+        assert (status, json.loads(text)["error"]) == (
+            400,
+            "/events knows no 'blocks'; it takes output=NAME and after=ID",
+        )
+        status, text = await client.status("/events?output=x")
+        assert (status, json.loads(text)["error"]) == (404, "no output 'x'; there are: routers")
+
+
+async def test_batches_are_for_whoever_may_read_content_and_the_rest_is_for_everybody():
+    async with web() as client:
+        elsewhere = {"Host": "evil.example"}
+        status, text = await client.status("/events?output=routers", headers=elsewhere)
+        assert (status, "/events?output= shows token ids" in text) == (403, True)
+        async with client.get("/events", elsewhere) as answer:
+            assert answer.status == 200
+
+
+async def test_clients_are_bounded_counted_and_cost_nothing_once_they_are_gone(monkeypatch):
+    monkeypatch.setattr(events, "MAX_LISTENERS", 3)
+    monkeypatch.setattr(events, "MAX_FOLLOWERS", 1)
+    async with web() as client, contextlib.AsyncExitStack() as stack:
+        process = client.bus.daemon.process
+        for query in ("", "?output=routers"):
+            await (await stack.enter_async_context(following(client, query))).next("start")
+        status, text = await client.status("/events?output=routers")
+        assert (status, "try again" in text) == (503, True)
+        await (await stack.enter_async_context(following(client))).next("start")
+        assert (await client.status("/events"))[0] == 503
+        assert (await client.metrics())[("kvbus_http_listeners",)] == 3
+        assert process.http_refused["busy"] == 2
+        await stack.aclose()
+        await eventually(lambda: process.http_listeners == 0, "the clients forgotten")
+
+
+async def test_a_client_that_does_not_read_is_cut_off_and_counted(monkeypatch):
+    monkeypatch.setattr(events, "CONNECTION_TIMEOUT", 0.3)
+    async with web_and_engine() as (client, engine):
+        await engine.wait_for_subscriber(60)
+        _, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address), limit=2**10)
+        writer.write(b"GET /events?output=routers HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        process, count = client.bus.daemon.process, 0
+        await eventually(lambda: process.http_listeners == 1, "the client")
+        while process.http_listeners:
+            for _ in range(20):
+                engine.publish(payload(store(list(range(count * 1000, count * 1000 + 1000)))))
+                count += 1
+            await relayed(client, count)
+        assert process.http_closed["slow"] == 1
+        assert await client.text("/livez") == "ok\n"
+        writer.close()
+
+
+async def test_the_end_of_the_bus_ends_the_answers_at_once():
+    async with web() as client, following(client) as here:
+        await here.next("start")
+        closing = asyncio.create_task(client.bus.daemon.close(drain=0))
+        assert await here.ended()
+        await closing
+
+
+def test_every_field_of_an_event_is_plain_json():
+    raw = msgspec.Raw(msgspec.msgpack.encode(list(range(16))))
+    stored: BlockStored[Any] = BlockStored((b"\x00\xff",), None, raw, 16, medium="CPU", group_idx=2)
+    gone: BlockRemoved[Any] = BlockRemoved((1, 2**63), medium=None)
+    said = events.batch_events(encode_batch([stored, gone, AllBlocksCleared()], 1.0, 0))
+    assert said == [
+        {
+            "type": "BlockStored",
+            "block_hashes": ["00ff"],
+            "parent_block_hash": None,
+            "token_ids": list(range(16)),
+            "block_size": 16,
+            "lora_name": None,
+            "medium": "CPU",
+            "group_idx": 2,
+        },
+        {"type": "BlockRemoved", "block_hashes": ["1", str(2**63)], "medium": None},
+        {"type": "AllBlocksCleared"},
+    ]
+    assert events.batch_events(b"\xc1") == []

@@ -1,0 +1,66 @@
+"""The status page's files and what they may do, and what the overview shows of configuration and access."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kvbus.admin.page import FILES, about
+from kvbus.config import load
+from tests.admin.test_access import asking
+from tests.admin.test_http import web
+
+
+@pytest.mark.parametrize("path", FILES)
+async def test_each_file_comes_from_kvbus_alone_and_may_fetch_from_nowhere_else(path: str) -> None:
+    async with web() as client, client.get(path) as answer:
+        text = await answer.text()
+        assert answer.status == 200
+        assert answer.headers["Content-Type"].startswith(FILES[path][1])
+        policy = answer.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; ")
+        assert "unsafe" not in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        addresses = set(re.findall(r"https?://[^\s\"'`)]*", text))
+        assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, never fetched
+
+
+async def test_the_document_has_no_script_and_no_style_of_its_own() -> None:
+    async with web() as client:
+        page = await client.text("/")
+        assert page.startswith("<!doctype html>")
+        assert re.findall(r"<script[^>]*>", page) == ['<script src="/page.js" defer>']
+        assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page)
+        script = await client.text("/page.js")
+        # what peers say is put in as text
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", script)
+        for path in ("/sources", "/routers", "/events", "/overview", "/blocks", "/metrics", "/livez", "/readyz"):
+            assert f'href="{path}"' in page
+
+
+async def test_the_overview_says_what_this_client_may_not_read() -> None:
+    async with asking() as here:
+        own = json.loads((await here.get("/overview")).body)
+        foreign = json.loads((await here.get("/overview", "evil.example")).body)
+        assert own["content"] is None
+        assert foreign["content"] == (await here.get("/blocks", "evil.example")).error
+        # looking at it is no refusal
+        assert sum((await here.refused()).values()) == 1
+        assert own["now"] >= own["started"] > 0
+        assert (await here.get("/", "evil.example")).status == 200
+
+
+def test_the_configuration_in_force_is_shown_and_no_key_is_in_it(tmp_path: Path) -> None:
+    keys = tmp_path / "kvbus.key_secret"
+    keys.write_text(secret := "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs")
+    output = {"endpoint": "tcp://*:5657", "curve_secret_key_file": str(keys), "curve_client_keys": str(tmp_path)}
+    config = load(None, env={}, overrides={"sources": [{"endpoint": "tcp://127.0.0.1:5557"}], "outputs": [output]})
+    shown = about(config)
+    assert shown["version"]
+    assert shown["core"] in {"pure", "compiled"}
+    assert shown["config"]["outputs"][0]["curve_secret_key_file"] == str(keys)
+    assert shown["config"]["outputs"][0]["profile"] == "vllm"
+    assert secret not in json.dumps(shown)

@@ -1,0 +1,126 @@
+"""Why there is no connection, as updates of a subscriber."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from typing import Any
+
+import pytest
+import zmq
+
+from kvbus.client import Lost, Reachable, Subscriber, Timing, Unreachable
+from kvbus.client.reachability import Reachability
+from kvbus.core.types import Refused
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.ports import free_ports
+
+SOON = Timing(unreachable_s=0.05, idle_s=0.2, confirm_s=60)
+
+
+@contextlib.asynccontextmanager
+async def listening(greeting: bytes = b""):
+    """A TCP server that says this; its endpoint."""
+    opened: list[asyncio.StreamWriter] = []
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
+        writer.write(greeting)
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for writer in opened:
+            writer.transport.abort()
+
+
+async def next_of(subscriber, kind) -> Any:
+    async with asyncio.timeout(60):
+        while not isinstance(update := await subscriber.receive(), kind):
+            pass
+    return update
+
+
+async def test_a_publisher_that_comes_and_goes():
+    endpoint, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
+    async with Subscriber(endpoint, replay, timing=SOON) as subscriber:
+        nothing = f"nothing listens at {endpoint} (connection refused)"
+        assert await next_of(subscriber, Unreachable) == Unreachable(endpoint, nothing)
+        async with EnginePublisher(endpoint, replay, bind=True):
+            assert await next_of(subscriber, Reachable) == Reachable(endpoint)
+        assert await next_of(subscriber, Unreachable) == Unreachable(endpoint, nothing)
+
+
+async def test_what_nobody_answers_for_is_lost_meanwhile():
+    async with Subscriber("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", timing=SOON) as subscriber:
+        seen = [(await subscriber.receive()) for _ in range(2)]
+        assert {type(update) for update in seen} == {Unreachable, Lost}
+
+
+@pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.6\r\n"], ids=["silent", "another protocol"])
+async def test_a_port_of_somebody_else(greeting):
+    async with listening(greeting) as endpoint, Subscriber(endpoint, timing=SOON) as subscriber:
+        assert re.search("no publisher answers|does not speak ZeroMQ", (await next_of(subscriber, Unreachable)).why)
+
+
+async def test_the_replay_in_place_of_the_live_endpoint():
+    async with (
+        EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as publisher,
+        Subscriber(publisher.replay_endpoint, timing=SOON) as subscriber,
+    ):
+        assert "another port of it" in (await next_of(subscriber, Unreachable)).why
+
+
+async def test_a_publisher_with_curve():
+    public, secret = zmq.curve_keypair()
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+        publisher.curve_server, publisher.curve_secretkey, publisher.curve_publickey = True, secret, public
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        async with Subscriber(f"tcp://127.0.0.1:{port}", timing=SOON) as subscriber:
+            why = (await next_of(subscriber, Unreachable)).why
+            assert re.search(r"CURVE is on at one side|does not speak ZeroMQ|no publisher answers", why)
+
+
+async def test_nobody_dials_in():
+    async with Subscriber("tcp://127.0.0.1:*", bind=True, timing=SOON) as subscriber:
+        expected = f"no publisher has dialled in at {subscriber.endpoint}"
+        assert (await next_of(subscriber, Unreachable)).why == expected
+
+
+async def test_it_is_said_once_and_again_when_it_changes():
+    reports: list[Any] = []
+    watch = Reachability(bind=False, after=1.0, report=reports.append)
+    endpoint = "tcp://no-such-host.invalid:1"
+    watch.missing(endpoint, 10.0)
+    watch.look(10.5)
+    assert watch.deadline == 11.0
+
+    async def looked() -> None:
+        now = watch.deadline
+        watch.look(now)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
+
+    await looked()
+    assert watch.deadline == 13.0
+    await looked()
+    assert [type(report) for report in reports] == [Unreachable]
+    async with listening() as there:
+        watch.missing(there, 20.0)
+        await looked()
+        assert len(reports) == 1  # the first look gives the connection time
+        watch.refused(Refused.KEY)
+        await looked()
+        assert reports[1].why == f"the CURVE keys do not fit at {there}"
+        watch.connected()
+        assert reports[2] == Reachable(there)
+        assert watch.deadline == float("inf")
+    await watch.aclose()
+
+
+async def test_closing_ends_a_look():
+    async with Subscriber("tcp://198.51.100.1:9", timing=SOON) as subscriber:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await subscriber.receive()
+    assert len(asyncio.all_tasks()) == 1

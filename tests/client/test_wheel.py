@@ -1,0 +1,134 @@
+"""What is in the wheel of the client alone, and how both wheels do in fresh environments.
+
+`make client-wheel` builds both wheels and names their directory in TEST_WHEELS. Environments are made without a network: of
+what is installed here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+from client_wheel import REQUIRES, ROOT, configuration, files
+
+HERE = Path(sysconfig.get_path("purelib"))
+WHEELS = os.environ.get("TEST_WHEELS")
+built = pytest.mark.skipif(not WHEELS, reason="TEST_WHEELS names no directory of wheels: make client-wheel")
+
+
+def run(python, *words, path=None, ok=True):
+    """What a process says; it knows of this tree only what `path` has."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    if path:
+        env["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    ran = subprocess.run([python, *words], env=env, cwd="/", capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.returncode == 0) is ok, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+@pytest.fixture
+def requirements(tmp_path):
+    """A directory with what the client requires, and nothing else."""
+    folder = tmp_path / "requirements"
+    folder.mkdir()
+    for pattern in ("msgspec*", "zmq", "pyzmq*"):
+        for path in HERE.glob(pattern):
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def test_no_module_of_the_daemon_is_in_it():
+    assert {re.split(r"[/.]", path)[1] for path in files(ROOT)} == {
+        *("__init__", "client", "compiled", "core", "distributions", "errors", "py", "transport")
+    }
+    assert "kvbus/core/relay.py" not in files(ROOT)
+
+
+def test_it_is_a_library_of_the_same_version():
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = configuration(ROOT)["project"]
+    assert project["name"] == "kvbus-client"
+    assert [re.split(r"[^\w-]", each)[0] for each in project["dependencies"]] == list(REQUIRES)
+    assert set(project["dependencies"]) <= set(whole["dependencies"])
+    assert {key: project[key] for key in ("version", "license", "requires-python")} == {
+        key: whole[key] for key in ("version", "license", "requires-python")
+    }
+    assert not {"scripts", "entry-points", "optional-dependencies"} & project.keys()
+
+
+def test_its_files_and_what_it_requires_are_enough(tmp_path, requirements):
+    for name in files(ROOT):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "tree" / name)
+    names = "import kvbus.client as c; print(c.__file__, [getattr(c, name) for name in c.__all__])"
+    said = run(sys.executable, "-S", "-Pc", names, path=[tmp_path / "tree", requirements])
+    assert str(tmp_path / "tree" / "kvbus" / "client") in said
+
+
+class Environment:
+    """A fresh environment, to which wheels are installed."""
+
+    def __init__(self, folder: Path, packages: Path) -> None:
+        venv.create(folder, symlinks=True)
+        self.python = folder / "bin" / "python"
+        self.site = next(folder.glob("lib/python*/site-packages"))
+        (self.site / "packages.pth").write_text(f"{packages}\n")
+
+    def pip(self, *words: object) -> None:
+        run(sys.executable, "-m", "pip", "--python", str(self.python), *map(str, words))
+
+    def install(self, *names: str) -> None:
+        for name in names:
+            wheel = next(Path(WHEELS or "").absolute().glob(f"{name}-*-py3-none-any.whl"))
+            self.pip("install", "--no-deps", "--no-index", wheel)
+
+    def uninstall(self, name: str) -> None:
+        self.pip("uninstall", "--yes", name)
+
+    def says(self, *words: str, ok: bool = True) -> str:
+        return run(self.python, "-P", *words, ok=ok)
+
+
+IMPORT = "import kvbus.client; print(kvbus.client.__file__)"
+
+
+@built
+def test_the_client_alone(tmp_path, requirements):
+    environment = Environment(tmp_path / "alone", requirements)
+    environment.install("kvbus_client")
+    assert str(environment.site) in environment.says("-c", IMPORT)
+    assert "No module named 'kvbus.daemon'" in environment.says("-c", "import kvbus.daemon", ok=False)
+    assert not (environment.python.parent / "kvbus").exists()
+
+
+@built
+@pytest.mark.parametrize("first", ["kvbus", "kvbus_client"])
+def test_both_together_and_one_without_the_other(tmp_path, first):
+    environment = Environment(tmp_path / "both", HERE)
+    environment.install(first, "kvbus" if first == "kvbus_client" else "kvbus_client")
+    assert str(environment.site) in environment.says("-c", IMPORT)
+    assert "(pure core)" in environment.says("-m", "kvbus", "--version")
+    environment.uninstall("kvbus-client")
+    assert "files of kvbus are missing" in environment.says(str(environment.python.with_name("kvbus")), ok=False)
+    environment.uninstall("kvbus")
+    environment.install("kvbus")
+    assert "(pure core)" in environment.says("-m", "kvbus", "--version")
+    assert str(environment.site) in environment.says("-c", IMPORT)
+
+
+@built
+def test_two_versions_are_refused(tmp_path, requirements):
+    environment = Environment(tmp_path / "mixed", requirements)
+    environment.install("kvbus_client", "kvbus")
+    mine = next(environment.site.glob("kvbus_client-*.dist-info"))
+    mine.rename(mine.with_name("kvbus_client-99.0.0.dist-info"))
+    assert "uninstall both, install one" in environment.says("-c", IMPORT, ok=False)

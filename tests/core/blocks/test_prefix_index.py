@@ -1,0 +1,286 @@
+"""The tree of prefixes: what each worker holds of a prompt, whatever the order in which blocks come and go."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.core.blocks.prefix_index import Match, PrefixIndex
+from kvbus.core.wire.encoding import encode_value
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+
+SIZE = 4
+
+
+def tokens_of(*blocks, size=SIZE):
+    """A prompt: each number stands for a block of tokens."""
+    return [block * 1000 + at for block in blocks for at in range(size)]
+
+
+def store(hashes, parent, *blocks, size=SIZE, keys=None, salt=None, **more):
+    more |= {name: encode_value(value) for name, value in (("extra_keys", keys), ("cache_salt", salt)) if value}
+    return BlockStored(tuple(hashes), parent, encode_value(tokens_of(*blocks, size=size)), size, **more)
+
+
+def index_of(*said):
+    index: PrefixIndex[str] = PrefixIndex()
+    for worker, event in said:
+        index.apply(worker, event)
+    return index
+
+
+def test_each_worker_with_the_blocks_it_holds_the_longest_first():
+    index = index_of(
+        ("b", store([9], None, 1)),
+        ("a", store([1, 2, 3], None, 1, 2, 3)),
+        ("c", store([7, 8], None, 1, 5)),
+        ("d", store([1], None, 2)),
+    )
+    assert index.longest_prefix(tokens_of(1, 2, 3, 4)) == {"a": 3, "b": 1, "c": 1}
+    assert next(iter(index.longest_prefix(tokens_of(1, 5)))) == "c"
+    assert index.longest_prefix(tokens_of(1, 2)[:-1]) == {"a": 1, "b": 1, "c": 1}
+    assert index.longest_prefix(tokens_of(4)) == index.longest_prefix([]) == {}
+    assert index.matches(tokens_of(1, 2)) == {
+        "a": Match(2, SIZE, {"GPU": 2}),
+        "b": Match(1, SIZE, {"GPU": 1}),
+        "c": Match(1, SIZE, {"GPU": 1}),
+    }
+    assert (len(index), index.workers) == (7, ["b", "a", "c", "d"])
+
+
+def test_a_prefix_ends_where_a_block_is_gone_and_goes_on_when_it_is_back():
+    index = index_of(("a", store([1, 2, 3], None, 1, 2, 3)), ("a", BlockRemoved((2,))))
+    assert index.longest_prefix(tokens_of(1, 2, 3)) == {"a": 1}
+    index.apply("a", store([2], 1, 2))
+    assert index.longest_prefix(tokens_of(1, 2, 3)) == {"a": 3}
+    assert not index.remove("a", 77)
+    assert not index.remove("nobody", 1)
+
+
+def test_a_block_waits_for_its_parent_with_all_that_wait_for_it():
+    index = index_of(("a", store([3], 2, 3)), ("a", store([4, 5], 3, 4, 5)), ("a", store([6], 2, 6)))
+    assert index.longest_prefix(tokens_of(3)) == {}
+    assert (len(index), index.nodes) == (4, 0)
+    index.remove("a", 6)
+    index.apply("a", store([1, 2], None, 1, 2))
+    assert index.longest_prefix(tokens_of(1, 2, 3, 4, 5)) == {"a": 5}
+    assert index.longest_prefix(tokens_of(1, 2, 6)) == {"a": 2}
+
+
+def test_a_parent_of_another_worker_is_not_ones_own():
+    index = index_of(("a", store([1], None, 1)), ("b", store([2], 1, 2)))
+    assert index.longest_prefix(tokens_of(1, 2)) == {"a": 1}
+
+
+def test_blocks_on_several_tiers_are_one_prefix():
+    index = index_of(
+        ("a", store([1, 2], None, 1, 2)),
+        ("a", store([2, 3], 1, 2, 3, medium="CPU")),
+        ("b", store([1, 2, 3], None, 1, 2, 3, medium="DEVICE")),
+    )
+    asked = tokens_of(1, 2, 3)
+    both = {"a": Match(3, SIZE, {"GPU": 2, "CPU": 2}), "b": Match(3, SIZE, {"GPU": 3})}
+    assert index.matches(asked) == both
+    assert index.holds("a", 3, "CPU")
+    assert not index.holds("a", 3)
+    assert index.named("a", [1, 2, 3, 4]) == both["a"]
+    index.apply("a", BlockRemoved((1, 2), "GPU"))
+    assert index.matches(asked) == {"b": both["b"]}
+    index.apply("a", store([1], None, 1, medium="cpu"))
+    assert index.matches(asked)["a"] == Match(3, SIZE, {"CPU": 3})
+
+
+def test_blocks_are_found_by_a_workers_own_names():
+    index = index_of(("a", store([1, 2], None, 1, 2)), ("b", store([b"x"], b"unknown", 1)))
+    assert index.named("a", [1, 2, 3]) == Match(2, SIZE, {"GPU": 2})
+    assert index.named("b", [b"x"]) == Match(1, 0, {"GPU": 1})
+    assert index.named("a", [2, 7]) == Match(1, SIZE, {"GPU": 1})
+    assert index.named("a", [7]) is index.named("b", [1]) is index.named("c", [1]) is None
+
+
+def test_salts_and_adapters_keep_equal_tokens_apart():
+    index = index_of(
+        ("plain", store([1, 2], None, 1, 2, keys=[None, None])),
+        ("salt", store([1, 2], None, 1, 2, keys=[["s"], None])),  # vLLM: in the first block's extra keys
+        ("salt", store([3], 2, 3, keys=[None])),
+        ("sglang", store([1], None, 1, salt="s")),  # SGLang: a field of every store
+        ("sglang", store([2], 1, 2, salt="s")),
+        ("lora", store([1, 2], None, 1, 2, keys=[["l"], ["l"]], lora_name="l", lora_id=1)),
+        ("both", store([1, 2], None, 1, 2, keys=[["l", "s"], ["l"]], lora_name="l")),
+        ("number", store([1], None, 1, lora_id=1)),
+        ("image", store([1, 2], None, 1, 2, keys=[None, [["image", 3]]])),
+    )
+    asked = tokens_of(1, 2, 3)
+    assert index.longest_prefix(asked) == {"plain": 2, "image": 1}
+    assert index.longest_prefix(asked, salt="s") == {"salt": 3, "sglang": 2}
+    assert index.longest_prefix(asked, lora="l") == {"lora": 2}
+    assert index.longest_prefix(asked, lora="l", salt="s") == {"both": 2}
+    assert index.longest_prefix(asked, lora=1) == {"number": 1}
+    assert index.longest_prefix([], salt="s") == {}
+
+
+def test_two_names_for_equal_tokens_are_one_place_until_both_are_gone():
+    index = index_of(*[("a", store([name], None, 1, medium=medium)) for name in (1, 2, 3) for medium in (None, "CPU")])
+    for name in (2, 1, 3):
+        assert index.matches(tokens_of(1)) == {"a": Match(1, SIZE, {"GPU": 1, "CPU": 1})}
+        index.apply("a", BlockRemoved((name,)))
+        index.apply("a", BlockRemoved((name,), "CPU"))
+    assert index.longest_prefix(tokens_of(1)) == {}
+    assert (len(index), index.nodes) == (0, 0)
+
+
+def test_block_sizes_may_differ_from_worker_to_worker_and_within_one():
+    index = index_of(
+        ("small", store([1, 2, 3], None, 1, 2, 3)),
+        ("large", store([1], None, 1, size=8)),
+        ("both", store([1, 2], None, 1, 2)),
+        ("both", store([3], None, 1, size=8)),
+    )
+    assert index.longest_prefix(tokens_of(1, size=8)) == {"large": 1, "both": 1, "small": 1}
+    assert index.matches(tokens_of(1, size=8))["both"] == Match(1, 8, {"GPU": 1})
+    assert index.matches(tokens_of(1, 2)) == {"small": Match(2, 4, {"GPU": 2}), "both": Match(2, 4, {"GPU": 2})}
+
+
+def test_pairs_of_eagle_are_asked_for_by_plain_tokens():
+    tokens = list(range(5))
+    pairs = encode_value(list(pairwise(tokens)))
+    index = index_of(("a", BlockStored((1,), None, pairs, 4)))
+    assert index.longest_prefix(tokens) == {"a": 1}
+    assert index.longest_prefix(tokens[:4]) == {}
+
+
+def test_blocks_without_their_tokens_are_found_by_name_alone():
+    index = index_of(("a", BlockStored((1, 2), None, encode_value([]), 0)), ("a", store([3], 2, 3)))
+    assert index.longest_prefix(tokens_of(3)) == {}
+    assert index.named("a", [1, 2, 3]) == Match(3, 0, {"GPU": 3})
+    index.apply("a", BlockRemoved((1, 3)))
+    assert len(index) == 1
+
+
+def test_an_event_with_unknown_fields_is_one_like_the_others():
+    known = store([1], None, 1)
+    index = index_of(
+        (
+            "a",
+            {"type": "BlockStored", "new": 1, "token_ids": known.token_ids, "block_size": SIZE}
+            | {"block_hashes": (1,), "parent_block_hash": None},
+        )
+    )
+    assert index.longest_prefix(tokens_of(1)) == {"a": 1}
+
+
+def test_a_name_for_two_blocks_stays_where_it_was_first():
+    index = index_of(("a", store([1], None, 1)), ("a", store([1], None, 2)), ("a", store([2], 1, 2)))
+    assert index.longest_prefix(tokens_of(1, 2)) == {"a": 2}
+    assert index.longest_prefix(tokens_of(2)) == {}
+    index.apply("a", AllBlocksCleared())
+    index.collect(10)
+    assert index.nodes == 0
+
+
+def test_what_is_cleared_counts_no_more_and_is_freed_in_steps():
+    many = range(1, 100)
+    index = index_of(("a", store(many, None, *many)), ("b", store([1], None, 1)), ("a", AllBlocksCleared()))
+    assert index.longest_prefix(tokens_of(1, 2)) == {"b": 1}
+    assert (len(index), index.nodes) == (1, 101)
+    index.apply("a", store([7], None, 1))  # a new begin, beside what is left of the old one
+    assert index.longest_prefix(tokens_of(1, 2)) == {"a": 1, "b": 1}
+    assert index.collect(1)
+    for _ in range(2):
+        index.clear("b")
+    assert not index.collect(1000)
+    assert (len(index), index.nodes) == (1, 3)
+    index.apply("c", store([7], None, 1))  # takes a bit that was freed
+    assert index.longest_prefix(tokens_of(1, 2)) == {"a": 1, "c": 1}
+
+
+@pytest.mark.parametrize("tokens", [[-1], [2**32], ["1"], [1.5], [None]])
+def test_a_token_that_is_none_is_refused(tokens):
+    with pytest.raises(ValueError, match="integer from 0 to 4294967295"):
+        index_of(("a", store([1], None, 1, size=1))).longest_prefix(tokens)
+
+
+# -- against a model: of each worker, the blocks by name and medium, each with its place in a prompt as far as it is known
+
+
+@dataclass
+class Naive:
+    blocks: dict = field(default_factory=dict)
+    """Worker -> (medium, name) -> (parent, block, path or None)."""
+
+    def store(self, worker, medium, chain, variant, first):
+        blocks = self.blocks.setdefault(worker, {})
+        for at in range(first, len(chain)):
+            name, parent = (variant, chain[: at + 1]), (variant, chain[:at]) if at else None
+            blocks.setdefault((medium, name), (parent, chain[at], None if at else chain[:1]))
+        changed = True
+        while changed:  # whoever's parent has a place has one, too
+            changed = False
+            for key, (parent, block, path) in list(blocks.items()):
+                above = [up for (_, name), (_, _, up) in blocks.items() if name == parent and up]
+                if path is None and above:
+                    blocks[key] = (parent, block, (*above[0], block))
+                    changed = True
+
+    def remove(self, worker, medium, name):
+        self.blocks.get(worker, {}).pop((medium, name), None)
+
+    def answer(self, prompt):
+        found = {}
+        for worker, blocks in self.blocks.items():
+            held = [{path for (at, _), (_, _, path) in blocks.items() if at == medium} for medium in MEDIA]
+            count = 0
+            while count < len(prompt) and any(prompt[: count + 1] in each for each in held):
+                count += 1
+            if count:
+                paths = [prompt[: at + 1] for at in range(count)]
+                tiers = {medium: sum(path in each for path in paths) for medium, each in zip(MEDIA, held, strict=True)}
+                found[worker] = (count, {medium: n for medium, n in tiers.items() if n})
+        return found
+
+
+MEDIA = ("GPU", "CPU")
+WORKERS = st.sampled_from("abc")
+CHAINS = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=4).map(tuple)
+STEPS = st.one_of(
+    st.tuples(st.just("store"), WORKERS, st.sampled_from(MEDIA), CHAINS, st.booleans(), st.integers(0, 3)),
+    st.tuples(st.just("remove"), WORKERS, st.sampled_from(MEDIA), CHAINS, st.booleans()),
+    st.tuples(st.just("clear"), WORKERS),
+    st.tuples(st.just("collect"), st.integers(1, 5)),
+)
+
+
+@given(st.lists(STEPS, max_size=60), st.lists(CHAINS, min_size=1, max_size=4))
+def test_it_answers_as_a_plain_model_does(steps, prompts):
+    index: PrefixIndex[str] = PrefixIndex()
+    model = Naive()
+    for kind, *step in steps:
+        if kind == "store":
+            worker, medium, chain, variant, first = step
+            first = min(first, len(chain) - 1)
+            names = [repr((variant, chain[: at + 1])).encode() for at in range(len(chain))]
+            parent = names[first - 1] if first else None
+            index.apply(worker, store(names[first:], parent, *chain[first:], medium=medium))
+            model.store(worker, medium, chain, variant, first)
+        elif kind == "remove":
+            worker, medium, chain, variant = step
+            index.apply(worker, BlockRemoved((repr((variant, chain)).encode(),), medium))
+            model.remove(worker, medium, (variant, chain))
+        elif kind == "clear":
+            index.clear(step[0])
+            model.blocks.pop(step[0], None)
+        else:
+            index.collect(step[0])
+    assert len(index) == sum(map(len, model.blocks.values()))
+    for prompt in prompts:
+        expected = model.answer(prompt)
+        answer = index.matches(tokens_of(*prompt))
+        assert {worker: (match.blocks, match.tiers) for worker, match in answer.items()} == expected
+        assert index.longest_prefix(tokens_of(*prompt)) == {worker: count for worker, (count, _) in expected.items()}
+    for worker in model.blocks:
+        index.clear(worker)
+    while index.collect(7):
+        pass
+    assert (index.nodes, len(index)) == (0, 0)

@@ -1,0 +1,56 @@
+"""The first example of each reason: what it was like, whose it was, and nothing of a prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbus.core.events import BatchReceived, SourceUp
+from kvbus.core.normalizing.rules import Rules
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source_spec import SourceSpec
+from tests.doubles.payloads import batch, payload, removed, store
+
+
+@pytest.fixture
+def relay() -> Relay:
+    relay = Relay([SourceSpec("engine", 0, Settings(replay=False), Rules())], [])
+    relay.handle(SourceUp(0), 1.0)
+    return relay
+
+
+def take(relay: Relay, seq: int, *events: dict) -> None:
+    relay.handle(BatchReceived(0, batch(seq, *events)), 1.0)
+
+
+def test_a_batch_is_the_example_of_the_reasons_that_it_brought_up_and_of_no_others(relay: Relay) -> None:
+    examples = relay.sources[0].examples
+    take(relay, 0, store([1]))
+    assert examples == {}
+    wrong = store([2], 1, tokens=[71_234_567] * 7)
+    take(relay, 1, store([3], 1), wrong, removed([99]))
+    size = len(payload(store([3], 1), wrong, removed([99])))
+    said = f"batch 1 of epoch 0, {size} bytes: 2 x BlockStored of 1 x 16 tokens on GPU, 1 x BlockRemoved"
+    assert examples == {"token_count": said, "unknown_block": said}
+    take(relay, 2, removed([98]))  # known already
+    assert examples["unknown_block"] == said
+    assert "71234567" not in str(examples)
+
+
+def test_what_cannot_be_read_is_an_example_too(relay: Relay) -> None:
+    examples = relay.sources[0].examples
+    take(relay, 0, store([1]))
+    relay.handle(BatchReceived(0, [b"", (1).to_bytes(8, "big"), b"\xc1"]), 1.0)
+    relay.handle(BatchReceived(0, [b"", b"\x01" * 5, b"abc"]), 1.0)
+    relay.handle(BatchReceived(0, [b"x"] * 6), 1.0)
+    relay.handle(BatchReceived(0, [b"x"] * 7), 1.0)
+    take(relay, 2, {"type": "Unheard"}, {"type": "BlockStored"}, store([5], medium="x" * 99), store([6], group=1))
+    assert examples["not_msgpack"] == "batch 1 of epoch 0, 1 bytes"
+    assert examples["seq_width"] == "3 frames, of 0, 5, 3 bytes"
+    assert examples["frame_count"] == "6 frames, of 1, 1, 1, 1… bytes"
+    assert (
+        examples["unknown_event"].endswith("1 unreadable and 1 other kinds")
+        or "unreadable" in examples["unknown_event"]
+    )
+    assert "x" * 25 not in str(examples)
+    assert relay.sources[0].stats.rejected["frame_count"] == 2
