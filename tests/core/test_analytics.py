@@ -12,7 +12,7 @@ from kvbus.core.analytics import LIMIT, WINDOW, Analytics, shares
 from kvbus.core.blocks.index import Index
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.commands import RequestSnapshot
-from kvbus.core.events import BatchReceived, SnapshotReceived, SourceUp, Tick
+from kvbus.core.events import BatchReceived, SnapshotReceived, SourceDown, SourceUp, Tick
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.fingerprints import fingerprint
@@ -21,6 +21,7 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.core.write_ahead_log import Delivered
+from kvbus.telemetry.readings import read_sources
 from tests.doubles.payloads import batch, cleared, payload, removed, store
 
 
@@ -159,6 +160,11 @@ def test_rates_are_of_the_last_minutes_and_fall_while_the_engine_is_silent():
     assert followed.analytics.reading(0.0).stored_per_second == pytest.approx(stored * exp(-2) / WINDOW)
 
 
+def test_rates_fall_while_batches_come_that_neither_store_nor_evict():
+    followed = Followed().at(0.0, store([1, 2])).at(WINDOW, store([2], 1))
+    assert followed.analytics.reading(0.0).stored_per_second == pytest.approx(2 * exp(-1) / WINDOW)
+
+
 def test_one_bad_time_does_not_stop_the_clock():
     followed = Followed().at(1e300, store([1])).at(0.0, store([2])).at(WINDOW, store([3]))
     assert followed.analytics.reading(0.0).stored_per_second == pytest.approx((2 * exp(-1) + 1) / WINDOW)
@@ -196,6 +202,8 @@ def test_a_sample_tells_what_following_all_would_within_its_error():
     for name in ("live", "stored", "removed"):
         assert getattr(estimated, name) == pytest.approx(getattr(true, name), rel=0.05), name
     assert estimated.stored_again / estimated.stored == pytest.approx(true.stored_again / true.stored, abs=0.05)
+    counts = [sum(reading.lifetimes.counts) for reading in (estimated, true)]
+    assert counts == [estimated.removed, true.removed]
     spans = [reading.lifetimes.total / sum(reading.lifetimes.counts) for reading in (estimated, true)]
     assert spans[0] == pytest.approx(spans[1], rel=0.05)
 
@@ -213,6 +221,26 @@ def test_sources_are_compared_by_the_smallest_sample():
     of_large, of_small = shares([large, small])
     assert of_large == pytest.approx(0.1, abs=0.02)
     assert of_small == 1.0
+
+
+def test_a_source_that_expired_shares_nothing():
+    specs = [SourceSpec(name, 0, Settings(replay=False), Rules(), timeout=5.0, analytics=LIMIT) for name in "ab"]
+    relay = Relay(specs, [])
+    for slot in (0, 1):
+        relay.handle(SourceUp(slot), 0.0)
+        relay.handle(BatchReceived(slot, batch(0, store([1, 2]))), 0.0)
+    assert [read.analytics.shared for read in read_sources(relay).values() if read.analytics] == [1.0, 1.0]
+    relay.handle(SourceDown(1), 0.0)
+    relay.handle(Tick(0.0), 6.0)
+    assert [read.analytics.shared for read in read_sources(relay).values() if read.analytics] == [0.0, 0.0]
+
+
+def test_blocks_that_come_and_go_within_one_batch_are_bounded_too():
+    analytics = Analytics(Index(), SourceStats(), 10)
+    names = [(name,) for name in range(1000)]
+    events = [event for name in names for event in (BlockStored(name, None), BlockRemoved(name))]
+    analytics.see(events, 0.0, 0.0)
+    assert analytics.weight >= 81
 
 
 def test_it_takes_no_more_memory_however_large_the_cache_is():
