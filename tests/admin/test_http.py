@@ -26,6 +26,9 @@ from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually, running_bus
 from tests.typed import there
 
+LARGE = 6280583736533942967
+"""A hash that readers of doubles change."""
+
 
 class Web:
     """A bus and an HTTP client in front of it."""
@@ -313,8 +316,18 @@ async def test_blocks_of_one_source_and_of_one_that_is_none():
         assert status == 404
         assert json.loads(text) == {"error": "no source 'e2'; there are: e0, e1"}
         assert (await client.status("/blocks?source="))[0] == 404
-        status, text = await client.status("/blocks?hash=1")
-        assert (status, "knows no 'hash'" in text) == (400, True)
+        for query, wrong in (("hash=1", "knows no 'hash'"), ("hashes=text", "none of number, string")):
+            status, text = await client.status(f"/blocks?{query}")
+            assert (status, wrong in text) == (400, True)
+
+
+@pytest.mark.parametrize(("query", "name"), [("", LARGE), ("?hashes=number", LARGE), ("?hashes=string", str(LARGE))])
+async def test_hashes_are_numbers_or_texts_that_every_reader_keeps(query, name):
+    async with web_and_engine() as (client, engine):
+        engine.publish(batch(store([LARGE, 2], tokens=tokens_of(1) * 2)))
+        await relayed(client, 1)
+        first, second = await client.blocks(query)
+        assert (first["hash"], first["parent"], second["parent"]) == (name, None, name)
 
 
 async def test_a_dump_is_one_moment_however_slowly_it_is_read():
@@ -351,8 +364,8 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
         parts, turns = Counter[Any](), Counter[Any]()
         lines = LiveBlocks.lines
 
-        def counted(cut):
-            for line in lines(cut):
+        def counted(cut, hashes):
+            for line in lines(cut, hashes):
                 parts["lines"] += 1
                 parts["this turn"] += 1
                 parts["most in a turn"] = max(parts["most in a turn"], parts["this turn"])
@@ -587,3 +600,17 @@ async def test_an_address_that_is_taken_is_named():
 async def test_without_http_there_is_none():
     async with running_bus(http=None) as bus:
         assert bus.daemon.http_address is None
+
+
+async def test_what_the_page_asks_for_is_json_and_what_is_unknown_is_named():
+    async with web() as client:
+        overview = await client.json("/overview")
+        assert {"version", "core", "config", "started", "now", "content", "id", "transitions"} < set(overview)
+        await eventually(lambda: "engine" in client.bus.daemon.admin.history.sources, "a sample")
+        assert set(await client.json("/history?source=engine")) == {"times", "batches", "events", "blocks", "queue"}
+        assert (await client.status("/history?source=x"))[0] == 404
+        assert (await client.status("/events?x=1"))[0] == 400
+        assert (await client.status("/events?output=x"))[0] == 404
+        assert (await client.status("/events?output=routers", headers={"Host": "evil.example"}))[0] == 403
+        async with client.get("/events?output=routers") as answer:
+            assert (await answer.content.readline()) == b"retry: 1000\n"
