@@ -66,8 +66,8 @@ def _analytics_json(analytics: AnalyticsReading) -> dict[str, Any]:
         "stored": analytics.stored,
         "removed": analytics.removed,
         "stored_again": analytics.stored_again,
-        "stored_per_second": round(analytics.stored_per_second, 3),
-        "removed_per_second": round(analytics.removed_per_second, 3),
+        "stored_per_second": round(analytics.stored_per_second, 6),
+        "removed_per_second": round(analytics.removed_per_second, 6),
         "churn": round(analytics.churn, 6),
         "shared": round(analytics.shared, 4),
         "lifetimes": {
