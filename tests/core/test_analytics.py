@@ -81,6 +81,14 @@ def test_a_block_that_moves_to_another_tier_was_not_removed(moves):
     assert followed.at(9.0, removed([2, 1], medium="CPU")).counts == ((0, 2, 2, 0), (2, 18.0))
 
 
+def test_a_block_on_three_tiers_stays_until_the_last_one_evicts_it():
+    followed = Followed().at(0.0, *(store([1], medium=tier) for tier in ("GPU", "CPU", "DISK")))
+    for ts, tier in ((1.0, "CPU"), (2.0, "GPU"), (3.0, "DISK")):
+        assert followed.counts == ((1, 1, 0, 0), (0, 0.0))
+        followed.at(ts, removed([1], medium=tier))
+    assert followed.counts == ((0, 1, 1, 0), (1, 3.0))
+
+
 def test_a_move_that_is_spread_over_batches_is_a_removal_and_a_store_of_the_same_block():
     followed = Followed().at(0.0, store([1, 2, 3]), store([8, 9]))
     followed.at(1.0, removed([3])).at(2.0, store([3], 2, medium="CPU"))
@@ -139,6 +147,13 @@ def test_a_state_that_was_loaded_has_no_ages():
     for seq, logged in enumerate(log, 1):
         second.relay.apply_record(Delivered(0, seq, b"", fingerprint(logged), logged), 0.0)
     assert second.counts == ((2, 1, 2, 0), (1, 2.0))
+
+
+def test_of_a_large_state_that_was_loaded_a_sample_is_followed():
+    source = Followed().at(0.0, *(store([name]) for name in range(200))).relay.sources[0]
+    analytics = Analytics(source.normalizer.index, source.stats, 10)
+    analytics.begin()
+    assert (analytics.weight, set(analytics.sample(27))) == (27, set(range(0, 200, 27)))
 
 
 def test_an_engines_snapshot_has_no_ages_either():
