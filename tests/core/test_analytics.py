@@ -10,17 +10,14 @@ import pytest
 
 from kvbus.core.analytics import LIMIT, WINDOW, Analytics, shares
 from kvbus.core.blocks.index import Index
-from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.commands import RequestSnapshot
 from kvbus.core.events import BatchReceived, SnapshotReceived, SourceDown, SourceUp, Tick
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.fingerprints import fingerprint
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
-from kvbus.core.write_ahead_log import Delivered
 from kvbus.telemetry.readings import read_sources
 from tests.doubles.payloads import batch, cleared, payload, removed, store
 
@@ -134,19 +131,6 @@ def test_blocks_that_get_other_names_have_no_age():
     assert followed.counts == ((3, 1, 0, 0), (0, 0.0))
     followed.at(9.0, removed([2], medium="GPU"))
     assert followed.counts == ((2, 1, 1, 0), (0, 0.0))
-
-
-def test_a_state_that_was_loaded_has_no_ages():
-    first, second = Followed(), Followed()
-    first.at(0.0, store([1, 2, 3]), store([2], 1, medium="CPU"))
-    loader = Loader(second.relay)
-    for blob in dump(first.relay):
-        loader.feed(blob)
-    assert second.counts == ((3, 0, 0, 0), (0, 0.0))
-    log = [payload(removed([3, 2]), ts=9.0), payload(store([4], 2), ts=10.0), payload(removed([4]), ts=12.0)]
-    for seq, logged in enumerate(log, 1):
-        second.relay.apply_record(Delivered(0, seq, b"", fingerprint(logged), logged), 0.0)
-    assert second.counts == ((2, 1, 2, 0), (1, 2.0))
 
 
 def test_of_a_large_state_that_was_loaded_a_sample_is_followed():
