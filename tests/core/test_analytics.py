@@ -134,10 +134,14 @@ def test_blocks_that_get_other_names_have_no_age():
 
 
 def test_of_a_large_state_that_was_loaded_a_sample_is_followed():
-    source = Followed().at(0.0, *(store([name]) for name in range(200))).relay.sources[0]
+    source = Followed().at(0.0, *(store([name]) for name in range(200)), store([27], medium="CPU")).relay.sources[0]
     analytics = Analytics(source.normalizer.index, source.stats, 10)
     analytics.begin()
     assert (analytics.weight, set(analytics.sample(27))) == (27, set(range(0, 200, 27)))
+    for live in (8, 7):
+        assert analytics.reading(0.0).followed == live
+        analytics.see([BlockRemoved((54 if live == 8 else 27,))], 1.0, 0.0)
+    assert 27 in analytics.sample(27)
 
 
 def test_an_engines_snapshot_has_no_ages_either():
