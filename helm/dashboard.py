@@ -430,6 +430,18 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (rate("kvbus_http_connections_closed_total", TARGET, "instance, reason"), "{{instance}} closed {{reason}}"),
             (rate("kvbus_http_refused_total", TARGET, "instance, reason"), "{{instance}} refused {{reason}}"),
         ),
+        graph(
+            "Questions",
+            "cps",
+            "Requests of /query by outcome: who holds the longest prefix of a prompt.",
+            (rate("kvbus_query_requests_total", TARGET, "instance, outcome"), "{{instance}} {{outcome}}"),
+        ),
+        graph(
+            "Blocks for questions",
+            "short",
+            "Blocks in the tree that answers /query, about 210 bytes each.",
+            (f"kvbus_query_index_blocks{{{TARGET}}}", "{{instance}}"),
+        ),
         panel("table", "Versions", "short", "", (f"kvbus_build_info{{{TARGET}}}", "")),
     ],
 }

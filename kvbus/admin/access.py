@@ -1,4 +1,4 @@
-"""Access to token ids, which are prompts: only programs on this machine (or in this pod) may read them.
+"""Access to token ids, which are prompts, and to what tells of them: for programs on this machine (or in this pod).
 
 A port-forward arrives on loopback, so it works too. A request's headers prove nothing, with one exception: a browser
 states truly which host name it asks for, and which site's page asks. So kvbus can refuse a page of another site, and a
@@ -34,11 +34,14 @@ _HOW: Final = {
     HttpRefusal.CROSS_SITE: "a page of another site asked for it: enter {url} in the browser yourself",
 }
 
+_TOKEN_IDS: Final = "token ids, which are what users wrote"
+_SHOWN: Final = {"/query": "which prompts are cached, which tells of what users wrote"}
+
 
 def how_to_get_in(refusal: HttpRefusal, path: str, port: int) -> str:
     """Return a sentence that says how to get access."""
     how = _HOW[refusal].format(url=f"http://127.0.0.1:{port}{path}", port=port)
-    return f"{path} shows token ids, which are what users wrote, and {how}"
+    return f"{path} shows {_SHOWN.get(path, _TOKEN_IDS)}, and {how}"
 
 
 class Access:

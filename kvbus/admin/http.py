@@ -19,12 +19,15 @@ from kvbus.admin.access import Access, how_to_get_in
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.events import Events
 from kvbus.admin.history import History
+from kvbus.admin.openapi import document
 from kvbus.admin.page import FILES, about, status_page
+from kvbus.admin.query import MAX_BODY, Queries
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_json, source_json
 from kvbus.config import Config, SourceStream
 from kvbus.core.relay import Relay
 from kvbus.core.stats import HttpRefusal, OutputStats, ProcessStats
+from kvbus.core.types import HASH_FORMS
 from kvbus.errors import BindError
 from kvbus.telemetry.metrics import CONTENT_TYPE, Exposition
 from kvbus.telemetry.readings import Driver, LiveBlocks, read_routers, read_source
@@ -74,6 +77,7 @@ class AdminServer:
         self._observed = observed
         self._access = Access(observed.config.http_allowed_hosts)
         self._exposition = Exposition(observed)
+        self._queries = Queries(observed)
         self._dumping = asyncio.Lock()
         self.timeline = Timeline()
         self.history = History()
@@ -87,18 +91,20 @@ class AdminServer:
 
     def application(self) -> web.Application:
         """Return the application with its paths."""
-        app = web.Application(middlewares=[self._answering])
+        app = web.Application(middlewares=[self._answering], client_max_size=MAX_BODY)
         for path in FILES:
             app.router.add_get(path, status_page)
         app.router.add_get("/overview", self._overview)
         app.router.add_get("/history", self._source_history)
         app.router.add_get("/events", self._stream, allow_head=False)
+        app.router.add_get("/openapi.json", _openapi)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/sources", self._sources)
         app.router.add_get("/routers", self._routers)
         app.router.add_get("/blocks", self._content(self._blocks))
+        app.router.add_post("/query", self._content(self._queries.handle))
         return app
 
     async def start(self) -> None:
@@ -169,6 +175,7 @@ class AdminServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        await self._queries.close()
 
     def look(self, now: float) -> None:
         """Take a sample if it is time, and let clients know what has happened; the daemon calls it at each tick."""
@@ -251,9 +258,12 @@ class AdminServer:
         return web.json_response([router_json(output, router) for output, router in readings])
 
     async def _blocks(self, request: web.Request) -> web.StreamResponse:
-        if unknown := [each for each in request.query if each != "source"]:
-            return _problem(400, f"/blocks knows no {unknown[0]!r}; it takes source=NAME, or nothing for all of them")
-        name = request.query.get("source")
+        if unknown := [each for each in request.query if each not in {"source", "hashes"}]:
+            text = f"/blocks knows no {unknown[0]!r}; it takes source=NAME (all without) and hashes=string"
+            return _problem(400, text)
+        name, hashes = request.query.get("source"), request.query.get("hashes", "number")
+        if hashes not in HASH_FORMS:
+            return _problem(400, f"hashes={hashes!r} is none of {', '.join(HASH_FORMS)}; for example hashes=string")
         sources = [s for s in self._observed.relay.present if name in (None, s.spec.label)]
         if not sources:
             known = ", ".join(s.spec.label for s in self._observed.relay.present)
@@ -264,7 +274,7 @@ class AdminServer:
         process.http_dumps += 1
         try:
             # copying each source's state at one moment is cheap; the text takes time, so write it in parts
-            lines = itertools.chain.from_iterable([LiveBlocks(source).lines() for source in sources])
+            lines = itertools.chain.from_iterable([LiveBlocks(source).lines(hashes) for source in sources])
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
             # stop if the client reads nothing, or is gone
@@ -291,6 +301,10 @@ class AdminServer:
                 part += few
             await asyncio.sleep(DUMP_REST * (time.perf_counter() - begun))
             return part.encode()
+
+
+async def _openapi(_request: web.Request) -> web.Response:
+    return web.Response(body=await asyncio.to_thread(document), content_type="application/json")  # some 10 ms, once
 
 
 def _line(block: dict[str, Any]) -> str:

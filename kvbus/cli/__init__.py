@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         "files of kvbus are missing, as they are after kvbus-client was uninstalled beside it: "
-        "pip install --force-reinstall --no-deps kvbus"
+        "install kvbus once more, by pip install --force-reinstall --no-deps"
     ) from error
 
 _SUBCOMMANDS = (
@@ -21,6 +21,7 @@ _SUBCOMMANDS = (
     Subcommand("check", "Validate a configuration and print it in full."),
     Subcommand("doctor", "Find out what is wrong, and what to do."),
     Subcommand("top", "Watch a running bus: sources, outputs, routers."),
+    Subcommand("query", "Ask which source holds the longest prefix of a prompt."),
     Subcommand("tail", "Watch a stream: decoded batches, and gaps."),
     Subcommand("dump", "Rebuild the live block set through the replay."),
     Subcommand("record", "Capture a stream in a file."),

@@ -19,6 +19,7 @@ from kvbus.client.timeouts import Timing
 from kvbus.client.updates import Lost, Rejected, Synced
 from kvbus.client.view import BlockView
 from kvbus.core.sequencing.actions import LostReason
+from kvbus.core.types import HASH_FORMS
 from kvbus.errors import ExitCode, KvbusError
 
 if TYPE_CHECKING:
@@ -124,6 +125,13 @@ def _explain(lost: Lost) -> str:
     show_default=True,
     help="One line of JSON per block, or the number of blocks.",
 )
+@click.option(
+    "--hashes",
+    type=click.Choice(list(HASH_FORMS)),
+    default="number",
+    show_default=True,
+    help="How integers are written: jq and browsers change large numbers.",
+)
 @click.option("--copies", is_flag=True, help="Count copies, for an engine's own stream (not for kvbus's output).")
 @curve_options
 def command(
@@ -132,6 +140,7 @@ def command(
     framing: AnswerFraming,
     timeout: float,
     output: Literal["jsonl", "count"],
+    hashes: str,
     copies: bool,
     curve_secret_key: Path | None,
     curve_server_key: Path | None,
@@ -180,5 +189,7 @@ def command(
     if output == "count":
         click.echo(len(rebuilt.view))
         return
+    written = HASH_FORMS[hashes]
     for block in rebuilt.view:
-        sys.stdout.write(json.dumps(block.to_json(), separators=(",", ":")) + "\n")
+        line = block.to_json() | {"hash": written(block.hash), "parent": written(block.parent)}
+        sys.stdout.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -29,12 +29,12 @@ from kvbus.client.updates import (
     Synced,
     Unreachable,
 )
-from kvbus.core.types import Reason, printable
+from kvbus.core.types import HASH_FORMS, Reason
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import decode_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvbus.client.updates import Update
     from kvbus.core.types import Hash
@@ -47,7 +47,8 @@ _SHOWN_HASHES: Final = 4
 class Printer:
     """Print updates as lines for people, or as JSON lines."""
 
-    def __init__(self, out: TextIO, *, as_json: bool) -> None:
+    def __init__(self, out: TextIO, *, as_json: bool, hashes: str = "number") -> None:
+        self._hashes = hashes
         self.shown = self.batches = self.events = self.missing = 0
         self._out = out
         self._json = as_json
@@ -65,7 +66,7 @@ class Printer:
         elif isinstance(update, Lost) and update.last is not None:
             self.missing += update.last - update.first + 1
         if self._json:
-            self._out.write(json.dumps(to_json(update), separators=(",", ":")) + "\n")
+            self._out.write(json.dumps(to_json(update, self._hashes), separators=(",", ":")) + "\n")
         else:
             for text, colour in _lines(update):
                 line = click.style(text, fg=colour) if self._colour and colour else text
@@ -81,14 +82,14 @@ class Printer:
         return f"{self.batches} batches, {self.events} events{lost}"
 
 
-def to_json(update: Update) -> dict[str, Any]:
-    """Return an update as plain values, ``kind`` first; byte hashes become hex strings."""
+def to_json(update: Update, hashes: str = "number") -> dict[str, Any]:
+    """Return an update as plain values, ``kind`` first; byte hashes become hex strings, integers as ``hashes`` says."""
     plain: dict[str, Any] = {"kind": update.kind}
     if isinstance(update, Received):
         plain |= {"seq": update.seq, "topic": _text(update.topic), "replayed": update.replayed}
-        plain |= _batch_json(update.batch)
+        plain |= _batch_json(update.batch, hashes)
     elif isinstance(update, Snapshot):
-        plain |= {"seq": update.seq, "batches": [_batch_json(batch) for batch in update.batches]}
+        plain |= {"seq": update.seq, "batches": [_batch_json(batch, hashes) for batch in update.batches]}
     elif isinstance(update, Rejected):
         plain |= {"seq": update.seq, "topic": _text(update.topic), "reason": str(update.reason)}
     elif isinstance(update, Gap):
@@ -106,21 +107,21 @@ def to_json(update: Update) -> dict[str, Any]:
     return plain
 
 
-def _batch_json(batch: Batch) -> dict[str, Any]:
+def _batch_json(batch: Batch, hashes: str) -> dict[str, Any]:
     plain: dict[str, Any] = {"ts": batch.ts, "rank": batch.rank}
-    plain["events"] = [_event_json(event) for event in batch.events]
+    plain["events"] = [_event_json(event, HASH_FORMS[hashes]) for event in batch.events]
     if batch.rejects:
         plain["rejects"] = [str(reason) for reason in batch.rejects]
     return plain
 
 
-def _event_json(event: Event) -> dict[str, Any]:
+def _event_json(event: Event, written: Callable[[Hash | None], int | str | None]) -> dict[str, Any]:
     if isinstance(event, BlockStored):
         tokens = decode_tokens(event.token_ids)
         plain = {
             "type": "BlockStored",
-            "block_hashes": [printable(block) for block in event.block_hashes],
-            "parent_block_hash": printable(_parent(event)),
+            "block_hashes": [written(block) for block in event.block_hashes],
+            "parent_block_hash": written(_parent(event)),
             "token_ids": None if isinstance(tokens, Reason) else tokens,
             "block_size": event.block_size,
             "medium": event.medium,
@@ -131,7 +132,7 @@ def _event_json(event: Event) -> dict[str, Any]:
                 plain[name] = value
         return plain
     if isinstance(event, BlockRemoved):
-        plain = {"type": "BlockRemoved", "block_hashes": [printable(block) for block in event.block_hashes]}
+        plain = {"type": "BlockRemoved", "block_hashes": [written(block) for block in event.block_hashes]}
         plain["medium"] = event.medium
         if isinstance(event.group_idx, int):
             plain["group_idx"] = event.group_idx
@@ -257,6 +258,13 @@ async def watch(subscriber: Subscriber, printer: Printer, *, count: int | None, 
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line: kind batch, snapshot, gap, lost, restarted, …"
 )
+@click.option(
+    "--hashes",
+    type=click.Choice(list(HASH_FORMS)),
+    default="number",
+    show_default=True,
+    help="How --json writes integers: jq and browsers change large numbers.",
+)
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N batches.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Stop after S seconds.")
 @curve_options
@@ -269,6 +277,7 @@ def command(
     topic: str,
     bind: bool,
     as_json: bool,
+    hashes: str,
     count: int | None,
     seconds: float | None,
     curve_secret_key: Path | None,
@@ -291,7 +300,7 @@ def command(
             "--from-start needs --replay-endpoint or --snapshot-endpoint, for example tcp://127.0.0.1:5558"
         )
     curve = curve_keys(curve_secret_key, curve_server_key, bind=bind)
-    printer = Printer(sys.stdout, as_json=as_json)
+    printer = Printer(sys.stdout, as_json=as_json, hashes=hashes)
 
     async def session(stop: asyncio.Event) -> None:
         subscriber = Subscriber(

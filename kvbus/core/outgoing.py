@@ -46,6 +46,8 @@ class Outgoing:
         self._do = do
         self.wall = 0.0
         """The time of day, for the ``ts`` of batches no engine sent; nothing is decided by it."""
+        self.follower: Callable[[int, Sequence[AnyEvent]], None] | None = None
+        """Gets the events that leave for everybody, with their source's slot."""
         self.commands: list[Command] = []
         """What the shell has to do."""
 
@@ -131,6 +133,8 @@ class Outgoing:
 
         ``whole`` says it already, in the canonical encoding.
         """
+        if self.follower is not None:
+            self.follower(i, events)
         payloads: dict[tuple[Wire, int], bytes] | None = None
         for number, output in self._plain:
             at, rank = (0, i) if output.merged else (i, source.rank)

@@ -54,6 +54,7 @@ from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEp
 from kvbus.core.source import Source
 from kvbus.core.source_spec import NOBODY, SourceSpec
 from kvbus.core.types import Reason
+from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.write_ahead_log import Records
 
@@ -119,6 +120,10 @@ class Relay:
     def present(self) -> list[Source]:
         """The sources there are; a slot of :attr:`sources` may be free."""
         return [source for source in self.sources if not source.gone]
+
+    def follow(self, follower: Callable[[int, Sequence[AnyEvent]], None] | None) -> None:
+        """From now on hand it the events that leave, with their source's slot; None ends it."""
+        self._out.follower = follower
 
     def keep_records(self, *, keep: bool) -> None:
         """Begin or end to put records into :attr:`records`."""

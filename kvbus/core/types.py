@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -124,6 +125,15 @@ PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_a
 def printable(block: Hash | None) -> int | str | None:
     """A hash for people and JSON: integers as they are, bytes as a hex string."""
     return block.hex() if isinstance(block, bytes) else block
+
+
+def as_text(block: Hash | None) -> str | None:
+    """A hash for readers that keep every number as a double, as jq and browsers do: always text."""
+    return None if block is None else str(printable(block))
+
+
+HASH_FORMS: Final[dict[str, Callable[[Hash | None], int | str | None]]] = {"number": printable, "string": as_text}
+"""How hashes are written in JSON: integers as they are, or nothing but texts."""
 
 
 def medium_key(medium: str | UnsetType | None) -> str | None:

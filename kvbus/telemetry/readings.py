@@ -22,7 +22,7 @@ from kvbus.core.remarks import Said, reasons
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
 from kvbus.core.stats import OutputStats, RouterView, SourceStats
-from kvbus.core.types import Hash, printable
+from kvbus.core.types import HASH_FORMS, Hash
 
 Counts = TypeVar("Counts", SourceStats, OutputStats)
 
@@ -193,8 +193,12 @@ class LiveBlocks:
         self._index = Index() if source.expired else source.normalizer.index.copy()
         self._copies = {key: table.copies.copy() for key, table in source.normalizer.index.tables.items()}
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of ``/blocks``: one live block each, as routers know it, parents first on each medium."""
+    def lines(self, hashes: str = "number") -> Iterator[dict[str, Any]]:
+        """Yield the lines of ``/blocks``: one live block each, as routers know it, parents first on each medium.
+
+        ``hashes`` is one of :data:`~kvbus.core.types.HASH_FORMS`.
+        """
+        written = HASH_FORMS[hashes]
         for key, chunk, first, end in runs(self._index):
             tokens = chunk.token_list()
             names, pieces = chunk.reblocked() if chunk.derived is not None else (chunk.hashes, 1)
@@ -203,8 +207,8 @@ class LiveBlocks:
                 yield {
                     "source": self._label,
                     "rank": self._rank,
-                    "hash": printable(names[at]),
-                    "parent": printable(names[at - 1] if at else self._parent(chunk)),
+                    "hash": written(names[at]),
+                    "parent": written(names[at - 1] if at else self._parent(chunk)),
                     "medium": chunk.meta.medium,
                     "group_idx": key[0],
                     "block_size": size,

@@ -40,6 +40,7 @@ REPLAY_OUTCOMES: Final = (
 )
 STATE_REASONS: Final = ("subscribed", "lost")
 HTTP_REASONS: Final = ("too_many", "slow")
+QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 
 
@@ -361,6 +362,17 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     _one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
     _one("http_listeners", "Clients that follow /events.", lambda p: p.http_listeners),
     _one("http_dumps", "Answers of /blocks under way.", lambda p: p.http_dumps),
+    _one(
+        "query_index_blocks",
+        "Blocks in the tree that answers /query; 0 while nobody asks.",
+        lambda p: p.query_index_blocks,
+    ),
+    _by(
+        "outcome",
+        "query_requests_total",
+        "Requests of /query, by outcome.",
+        lambda p: _counts(p.queries, QUERY_OUTCOMES),
+    ),
     _by(
         "reason",
         "http_connections_closed_total",

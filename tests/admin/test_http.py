@@ -26,6 +26,9 @@ from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually, running_bus
 from tests.typed import there
 
+LARGE = 6280583736533942967
+"""A hash that readers of doubles change."""
+
 
 class Web:
     """A bus and an HTTP client in front of it."""
@@ -283,8 +286,18 @@ async def test_blocks_of_one_source_and_of_one_that_is_none():
         assert status == 404
         assert json.loads(text) == {"error": "no source 'e2'; there are: e0, e1"}
         assert (await client.status("/blocks?source="))[0] == 404
-        status, text = await client.status("/blocks?hash=1")
-        assert (status, "knows no 'hash'" in text) == (400, True)
+        for query, wrong in (("hash=1", "knows no 'hash'"), ("hashes=text", "none of number, string")):
+            status, text = await client.status(f"/blocks?{query}")
+            assert (status, wrong in text) == (400, True)
+
+
+@pytest.mark.parametrize(("query", "name"), [("", LARGE), ("?hashes=number", LARGE), ("?hashes=string", str(LARGE))])
+async def test_hashes_are_numbers_or_texts_that_every_reader_keeps(query, name):
+    async with web_and_engine() as (client, engine):
+        engine.publish(batch(store([LARGE, 2], tokens=tokens_of(1) * 2)))
+        await relayed(client, 1)
+        first, second = await client.blocks(query)
+        assert (first["hash"], first["parent"], second["parent"]) == (name, None, name)
 
 
 async def test_a_dump_is_one_moment_however_slowly_it_is_read():
@@ -321,8 +334,8 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
         parts, turns = Counter[Any](), Counter[Any]()
         lines = LiveBlocks.lines
 
-        def counted(cut):
-            for line in lines(cut):
+        def counted(cut, hashes):
+            for line in lines(cut, hashes):
                 parts["lines"] += 1
                 parts["this turn"] += 1
                 parts["most in a turn"] = max(parts["most in a turn"], parts["this turn"])

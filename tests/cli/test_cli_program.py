@@ -174,5 +174,5 @@ def test_ctrl_c_is_quiet():
 
 
 def test_the_declared_subcommands():
-    names = ["run", "demo", "check", "doctor", "top", "tail", "dump", "record", "play", "sim", "keygen"]
+    names = ["run", "demo", "check", "doctor", "top", "query", "tail", "dump", "record", "play", "sim", "keygen"]
     assert list(main.subcommands) == names

@@ -282,6 +282,17 @@ def test_tail_can_bind():
 # -- dump
 
 
+def test_hashes_are_texts_for_readers_that_keep_numbers_as_doubles(publisher):
+    large = 6280583736533942967
+    tail = command("tail", publisher.endpoint, "--json", "--hashes", "string", "--count", "1")
+    subscription(publisher)
+    publisher.publish(batch(stored(large, b"\xab", parent=-7)))
+    ((event,),) = [json.loads(line)["events"] for line in ended(tail)[0].splitlines()]
+    assert (event["block_hashes"], event["parent_block_hash"]) == ([str(large), "ab"], "-7")
+    lines = [json.loads(line) for line in run("dump", publisher.replay_endpoint, "--hashes", "string")[0].splitlines()]
+    assert [(line["hash"], line["parent"]) for line in lines] == [(str(large), "-7"), ("ab", str(large))]
+
+
 def test_dump_prints_every_live_block(publisher):
     publisher.publish(batch(stored(1, b"\xab\xcd", parent=7)))
     publisher.publish(batch(stored(3), BlockRemoved((1,), "GPU")))

@@ -92,6 +92,12 @@ class PrefixIndex(Generic[W]):
         self._bits = 0
         self._free_bits: list[int] = []
 
+        self._emptied: list[list[Any]] = []
+        """What nodes were kept in before the last block went; freed in steps, too."""
+        self._plant()
+
+    def _plant(self) -> None:
+        """Begin with no node but the top."""
         self._labels: list[Any] = [b"", b""]
         self._parents: list[int] = [0, 0]
         self._below: list[int] = [0, 0]
@@ -159,7 +165,7 @@ class PrefixIndex(Generic[W]):
             lora: the adapter.
             medium: where they are.
         """
-        if self._cleared:
+        if self._cleared or self._emptied:
             self.collect(COLLECTED * len(hashes))
         holder = self._holders.get(worker)
         if holder is None:
@@ -225,7 +231,7 @@ class PrefixIndex(Generic[W]):
             self._cleared.append(holder)
 
     def collect(self, most: int) -> bool:
-        """Free so many blocks that were cleared; whether there are more."""
+        """Free about so many blocks that were cleared; whether there are more."""
         while self._cleared and most > 0:
             holder = self._cleared[-1]
             if not holder.places:
@@ -240,7 +246,17 @@ class PrefixIndex(Generic[W]):
                 most -= 1
             if not places:
                 del holder.places[medium]
-        return bool(self._cleared)
+        if self._free_nodes and not self.nodes:
+            self._emptied += [self._labels, self._parents, self._below, self._on_device, self._free_nodes]
+            self._plant()
+        while self._emptied and most > 0:
+            last = self._emptied[-1]
+            freed = min(most, len(last))
+            del last[len(last) - freed :]
+            most -= freed
+            if not last:
+                self._emptied.pop()
+        return bool(self._cleared or self._emptied)
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -257,7 +273,8 @@ class PrefixIndex(Generic[W]):
         for node, shape in trees:
             ends, _ = self._walk(node, asked(tokens, shape, salt))
             for bits, blocks in ends:
-                found.update(dict.fromkeys(self._workers_of(bits), blocks))
+                for worker in self._sets.get(bits) or self._workers_of(bits):
+                    found[worker] = blocks
         return found
 
     def matches(self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None) -> dict[W, Match]:
@@ -269,17 +286,19 @@ class PrefixIndex(Generic[W]):
         found: dict[W, Match] = {}
         for node, shape in self._trees(lora):
             ends, path = self._walk(node, asked(tokens, shape, salt))
-            runs = [(medium, _runs([bits.get(each, 0) for each in path])) for medium, bits in self._elsewhere.items()]
-            runs.append((DEVICE_MEDIUM, _runs([self._on_device[each] for each in path])))
+            tiers = {DEVICE_MEDIUM: _counts([self._on_device[each] for each in path], ends)}
+            for medium, held in self._elsewhere.items():
+                tiers[medium] = _counts([held.get(each, 0) for each in path], ends)
             for bits, blocks in ends:
                 for worker in self._workers_of(bits):
-                    tiers = {DEVICE_MEDIUM: blocks}
+                    known = found.get(worker)
+                    if known is not None and known.blocks * known.block_size >= blocks * shape[0]:
+                        continue
+                    where = {DEVICE_MEDIUM: blocks}
                     if path:
                         bit = self._holders[worker].bit
-                        tiers = _some({medium: _count(of, bit, blocks) for medium, of in runs})
-                    known = found.get(worker)
-                    if known is None or known.blocks * known.block_size < blocks * shape[0]:
-                        found[worker] = Match(blocks, shape[0], tiers)
+                        where = _some({medium: _count(of, bit) for medium, of in tiers.items()})
+                    found[worker] = Match(blocks, shape[0], where)
         return dict(sorted(found.items(), key=_tokens, reverse=True))
 
     def named(self, worker: W, hashes: Sequence[Hash]) -> Match | None:
@@ -495,31 +514,38 @@ def _tokens(found: tuple[Any, Match]) -> int:
     return found[1].blocks * found[1].block_size
 
 
-def _runs(bits: Sequence[int]) -> list[tuple[int, int]]:
-    """Equal values that follow one another, and how many."""
-    runs: list[tuple[int, int]] = []
-    last, count = -1, 0
-    for each in bits:
-        if each == last:
-            count += 1
-            continue
-        if count:
-            runs.append((last, count))
-        last, count = each, 1
-    runs.append((last, count))
-    return runs
+def _counts(held: Sequence[int], ends: Sequence[tuple[int, int]]) -> list[int]:
+    """How many blocks each worker holds, up to its own end: bit n of all counts in the n-th integer.
+
+    So it costs the same for one worker and for hundreds.
+    """
+    planes: list[int] = []
+    leaving = {blocks: bits for bits, blocks in ends}
+    counting = sum(bits for bits, _ in ends)
+    last = run = 0
+    for at, each in enumerate(held):
+        counting ^= leaving.get(at, 0)
+        bits = each & counting
+        if bits != last:
+            _add(planes, last, run)
+            last, run = bits, 0
+        run += 1
+    _add(planes, last, run)
+    return planes
 
 
-def _count(runs: Sequence[tuple[int, int]], bit: int, most: int) -> int:
-    """How many of the first ``most`` values have this bit."""
-    found = 0
-    for bits, count in runs:
-        if bits & bit:
-            found += min(count, most)
-        most -= count
-        if most <= 0:
-            break
-    return found
+def _add(planes: list[int], bits: int, count: int) -> None:
+    """Add a number to the counts of these workers."""
+    for at in range(count.bit_length()):
+        carry = bits if count >> at & 1 else 0
+        while carry:
+            planes += [0] * (at + 1 - len(planes))
+            planes[at], carry = planes[at] ^ carry, planes[at] & carry
+            at += 1  # noqa: PLW2901 - the carry goes to the next one
+
+
+def _count(planes: Sequence[int], bit: int) -> int:
+    return sum(1 << at for at, plane in enumerate(planes) if plane & bit)
 
 
 def _some(tiers: dict[str, int]) -> dict[str, int]:

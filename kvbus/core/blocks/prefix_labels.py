@@ -69,8 +69,9 @@ def stored(
     if isinstance(extra_keys, Raw):
         extra_keys = bytes(extra_keys)
     if isinstance(extra_keys, bytes) and extra_keys not in _NO_KEYS:
-        for at, own in enumerate(decode_value(extra_keys)[:count]):
-            if own and own[0] == lora_name:
+        keys = decode_value(extra_keys)
+        for at, own in enumerate(keys[:count] if isinstance(keys, list) else ()):
+            if isinstance(own, list) and own and own[0] == lora_name:
                 own = own[1:]  # noqa: PLW2901 - the adapter's name is vLLM's first extra key
             if own:
                 labels[at] = (labels[at], bytes(encode_value(own)))

@@ -1,0 +1,225 @@
+"""``/openapi.json``: every path of the HTTP port, with what it takes and what it answers, from one table."""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import version
+from typing import Any, Final, NamedTuple, TypedDict
+
+import msgspec
+
+from kvbus.admin.query import MSGPACK, Answer, Request
+from kvbus.core.remarks import Said
+from kvbus.core.sequencing.settings import State
+from kvbus.core.types import HASH_FORMS
+
+
+class Ways(TypedDict):
+    """Batches, and the blocks in them."""
+
+    batches: int
+    blocks: int
+
+
+class Counts(TypedDict):
+    """What a source has been counted; ``missing = recovered + lost + pending``."""
+
+    batches: int
+    bytes: int
+    stored: int
+    removed: int
+    cleared: int
+    gaps: int
+    missing: int
+    recovered: int
+    lost: int
+    pending: int
+    duplicates: int
+    restarts: int
+    ways: dict[str, Ways]
+    rejected: dict[str, int]
+    filtered: dict[str, int]
+
+
+class SourceEntry(TypedDict):
+    """One engine publisher."""
+
+    name: str
+    rank: int
+    endpoint: str
+    replay_endpoint: str | None
+    state: State
+    partial: bool
+    partial_since: float | None
+    partial_reason: str | None
+    missing_before: int | None
+    heals: str | None
+    reasons: list[Said]
+    epoch: int
+    last_seq: int
+    dialect: str | None
+    block_size: int | None
+    queue_depth: int
+    unverified: int
+    counts: Counts
+    examples: dict[str, str]
+    blocks: dict[str, int]
+
+
+class RouterEntry(TypedDict):
+    """One connection of a router."""
+
+    output: str
+    stream: int
+    peer: str
+    since: float
+    topics: list[str]
+    subscriptions: int
+    state: str
+    state_sent: dict[str, float | None]
+    queued: int
+    bytes: int
+    behind_seconds: float
+    dropped: dict[str, int]
+    left: str | None
+    left_at: float | None
+
+
+class BlockEntry(TypedDict):
+    """One live block, a line. Tokens are pairs with EAGLE."""
+
+    source: str
+    rank: int
+    hash: int | str
+    parent: int | str | None
+    medium: str | None
+    group_idx: int | None
+    block_size: int
+    token_ids: list[int | tuple[int, int]]
+    copies: int
+
+
+class Overview(TypedDict):
+    """The bus as a whole, with five minutes of its history."""
+
+    version: str
+    core: str
+    config: dict[str, Any]
+    started: float
+    now: float
+    content: str | None
+    id: str
+    transitions: list[dict[str, Any]]
+    times: list[float]
+    all: dict[str, list[float | None]]
+    outputs: dict[str, dict[str, list[float | None]]]
+
+
+class Problem(TypedDict):
+    """Why there is no answer, in a sentence."""
+
+    error: str
+
+
+JSON: Final = "application/json"
+
+
+class Path(NamedTuple):
+    """One path. ``problems`` are the statuses with a :class:`Problem`."""
+
+    path: str
+    summary: str
+    kind: str = JSON
+    answer: Any = str
+    parameters: tuple[tuple[str, str], ...] = ()
+    problems: tuple[int, ...] = ()
+    method: str = "get"
+    takes: Any = None
+
+
+PATHS: Final = (
+    Path("/", "The status page.", "text/html"),
+    Path("/page.css", "Its style.", "text/css"),
+    Path("/page.js", "Its script.", "text/javascript"),
+    Path("/livez", "Whether the event loop runs.", "text/plain"),
+    Path("/readyz", "Whether everything is bound.", "text/plain"),
+    Path("/metrics", "Metrics in Prometheus's text format.", "text/plain"),
+    Path("/openapi.json", "This document.", JSON, dict[str, Any]),
+    Path("/sources", "Every source as it stands.", JSON, list[SourceEntry]),
+    Path("/routers", "Every router, and those that left last.", JSON, list[RouterEntry]),
+    Path("/overview", "The bus as a whole.", JSON, Overview),
+    Path(
+        "/history",
+        "Five minutes of a source: its rates and levels, and their times.",
+        JSON,
+        dict[str, list[float | None]],
+        (("source", "A name of /sources."),),
+        (404,),
+    ),
+    Path(
+        "/events",
+        "Transitions and rates as they come (server-sent); with an output its batches, for local programs.",
+        "text/event-stream",
+        str,
+        (("output", "An output's name."), ("after", "The id of the last event that the client has, as Last-Event-ID.")),
+        (400, 403, 404, 503),
+    ),
+    Path(
+        "/blocks",
+        "Every live block, for local programs.",
+        "application/x-ndjson",
+        BlockEntry,
+        (("source", "A name of /sources."), ("hashes", f"How hashes are written: {' or '.join(HASH_FORMS)}.")),
+        (400, 403, 404, 503),
+    ),
+    Path(
+        "/query",
+        "Which sources hold the longest prefix of a prompt, for local programs.",
+        JSON,
+        Answer,
+        (),
+        (400, 403, 408, 413, 429, 503),
+        "post",
+        Request,
+    ),
+)
+
+
+@functools.cache
+def document() -> bytes:
+    """Return the document."""
+    types = list(dict.fromkeys(each for path in PATHS for each in (path.answer, path.takes) if each is not None))
+    found, components = msgspec.json.schema_components([*types, Problem], ref_template="#/components/schemas/{name}")
+    schemas = dict(zip([*types, Problem], found, strict=True))
+    paths = {path.path: {path.method: _operation(path, schemas)} for path in PATHS}
+    info = {
+        "title": "kvbus",
+        "version": version("kvbus"),
+        "description": "The HTTP port of a bus. Nothing here changes anything.",
+    }
+    return msgspec.json.encode(
+        {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}, order="sorted"
+    )
+
+
+def _operation(path: Path, schemas: dict[Any, Any]) -> dict[str, Any]:
+    def body(kind: str, of: Any) -> dict[str, Any]:
+        return {"content": {kind: {"schema": schemas[of]}}}
+
+    operation: dict[str, Any] = {
+        "summary": path.summary,
+        "operationId": f"{path.method}_{path.path.strip('/').replace('.', '_') or 'page'}",
+        "responses": {
+            "200": {"description": "The answer.", **body(path.kind, path.answer)},
+            **{str(status): {"description": "No answer.", **body(JSON, Problem)} for status in path.problems},
+        },
+    }
+    if path.parameters:
+        operation["parameters"] = [
+            {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
+            for name, text in path.parameters
+        ]
+    if path.takes is not None:
+        content = {kind: {"schema": schemas[path.takes]} for kind in (JSON, MSGPACK)}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation

@@ -1,0 +1,171 @@
+"""The tree of prefixes of a running bus: there while somebody asks, and not when nobody does.
+
+The first question has it built from the sources' indexes, in slices beside the stream. From then on it takes in what
+leaves for routers. It is dropped when nobody has asked for a while. While there is none, the relay's hot path pays one
+comparison for each batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from kvbus.core.blocks.announce import slices
+from kvbus.core.blocks.prefix_index import PrefixIndex
+from kvbus.core.relay import Relay
+from kvbus.core.source import Source
+from kvbus.core.stats import ProcessStats
+from kvbus.core.types import Hash, medium_key
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.parts import hashes_of, is_store, value
+from kvbus.core.wire.schema import AllBlocksCleared
+
+SLICE: Final = 0.001
+"""Seconds of building before the loop's other work gets its turn."""
+
+REST: Final = 2
+"""Building then rests for so many times as long."""
+
+FEW: Final = 64
+"""Blocks between two looks at the clock."""
+
+FREED: Final = 1000
+"""Cleared blocks that are freed at a time, and :data:`FREE_EVERY` how often."""
+
+FREE_EVERY: Final = 0.005
+
+IDLE: Final = 60.0
+"""Seconds without a question after which the tree is dropped."""
+
+Place = tuple[str, Hash]
+"""A block's medium and name."""
+
+
+class QueryIndex:
+    """Builds the tree, keeps it up, and drops it.
+
+    Args:
+        relay: whose blocks it shows.
+        stats: where its size is counted.
+        idle: seconds without a question after which it is dropped.
+    """
+
+    def __init__(self, relay: Relay, stats: ProcessStats, idle: float = IDLE) -> None:
+        self._relay = relay
+        self._stats = stats
+        self._idle = idle
+        self.index: PrefixIndex[int] | None = None
+        """By slot of the source; None if there is none, or not all of it."""
+        self._growing: PrefixIndex[int] = PrefixIndex()
+        self._work: asyncio.Task[None] | None = None
+        self._asked = 0.0
+        self._unread: set[int] = set()
+        """Slots whose blocks the building has not begun to read: what happens to them meanwhile is in their index."""
+        self.reading: int | None = None
+        """The slot whose blocks it reads."""
+        self._gone: set[Place] = set()
+        """Blocks of that slot that were removed before it came to them."""
+
+    @property
+    def unread(self) -> int:
+        """Sources whose blocks are still to be read."""
+        return len(self._unread) + (self.reading is not None)
+
+    async def ask(self, within: float) -> PrefixIndex[int] | None:
+        """The whole tree, built if need be; None if that takes longer than ``within`` seconds."""
+        self._asked = time.monotonic()
+        until = self._asked + within
+        while self.index is None and time.monotonic() < until:
+            if self._work is None or self._work.done():  # the last one may still be freed
+                self._work = asyncio.create_task(self._live(), name="kvbus-query-index")
+            await asyncio.sleep(FREE_EVERY)
+        return self.index
+
+    async def close(self) -> None:
+        """End the work; nothing is freed in steps any more."""
+        self._relay.follow(None)
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+
+    async def _live(self) -> None:
+        """Build, keep up, drop."""
+        self._growing = PrefixIndex()
+        self._unread = {slot for slot, source in enumerate(self._relay.sources) if _shown(source)}
+        self._relay.follow(self._take)
+        try:
+            while self._unread:
+                await self._read(self._unread.pop())
+            self.index = self._growing
+            while time.monotonic() - self._asked < self._idle:
+                busy = self._growing.collect(FREED)
+                self._stats.query_index_blocks = len(self._growing)
+                await asyncio.sleep(FREE_EVERY if busy else self._idle / 10)
+        finally:
+            self._relay.follow(None)
+            self.index = None
+            self._stats.query_index_blocks = 0
+        for slot in self._growing.workers:
+            self._growing.clear(slot)
+        busy = True
+        while busy:
+            busy = self._growing.collect(FREED)
+            await asyncio.sleep(FREE_EVERY)
+
+    async def _read(self, slot: int) -> None:
+        """Take in the blocks that a source holds now, a few at a time, beside what happens to them meanwhile."""
+        source = self._relay.sources[slot]
+        if not _shown(source):
+            return
+        group = source.normalizer.first_group
+        index = source.normalizer.index.copy()
+        index.keep_group(group)
+        self.reading, self._gone = slot, set()
+        begun = time.perf_counter()
+        for events in slices(index, FEW):
+            for event in events:
+                self._read_store(slot, event)
+            if (spent := time.perf_counter() - begun) >= SLICE:
+                await asyncio.sleep(REST * spent)
+                begun = time.perf_counter()
+            if self.reading is None:  # they were cleared
+                return
+        self.reading = None
+        self._gone = set()
+
+    def _read_store(self, slot: int, event: AnyEvent) -> None:
+        """A store of the copy, without those of its blocks that are gone by now."""
+        medium = medium_key(value(event, "medium")) or ""
+        names = hashes_of(event) if self._gone else ()
+        dead = [name for name in names if (medium, name) in self._gone and not self._growing.holds(slot, name, medium)]
+        self._growing.apply(slot, event)
+        for name in dead:  # its children keep their place
+            self._growing.remove(slot, name, medium)
+
+    def _take(self, slot: int, events: Sequence[AnyEvent]) -> None:
+        """Take in what leaves of a source."""
+        if slot in self._unread:
+            return
+        group = self._relay.sources[slot].normalizer.first_group
+        reading = slot == self.reading
+        for event in events:
+            if isinstance(event, AllBlocksCleared):
+                self._growing.clear(slot)
+                if reading:
+                    self.reading, reading = None, False
+                continue
+            if value(event, "group_idx") != group:
+                continue
+            if reading and not is_store(event):
+                medium = medium_key(value(event, "medium")) or ""
+                self._gone.update(
+                    (medium, name) for name in hashes_of(event) if not self._growing.holds(slot, name, medium)
+                )
+            self._growing.apply(slot, event)
+
+
+def _shown(source: Source) -> bool:
+    """Whether routers hold its blocks."""
+    return not source.gone and not source.expired

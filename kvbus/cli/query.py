@@ -1,0 +1,152 @@
+"""``kvbus query``: ask a running bus which source holds the longest prefix of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvbus.cli.until import run_until_signal, say, until
+from kvbus.errors import ExitCode, KvbusError
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_OK: Final = 200
+_BAD: Final = 400
+_BUILDING: Final = 503
+
+
+class NoAnswerError(KvbusError):
+    """There is no bus at the address, or it refuses to answer."""
+
+    exit_code = ExitCode.CANNOT_BIND
+
+
+@click.command("query")
+@click.option("--http", default="127.0.0.1:9477", show_default=True, metavar="URL", help="The bus's HTTP port.")
+@click.option("--tokens", type=click.File(), metavar="FILE", help="The prompt's token ids; - is standard input.")
+@click.option("--hashes", metavar="HASH,…", help="The hashes of the prompt's blocks, first to last.")
+@click.option("--lora", metavar="NAME", help="The adapter.")
+@click.option("--salt", metavar="TEXT", help="The cache salt.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, metavar="S")
+@click.option("--json", "as_json", is_flag=True, help="Print the bus's answer.")
+def command(
+    *,
+    http: str,
+    tokens: TextIO | None,
+    hashes: str | None,
+    lora: str | None,
+    salt: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Ask which sources hold the longest prefix of a prompt, the best first.
+
+    \b
+    Examples:
+      kvbus query --tokens prompt.json
+      kvbus query --hashes 6280583736533942967,-4611686018427387904
+      curl -s localhost:8000/tokenize -d '{"prompt": "Hello"}' | kvbus query --tokens -
+      kvbus query --tokens prompt.txt --lora adapter-1 --json | jq '.results[0].matches[0].source'
+
+    FILE is a JSON list, a JSON object with one under "tokens", or integers with commas or blanks between them. Only
+    programs on the bus's own host may ask; through `kubectl port-forward` everybody is there.
+
+    Exit codes: 0 answered, 2 a bad question, 69 no answer.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    if (tokens is None) == (hashes is None):
+        raise click.UsageError("give either --tokens FILE or --hashes HASH,…")
+    question: dict[str, Any] = {"lora": lora, "salt": salt}
+    if tokens is not None:
+        question["tokens"] = token_ids(tokens.read())
+    elif hashes is not None:
+        question["hashes"] = [each.strip() for each in hashes.split(",")]
+    answer: dict[str, Any] | None = None
+
+    async def session(stop: asyncio.Event) -> None:
+        async def work() -> None:
+            nonlocal answer
+            answer = await ask(http, question, timeout)
+
+        await until(stop, work())
+
+    run_until_signal(session)
+    if answer is None:
+        say("interrupted")
+        raise SystemExit(ExitCode.INTERRUPTED)
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    for match in answer["results"][0]["matches"]:
+        tiers = ", ".join(f"{medium} {count}" for medium, count in match["tiers"].items())
+        unsure = " (partial)" if match["partial"] else "" if match["state"] == "live" else f" ({match['state']})"
+        click.echo(f"{match['source']}  {match['blocks']} blocks, {match['tokens']} tokens: {tiers}{unsure}")
+    if not answer["results"][0]["matches"]:
+        say("no source holds anything of it")
+    for source in answer["incomplete"]:
+        state = "partial" if source["partial"] else source["state"]
+        say(f"note: {source['source']} is {state}; it may hold more than is known")
+
+
+def token_ids(text: str) -> list[int]:
+    """The token ids of a file.
+
+    Raises:
+        click.UsageError: there is something else in it.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = re.split(r"[\s,]+", text.strip(" \n[],"))
+        found = [int(each) if each.isascii() and each.isdecimal() else each for each in found]
+    if isinstance(found, dict):
+        found = found.get("tokens")
+    elif type(found) is int:
+        found = [found]
+    if not isinstance(found, list) or not all(type(each) is int for each in found):
+        odd = next((each for each in found if type(each) is not int), "nothing") if isinstance(found, list) else found
+        raise click.UsageError(f"--tokens: {odd!r} is no token id; for example [128000, 9906, 1917]")
+    return found
+
+
+async def ask(http: str, question: dict[str, Any], timeout: float) -> dict[str, Any]:  # noqa: ASYNC109 - the user's
+    """Ask a bus, again while it builds what it answers from.
+
+    Raises:
+        NoAnswerError: nobody answers within ``timeout`` seconds, or the bus refuses.
+        click.UsageError: the address or the question is malformed.
+    """
+    import aiohttp  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
+
+    from kvbus.top.moment import base_url  # noqa: PLC0415 - imported on use
+
+    try:
+        url = base_url(http)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        async with asyncio.timeout(timeout), aiohttp.ClientSession() as session:
+            while True:
+                async with session.post(f"{url}/query", json=question) as response:
+                    status, answer = response.status, await response.json(content_type=None)
+                if status == _OK:
+                    return dict(answer)
+                if status != _BUILDING:
+                    break
+                await asyncio.sleep(0.2)
+        text = str(answer["error"])
+    except TimeoutError as error:
+        raise NoAnswerError(f"{url} does not answer within {timeout:g} s") from error
+    except aiohttp.ClientConnectorError as error:
+        why = error.os_error
+        raise NoAnswerError(f"{url}: {os.strerror(why.errno) if why.errno else why}") from error
+    except (aiohttp.ClientError, OSError, ValueError, TypeError, KeyError) as error:
+        raise NoAnswerError(f"{url} does not answer as kvbus does ({error or type(error).__name__})") from error
+    if status == _BAD:
+        raise click.UsageError(text)
+    raise NoAnswerError(text)

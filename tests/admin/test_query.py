@@ -1,0 +1,252 @@
+"""``POST /query`` of a running bus: what it answers, to whom, and what it refuses."""
+
+import asyncio
+import contextlib
+import io
+import itertools
+import json
+
+import aiohttp
+import msgspec
+import pytest
+
+from kvbus.admin import query as module
+from kvbus.admin import query_index
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
+from tests.system.bus import eventually, running_bus
+
+SIZE = 16
+TOKENS = list(range(5 * SIZE))
+LARGE = 6280583736533942967
+"""An integer that a reader of doubles would change."""
+
+
+FIRST = (store([LARGE, 2, 3], tokens=TOKENS[: 3 * SIZE]), store([LARGE], medium="CPU", tokens=TOKENS[:SIZE]))
+
+
+class Asking:
+    """A bus, its engine, and questions to it."""
+
+    def __init__(self, bus, engine, session):
+        self.bus = bus
+        self.engine = engine
+        self.session = session
+        host, port = bus.daemon.http_address
+        self.url = f"http://{host}:{port}/query"
+        self.published = 0
+
+    async def say(self, *events):
+        self.engine.publish(batch(*events))
+        self.published += 1
+        await eventually(lambda: self.bus.source.sequencer.next == self.published, "the batch relayed")
+
+    async def post(self, body, **more):
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+        async with self.session.post(self.url, data=data, **more) as answer:
+            return answer.status, await answer.json()
+
+    async def ask(self, **query):
+        status, answer = await self.post(query)
+        assert status == 200, answer
+        return answer
+
+    @property
+    def outcomes(self):
+        return dict(self.bus.daemon.process.queries)
+
+
+@contextlib.asynccontextmanager
+async def asking(*events, **settings):
+    async with (
+        running_bus(worker="pod-a", **settings) as bus,
+        aiohttp.ClientSession() as session,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await eventually(lambda: bus.source.state == "live", "the bus in sync with its engine")
+        await engine.wait_for_subscriber(60)
+        here = Asking(bus, engine, session)
+        await here.say(*(events or FIRST))
+        yield here
+
+
+BEST = {
+    "source": "engine",
+    "rank": 0,
+    "worker": "pod-a",
+    "blocks": 3,
+    "tokens": 3 * SIZE,
+    "block_size": SIZE,
+    "tiers": {"CPU": 1, "GPU": 3},
+    "state": "live",
+    "partial": False,
+}
+
+
+async def test_who_holds_the_longest_prefix_by_tokens_and_by_hashes():
+    async with asking() as here:
+        whole = {"results": [{"matches": [BEST]}], "incomplete": []}
+        assert await here.ask(tokens=TOKENS) == whole
+        for hashes in ([LARGE, 2, 3, 4], [str(LARGE), "2", "0x3"], [str(LARGE), 2, "3"]):
+            assert await here.ask(hashes=hashes) == whole
+        packed = msgspec.msgpack.encode({"tokens": TOKENS})
+        assert await here.post(packed, headers={"Content-Type": "application/msgpack"}) == (200, whole)
+        assert await here.ask(tokens=TOKENS[1:]) == {"results": [{"matches": []}], "incomplete": []}
+        # what comes later is in the next answer
+        await here.say(store([4], parent=3, tokens=TOKENS[3 * SIZE : 4 * SIZE]))
+        (result,) = (await here.ask(tokens=TOKENS))["results"]
+        assert [match["blocks"] for match in result["matches"]] == [4]
+        many = await here.ask(queries=[{"tokens": TOKENS}, {"hashes": ["77"]}, {"tokens": TOKENS, "salt": "s"}])
+        assert [[match["blocks"] for match in result["matches"]] for result in many["results"]] == [[4], [], []]
+        assert here.outcomes == {"answered": 8}
+
+
+async def test_byte_hashes_are_hexadecimal_and_adapters_have_their_own_blocks():
+    names = [bytes([n]) * 32 for n in (0x11, 0xAB)]
+    event = store(names, tokens=TOKENS[: 2 * SIZE], lora_name="a", extra_keys=[["a", "s"], ["a"]])
+    async with asking(event) as here:
+        for query in ({"hashes": [name.hex() for name in names]}, {"tokens": TOKENS, "lora": "a", "salt": "s"}):
+            (result,) = (await here.ask(**query))["results"]
+            assert [match["blocks"] for match in result["matches"]] == [2], query
+        (result,) = (await here.ask(tokens=TOKENS))["results"]
+        assert not result["matches"]
+
+
+async def test_sources_that_may_hold_more_are_named():
+    async with asking(source_timeout=60) as here:
+        await here.ask(tokens=TOKENS)
+        here.engine.close()
+        await eventually(lambda: here.bus.source.state != "live", "the engine gone")
+        answer = await here.ask(tokens=TOKENS)
+        ((match,),) = [result["matches"] for result in answer["results"]]
+        assert match["state"] != "live"
+        assert answer["incomplete"] == [{name: match[name] for name in ("source", "rank", "state", "partial")}]
+
+
+BAD = {
+    b"": "Input data was truncated",
+    b"[]": "Expected `object`",
+    b"\xff": "malformed",
+    b"{}": "either tokens or hashes",
+    b'{"tokens": [1], "hashes": ["1"]}': "either tokens or hashes",
+    b'{"tokens": null}': "either tokens or hashes",
+    b'{"token": [1]}': "unknown field `token`",
+    b'{"tokens": [1.5]}': "Expected `int`",
+    b'{"tokens": ["1"]}': "Expected `int`",
+    b'{"tokens": [-1]}': "Expected `int` >= 0",
+    b'{"tokens": [4294967296]}': "Expected `int` <= 4294967295",
+    b'{"tokens": [1e400]}': "Number out of range",
+    b'{"tokens": [1], "lora": []}': "Expected `int | str | null`",
+    b'{"tokens": [1], "salt": 7}': "Expected `str | null`",
+    b'{"hashes": [18446744073709551616]}': "64 bits",
+    b'{"hashes": ["1", "xyz"]}': "hashes[1] is neither",
+    b'{"hashes": ["ABC"]}': "hashes[0] is neither",
+    b'{"hashes": [""]}': "hashes[0] is neither",
+    b'{"hashes": [" 1"]}': "hashes[0] is neither",
+    b'{"hashes": ["1_0"]}': "hashes[0] is neither",
+    b'{"hashes": ["-9223372036854775809"]}': "hashes[0] is neither",
+    b'{"hashes": ["aa", -5]}': "all integers, or all byte strings",
+    b'{"hashes": ["1"], "salt": "s"}': "leave lora and salt out",
+    b'{"queries": [{"tokens": [1]}], "tokens": [1]}': "queries stands alone",
+    b'{"queries": [{"tokens": [1]}, {}]}': "question 1: either tokens or hashes",
+    b'{"queries": [{"queries": []}]}': "unknown field `queries`",
+    b'{"queries": [7]}': "Expected `object`",
+    b'{"tokens": ' + b"[" * 5000: "Expected `int`",
+}
+
+
+async def test_bad_bodies_are_refused_with_a_sentence_and_the_next_one_is_answered():
+    async with asking() as here:
+        await here.ask(tokens=TOKENS)
+        for body, text in BAD.items():
+            status, answer = await here.post(body)
+            assert (status, *answer) == (400, "error"), body
+            assert text in answer["error"], body
+        assert here.outcomes == {"answered": 1, "invalid": len(BAD)}
+        assert (await here.ask(queries=[]))["results"] == []
+        assert (await here.ask(tokens=[]))["results"] == [{"matches": []}]
+        assert (await here.ask(hashes=[]))["results"] == [{"matches": []}]
+        cut = json.dumps({"tokens": TOKENS, "salt": "é"}).encode()
+        for end in range(0, len(cut), 7):
+            assert (await here.post(cut[:end]))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("limit", "body"),
+    [
+        ("MAX_BODY", b'{"tokens": [' + b" " * 2**20 + b"]}"),
+        ("MAX_QUERIES", {"queries": [{"tokens": []}] * 257}),
+        ("MAX_HASHES", {"hashes": [1] * 16_385}),
+        ("MAX_ITEMS", {"queries": [{"tokens": [1] * 60_000}] * 2 + [{"hashes": [1] * 15_000}]}),
+    ],
+)
+async def test_what_asks_too_much_at_once_is_refused(limit, body):
+    async with asking() as here:
+        status, answer = await here.post(body)
+        assert status == 413
+        assert str(getattr(module, limit)) in answer["error"]
+        assert here.outcomes == {"too_large": 1}
+
+
+async def test_a_body_that_does_not_come_is_given_up(monkeypatch):
+    monkeypatch.setattr(module, "CONNECTION_TIMEOUT", 0.05)
+
+    async def forever():
+        for _ in itertools.count():
+            yield b" "
+            await asyncio.sleep(0.01)
+
+    async with asking() as here:
+        async with here.session.post(here.url, data=forever()) as answer:
+            assert answer.status == 408
+            assert "0.05 s" in (await answer.json())["error"]
+        assert here.outcomes == {"slow": 1}
+
+
+async def test_while_the_tree_is_built_it_says_how_much_is_left(monkeypatch):
+    monkeypatch.setattr(module, "BUILD_TIMEOUT", 0.05)
+    monkeypatch.setattr(query_index, "SLICE", 0)
+    monkeypatch.setattr(query_index, "REST", 10**9)
+    async with asking() as here:
+        async with here.session.post(here.url, json={"tokens": TOKENS}) as answer:
+            assert answer.status == 503
+            assert answer.headers["Retry-After"] == "1"
+            assert "1 sources are left" in (await answer.json())["error"]
+        assert here.outcomes == {"building": 1}
+
+
+async def test_a_hundred_who_ask_at_once_are_answered_or_sent_away_and_the_stream_goes_on():
+    async with asking() as here:
+        await here.ask(tokens=TOKENS)
+        done = asyncio.Event()
+
+        async def ask():
+            statuses = []
+            async with aiohttp.ClientSession() as session:
+                while not done.is_set():
+                    with contextlib.suppress(aiohttp.ClientError):  # more than 64 connections
+                        async with session.post(here.url, json={"queries": [{"tokens": TOKENS}] * 50}) as answer:
+                            statuses.append(answer.status)
+            return statuses
+
+        asked = [asyncio.create_task(ask()) for _ in range(100)]
+        for n in range(100, 130):
+            await here.say(store([n]))
+        done.set()
+        statuses = set(itertools.chain.from_iterable(await asyncio.gather(*asked)))
+        assert statuses == {200, 429}
+        await eventually(lambda: here.bus.daemon.process.http_connections <= 64, "connections bounded")
+        (result,) = (await here.ask(tokens=TOKENS))["results"]
+        assert result["matches"] == [BEST]
+
+
+async def test_other_sites_and_proxies_may_not_ask():
+    async with asking() as here:
+        for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"X-Forwarded-For": "1.2.3.4"}):
+            status, answer = await here.post({"tokens": TOKENS}, headers=headers)
+            assert status == 403
+            assert answer["error"].startswith("/query shows which prompts are cached")
+        async with here.session.get(here.url) as answer:
+            assert answer.status == 405
+        assert here.outcomes == {}

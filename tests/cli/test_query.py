@@ -1,0 +1,73 @@
+"""``kvbus query``: what it asks a running bus, and how it shows the answer."""
+
+import asyncio
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kvbus.admin import query as module
+from kvbus.admin.access import Access
+from kvbus.cli import main
+from kvbus.cli.query import token_ids
+from kvbus.core.stats import HttpRefusal
+from tests.admin.test_query import BEST, LARGE, TOKENS, asking
+from tests.ports import free_port
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2, 3]", "1 2 3\n", "1,2,3", "[1, 2, 3,]", '{"count": 3, "tokens": [1, 2, 3]}', "\n1\n2\n3\n"]
+)
+def test_token_ids_are_read_as_people_have_them(text):
+    assert token_ids(text) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("text", ["", "[]x", "hello", '["1"]', "[1.5]", "[true]", "{}", "null", "[1, -]", "\u0661"])
+def test_what_holds_no_token_ids_is_refused(text):
+    with pytest.raises(click.UsageError, match="is no token id; for example"):
+        token_ids(text)
+
+
+async def invoke(*args, tokens=TOKENS):
+    """The command in a thread of its own, so that the bus of this loop can answer."""
+    runner = CliRunner()
+    return await asyncio.to_thread(runner.invoke, main, ["query", *args], input=json.dumps(tokens))
+
+
+async def test_it_shows_who_holds_what(monkeypatch):
+    monkeypatch.setattr(module, "BUILD_TIMEOUT", 0.001)  # the first answer is that the tree is being built
+    monkeypatch.setattr("kvbus.cli.query.run_until_signal", run)
+    async with asking() as here:
+        where = ["--http", here.url.removesuffix("/query")]
+        shown = await invoke(*where, "--tokens", "-")
+        assert (shown.exit_code, shown.output) == (0, "engine  3 blocks, 48 tokens: GPU 3, CPU 1\n")
+        raw = await invoke(*where, "--hashes", f"{LARGE}, 2,0x3", "--json")
+        assert json.loads(raw.output) == {"results": [{"matches": [BEST]}], "incomplete": []}
+        nobody = await invoke(*where, "--tokens", "-", "--salt", "s")
+        assert (nobody.exit_code, nobody.stderr) == (0, "kvbus: no source holds anything of it\n")
+        refused = await invoke(*where, "--hashes", "xyz")
+        assert (refused.exit_code, "hashes[0] is neither" in refused.stderr) == (2, True)
+
+
+def run(work):
+    asyncio.run(work(asyncio.Event()))
+
+
+async def test_a_bus_that_is_not_there_or_is_none_is_named(monkeypatch):
+    monkeypatch.setattr("kvbus.cli.query.run_until_signal", run)
+    port = free_port()
+    gone = await invoke("--http", f"127.0.0.1:{port}", "--tokens", "-")
+    assert (gone.exit_code, gone.stderr) == (69, f"kvbus: http://127.0.0.1:{port}: Connection refused\n")
+    odd = await invoke("--http", "ftp://host", "--tokens", "-")
+    assert (odd.exit_code, "is not HOST:PORT" in odd.stderr) == (2, True)
+    neither = await invoke()
+    assert (neither.exit_code, "either --tokens FILE or --hashes" in neither.stderr) == (2, True)
+
+
+async def test_a_bus_that_refuses_says_why(monkeypatch):
+    monkeypatch.setattr("kvbus.cli.query.run_until_signal", run)
+    monkeypatch.setattr(Access, "refusal", lambda *_: HttpRefusal.HOST)
+    async with asking() as here:
+        refused = await invoke("--http", here.url.removesuffix("/query"), "--tokens", "-")
+        assert "the Host header has to be localhost" in refused.stderr
