@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 BUILD  := $(VENV)/build
 WHEELS := $(VENV)/wheels
+DOCS   := $(VENV)/docs
 PIP    := -m pip install --quiet --disable-pip-version-check --require-hashes
 DOCKER ?= docker
 IMAGE  ?= kvbus:local
@@ -14,7 +15,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 COMPILING := HATCH_BUILD_HOOK_ENABLE_CUSTOM=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
+.PHONY: help setup tools demo site test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
 	compiled pure client-wheel compiled-wheel wheels image version lock clean
 
 help: ## this list
@@ -56,6 +57,16 @@ pure: ## run the core from its sources again
 
 demo: ## engines, bus and routers on this machine, live (SECONDS=20)
 	@PYTHON=$(PYTHON) .ci/demo.sh $(VENV)/demo $(if $(SECONDS),--seconds $(SECONDS),) $(ARGS)
+
+$(DOCS)/.installed: .ci/docs.lock
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python $(PIP) --only-binary :all: -r .ci/docs.lock
+	@touch $@
+
+site: $(DOCS)/.installed ## the documentation site in build/site/html, links checked (KVBUS_REPOSITORY=https://... links to sources)
+	@$(DOCS)/bin/python docs/site/build.py build/site
+	@cd build/site && $(abspath $(DOCS))/bin/zensical build --strict --config-file zensical.toml
+	@! grep -rnE '<(script|img|iframe)[^>]+src="?(https?:)?//|<link[^>]+rel="?(stylesheet|preconnect|icon)[^>]+href="?(https?:)?//|class="?mermaid' build/site/html
 
 test: $(STAMP) ## the test suite (TEST_LONG=1: tests of chance at length)
 	@$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)

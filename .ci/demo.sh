@@ -12,7 +12,7 @@ install() {
     all=$(grep -c '^[a-z].*==' "$lock")
     echo "setting up $venv (once): $all packages"
     "$python" -m venv --clear "$venv"
-    "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --require-hashes -r "$lock" |
+    "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-compile --require-hashes -r "$lock" |
         while read -r what name _; do
             if [[ $what == Collecting ]]; then
                 done=$((done + 1))

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,9 @@ MAX_LISTENERS: Final = 16
 
 MAX_FOLLOWERS: Final = 4
 """Of these, clients that get an output's batches."""
+
+PART: Final = 32
+"""Events of a batch that are written at a time."""
 
 SLICE: Final = 0.001
 """Seconds for which batches are written as JSON before the loop's other work gets its turn."""
@@ -57,6 +61,8 @@ class Listener:
         self.sampled = 0
         self.output = output
         self.seqs: dict[int, int] = {}
+        self.batches: Iterator[bytes] | None = None
+        """What of them is being written."""
         self.wake = asyncio.Event()
 
     def id_in(self, process: str) -> str:
@@ -175,13 +181,17 @@ class Events:
             listener.sampled = self._samples
             self._rates = self._rates or _event("rates", self._history.newest)
             parts.append(self._rates)
-        if listener.output is not None and any(listener.seqs.get(s) != n for s, n in _ends(listener.output).items()):
+        if listener.output is not None and listener.batches is None and listener.seqs != _ends(listener.output):
+            listener.batches = self._batches(listener, listener.output)
+        if listener.batches is not None:
             async with self._turn:
                 begun = time.perf_counter()
-                for part in self._batches(listener, listener.output):
+                for part in listener.batches:
                     parts.append(part)
                     if time.perf_counter() - begun > SLICE:
                         break
+                else:
+                    listener.batches = None
                 await asyncio.sleep(REST * (time.perf_counter() - begun))
         return b"".join(parts)
 
@@ -199,11 +209,16 @@ class Events:
                     missed = {"what": "batches", "stream": slot, "from": seq, "to": listener.seqs[slot] - 1}
                     yield _event("missed", missed, listener.id_in(process))
                 for first, payload, count in runs:
-                    listener.seqs[slot] = first + count
+                    said: dict[str, Any] = {"output": output.spec.name, "stream": slot, "seq": first}
                     events = batch_events(payload)
-                    if events:
-                        said = {"output": output.spec.name, "stream": slot, "seq": first, "events": events}
-                        yield _event("batch", said, listener.id_in(process))
+                    event = next(events, None)
+                    while event is not None:
+                        some, event = [event, *islice(events, PART - 1)], next(events, None)
+                        if event is None:  # only a whole batch moves the position
+                            listener.seqs[slot] = first + count
+                        last_id = "" if event else listener.id_in(process)
+                        yield _event("batch", {**said, "more": event is not None, "events": some}, last_id)
+                    listener.seqs[slot] = first + count
 
 
 def _ends(output: Output) -> dict[int, int]:
@@ -216,10 +231,10 @@ def _event(name: str, data: Any, last_id: str = "") -> bytes:
     return f"{head}event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
 
 
-def batch_events(payload: bytes) -> list[dict[str, Any]]:
-    """Return the events of a batch that kvbus has sent, as plain JSON; hashes are strings, for they need 64 bits."""
+def batch_events(payload: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the events of a batch that kvbus has sent, as plain JSON; hashes are strings, for they need 64 bits."""
     batch = decode_batch(payload)
-    return [] if isinstance(batch, Reason) else [_event_json(event) for event in batch.events]
+    return iter(()) if isinstance(batch, Reason) else map(_event_json, batch.events)
 
 
 def _event_json(event: Event) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class AdminServer:
             app.router.add_get(path, status_page)
         app.router.add_get("/overview", self._overview)
         app.router.add_get("/history", self._source_history)
-        app.router.add_get("/events", self._stream)
+        app.router.add_get("/events", self._stream, allow_head=False)
         app.router.add_get("/openapi.json", _openapi)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/livez", self._livez)

@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         "files of kvbus are missing, as they are after kvbus-client was uninstalled beside it: "
-        "pip install --force-reinstall --no-deps kvbus"
+        "install kvbus once more, by pip install --force-reinstall --no-deps"
     ) from error
 
 _SUBCOMMANDS = (

@@ -1,4 +1,7 @@
-"""The library for routers: a stream of KV-cache events, in order and complete, and the blocks it describes.
+"""The library for routers: streams of KV-cache events, in order and complete, and the blocks they describe.
+
+`PrefixRouter` says which of many workers holds the longest prefix of a prompt. `Subscriber` is one stream, for asyncio;
+`BlockingSubscriber` is one for programs without a loop; `BlockView` is its live blocks.
 
 >>> from kvbus.client import BlockView, Subscriber
 >>> async def follow(view: BlockView) -> None:
@@ -6,6 +9,9 @@
 ...         view.update(update)
 """
 
+from kvbus.client.blocking import BlockingSubscriber
+from kvbus.client.feed import Status, Worker
+from kvbus.client.router import PrefixRouter, RouterError
 from kvbus.client.subscriber import Subscriber, SubscriberClosedError
 from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import (
@@ -21,14 +27,17 @@ from kvbus.client.updates import (
     Unreachable,
     Update,
 )
-from kvbus.client.view import Block, BlockView, Key
+from kvbus.client.view import Block, BlockView, Change, Cleared, Key, Removed, Stored
 from kvbus.core.sequencing.actions import LostReason, RestartReason
 from kvbus.transport.curve import Curve, KeyFileError, client_keys
 
 __all__ = [
     "Block",
     "BlockView",
+    "BlockingSubscriber",
     "BufferLimits",
+    "Change",
+    "Cleared",
     "Conflict",
     "Curve",
     "Gap",
@@ -36,17 +45,23 @@ __all__ = [
     "KeyFileError",
     "Lost",
     "LostReason",
+    "PrefixRouter",
     "Reachable",
     "Received",
     "Rejected",
+    "Removed",
     "RestartReason",
     "Restarted",
+    "RouterError",
     "Snapshot",
+    "Status",
+    "Stored",
     "Subscriber",
     "SubscriberClosedError",
     "Synced",
     "Timing",
     "Unreachable",
     "Update",
+    "Worker",
     "client_keys",
 ]

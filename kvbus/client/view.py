@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import UNSET, UnsetType
@@ -102,6 +103,29 @@ class Block:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A block became live, or its tokens became known."""
+
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A block is live no more: its last copy has gone."""
+
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """No block is live any more."""
+
+
+Change = Stored | Removed | Cleared
+"""What an update changes about the live blocks. Applied in order to a set, changes keep that set equal to the view."""
+
+
 class BlockView:
     """The live blocks of one stream.
 
@@ -148,55 +172,63 @@ class BlockView:
         """Return all live keys."""
         return iter(self._blocks)
 
-    def update(self, update: Update) -> None:
-        """Apply an update of a `Subscriber`.
+    def update(self, update: Update) -> list[Change]:
+        """Apply an update of a `Subscriber`; return what it changes, in order.
 
         A batch applies its events, a snapshot replaces everything, a restart clears; a loss clears too (`on_lost`).
         """
         if isinstance(update, Received):
-            self.apply_batch(update.batch)
-        elif isinstance(update, Snapshot):
-            self.clear()
+            return self.apply_batch(update.batch)
+        changes: list[Change] = []
+        if isinstance(update, Snapshot):
+            changes += self.clear()
             for batch in update.batches:
-                self.apply_batch(batch)
+                changes += self.apply_batch(batch)
         elif isinstance(update, Restarted) or (isinstance(update, Lost) and self._on_lost == "clear"):
-            self.clear()
+            changes += self.clear()
+        return changes
 
-    def apply_batch(self, batch: Batch) -> None:
+    def apply_batch(self, batch: Batch) -> list[Change]:
         """Apply a batch's events in order, because one batch may remove and store the same hash.
 
         vLLM resets its offloaded blocks with a second AllBlocksCleared in the batch of the first.
         """
+        changes: list[Change] = []
         cleared = False
         for event in batch.events:
             if cleared and isinstance(event, AllBlocksCleared):
-                self._clear(batch.rank, device=False)
+                self._clear(batch.rank, changes, device=False)
             else:
-                self.apply(event, batch.rank)
+                changes += self.apply(event, batch.rank)
                 cleared = cleared or isinstance(event, AllBlocksCleared)
+        return changes
 
-    def apply(self, event: Event, rank: int | None = None) -> None:
+    def apply(self, event: Event, rank: int | None = None) -> list[Change]:
         """Apply one event of this data-parallel rank."""
+        changes: list[Change] = []
         if isinstance(event, BlockStored):
-            self._store(event, rank)
+            self._store(event, rank, changes)
         elif isinstance(event, BlockRemoved):
             group, medium = _group(event.group_idx), _medium(event.medium)
             for block in event.block_hashes:
-                self._remove((rank, group, medium, block))
+                self._remove((rank, group, medium, block), changes)
         elif isinstance(event, AllBlocksCleared):
-            self._clear(rank, device=True)
+            self._clear(rank, changes, device=True)
+        return changes
 
-    def clear(self) -> None:
+    def clear(self) -> list[Change]:
         """Drop every block of every rank."""
+        changes: list[Change] = [Cleared()] if self._blocks else []
         self._blocks.clear()
         self._places.clear()
+        return changes
 
-    def _clear(self, rank: int | None, *, device: bool) -> None:
+    def _clear(self, rank: int | None, changes: list[Change], *, device: bool) -> None:
         for key in [key for key in self._blocks if key[0] == rank]:
             if self._cleared == "all" or (key[2] == DEVICE_MEDIUM) == device:
-                self._drop(key)
+                self._drop(key, changes)
 
-    def _store(self, event: BlockStored[Any], rank: int | None) -> None:
+    def _store(self, event: BlockStored[Any], rank: int | None, changes: list[Change]) -> None:
         hashes = event.block_hashes
         group, medium = _group(event.group_idx), _medium(event.medium)
         tokens = _Tokens(bytes(event.token_ids), event.block_size, len(hashes))
@@ -204,7 +236,8 @@ class BlockView:
             key = (rank, group, medium, block)
             known = self._blocks.get(key)
             if known is None:
-                self._blocks[key] = Block(key, event, tokens, index)
+                made = self._blocks[key] = Block(key, event, tokens, index)
+                changes.append(Stored(made))
                 self._places[block] = self._places.get(block, 0) + 1
                 continue
             if self._copies:
@@ -214,18 +247,19 @@ class BlockView:
                 better = Block(key, event, tokens, index)
                 better.copies = known.copies
                 self._blocks[key] = better
+                changes.append(Stored(better))
 
-    def _remove(self, key: Key) -> None:
+    def _remove(self, key: Key, changes: list[Change]) -> None:
         known = self._blocks.get(key)
         if known is None:
             return
         if self._copies and known.copies > 1:
             known.copies -= 1
             return
-        self._drop(key)
+        self._drop(key, changes)
 
-    def _drop(self, key: Key) -> None:
-        del self._blocks[key]
+    def _drop(self, key: Key, changes: list[Change]) -> None:
+        changes.append(Removed(self._blocks.pop(key)))
         block = key[3]
         left = self._places[block] - 1
         if left:

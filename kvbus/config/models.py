@@ -116,13 +116,13 @@ class Config(Section):
     )
     http: HttpAddress | None = key(
         "127.0.0.1:9477",
-        "Address of `/metrics`, `/livez`, `/readyz`, `/sources`, `/routers`, `/blocks` and the status page; port 0: "
-        "any free port; null: no HTTP. `/blocks` is answered to loopback alone, whatever the address.",
+        "Address of the status page, probes, `/metrics`, `/sources`, `/routers`, `/events` and `/blocks`; port 0: any "
+        "free port; null: no HTTP. What shows token ids is answered to loopback alone, whatever the address.",
         example="127.0.0.1:9477",
     )
     http_allowed_hosts: HttpHosts = key(
         (),
-        "Further names by which `/blocks` may be asked for (the Host header), beside localhost, 127.0.0.0/8 and [::1]; "
+        "Further names by which token ids may be asked for (the Host header), beside localhost, 127.0.0.0/8 and [::1]; "
         "still from loopback alone.",
         example=["kvbus.example.internal"],
     )

@@ -45,16 +45,15 @@ def keep_batch(source: Source, seq: int, payload: bytes, batch: Batch | Reason) 
     """
     stats, examples = source.stats, source.examples
     source.reasons = len(stats.rejected) + len(stats.filtered)
-    new = [reason for counts in (stats.rejected, stats.filtered) for reason in counts if reason not in examples]
-    if not new or _ELSEWHERE.issuperset(new):
+    known = _ELSEWHERE.union(examples)
+    new = [reason for counts in (stats.rejected, stats.filtered) for reason in counts if reason not in known]
+    if not new:
         return
     name = f"batch {seq}" if seq >= 0 else "a part of the snapshot"
     text = f"{name} of epoch {source.sequencer.epoch}, {len(payload):,} bytes"
     if not isinstance(batch, Reason):
         text = f"{text}: {_events(batch)}"
-    for reason in new:
-        if reason not in _ELSEWHERE:
-            examples[str(reason)] = text
+    examples.update((str(reason), text) for reason in new)
 
 
 def refuse_message(source: Source, reason: Reason, frames: Sequence[bytes]) -> None:
@@ -73,7 +72,7 @@ def _events(batch: Batch) -> str:
     if batch.rejects:
         found["unreadable"] = len(batch.rejects)
     said = [f"{count:,} x {kind}" for kind, count in found.items()]
-    return ", ".join(said[:3]) + (f" and {len(said) - 3} other kinds" if len(said) > 3 else "")
+    return ", ".join(said[:3]) + (f" and {len(said) - 3} more" if len(said) > 3 else "")
 
 
 def _kind(event: Event) -> str:

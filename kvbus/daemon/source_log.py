@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
@@ -30,6 +30,9 @@ class _Counted(NamedTuple):
     missing: int = 0
     recovered: int = 0
     lost: int = 0
+
+
+_NOTHING: Final = _Counted()
 
 
 class SourceLog:
@@ -56,18 +59,20 @@ class SourceLog:
 
     def _look_at_state(self, slot: int, source: Source) -> None:
         before, state, label = self._states.get(slot, State.CONNECTING), source.state, source.spec.label
-        stats, sequencer, counted = source.stats, source.sequencer, self._counted.get(slot, _Counted())
+        stats, sequencer, counted = source.stats, source.sequencer, self._counted.get(slot, _NOTHING)
+        if state is before and sequencer.epoch == counted.epoch and stats.missing == counted.missing:
+            return
         now = _Counted(sequencer.epoch, stats.missing, stats.recovered, stats.lost)
         if state is before:
-            if now != counted and not sequencer.pending:
+            if not sequencer.pending:
                 self._counted[slot] = now
                 if now.epoch != counted.epoch:
-                    self._report("epoch", label, state, _cause(source, before, counted))
+                    self._report("epoch", label, state, _cause(source, counted))
                 elif repaired := _repaired(now, counted):
                     self._report("repaired", label, state, repaired)
             return
         self._states[slot] = state
-        self._report("state", label, state, f"{before} → {state}: {_cause(source, before, counted)}")
+        self._report("state", label, state, f"{before} → {state}: {_cause(source, counted)}")
         if not sequencer.pending:
             self._counted[slot] = now
         log.info(
@@ -127,7 +132,7 @@ def _batches(count: int) -> str:
     return "1 batch" if count == 1 else f"{count:,} batches"
 
 
-def _cause(source: Source, before: State, counted: _Counted) -> str:
+def _cause(source: Source, counted: _Counted) -> str:
     """Why a source is in its state, as far as what it counts shows that."""
     stats, sequencer, state = source.stats, source.sequencer, source.state
     now = _Counted(sequencer.epoch, stats.missing, stats.recovered, stats.lost)
@@ -143,7 +148,7 @@ def _cause(source: Source, before: State, counted: _Counted) -> str:
     if state is State.GAP:
         return f"{_batches(sequencer.pending)} missing from seq {sequencer.next:,} on; later ones wait"
     if state is State.SYNCING:
-        return "connected; the engine is asked for its history" if before is State.CONNECTING else "asked anew"
+        return "the engine is asked for its history"
     return f"{repaired}; {known}" if (repaired := _repaired(now, counted)) else known
 
 

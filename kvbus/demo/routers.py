@@ -61,7 +61,8 @@ class DirectFeed(Feed):
     """One engine's own stream, read as the module llm-d-kv-cache 0.9.0 reads it (docs/INTEROP.md).
 
     It asks for no replay and looks at no sequence number, so it notices no lost batch and no restart. It is milder
-    than that module: it keeps a block whose parent it has missed.
+    than that module: it keeps a block whose parent it has missed. Its blocks are a set, so the first removal takes a
+    block that vLLM holds twice.
     """
 
     async def follow(self) -> None:

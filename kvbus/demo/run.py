@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from rich.console import Console
 from rich.live import Live
@@ -20,27 +20,6 @@ from kvbus.terminal import glyphs_for, is_screen
 
 _FRAME_S: Final = 0.2
 _STORY_AT_THE_END: Final = 30
-
-
-class Reporter(Protocol):
-    """Shows the demo."""
-
-    interval: float
-
-    def open(self, screen: Screen) -> None:
-        """Begin."""
-
-    def add(self, line: Line) -> None:
-        """Add a line of the story."""
-
-    def draw(self, screen: Screen) -> None:
-        """Show one moment."""
-
-    def close(self) -> None:
-        """Restore the terminal."""
-
-    def end(self, verdict: Verdict) -> None:
-        """Show the verdict, after `close`."""
 
 
 class Lines:
@@ -107,6 +86,10 @@ class Terminal:
         """Print the newest lines of the story, and the verdict."""
         self._console.print(view.render_story(list(self._lines), self._glyphs))
         self._console.print(view.render_verdict(verdict, self._glyphs))
+
+
+Reporter = Lines | Terminal
+"""Shows the demo: `open`, then `add` and `draw` as often as there is something, `close`, and `end` with the verdict."""
 
 
 def reporter_for(console: Console, write: Callable[[str], None], *, plain: bool) -> Reporter:

@@ -1,15 +1,15 @@
 """The replay server of one output stream: it answers each requester at its own pace, and all of them fairly.
 
-Answers take turns by bytes (deficit round robin). Only requesters that can be written to take part. One that does not
-read is parked: it holds no place, delays nobody, and takes part again when it has read. How far it has come is measured
-in bytes that its kernel has acknowledged: a slow link is never given up, and one that acknowledges nothing for
+Answers take turns by bytes (deficit round robin), and newcomers stand back until they have shown that they read
+(:mod:`kvbus.transport.replay_line`). Only requesters that can be written to take part. One that does not read is
+parked: it holds no place, delays nobody, and takes part again when it has read. How far it has come is measured in
+bytes that its kernel has acknowledged: a slow link is never given up, and one that acknowledges nothing for
 ``stall_timeout`` is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -18,7 +18,8 @@ from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.replay_budget import Budget
-from kvbus.transport.requester import Place, Requester
+from kvbus.transport.replay_line import Line
+from kvbus.transport.requester import FIRST_SHARE, Place, Requester
 from kvbus.transport.sockets import PLAIN, PeerPolicy
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.limits import DEFAULT, Limits
@@ -29,11 +30,11 @@ from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp_keys import Keys
 
-QUANTUM: Final = 64 * 1024
-"""Bytes one requester gets before the next one gets its turn."""
-
 SLICE: Final = 0.001
 """Seconds one turn may take. A state snapshot of a million blocks takes long, and the live stream must go on."""
+
+NEWCOMERS: Final = 2
+"""Shares of newcomers in one turn. Those that read may have room again, and only the loop can see that."""
 
 LOOK: Final = 0.01
 """Seconds between two looks at answers that the kernel has not taken yet."""
@@ -96,8 +97,8 @@ class ReplayServer:
 
         # Requesters, by their identity, and those of them that have something to be done.
         self._requesters: dict[bytes, Requester] = {}
-        self._sending: deque[Requester] = deque()
-        self._waiting: deque[Requester] = deque()
+        self._sending = Line()
+        self._waiting = Line()
         self._finishing: dict[Requester, None] = {}
 
         # Places in the turns: the output's, and how many of them this server holds. Unfinished answers without one.
@@ -122,9 +123,10 @@ class ReplayServer:
         settings = Settings(
             limits=Limits(frame_bytes=limit, message_bytes=limit),
             max_peers=MAX_PEERS,
-            high_water=QUANTUM,
+            # one that does not read is found out at once, and not after megabytes; more may wait for one that reads
+            high_water=0,
             low_water=0,  # the kernel still has enough to send; and an answer is over when all of it has left
-            unsent_bytes=QUANTUM // 2,  # else one that does not read is sent megabytes before it is found out
+            unsent_bytes=FIRST_SHARE,
         )
         self._keys = Keys(policy.curve, bind=True)
         mechanism = self._keys.mechanism
@@ -218,20 +220,23 @@ class ReplayServer:
     def _wait(self, requester: Requester, *, first: bool = False) -> None:
         """Let a requester wait for a place in the turns; a refusal is short and goes first."""
         requester.place = Place.WAITING
-        if first:
-            self._waiting.appendleft(requester)
-        else:
-            self._waiting.append(requester)
+        self._waiting.add(requester, first=first)
         self._admit()
 
     def _admit(self) -> None:
         """Give a place to as many waiting requesters as the budget has places for."""
         while self._waiting and self._budget.take(self._free):
-            requester = self._waiting.popleft()
+            requester = self._waiting.next()
+            self._waiting.charge(1)
             requester.place = Place.SENDING
             self._places += 1
             self._count_queued(-1)
-            self._sending.append(requester)
+            self._sending.add(requester)
+        while found := self._waiting.overtake(self._sending, self._budget.limit // 4):
+            reader, newcomer = found
+            reader.place, newcomer.place = Place.SENDING, Place.WAITING
+            self._sending.add(reader)
+            self._waiting.add(newcomer, first=True)
         if not self._waiting:
             self._budget.leave(self._free)
         if self._sending:
@@ -255,13 +260,13 @@ class ReplayServer:
     def _turn(self) -> None:
         self._handle = None
         until = self._loop.time() + SLICE
+        newcomers = 0
         try:
             for _ in range(len(self._sending)):
-                requester = self._sending.popleft()
-                if requester.place is not Place.SENDING:
-                    continue  # it is gone
+                requester = self._sending.next()
+                newcomers += not requester.reads
                 self._serve(requester, until)
-                if self._loop.time() >= until:
+                if newcomers == NEWCOMERS or self._loop.time() >= until:
                     break
         finally:
             self._admit()
@@ -274,7 +279,9 @@ class ReplayServer:
             if messages:
                 if self._before_send is not None:
                     self._before_send()  # making an answer may change the state
-                peer.write(messages[0] if len(messages) == 1 else b"".join(messages))
+                share = messages[0] if len(messages) == 1 else b"".join(messages)
+                self._sending.charge(len(share))
+                peer.write(share)
                 self._stats.replay_batches += len(messages)
         except BaseException:
             # the others go on; this one can ask again on another connection
@@ -291,14 +298,14 @@ class ReplayServer:
             if self._look is None:
                 self._look = self._loop.call_soon(self._look_at_finishing)
         elif messages and requester.credit > 0:
-            self._sending.appendleft(requester)  # the time was over before its share was
+            self._sending.add(requester, first=True)  # the time was over before its share was
         else:
-            self._sending.append(requester)
+            self._sending.add(requester)
 
     def _take(self, requester: Requester, until: float) -> list[bytes]:
         """Make the messages of one share, or of as much of it as there is time for."""
         if requester.credit <= 0:
-            requester.credit += QUANTUM
+            requester.credit += requester.next_share()
         messages: list[bytes] = []
         while requester.credit > 0:
             message = requester.next_message()
@@ -343,6 +350,7 @@ class ReplayServer:
         """Count the unfinished answers of a requester, and take it out of everything."""
         self._stats.replay_requests[outcome] += requester.unfinished
         if requester.place is Place.SENDING:
+            self._sending.remove(requester)
             self._release(Place.IDLE, requester)
         elif requester.place is Place.WAITING:
             self._waiting.remove(requester)

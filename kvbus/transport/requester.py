@@ -10,6 +10,15 @@ from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.peer import Peer
 
+QUANTUM: Final = 64 * 1024
+"""Bytes one requester gets before the next one gets its turn."""
+
+FIRST_SHARE: Final = 8 * 1024
+"""Bytes a newcomer gets at a time, until it has shown that it reads."""
+
+READS: Final = 4 * QUANTUM
+"""Bytes whose acknowledgement shows that a requester reads: a kernel whose owner does not takes half as much."""
+
 MAX_BEHIND: Final = 16
 """Requests of one peer that wait behind its first one. Beyond that kvbus does not read from it until some are over."""
 
@@ -42,6 +51,7 @@ class Requester:
         behind: answers that come after it, each with True if it is refused.
         credit: bytes left of its share; a large message takes from later shares.
         progress: when its kernel has last acknowledged something, or had nothing to acknowledge.
+        reads: it has acknowledged more than a kernel takes whose owner does not read.
     """
 
     def __init__(self, peer: Peer, now: float) -> None:
@@ -53,7 +63,15 @@ class Requester:
         self.behind: deque[tuple[AnswerReader, bool]] = deque()
         self.credit = 0
         self.progress = now
+        self.reads = False
         self._acknowledged = 0
+
+    def next_share(self) -> int:
+        """Return the bytes of its next share. One that reads gets whole ones, and more may wait for it."""
+        if not self.reads and self.peer.acknowledged_bytes >= READS:
+            self.reads = True
+            self.peer.limit(waiting=QUANTUM, unsent=QUANTUM // 2)
+        return QUANTUM if self.reads else FIRST_SHARE
 
     @property
     def unfinished(self) -> int:

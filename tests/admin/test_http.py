@@ -570,3 +570,17 @@ async def test_an_address_that_is_taken_is_named():
 async def test_without_http_there_is_none():
     async with running_bus(http=None) as bus:
         assert bus.daemon.http_address is None
+
+
+async def test_what_the_page_asks_for_is_json_and_what_is_unknown_is_named():
+    async with web() as client:
+        overview = await client.json("/overview")
+        assert {"version", "core", "config", "started", "now", "content", "id", "transitions"} < set(overview)
+        await eventually(lambda: "engine" in client.bus.daemon.admin.history.sources, "a sample")
+        assert set(await client.json("/history?source=engine")) == {"times", "batches", "events", "blocks", "queue"}
+        assert (await client.status("/history?source=x"))[0] == 404
+        assert (await client.status("/events?x=1"))[0] == 400
+        assert (await client.status("/events?output=x"))[0] == 404
+        assert (await client.status("/events?output=routers", headers={"Host": "evil.example"}))[0] == 403
+        async with client.get("/events?output=routers") as answer:
+            assert (await answer.content.readline()) == b"retry: 1000\n"

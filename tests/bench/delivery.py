@@ -14,17 +14,14 @@ import msgspec
 from .core import child as core_child
 from .processes import many_descriptors
 from .reader import Answered, Spec
-from .report import Section, Series, Table, ratios
+from .report import Section, Series, Table, Target, ratios
 from .setups import Between, Result, Setup, running
 from .setups import run as run_setup
 from .turns import alternate
 
 ROUTERS: Final = (1, 16, 64)
 RATE: Final = 1000
-FILLED: Final = 900_000
-"""Up to a million numbers an answer from 0 fills up with empty batches: this is about the dearest."""
-
-NUMBERS: Final = (10_000, FILLED, 1_000_000, 100_000_000)
+NUMBERS: Final = (10_000, 1_000_000, 100_000_000)
 
 
 def run_fan_out(*, quick: bool, runs: int) -> Section:
@@ -44,10 +41,13 @@ def run_fan_out(*, quick: bool, runs: int) -> Section:
     )
     for (routers, between), results in found.items():
         cpu = Series(_percent(results))
-        by = ratios(cpu.values, _percent(found[routers, "proxy"])).median
+        by = ratios(cpu.values, _percent(found[routers, "proxy"]))
+        if between == "kvbus" and routers > 1:
+            what = f"CPU of the process with {routers} routers, against zmq.proxy's"
+            section.targets.append(Target(f"fan-out-{routers}", what, by, 1.0))
         rss = Series([each.rss / 2**20 for each in results]).median
         more = rss - Series([each.rss / 2**20 for each in found[1, between]]).median
-        table.add(routers if between == "proxy" else "", between, cpu.median, cpu.spread, by, rss, more)
+        table.add(routers if between == "proxy" else "", between, cpu.median, cpu.spread, by.median, rss, more)
     section.tables.append(table)
     least, most = (Series(_percent(found[n, "kvbus"])).median for n in (ROUTERS[0], ROUTERS[-1]))
     section.facts["router %"] = (most - least) / (ROUTERS[-1] - ROUTERS[0])
@@ -136,11 +136,11 @@ def run_numbers(*, quick: bool, runs: int) -> Section:
     blocks = 12_800
     section = Section("numbers", "A late router, by how high the numbers are")
     kinds: tuple[Literal["subscriber", "client", "dealer"], ...] = ("subscriber", "client", "dealer")
-    numbers = [number for number in NUMBERS if not quick or number != FILLED]
-    items = [(number, kind) for number in numbers for kind in kinds]
+    del quick
+    items = [(number, kind) for number in NUMBERS for kind in kinds]
     found: dict[tuple[int, str], list[float]] = {item: [] for item in items}
     for _ in range(runs):
-        for number in numbers:
+        for number in NUMBERS:
             with running(Setup("kvbus", "8x8", blocks // 64, first_seq=number)) as processes:
                 processes.run()
                 live = processes.live_blocks()
@@ -154,8 +154,12 @@ def run_numbers(*, quick: bool, runs: int) -> Section:
         f"Milliseconds until a late router has all {blocks:,} blocks",
         ["numbers", "subscribes", "spread", "`kvbus.client`", "spread", "asks from 0, unsubscribed", "spread"],
     )
-    for number in numbers:
+    for number in NUMBERS:
         cells = [Series(found[number, kind]) for kind in kinds]
         table.add(f"{number:,}", *(cell for each in cells for cell in (each.median, each.spread)))
     section.tables.append(table)
+    few, many = NUMBERS[0], NUMBERS[-1]
+    for kind, how in zip(kinds, ("subscribes", "uses `kvbus.client`", "asks from 0, unsubscribed"), strict=True):
+        what = f"a late router that {how}: time at {many:,} numbers, against {few:,}"
+        section.targets.append(Target(f"numbers-{kind}", what, ratios(found[many, kind], found[few, kind]), 2.0))
     return section

@@ -118,5 +118,5 @@ def _answered(processes: Running, readers: list) -> list[Answered]:
 
 def _check(answered: Answered, blocks: int) -> None:
     """At least what was there before; with a live stream beside it more."""
-    if answered.blocks < blocks // 64 * 64 or answered.first:
+    if answered.blocks < blocks // 64 * 64:
         raise RuntimeError(f"of {blocks} blocks there came {answered}")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from kvbus.client import BlockView, Subscriber, Synced
 from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.client.blocks import batch, removed, stored, tokens
 from tests.ports import free_ports
 from tests.system.bus import eventually, running_bus
+from tests.typed import there
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "CLIENT.md"
@@ -32,27 +34,43 @@ def example():
     return names_of(PAGE)["wait_for_block"]
 
 
-async def test_the_example_of_the_front_page(capsys):
-    follow = names_of(README)["follow"]
+def test_the_router_of_both_pages_has_fifteen_lines_at_most():
+    (source,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert source in PAGE.read_text()
+    assert len(source.splitlines()) <= 15
+
+
+async def test_the_router(capsys):
+    route = names_of(README)["route"]
     async with (
         running_bus() as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as publisher,
+        EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine,
     ):
-        await eventually(lambda: bus.source.state == "live", "the bus in sync")
-        publisher.publish(encode_batch([BlockStored((41, 42), None, msgspec.Raw(b"\x94\1\2\3\4"), 2)], 1.0, 0))
+        publisher.publish(batch(stored(1, 2)))
+        engine.publish(batch(stored(1)))
         await eventually(lambda: bus.caught_up(0), "the batch relayed")
-        told = ""
+        workers = {"a": (engine.endpoint, engine.replay_endpoint), "b": (bus.out, bus.out_replay)}
+        prompts = [tokens(1, 2, 3), tokens(7)]
+        assert await asyncio.to_thread(lambda: list(route(workers, prompts))) == ["b", "a"]
+    assert capsys.readouterr().out == "a live \nb live \n"
 
-        def says_so():
-            nonlocal told
-            told += capsys.readouterr().out
-            return told == "2 blocks at seq 0\n"
 
-        following = asyncio.create_task(follow(bus.out, bus.out_replay))
-        await eventually(says_so, "the blocks counted")
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
+async def test_the_other_examples():
+    names = names_of(PAGE)
+    async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
+        engine.publish(batch(stored(1, 2)))
+        engine.publish(batch(removed(2)))
+        endpoints = engine.endpoint, there(engine.replay_endpoint)
+        assert await asyncio.to_thread(names["blocks_of"], *endpoints) == 1
+        async with names["measured_router"](*endpoints) as router:
+            await router.settled()
+        assert names["updates"] == {("pod-a", "batch"): 2, ("pod-a", "synced"): 1}
+        view = BlockView()
+        async with Subscriber(*endpoints) as subscriber:
+            while not isinstance(update := await subscriber.receive(), Synced):
+                names["index"](view, update)
+        assert names["tokens_of"] == {1: tokens(1)}
 
 
 async def test_the_example(capsys):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
-from kvbus.client.view import BlockView
+from kvbus.client.view import Block, BlockView, Cleared, Key, Removed, Stored
 from kvbus.core.sequencing.actions import LostReason, RestartReason
 from kvbus.core.types import PREFIX_KINDS, medium_key
 from kvbus.core.wire.codec import Batch
@@ -26,20 +26,38 @@ def stored(hashes, tokens=None, *, parent=None, size=2, **fields):
     return BlockStored(hashes, parent, msgspec.Raw(msgspec.msgpack.encode(tokens)), size, **fields)
 
 
+def key_of(block):
+    return (block.rank, block.group_idx, block.medium, block.hash)
+
+
+def follow(followed, changes):
+    """Keep a dictionary of blocks by the changes of a view."""
+    for change in changes:
+        if isinstance(change, Stored):
+            followed[key_of(change.block)] = change.block
+        elif isinstance(change, Removed):
+            assert followed.pop(key_of(change.block)) is change.block
+        else:
+            assert isinstance(change, Cleared)
+            followed.clear()
+
+
 @pytest.mark.parametrize("name", CAPTURES)
 def test_a_capture_ends_in_the_engines_own_state(name):
     truth = json.loads((DATA / f"{name}.truth.json").read_text())["blocks"]
     view = BlockView(copies=True, cleared="device" if name.startswith("vllm") else "all")
+    followed: dict[Key, Block] = {}
     last = -1
     for line in (DATA / f"{name}.jsonl").read_text().splitlines():
         message = json.loads(line)
         if message["seq"] <= last:
-            view.clear()
+            follow(followed, view.clear())
         last = message["seq"]
-        view.apply_batch(well_formed(base64.b64decode(message["payload"])))
+        follow(followed, view.apply_batch(well_formed(base64.b64decode(message["payload"]))))
     live = {(b.group_idx, b.medium, b.to_json()["hash"]): b for b in view}
     assert set(live) == {(b.get("group_idx"), medium_key(b["medium"]), b["hash"]) for b in truth}
     assert len(view) == len(truth)
+    assert followed == {key_of(block): block for block in view}
     without_prefix = {b["group_idx"] for b in truth if b.get("kind") not in (None, *PREFIX_KINDS)}
     placeholders = {"CPU"} if name == "vllm033_offload_native" else set()
     for block in view:

@@ -6,6 +6,7 @@ what is installed here.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -19,6 +20,9 @@ from pathlib import Path
 import pytest
 
 from client_wheel import REQUIRES, ROOT, configuration, files
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.client.blocks import batch, stored, tokens
+from tests.system.bus import eventually, running_bus
 
 HERE = Path(sysconfig.get_path("purelib"))
 WHEELS = os.environ.get("TEST_WHEELS")
@@ -80,6 +84,7 @@ class Environment:
     def __init__(self, folder: Path, packages: Path) -> None:
         venv.create(folder, symlinks=True)
         self.python = folder / "bin" / "python"
+        self.kvbus = str(folder / "bin" / "kvbus")
         self.site = next(folder.glob("lib/python*/site-packages"))
         (self.site / "packages.pth").write_text(f"{packages}\n")
 
@@ -89,10 +94,10 @@ class Environment:
     def install(self, *names: str) -> None:
         for name in names:
             wheel = next(Path(WHEELS or "").absolute().glob(f"{name}-*-py3-none-any.whl"))
-            self.pip("install", "--no-deps", "--no-index", wheel)
+            self.pip("install", "--force-reinstall", "--no-deps", "--no-index", wheel)
 
-    def uninstall(self, name: str) -> None:
-        self.pip("uninstall", "--yes", name)
+    def commands(self) -> set[str]:
+        return {path.name for path in self.python.parent.iterdir()}
 
     def says(self, *words: str, ok: bool = True) -> str:
         return run(self.python, "-P", *words, ok=ok)
@@ -102,27 +107,36 @@ IMPORT = "import kvbus.client; print(kvbus.client.__file__)"
 
 
 @built
-def test_the_client_alone(tmp_path, requirements):
+async def test_the_client_alone_follows_a_bus(tmp_path, requirements):
     environment = Environment(tmp_path / "alone", requirements)
     environment.install("kvbus_client")
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    async with (
+        running_bus() as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        engine.publish(batch(stored(1, 2)))
+        await eventually(lambda: bus.caught_up(0), "the batch relayed")
+        asked = f"print(*route({{'pod': ({bus.out!r}, {bus.out_replay!r})}}, [{tokens(1, 2, 3)}]))"
+        said = await asyncio.to_thread(environment.says, "-c", f"{example}\n{asked}")
+    assert said == "pod live \npod\n"
     assert str(environment.site) in environment.says("-c", IMPORT)
     assert "No module named 'kvbus.daemon'" in environment.says("-c", "import kvbus.daemon", ok=False)
-    assert not (environment.python.parent / "kvbus").exists()
+    assert "kvbus" not in environment.commands()
 
 
 @built
-@pytest.mark.parametrize("first", ["kvbus", "kvbus_client"])
-def test_both_together_and_one_without_the_other(tmp_path, first):
+@pytest.mark.parametrize("names", [("kvbus", "kvbus_client"), ("kvbus_client", "kvbus")], ids=" then ".join)
+def test_both_together_and_one_without_the_other(tmp_path, names):
     environment = Environment(tmp_path / "both", HERE)
-    environment.install(first, "kvbus" if first == "kvbus_client" else "kvbus_client")
+    environment.install(*names)
     assert str(environment.site) in environment.says("-c", IMPORT)
     assert "(pure core)" in environment.says("-m", "kvbus", "--version")
-    environment.uninstall("kvbus-client")
-    assert "files of kvbus are missing" in environment.says(str(environment.python.with_name("kvbus")), ok=False)
-    environment.uninstall("kvbus")
-    environment.install("kvbus")
-    assert "(pure core)" in environment.says("-m", "kvbus", "--version")
-    assert str(environment.site) in environment.says("-c", IMPORT)
+    if names[0] == "kvbus":
+        environment.pip("uninstall", "--yes", "kvbus-client")
+        assert "--force-reinstall --no-deps" in environment.says(environment.kvbus, ok=False)
+        environment.install("kvbus")
+        assert "(pure core)" in environment.says(environment.kvbus, "--version")
 
 
 @built

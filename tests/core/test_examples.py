@@ -33,6 +33,11 @@ def test_a_batch_is_the_example_of_the_reasons_that_it_brought_up_and_of_no_othe
     said = f"batch 1 of epoch 0, {size} bytes: 2 x BlockStored of 1 x 16 tokens on GPU, 1 x BlockRemoved"
     assert examples == {"token_count": said, "unknown_block": said}
     take(relay, 2, removed([98]))  # known already
+    relay.sources[0].stats.rejected["conflict"] += 1  # of no batch that is applied
+    take(relay, 3, removed([98]))
+    kinds = [store([10 + n] * 1, 1, medium=medium) for n, medium in enumerate(["CPU", "DISK", "GPU"])]
+    take(relay, 4, *kinds, store([20], 1, block_size=8, tokens=[1] * 9))
+    assert "conflict" not in examples
     assert examples["unknown_block"] == said
     assert "71234567" not in str(examples)
 
@@ -48,9 +53,6 @@ def test_what_cannot_be_read_is_an_example_too(relay: Relay) -> None:
     assert examples["not_msgpack"] == "batch 1 of epoch 0, 1 bytes"
     assert examples["seq_width"] == "3 frames, of 0, 5, 3 bytes"
     assert examples["frame_count"] == "6 frames, of 1, 1, 1, 1… bytes"
-    assert (
-        examples["unknown_event"].endswith("1 unreadable and 1 other kinds")
-        or "unreadable" in examples["unknown_event"]
-    )
+    assert examples["unknown_event"].endswith("tokens on GPU, group 1, 2 x unreadable"), examples
     assert "x" * 25 not in str(examples)
     assert relay.sources[0].stats.rejected["frame_count"] == 2

@@ -136,7 +136,7 @@ def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
 
     assert looked() == []
     relay.handle(SourceUp(0), 1.0)
-    connected = "connecting → syncing: connected; the engine is asked for its history"
+    connected = "connecting → syncing: the engine is asked for its history"
     assert looked() == [("state", "engine", "syncing", connected)]
     answer(1)
     live(0)
@@ -182,3 +182,23 @@ def test_partial_and_what_is_wrong_are_reported_from_beginning_to_end(relay: Rel
     relay.handle(Tick(1001.0), 1.2)
     log.look(relay, [0])
     assert seen[-1] == ("partial", "engine", "whole", "no longer partial")
+
+
+def test_an_epoch_that_begins_between_two_looks_is_reported(relay: Relay) -> None:
+    seen: list[tuple[str, ...]] = []
+    log = SourceLog(lambda *said: seen.append(said))
+    relay.handle(SourceUp(0), 1.0)
+    relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
+    relay.handle(BatchReceived(0, batch(0, store([1]))), 1.0)
+    relay.handle(BatchReceived(0, batch(1, store([2]))), 1.0)
+    log.look(relay, [0])
+    seen.clear()
+    # another seq 0: the engine has restarted, and its history is there at once
+    relay.handle(BatchReceived(0, batch(0, store([9]))), 1.1)
+    relay.handle(ReplayReceived(0, 2, [b"", b"", (0).to_bytes(8, "big"), payload(store([9]))]), 1.1)
+    relay.handle(ReplayReceived(0, 2, [b"", b"", END_SEQ, b""]), 1.1)
+    relay.handle(ReplayReceived(0, 3, [b"", b"", (0).to_bytes(8, "big"), payload(store([9]))]), 1.1)
+    relay.handle(ReplayReceived(0, 3, [b"", b"", END_SEQ, b""]), 1.1)
+    log.look(relay, [0])
+    said = "the engine has restarted: epoch 1 begins, and routers are cleared of the one before"
+    assert seen == [("epoch", "engine", "live", said)]

@@ -68,6 +68,23 @@ async def test_it_can_be_ended_in_the_middle_of_a_crash_and_is_exact_then():
     assert "new epoch" in said[-2].text
 
 
+async def test_without_faults_the_direct_router_is_right_too():
+    """What makes it wrong are the faults, and not how the demo reads for it; SGLang stores no block twice."""
+    stop, looks = asyncio.Event(), 0
+    small = replace(CAST[1], rates=(60.0, 60.0), blocks=150)
+
+    def write(line):
+        nonlocal looks
+        looks += " | router-a " in line
+        if looks == 2:
+            stop.set()
+
+    verdict = await perform(Scene(cast=[small, replace(small, name="another")], script=[]), Lines(write), stop)
+    assert verdict.equal
+    assert all(item.blocks > 100 for item in verdict.direct), "nothing has been evicted"
+    assert [(len(item.missing), len(item.dead)) for item in verdict.direct] == [(0, 0)] * 4
+
+
 async def test_what_it_shows_while_it_plays():
     scene, stop = Scene(seconds=60), asyncio.Event()
     await scene.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from kvbus import config, core
 from kvbus.cli import main
@@ -30,8 +32,11 @@ from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon import seq_reservation as marks
+from kvbus.demo.verdict import Comparison, Verdict
+from kvbus.demo.view import render_verdict
 from kvbus.errors import ConfigError
 from kvbus.sim.dialects import DIALECTS
+from tests.docs import measured
 from tests.docs.phases import page
 from tests.doubles.answers import answer_of
 from tests.system.test_captures import CASES
@@ -53,6 +58,10 @@ def first_cells(text: str) -> dict[str, list[str]]:
         if found:
             rows[found[1]] = [cell.strip() for cell in line.strip("|").split("|")]
     return rows
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 def section(text: str, title: str) -> str:
@@ -309,11 +318,23 @@ class TestReadme:
         done = CliRunner().invoke(main, ["check", "--source", source, "--output", output])
         assert done.exit_code == 0, done.output
 
-    def test_the_library_example_compiles_and_its_names_exist(self):
-        (example,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
-        names: dict[str, object] = {}
-        exec(compile(example, "README.md", "exec"), names)  # noqa: S102
-        assert callable(names["follow"])
+    def test_the_measured_figures_are_those_of_the_interop_page(self):
+        table = measured.short_table(measured.INTEROP.read_text())
+        assert measured.with_table(README, table) == README, "python -m tests.docs.measured"
+        assert table.count("\n| ") == 6, "a router is missing"
 
-    def test_every_profile_has_a_row(self):
-        assert set(re.findall(r"`profile: ([\w-]+)`", README)) == set(PROFILES)
+    def test_the_verdict_is_drawn_as_the_demo_draws_it(self):
+        """Its figures are of one real run; layout, words and sums are the code's."""
+        (shown,) = re.findall(r"(╭─  verdict: .+?╯\n)", README, re.DOTALL)
+        rows = re.findall(r"│ ([\w-]+) +(\w+/\d) +([\d,]+) +([\d,]+)   (.+?) +│", shown)
+        found: dict[bool, list[Comparison]] = {True: [], False: []}
+        for router, source, engine, held, said in rows:
+            missing, dead = [number(each) for each in re.findall(r"\d[\d,]*", said)] or [0, 0]
+            assert number(engine) - missing + dead == number(held), (router, source)
+            keys = [frozenset((0, kind, n) for n in range(many)) for kind, many in (("GPU", missing), ("CPU", dead))]
+            found[router == "direct"].append(Comparison(router, source, number(engine), *keys))
+        assert len(found[True]) == 4
+        assert len(found[False]) == 8
+        drawn = io.StringIO()
+        Console(file=drawn, width=84, color_system=None).print(render_verdict(Verdict(found[False], (), found[True])))
+        assert drawn.getvalue() == shown

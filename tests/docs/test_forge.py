@@ -48,7 +48,7 @@ def targets() -> set[str]:
 
 
 def test_there_are_workflows() -> None:
-    assert [path.name for path in WORKFLOWS] == ["ci.yml", "release.yml"]
+    assert [path.name for path in WORKFLOWS] == ["ci.yml", "release.yml", "site.yml"]
 
 
 @each_workflow
@@ -100,7 +100,11 @@ def test_rights_are_read_only_except_where_something_is_published(path: Path) ->
         for right, how in job.get("permissions", {}).items()
         if how == "write"
     }
-    assert given == ({("pypi", "id-token"), ("image", "packages")} if path.name == "release.yml" else set())
+    publishing = {
+        "release.yml": {("pypi", "id-token"), ("image", "packages")},
+        "site.yml": {("publish", "id-token"), ("publish", "pages")},
+    }
+    assert given == publishing.get(path.name, set())
     checkouts = [
         step
         for job in jobs(path).values()

@@ -79,7 +79,11 @@ class Checking(Router):
             self.answer = None
             self.read_live()
         else:
-            self.apply(*batch)
+            seq, payload = batch
+            if not self.next and seq:
+                assert events_of(payload)[0]["type"] == "AllBlocksCleared", "an answer begins late without a clear"
+                self.next = seq
+            self.apply(seq, payload)
 
     def break_answer(self) -> None:
         self.answer, self.wants = None, True

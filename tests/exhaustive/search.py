@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 FIRST: Final = ("connects", "publishes", "arrives")
 FED: Final = (*FIRST, *["publishes", "arrives"] * 3)
-READING: Final = (*FED, "trusting_subscribes", "checking_subscribes", "checking_asks", *["checking_reads"] * 2)
+READING: Final = (*FED, "trusting_subscribes", "checking_subscribes", "checking_asks", "checking_reads")
 
 SCENES: Final[Mapping[str, Path]] = MappingProxyType(
     {
@@ -30,7 +30,7 @@ SCENES: Final[Mapping[str, Path]] = MappingProxyType(
         "fed": FED,
         "again": (*FED, "cut", "connects"),
         "reading": READING,
-        "running": (*READING, *["checking_reads"] * 5),
+        "running": (*READING, *["checking_reads"] * 2),
     }
 )
 """Where a search begins: with nothing; behind the first batch; behind four (the engine's buffer has three of them);

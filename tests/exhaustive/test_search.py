@@ -54,7 +54,7 @@ DEFECTS = {
     "another epoch's answer is accepted": (OpenRequest, "contradicts", lambda *_: False, "first", "not exact"),
     "a batch of another epoch passes for a copy": (Fingerprints, "matches", lambda *_: True, "first", "not exact"),
     "batches are sent before their records are written": (Records, "take", forgotten, "first", "the log does not"),
-    "a seq inside a state is a cursor": (IncompleteSeqs, "add", lambda *_: None, "reading", "no stream may hold"),
+    "a seq inside a state is a cursor": (IncompleteSeqs, "add", lambda *_: None, "reading", "router that checks holds"),
     "what nobody answered for is not asked for again": (Backfill, "due", lambda *_: False, "again", "not exact"),
 }
 

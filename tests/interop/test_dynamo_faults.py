@@ -138,6 +138,22 @@ def test_numbers_too_high_to_fill_up_to(indexer: DynamoIndexer, engine: EnginePu
     assert kvbus.metric('kvbus_replay_requests_total{outcome="late",output="routers"}') == 0
 
 
+@pytest.mark.parametrize(
+    "kvbus", [{"first_seq": 2_000_000, "output": {"on_subscribe": "nothing", "journal_batches": 20}}], indirect=True
+)
+def test_an_answer_that_begins_late(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+    """No state by its subscription: its replay from 0 begins at the state's own seqs, and no empty batch comes before."""
+    publish(engine, slice(HALF))
+    wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the stream so far")
+    indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
+    wait_for(lambda: hashes(indexer, "kvbus"), "a heartbeat makes it ask")
+    publish(engine, slice(HALF, None))
+    indexer.wait_until_finds("kvbus", publish_sentinel(engine))
+    assert hashes(indexer, "kvbus") == TRUTH
+    assert kvbus.metric('kvbus_replay_requests_total{outcome="late",output="routers"}') >= 1
+    assert kvbus.metric('kvbus_replay_batches_total{output="routers"}') < 1000
+
+
 def test_the_engine_restarts(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
     """The second life is shorter than the first: Dynamo itself takes none of it, and keeps all of the first one."""
     register(indexer, engine, kvbus)

@@ -172,15 +172,16 @@ STAND_IN = """#!/bin/sh
 echo "$@" >> {log}
 case "$*" in
 "-m venv"*) mkdir -p {venv}/bin; cp "$0" {venv}/bin/python ;;
+"-m pip"*) {pip} ;;
 "-m kvbus"*) {demo} ;;
 esac
 """
 
 
-def made(tmp_path, demo='exec {python} "$@"'):
+def made(tmp_path, demo='exec {python} "$@"', pip=":"):
     """`.ci/demo.sh` with a Python that installs nothing: its environment, and what it was asked for."""
     log, python = tmp_path / "log", tmp_path / "python"
-    text = STAND_IN.format(log=log, venv=tmp_path / "demo", demo=demo.format(python=sys.executable))
+    text = STAND_IN.format(log=log, venv=tmp_path / "demo", pip=pip, demo=demo.format(python=sys.executable))
     python.write_text(text)
     python.chmod(0o755)
     return os.environ | {"PYTHON": str(python)}, log
@@ -206,6 +207,16 @@ def test_a_ctrl_c_ends_make_demo_with_the_verdict_and_no_error(tmp_path):
     assert code == 0
     assert "exact: all 4 views" in said
     assert "make:" not in said
+
+
+def test_a_ctrl_c_while_it_installs_leaves_nothing_that_counts_as_installed(tmp_path):
+    env, log = made(tmp_path, pip="echo Collecting it; sleep 60")
+    arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo"]
+    code, said = on_terminal(until=b"1 of ", command=arguments)
+    assert code == 2  # make's own, for the 130 of what it ran
+    assert "Traceback" not in said
+    assert "kvbus" not in log.read_text()
+    assert not (tmp_path / "demo" / ".installed").exists()
 
 
 def test_make_demo_shows_why_it_failed(tmp_path):

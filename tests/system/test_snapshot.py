@@ -46,7 +46,9 @@ async def with_the_capture(bus: Bus) -> None:
 
 async def the_protocol(kind: int) -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
-    async with running_bus(output={"snapshot_endpoint": endpoint, "journal_batches": 10}) as bus:
+    # a router that has just got the state by its subscription, after an overflow too, would be answered with END alone
+    output = {"snapshot_endpoint": endpoint, "journal_batches": 10, "on_subscribe": "nothing"}
+    async with running_bus(output=output) as bus:
         with zmq.Context() as context:
             live = context.socket(zmq.SUB)
             live.setsockopt(zmq.SUBSCRIBE, b"")
@@ -80,7 +82,10 @@ async def the_protocol(kind: int) -> None:
             assert frame[8:] == publisher
             assert len(msgspec.msgpack.decode(payload)) == 3
             replay = ask(context, zmq.DEALER, bus.out_replay, b"", (0).to_bytes(8, "big"))
-            assert (await answered(replay))[-2] == bytes(8) + publisher
+            first = (await answered(replay))[-2]
+            assert first[8:] == publisher
+            # the journal has let go of 0, so the answer begins late: at the seqs of the state
+            assert 0 < int.from_bytes(first[:8], "big") < stream.next_seq
 
 
 @pytest.mark.parametrize("kind", [zmq.REQ, zmq.DEALER])

@@ -12,8 +12,9 @@ import pytest
 
 from kvbus.core.stats import OutputStats
 from kvbus.transport import replay as replay_module
-from kvbus.transport.replay import MAX_WAITING, QUANTUM
+from kvbus.transport.replay import MAX_WAITING
 from kvbus.transport.replay_budget import Budget
+from kvbus.transport.requester import FIRST_SHARE
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.reasons import Reason
@@ -106,6 +107,67 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
         assert one.outcomes == {"complete": 11, "gone": 1_000}
 
 
+@contextlib.asynccontextmanager
+async def about_to_ask(one, count, *, buffer=None):
+    """So many connections; gives what makes them ask, all of them before the server looks. They never read."""
+    made = [socket.socket() for _ in range(count)]
+    loop = asyncio.get_running_loop()
+    try:
+        for raw in made:
+            if buffer:
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            raw.setblocking(False)
+            await loop.sock_connect(raw, ("127.0.0.1", int(one.endpoint.rpartition(":")[2])))
+            raw.send(DEALER)
+            handshake = 0
+            while handshake < 64 + 30:
+                handshake += len(await loop.sock_recv(raw, 94))
+        yield lambda: [raw.send(request()) for raw in made]
+    finally:
+        for raw in made:
+            raw.close()
+
+
+async def whole_answer(reader):
+    """Read to the END."""
+    tail = b""
+    while not tail.endswith(END + b"\0\0"):
+        data = await reader.read(MEGABYTE)
+        assert data
+        tail = (tail + data)[-10:]
+
+
+@both_loops
+async def test_a_crowd_that_arrives_with_it_costs_a_healthy_answer_no_more_than_itself(context, descriptors):
+    """Counted in batches. Each of them was sent two shares of 64 KiB before it was found out."""
+    async with (
+        served(5_000, payload=b"p" * 4_000) as one,
+        about_to_ask(one, 500, buffer=SMALL) as ask,
+        bare(one.endpoint, DEALER) as (reader, writer),
+    ):
+        ask()
+        writer.write(request())
+        await whole_answer(reader)
+        await eventually(lambda: one.asked == 501 and not one.stats.replay_sessions, "all others parked")
+        assert one.stats.replay_batches - 5_001 < 5_001
+
+
+@both_loops
+async def test_one_that_reads_goes_before_a_crowd_that_has_not_shown_that_it_does(context, descriptors):
+    """The kernels of the crowd take 130 kB each before they are full."""
+    async with (
+        served(5_000, payload=b"p" * 4_000) as one,
+        about_to_ask(one, 200) as ask,
+        bare(one.endpoint, DEALER + request()) as (reader, writer),
+    ):
+        await whole_answer(reader)
+        before = one.stats.replay_batches
+        ask()
+        writer.write(request())
+        await whole_answer(reader)
+        assert one.stats.replay_batches - before - 5_001 < 5_001 / 2
+
+
 @both_loops
 async def test_they_cost_little_memory(context, descriptors):
     async with served(5_000, payload=b"p" * 4_000) as one:
@@ -115,7 +177,7 @@ async def test_they_cost_little_memory(context, descriptors):
                 await eventually(lambda: one.server.busy == 200 and not one.stats.replay_sessions, "all of them parked")
                 assert tracemalloc.get_traced_memory()[1] < 200 * 200_000  # each what one turn may write, and a message
                 # that is all that an answer beside them has to wait for
-                assert one.stats.replay_batches <= 200 * (2 * QUANTUM // 4_000 + 2)
+                assert one.stats.replay_batches <= 200 * (2 * FIRST_SHARE // 4_000 + 2)
         finally:
             tracemalloc.stop()
 

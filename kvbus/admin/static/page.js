@@ -98,11 +98,13 @@ function tiles() {
     const [unit, values, now] = read();
     if (!$("tile-" + name)) {
       const svg = draw("svg", { id: "tile-" + name, class: colour });
-      $("tiles").append(make("article", { className: "tile" }, make("h3", { textContent: title }), make("p", {}, make("span"), make("small")), svg));
+      $("tiles").append(make("article", { className: "tile" }, make("h3", {}, title, make("span")), make("p", {}, make("span"), make("small")), svg));
     }
     const tile = $("tile-" + name).parentElement;
-    tile.querySelector("span").textContent = name === "behind" ? seconds(now).split(" ")[0] : number(now);
-    tile.querySelector("small").textContent = name === "behind" ? " " + seconds(now).split(" ")[1] : unit;
+    const [figure, of] = name === "behind" ? seconds(now).split(" ") : [number(now), unit], top = Math.max(...values.filter(v => v !== null), 0);
+    tile.querySelector("p span").textContent = figure;
+    tile.querySelector("small").textContent = name === "behind" ? " " + of : of;
+    tile.querySelector("h3 span").textContent = `at most ${name === "behind" ? seconds(top) : number(top)}`;
     chart($("tile-" + name), bus.times, values, title, unit);
   }
   for (const svg of document.querySelectorAll("[data-spark]")) {
@@ -113,34 +115,39 @@ function tiles() {
 
 /** Sources at the left, the bus, its routers at the right; a line is as thick as what goes over it. */
 function flow() {
-  const shown = 8, svg = $("flow"), routers = bus.routers.filter(r => r.left === null), width = Math.max(600, svg.clientWidth || 1100);
-  const left = bus.sources.slice(0, shown), right = routers.slice(0, shown), tall = Math.max(left.length, right.length, 2);
-  const height = tall * 27 + 22, middle = height / 2, drawn = [];
-  const line = (x1, y1, x2, y2, rate, colour) => {
-    const d = `M${x1} ${y1}C${(x1 + x2) / 2} ${y1} ${(x1 + x2) / 2} ${y2} ${x2} ${y2}`, thick = 1 + Math.min(5, Math.sqrt(rate || 0) / 2);
-    drawn.push(draw("path", { d, class: colour, "stroke-width": thick.toFixed(1) }));
-    if (rate) drawn.push(draw("path", { d, class: colour + " moves", "stroke-width": Math.min(thick, 2.5).toFixed(1) }));
+  const svg = $("flow"), shown = 8, apart = 31, drawn = new Map([...svg.children].map(each => [each.dataset.key, each]));
+  const left = bus.sources.slice(0, shown), routers = bus.routers.filter(r => r.left === null), right = routers.slice(0, shown);
+  const width = Math.max(600, svg.clientWidth || 1100), height = Math.max(left.length, right.length, 3) * apart + 16, middle = height / 2;
+  // elements stay where they are, so that what moves goes on moving
+  const put = (key, tag, attributes, text = "") => {
+    const element = drawn.get(key) ?? svg.appendChild(draw(tag, {}));
+    drawn.delete(element.dataset.key);
+    element.dataset.key = key;
+    for (const [name, value] of Object.entries(attributes)) if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
+    if (element.textContent !== text) element.textContent = text;
   };
-  const place = (i, of) => middle + (i - (of - 1) / 2) * 27;
-  const a = width * .24, b = width * .76, x1 = width / 2 - 64, x2 = width / 2 + 64;
-  left.forEach((s, i) => {
-    const y = place(i, left.length), rates = bus.rates?.sources[s.name];
-    line(a, y, x1, middle + (y - middle) * .35, rates?.batches, kind(s.state) === "ok" ? "in" : kind(s.state));
-    drawn.push(draw("circle", { cx: a, cy: y, r: 5, class: kind(s.state) }), draw("text", { x: a - 14, y: y - 1, "text-anchor": "end" }, s.name),
-      draw("text", { x: a - 14, y: y + 11, "text-anchor": "end", class: "note" }, s.state + " · " + number(sum(s.blocks)) + " blocks"));
-  });
-  right.forEach((r, i) => {
-    const y = place(i, right.length), state = kind(r.state), rate = bus.rates?.outputs[r.output]?.batches;
-    line(x2, middle + (y - middle) * .35, b, y, r.state === "live" ? rate : 0, state === "ok" ? "out" : state);
-    drawn.push(draw("circle", { cx: b, cy: y, r: 5, class: state }), draw("text", { x: b + 14, y: y - 1 }, r.peer),
-      draw("text", { x: b + 14, y: y + 11, class: "note" }, r.output + " · " + (r.behind_seconds ? seconds(r.behind_seconds) + " behind" : r.state)));
-  });
-  const tallest = Math.min(height - 12, tall * 12 + 44);
-  drawn.push(draw("rect", { x: x1, y: middle - tallest / 2, width: 128, height: tallest, rx: 12, class: "bus" }),
-    draw("text", { x: width / 2, y: middle - 2, "text-anchor": "middle", "font-weight": 650 }, "kvbus"),
-    draw("text", { x: width / 2, y: middle + 13, "text-anchor": "middle", class: "note" }, number(bus.rates?.all.batches) + " batches/s"));
+  const node = (key, x, y, side, state, colour, rate, name, note) => {
+    const end = width / 2 + side * 62, to = middle + (y - middle) * .4, half = (x + end) / 2;
+    const d = side < 0 ? `M${x} ${y}C${half} ${y} ${half} ${to} ${end} ${to}` : `M${end} ${to}C${half} ${to} ${half} ${y} ${x} ${y}`;
+    put(key + "line", "path", { d, class: state === "ok" ? colour : state, "stroke-width": (1.5 + Math.min(5, Math.sqrt(rate || 0) / 2)).toFixed(1) });
+    put(key + "moves", "path", { d: rate ? d : "", class: "moves " + colour });
+    put(key + "dot", "circle", { cx: x, cy: y, r: 5.5, class: state });
+    put(key + "name", "text", { x: x + side * 14, y: y - 1, "text-anchor": side < 0 ? "end" : "start" }, name);
+    put(key + "note", "text", { x: x + side * 14, y: y + 12, "text-anchor": side < 0 ? "end" : "start", class: "note" }, note);
+  };
+  const place = (i, of) => middle + (i - (of - 1) / 2) * apart, cut = text => text.length > 24 ? text.slice(0, 23) + "…" : text;
+  left.forEach((s, i) => node("s" + i, 190, place(i, left.length), -1, kind(s.state), "in", bus.rates?.sources[s.name]?.batches, cut(s.name),
+    `${s.state} · ${number(sum(s.blocks))} blocks`));
+  right.forEach((r, i) => node("r" + i, width - 190, place(i, right.length), 1, kind(r.state), "out", r.state === "live" ? bus.rates?.outputs[r.output]?.batches : 0, cut(r.peer),
+    cut(`${r.output} · ${r.behind_seconds ? seconds(r.behind_seconds) + " behind" : r.state}`)));
+  const tall = Math.min(height - 8, Math.max(84, height * .55));
+  put("bus", "rect", { x: width / 2 - 62, y: middle - tall / 2, width: 124, height: tall, rx: 14, class: "bus" });
+  put("rate", "text", { x: width / 2, y: middle + 2, "text-anchor": "middle", class: "big" }, number(bus.rates?.all.batches));
+  put("what", "text", { x: width / 2, y: middle + 19, "text-anchor": "middle", class: "note" }, "batches/s");
+  const more = [bus.sources.length - left.length, routers.length - right.length];
+  more.forEach((n, i) => put("more" + i, "text", { x: i ? width - 2 : 2, y: height - 3, "text-anchor": i ? "end" : "start", class: "note" }, n > 0 ? `and ${n} more` : ""));
+  for (const element of drawn.values()) element.remove();
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.replaceChildren(...drawn);
 }
 
 // -- tables
@@ -168,15 +175,15 @@ function tables() {
   $("reasons").replaceChildren(...sources.flatMap(s => s.reasons.map(r => make("li", {}, make("strong", { textContent: s.name + " " }),
     `${r.text}. `, make("span", { className: "soft", textContent: `${r.key}: ${r.do}` })))));
   const outputs = Object.entries(bus.rates?.outputs ?? {});
-  rows($("outputs"), outputs, ([name]) => name, ([name, o]) => [name, asText(number(o.routers)), number(o.batches), spark("output " + name, "out"),
+  rows($("outputs"), outputs, ([name]) => name, ([name, o]) => [name, number(o.routers), number(o.batches), spark("output " + name, "out"),
     bytes(o.bytes ?? 0), number(o.queue), seconds(o.behind)]);
-  rows($("routers"), here, r => r.output + r.stream + r.peer + r.since, r => [r.peer, asPill(r.state), r.output + (r.stream ? " #" + r.stream : ""),
-    r.topics.map(t => t || "all").join(", ") || "none", clock(r.since), number(r.queued), seconds(r.behind_seconds), number(r.dropped.batches),
+  rows($("routers"), here, r => r.output + r.stream + r.peer + r.since, r => [r.peer, asPill(r.state), asText(r.output + (r.stream ? " #" + r.stream : "")),
+    asText(r.topics.map(t => t || "all").join(", ") || "none"), clock(r.since), number(r.queued), seconds(r.behind_seconds), number(r.dropped.batches),
     number(r.state_sent.count)]);
   $("no-router").textContent = here.length ? "" : "No router is connected.";
   $("left").hidden = !gone.length;
   $("left").firstElementChild.textContent = gone.length + (gone.length === 1 ? " router has left" : " routers have left");
-  rows($("gone"), gone, r => r.output + r.stream + r.peer + r.since, r => [r.peer, asText(r.output), clock(r.left_at), r.left, number(r.dropped.batches)]);
+  rows($("gone"), gone, r => r.output + r.stream + r.peer + r.since, r => [r.peer, asText(r.output), clock(r.left_at), asText(r.left), number(r.dropped.batches)]);
   const why = new Map();
   for (const s of sources) for (const [how, counts] of [["refused", s.counts.rejected], ["left out", s.counts.filtered]])
     for (const [reason, count] of Object.entries(counts)) {
@@ -187,7 +194,7 @@ function tables() {
       why.set(how + reason, entry);
     }
   const found = [...why.values()].filter(w => w.count).sort((a, b) => b.how.localeCompare(a.how) || b.count - a.count);
-  rows($("refused"), found, w => w.how + w.reason, w => [w.reason + " · " + w.how, asText(number(w.count)), w.sources.join(", "), w.example || "–"]);
+  rows($("refused"), found, w => w.how + w.reason, w => [w.reason + " · " + w.how, number(w.count), asText(w.sources.join(", ")), asText(w.example || "–")]);
   $("no-refused").textContent = found.length ? "" : "Nothing was refused or left out.";
   verdict(sources, here);
   flow();
@@ -231,8 +238,9 @@ function detail() {
     missing: `${number(c.missing)}: ${number(c.recovered)} recovered, ${number(c.lost)} lost, ${number(c.pending)} pending`,
     "came twice": number(c.duplicates), restarts: c.restarts, waiting: number(s.queue_depth) };
   if (!body.firstChild) {
-    body.append(...["batches", "events", "blocks", "queue"].flatMap(each => [make("h3", { textContent: { batches: "batches per second", events: "events per second",
-      blocks: "live blocks", queue: "batches waiting" }[each] }), draw("svg", { class: each === "blocks" ? "out" : "in" })]), make("dl"), make("h3", { textContent: "what happened" }), make("ol", { className: "timeline" }));
+    const titles = { batches: "Batches per second", events: "Events per second", blocks: "Live blocks", queue: "Batches that wait for a gap" };
+    body.append(make("div", { className: "charts" }, ...Object.entries(titles).map(([each, title]) => make("div", {}, make("h3", { textContent: title }),
+      draw("svg", { class: each === "blocks" ? "out" : "in" })))), make("dl"), make("h3", { textContent: "What happened" }), make("ol", { className: "timeline", tabIndex: 0 }));
   }
   const charts = body.querySelectorAll("svg"), dl = body.querySelector("dl");
   ["batches", "events", "blocks", "queue"].forEach((each, i) => course?.[each] && chart(charts[i], bus.times, course[each].slice(-bus.times.length), each));
@@ -265,6 +273,7 @@ function lines(value, indent = "") {
 async function poll() {
   try {
     [bus.sources, bus.routers] = await Promise.all([get("/sources"), get("/routers")]);
+    bus.heard = performance.now();
     const wanted = bus.sources.slice(0, SPARKS).map(s => s.name).filter(name => !bus.courses[name]);
     await Promise.all(wanted.map(async name => { bus.courses[name] = await get("/history?source=" + encodeURIComponent(name)).catch(() => undefined); }));
     tables();
@@ -295,6 +304,7 @@ async function follow() {
 function age() {
   const old = bus.heard ? (performance.now() - bus.heard) / 1000 : null, stale = old !== null && old > STALE;
   $("age").className = stale ? "age stale" : "age";
+  document.body.className = stale ? "stale" : "";
   $("age-text").textContent = old === null ? "asking the bus…" : stale ? `no answer for ${duration(old)}` : `as of ${old.toFixed(1)} s ago`;
   const alarm = stale ? "The bus does not answer. What is shown is old." : "";
   if ($("alarm").textContent !== alarm) $("alarm").textContent = alarm;
@@ -319,12 +329,13 @@ async function ask(event) {
   if (what === "tokens" && given.some(each => !/^\d+$/.test(each))) { said.textContent = "Token ids are integers."; return; }
   try {
     const body = JSON.stringify({ [what]: what === "tokens" ? given.map(Number) : given });
-    const { results } = await get("/query", { method: "POST", body, headers: { "Content-Type": "application/json" } });
+    const { results, incomplete } = await get("/query", { method: "POST", body, headers: { "Content-Type": "application/json" } });
     const matches = results.flatMap(each => each.matches);
-    said.textContent = matches.length ? `${matches.length} ${matches.length === 1 ? "source holds" : "sources hold"} it, at least in part.` : "No source holds its first block.";
+    said.textContent = (matches.length ? `${matches.length} ${matches.length === 1 ? "source holds" : "sources hold"} it, at least in part.` : "No source holds its first block.") +
+      (incomplete?.length ? ` These may hold more than kvbus knows: ${incomplete.map(each => each.source).join(", ")}.` : "");
     $("ask-table").hidden = !matches.length;
-    rows($("ask-found"), matches, m => m.source + m.rank, m => [m.source, asText(String(m.rank)), number(m.blocks), number(m.tokens),
-      Array.isArray(m.tiers) ? m.tiers.join(", ") : Object.entries(m.tiers ?? {}).map(([tier, n]) => `${tier} ${n}`).join(", ")]);
+    rows($("ask-found"), matches, m => m.source + m.rank, m => [m.source, m.rank, number(m.blocks), number(m.tokens),
+      asText(Object.entries(m.tiers ?? {}).map(([tier, n]) => `${tier} ${n}`).join(", "))]);
   } catch (error) {
     said.textContent = error.status === 404 || error.status === 405 ? "This bus does not answer queries." :
       error.status === 403 ? `Not from here: ${error.message}` : `That did not work: ${error.message}`;

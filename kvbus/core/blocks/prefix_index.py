@@ -273,7 +273,8 @@ class PrefixIndex(Generic[W]):
         for node, shape in trees:
             ends, _ = self._walk(node, asked(tokens, shape, salt))
             for bits, blocks in ends:
-                found.update(dict.fromkeys(self._workers_of(bits), blocks))
+                for worker in self._sets.get(bits) or self._workers_of(bits):
+                    found[worker] = blocks
         return found
 
     def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[W, Match]:

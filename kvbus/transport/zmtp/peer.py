@@ -148,6 +148,12 @@ class Peer:
         """End the connection. What waits here is dropped; :meth:`PeerHandler.closed` gets the reason."""
         self._steering.end(reason)
 
+    def limit(self, *, waiting: int, unsent: int) -> None:
+        """Let so many bytes wait here before the peer is not writable any more, and so many unsent in the kernel."""
+        self._transport.set_write_buffer_limits(waiting, 0)
+        if not self._local:
+            tcp.limit_unsent(self._socket, unsent)
+
     def pause(self) -> None:
         """Stop reading from the peer. What has arrived stays, and TCP slows the peer down."""
         self._steering.hold()

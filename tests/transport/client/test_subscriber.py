@@ -16,6 +16,7 @@ from kvbus.client import (
     Gap,
     Lost,
     LostReason,
+    Reachable,
     Received,
     Rejected,
     Restarted,
@@ -25,6 +26,7 @@ from kvbus.client import (
     SubscriberClosedError,
     Synced,
     Timing,
+    Unreachable,
 )
 from kvbus.client import subscriber as subscriber_module
 from kvbus.core.types import Reason
@@ -34,6 +36,7 @@ from kvbus.core.wire.schema import BlockStored
 from kvbus.errors import BindError
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
+from tests.ports import free_ports
 from tests.transport.loops import COUNTING, reads
 from tests.typed import there
 
@@ -179,6 +182,19 @@ def test_nobody_answers(loops):
             async with subscribed(publisher) as subscriber:
                 assert await subscriber.receive() == Lost(0, None, LostReason.NO_ANSWER)
                 assert publisher.replay_requests in (QUICK.attempts, QUICK.attempts + 1)  # it is asked on at once
+
+    loops(main)
+
+
+def test_a_publisher_that_is_not_there_and_then_is(loops):
+    async def main():
+        (port,) = free_ports(1)
+        endpoint = f"tcp://127.0.0.1:{port}"
+        async with Subscriber(endpoint, timing=Timing(unreachable_s=0.05)) as subscriber:
+            assert (await until(subscriber, Unreachable))[-1].endpoint == endpoint
+            async with EnginePublisher(endpoint, None, bind=True) as publisher:
+                await until(subscriber, Reachable)
+                await publisher.wait_for_subscriber()
 
     loops(main)
 

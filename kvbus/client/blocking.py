@@ -1,0 +1,77 @@
+"""A subscriber for programs without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final, Self
+
+from kvbus.client.subscriber import SubscriberClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from kvbus.client.subscriber import Subscriber
+    from kvbus.client.updates import Update
+
+
+class BlockingSubscriber:
+    """Iterate over a subscriber's updates without asyncio and without a thread. Ctrl-C ends a wait at once.
+
+    ``for update in BlockingSubscriber(Subscriber(…))`` opens at the first step and closes when the loop ends.
+    ``with BlockingSubscriber(…) as subscriber`` keeps it open meanwhile, for `receive`. The sockets are read only while
+    it waits: see `Subscriber`.
+    """
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self._subscriber: Final = subscriber
+        self._runner: Final = asyncio.Runner()
+        self._taken: Final[deque[Update]] = deque()
+        self._managed = False
+        self._closed = False
+
+    def receive(self, timeout: float | None = None) -> Update:
+        """Wait for the next update.
+
+        Raises:
+            TimeoutError: none has come within so many seconds. Nothing is lost.
+            SubscriberClosedError: it is closed.
+            BindError: the first call opens the sockets, and an endpoint cannot be bound.
+        """
+        if self._closed:
+            raise SubscriberClosedError("the subscriber is closed")
+        if not self._taken:
+            self._runner.run(self._take(timeout))
+        return self._taken.popleft()
+
+    def close(self) -> None:
+        """Close the sockets at once."""
+        if not self._closed:
+            self._closed = True
+            self._runner.run(self._subscriber.aclose())
+            self._runner.close()
+
+    def __iter__(self) -> Iterator[Update]:
+        try:
+            while True:
+                yield self.receive()
+        finally:
+            if not self._managed:
+                self.close()
+
+    def __enter__(self) -> Self:
+        self._managed = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _take(self, seconds: float | None) -> None:
+        """Take what is there; one round through the loop for each update would cost more than the update."""
+        async with asyncio.timeout(seconds):
+            self._taken.append(await self._subscriber.receive())
+        while self._subscriber.pending:
+            self._taken.append(await self._subscriber.receive())

@@ -1,0 +1,189 @@
+"""One stream's updates, taken into an index of prefixes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from msgspec import UNSET
+
+from kvbus.client.updates import (
+    Conflict,
+    Gap,
+    Lost,
+    Reachable,
+    Received,
+    Rejected,
+    Restarted,
+    Snapshot,
+    Synced,
+    Unreachable,
+)
+from kvbus.core.normalizing.validate import check_removed, check_stored
+from kvbus.core.types import PREFIX_KINDS, Hash, Reason, medium_key
+from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
+
+if TYPE_CHECKING:
+    from kvbus.client.updates import Update
+    from kvbus.core.blocks.prefix_index import PrefixIndex
+    from kvbus.core.wire.codec import Batch
+    from kvbus.core.wire.schema import BlockRemoved
+
+_NO_GROUP: Final = -1
+
+
+class Worker(NamedTuple):
+    """Who holds blocks: a stream's name, and the data-parallel rank; None where the stream carries none.
+
+    On a merged output of kvbus the rank is the source's place among all sources.
+    """
+
+    name: str
+    rank: int | None
+
+
+State = Literal["connecting", "live", "gap", "conflict"]
+
+
+@dataclass(slots=True)
+class Status:
+    """How one stream stands.
+
+    Attributes:
+        state: ``connecting`` until the state has come, or the first live batch where it cannot be had; ``live``;
+            ``gap`` while batches are missing; ``conflict`` while several publishers share the endpoint.
+        partial: whether batches were lost for good: the workers hold more than is known, until the next epoch, rebuild
+            or snapshot.
+        unreachable: why there is no connection; empty if there is one.
+        seq: the last batch taken in; -1 for none.
+        refused: events and batches that were left out, by reason.
+    """
+
+    state: State = "connecting"
+    partial: bool = False
+    unreachable: str = ""
+    seq: int = -1
+    refused: Counter[Reason] = field(default_factory=Counter)
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.state != "connecting" or self.partial or bool(self.unreachable)
+
+    def note(self, update: Update) -> None:
+        """Follow what an update says."""
+        match update:
+            case Received(seq=seq):
+                self.seq = seq
+                if not update.replayed:
+                    self.state = "live"
+            case Snapshot(seq=seq):
+                self.seq, self.partial = seq, False
+            case Synced():
+                self.state = "live"
+            case Gap():
+                self.state = "gap"
+            case Lost():
+                self.partial = True
+            case Restarted():
+                self.state, self.seq, self.partial = "connecting", -1, False
+            case Conflict():
+                self.state = "conflict"
+            case Unreachable(why=why):
+                self.unreachable = why
+            case Reachable():
+                self.unreachable = ""
+            case Rejected(reason=reason):
+                self.refused[reason] += 1
+
+
+class Feed:
+    """Takes the updates of one stream into an index. Each rank is a worker of its own.
+
+    Of several KV-cache groups it takes the first that carries prefixes.
+
+    Args:
+        name: the workers' name.
+        index: takes the blocks.
+        copies: whether to count copies; see `BlockView`.
+    """
+
+    def __init__(self, name: str, index: PrefixIndex[Worker], *, copies: bool) -> None:
+        self.status: Final = Status()
+        self.discarded = False
+        """Nothing is to be taken in any more: an update may have been on its way."""
+        self._name: Final = name
+        self._index: Final = index
+        self._copies: Final = copies
+        self._group: int | None = _NO_GROUP
+        self._workers: dict[int | None, Worker] = {}
+        self._more: dict[Worker, Counter[tuple[str, Hash]]] = {}
+        """Copies beyond the first, by medium and hash."""
+
+    def clear(self) -> None:
+        """The workers hold nothing any more."""
+        for worker in self._workers.values():
+            self._clear(worker)
+        self._workers.clear()
+        self._group = _NO_GROUP
+
+    def apply(self, batch: Batch) -> None:
+        """Take in a batch."""
+        worker = self._workers.get(batch.rank)
+        if worker is None:
+            worker = self._workers[batch.rank] = Worker(self._name, batch.rank)
+        self.status.refused.update(batch.rejects)
+        for event in batch.events:
+            if isinstance(event, AllBlocksCleared):
+                self._clear(worker)
+                continue
+            if isinstance(event, BlockStored):
+                refused: object = self._store(worker, event)
+            else:
+                refused = self._remove(worker, event)
+            if isinstance(refused, Reason):
+                self.status.refused[refused] += 1
+
+    def _clear(self, worker: Worker) -> None:
+        self._index.clear(worker)
+        self._more.pop(worker, None)
+
+    def _store(self, worker: Worker, event: BlockStored[Any]) -> Reason | None:
+        tokens = check_stored(event)
+        if isinstance(tokens, Reason):
+            return tokens
+        kind = event.kv_cache_spec_kind
+        if not event.block_hashes or (isinstance(kind, str) and kind not in PREFIX_KINDS):
+            return None
+        if self._group == _NO_GROUP:
+            self._group = _group(event)
+        elif _group(event) != self._group:
+            return None
+        if self._copies:
+            medium = medium_key(event.medium) or ""
+            held = [(medium, block) for block in event.block_hashes if self._index.holds(worker, block, medium)]
+            self._more.setdefault(worker, Counter()).update(held)
+        self._index.apply(worker, event)
+        return None
+
+    def _remove(self, worker: Worker, event: BlockRemoved[Any]) -> Reason | None:
+        medium = check_removed(event)
+        if isinstance(medium, Reason):
+            return medium
+        if _group(event) != self._group:
+            return None
+        more = self._more.get(worker)
+        for block in event.block_hashes:
+            if more and (left := more[medium, block]):
+                if left == 1:
+                    del more[medium, block]
+                else:
+                    more[medium, block] = left - 1
+            else:
+                self._index.remove(worker, block, medium)
+        return None
+
+
+def _group(event: BlockStored[Any] | BlockRemoved[Any]) -> int | None:
+    return None if event.group_idx is UNSET else event.group_idx

@@ -1,0 +1,70 @@
+"""What README.md shows of docs/INTEROP.md's tables: ``python -m tests.docs.measured`` writes it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+INTEROP: Final = ROOT / "docs" / "INTEROP.md"
+README: Final = ROOT / "README.md"
+SHOWN: Final = ("joins late, the engine is quiet", "loses its connection, misses five batches", "the engine restarts")
+"""Cases with columns of their own."""
+
+OURS: Final = ("(double)", "go-zeromq", "no replay")
+"""Columns that are no router of another project, or one a second time."""
+
+Figures = dict[str, dict[str, tuple[int, int]]]
+"""Missing and dead blocks by router and case."""
+
+
+def tables(text: str) -> tuple[Figures, Figures]:
+    """The tables of every router in every case: behind kvbus, and directly at the engine."""
+    part = text.split("<!-- the tables below are written by", 1)[1].split("<!-- written by", 1)[0]
+    behind, direct = (read(each) for each in re.findall(r"(?:^\|.*\n)+", part, re.MULTILINE))
+    return behind, direct
+
+
+def read(table: str) -> Figures:
+    """One table's figures, without the columns of readers of ours."""
+    head, _, *rows = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in table.splitlines()]
+    found: Figures = {name: {} for name in head[1:] if not any(each in name for each in OURS)}
+    for case, *cells in rows:
+        for name, cell in zip(head[1:], cells, strict=True):
+            if name in found:
+                missing, _, dead = cell.partition(" / ")
+                found[name][case] = (int(missing), int(dead))
+    return found
+
+
+def short_table(text: str) -> str:
+    """The table of README.md."""
+    behind, direct = tables(text)
+    cases = len(next(iter(direct.values())))
+    lines = [
+        f"| router | wrong in, of {cases} cases | behind kvbus | joins late | misses five batches | engine restarts |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, found in direct.items():
+        wrong, repaired = (sum(any(each) for each in figures.values()) for figures in (found, behind[name]))
+        shown = " | ".join("{} / {}".format(*found[case]) for case in SHOWN)
+        lines.append(f"| {name} | {wrong} | {repaired} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text: str, table: str) -> str:
+    """README.md with this table in its place."""
+    start, end = (
+        "<!-- rendered from docs/INTEROP.md: python -m tests.docs.measured -->\n",
+        "<!-- end of what is rendered",
+    )
+    before, found, rest = text.partition(start)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError("the table's place is missing")
+    return f"{before}{start}\n{table}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text(), short_table(INTEROP.read_text())))
