@@ -62,7 +62,7 @@ class QueryIndex:
         self._work: asyncio.Task[None] | None = None
         self._asked = 0.0
         self._unread: set[int] = set()
-        """Slots whose blocks the building has not begun to read: what happens to them meanwhile is in their index."""
+        """Slots whose blocks are still to be read."""
         self.reading: int | None = None
         """The slot whose blocks it reads."""
         self._gone: set[Place] = set()
@@ -146,8 +146,6 @@ class QueryIndex:
 
     def _take(self, slot: int, events: Sequence[AnyEvent]) -> None:
         """Take in what leaves of a source."""
-        if slot in self._unread:
-            return
         group = self._relay.sources[slot].normalizer.first_group
         reading = slot == self.reading
         for event in events:

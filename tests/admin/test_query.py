@@ -1,10 +1,12 @@
 """``POST /query`` of a running bus: what it answers, to whom, and what it refuses."""
 
 import asyncio
+import base64
 import contextlib
 import io
 import itertools
 import json
+from array import array
 
 import aiohttp
 import msgspec
@@ -90,8 +92,11 @@ async def test_who_holds_the_longest_prefix_by_tokens_and_by_hashes():
         assert await here.ask(tokens=TOKENS) == whole
         for hashes in ([LARGE, 2, 3, 4], [str(LARGE), "2", "0x3"], [str(LARGE), 2, "3"]):
             assert await here.ask(hashes=hashes) == whole
-        packed = msgspec.msgpack.encode({"tokens": TOKENS})
-        assert await here.post(packed, headers={"Content-Type": "application/msgpack"}) == (200, whole)
+        packed = array("I", TOKENS).tobytes()
+        assert await here.ask(tokens=base64.b64encode(packed).decode()) == whole
+        for tokens in (TOKENS, packed):
+            body = msgspec.msgpack.encode({"tokens": tokens})
+            assert await here.post(body, headers={"Content-Type": "application/msgpack"}) == (200, whole)
         assert await here.ask(tokens=TOKENS[1:]) == {"results": [{"matches": []}], "incomplete": []}
         # what comes later is in the next answer
         await here.say(store([4], parent=3, tokens=TOKENS[3 * SIZE : 4 * SIZE]))
@@ -99,7 +104,7 @@ async def test_who_holds_the_longest_prefix_by_tokens_and_by_hashes():
         assert [match["blocks"] for match in result["matches"]] == [4]
         many = await here.ask(queries=[{"tokens": TOKENS}, {"hashes": ["77"]}, {"tokens": TOKENS, "salt": "s"}])
         assert [[match["blocks"] for match in result["matches"]] for result in many["results"]] == [[4], [], []]
-        assert here.outcomes == {"answered": 8}
+        assert here.outcomes == {"answered": 10}
 
 
 async def test_byte_hashes_are_hexadecimal_and_adapters_have_their_own_blocks():
@@ -137,6 +142,9 @@ BAD = {
     b'{"tokens": [-1]}': "Expected `int` >= 0",
     b'{"tokens": [4294967296]}': "Expected `int` <= 4294967295",
     b'{"tokens": [1e400]}': "Number out of range",
+    b'{"tokens": "AAE="}': "packed tokens are four bytes each, and there are 2",
+    b'{"tokens": "?"}': "Invalid base64",
+    b'{"tokens": 7}': "Expected `bytes | array | null`",
     b'{"tokens": [1], "lora": []}': "Expected `int | str | null`",
     b'{"tokens": [1], "salt": 7}': "Expected `str | null`",
     b'{"hashes": [18446744073709551616]}': "64 bits",

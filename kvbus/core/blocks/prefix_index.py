@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import UNSET
 
-from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, adapter, asked, stored
+from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, Tokens, adapter, asked, stored
 from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
@@ -260,7 +260,7 @@ class PrefixIndex(Generic[W]):
 
     # -- questions -------------------------------------------------------------------------------------------------
 
-    def longest_prefix(self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None) -> dict[W, int]:
+    def longest_prefix(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[W, int]:
         """How many blocks of a prompt each worker holds from its beginning on, where it holds any; the most first.
 
         Raises:
@@ -277,7 +277,7 @@ class PrefixIndex(Generic[W]):
                     found[worker] = blocks
         return found
 
-    def matches(self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None) -> dict[W, Match]:
+    def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[W, Match]:
         """The same with tiers. Of a worker with blocks of several sizes, those that cover the most tokens.
 
         Raises:

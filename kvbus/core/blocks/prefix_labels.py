@@ -20,17 +20,22 @@ from kvbus.core.wire.tokens import decode_tokens
 Label = bytes | tuple[bytes, bytes]
 """Tokens, or tokens and extra keys."""
 
+Tokens = Sequence[int] | bytes
+"""A prompt's token ids, or these packed as little-endian integers of 32 bits."""
+
 Shape = tuple[int, bool]
 """Tokens a block, and whether a token is a pair (EAGLE)."""
 
 Adapter = str | int | None
 """A LoRA adapter's name, or its id where the engine says no name."""
 
+_ID: Final = Struct("<I")
+
 _NO_KEYS: Final = (b"\xc0", b"\x90", b"\x91\xc0", b"\x91\x90")
 """No extra keys of any block, or of the one there is."""
 
 
-def asked(tokens: Sequence[int], shape: Shape, salt: str | None) -> list[Label]:
+def asked(tokens: Tokens, shape: Shape, salt: str | None) -> list[Label]:
     """The labels of a prompt's whole blocks.
 
     Raises:
@@ -38,10 +43,12 @@ def asked(tokens: Sequence[int], shape: Shape, salt: str | None) -> list[Label]:
     """
     size, pairs = shape
     if pairs:
-        tokens = [each for pair in pairwise(tokens) for each in pair]
+        ids = tokens if not isinstance(tokens, bytes) else [number for (number,) in _ID.iter_unpack(tokens)]
+        tokens = [each for pair in pairwise(ids) for each in pair]
         size *= 2
-    whole = len(tokens) // size * size
-    labels: list[Any] = _packed(tokens[:whole], size)
+    count = len(tokens) // 4 if isinstance(tokens, bytes) else len(tokens)
+    whole = count // size * size
+    labels: list[Any] = _divided(tokens[: 4 * whole] if isinstance(tokens, bytes) else _packed(tokens[:whole]), size)
     if salt is not None and labels:
         labels[0] = (labels[0], bytes(encode_value([salt])))
     return labels
@@ -65,7 +72,7 @@ def stored(
         return None
     pairs = isinstance(decoded[0], tuple)
     flat: list[Any] = [each for pair in decoded for each in pair] if pairs else decoded  # type: ignore[union-attr]
-    labels: list[Any] = _packed(flat, size * (1 + pairs))
+    labels: list[Any] = _divided(_packed(flat), size * (1 + pairs))
     if isinstance(extra_keys, Raw):
         extra_keys = bytes(extra_keys)
     if isinstance(extra_keys, bytes) and extra_keys not in _NO_KEYS:
@@ -87,10 +94,13 @@ def adapter(lora_id: int | UnsetType | None, lora_name: str | UnsetType | None) 
     return lora_name
 
 
-def _packed(tokens: Sequence[int], size: int) -> list[bytes]:
-    """The tokens of each block of so many."""
+def _packed(tokens: Sequence[int]) -> bytes:
     try:
-        packed = Struct(f"<{len(tokens)}I").pack(*tokens)
+        return Struct(f"<{len(tokens)}I").pack(*tokens)
     except error as problem:
         raise ValueError("a token id is an integer from 0 to 4294967295") from problem
+
+
+def _divided(packed: bytes, size: int) -> list[bytes]:
+    """The tokens of each block of so many."""
     return [piece for (piece,) in Struct(f"{4 * size}s").iter_unpack(packed)]

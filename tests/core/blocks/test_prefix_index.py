@@ -1,5 +1,6 @@
 """The tree of prefixes: what each worker holds of a prompt, whatever the order in which blocks come and go."""
 
+from array import array
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -147,8 +148,15 @@ def test_pairs_of_eagle_are_asked_for_by_plain_tokens():
     tokens = list(range(5))
     pairs = encode_value(list(pairwise(tokens)))
     index = index_of(("a", BlockStored((1,), None, pairs, 4)))
-    assert index.longest_prefix(tokens) == {"a": 1}
+    assert index.longest_prefix(tokens) == index.longest_prefix(array("I", tokens).tobytes()) == {"a": 1}
     assert index.longest_prefix(tokens[:4]) == {}
+
+
+def test_tokens_may_be_packed_already():
+    index = index_of(("a", store([1, 2], None, 1, 2)))
+    packed = array("I", tokens_of(1, 2)).tobytes()
+    assert index.longest_prefix(packed) == {"a": 2}
+    assert index.longest_prefix(packed[:-1]) == {"a": 1}
 
 
 def test_blocks_without_their_tokens_are_found_by_name_alone():
