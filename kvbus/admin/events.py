@@ -82,6 +82,7 @@ class Events:
         self._stats = stats
         self._listeners: set[Listener] = set()
         self._samples = 0
+        self._news = (0, 0)
         self._rates = b""
         self._turn = asyncio.Lock()
         self._closed = False
@@ -97,14 +98,17 @@ class Events:
         self._rates = b""
 
     def wake(self) -> None:
-        """Something may have happened."""
+        """Something may have happened: batches, for whoever gets them, or more."""
+        before, self._news = self._news, (self._timeline.last, self._samples)
         for listener in self._listeners:
-            listener.wake.set()
+            if listener.output is not None or self._news != before:
+                listener.wake.set()
 
     def close(self) -> None:
         """End every answer."""
         self._closed = True
-        self.wake()
+        for listener in self._listeners:
+            listener.wake.set()
 
     async def answer(self, request: web.Request, output: Output | None, last_id: str) -> web.StreamResponse:
         """Send events until the client leaves, takes too long, or the server ends."""

@@ -30,7 +30,7 @@ from kvbus.core.stats import HttpRefusal, OutputStats, ProcessStats
 from kvbus.core.types import HASH_FORMS
 from kvbus.errors import BindError
 from kvbus.telemetry.metrics import CONTENT_TYPE, Exposition
-from kvbus.telemetry.readings import Driver, LiveBlocks, read_routers, read_source
+from kvbus.telemetry.readings import Driver, LiveBlocks, read_routers, read_sources
 
 log = logging.getLogger("kvbus.admin.http")
 
@@ -246,9 +246,10 @@ class AdminServer:
 
     async def _sources(self, _request: web.Request) -> web.Response:
         relay, streams = self._observed.relay, self._observed.streams
+        sources = read_sources(relay)
         return web.json_response(
             [
-                source_json(read_source(relay.sources[slot]), stream.endpoint, stream.replay_endpoint)
+                source_json(sources[slot], stream.endpoint, stream.replay_endpoint)
                 for slot, stream in sorted(streams.items())
             ]
         )

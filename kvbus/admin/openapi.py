@@ -41,6 +41,35 @@ class Counts(TypedDict):
     filtered: dict[str, int]
 
 
+class Lifetimes(TypedDict):
+    """Blocks by how long they lived: those up to each bound, and above the one before it."""
+
+    seconds: float
+    buckets: dict[str, int]
+
+
+class Followed(TypedDict):
+    """The sample: its live blocks, and of how many blocks one is in it."""
+
+    blocks: int
+    one_in: int
+
+
+class Analytics(TypedDict):
+    """The blocks of a source, over time."""
+
+    live: int
+    stored: int
+    removed: int
+    stored_again: int
+    stored_per_second: float
+    removed_per_second: float
+    churn: float
+    shared: float
+    lifetimes: Lifetimes
+    followed: Followed
+
+
 class SourceEntry(TypedDict):
     """One engine publisher."""
 
@@ -64,6 +93,7 @@ class SourceEntry(TypedDict):
     counts: Counts
     examples: dict[str, str]
     blocks: dict[str, int]
+    analytics: Analytics | None
 
 
 class RouterEntry(TypedDict):

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from kvbus.core.analytics import AnalyticsReading
 from kvbus.core.stats import RouterView
 from kvbus.telemetry.readings import SourceReading
 
@@ -54,6 +55,26 @@ def source_json(source: SourceReading, endpoint: str, replay_endpoint: str | Non
         },
         "examples": source.examples,
         "blocks": {medium: count for medium, count in source.blocks.items() if count},
+        "analytics": None if source.analytics is None else _analytics_json(source.analytics),
+    }
+
+
+def _analytics_json(analytics: AnalyticsReading) -> dict[str, Any]:
+    lifetimes = analytics.lifetimes
+    return {
+        "live": analytics.live,
+        "stored": analytics.stored,
+        "removed": analytics.removed,
+        "stored_again": analytics.stored_again,
+        "stored_per_second": round(analytics.stored_per_second, 6),
+        "removed_per_second": round(analytics.removed_per_second, 6),
+        "churn": round(analytics.churn, 6),
+        "shared": round(analytics.shared, 4),
+        "lifetimes": {
+            "seconds": round(lifetimes.total, 3),
+            "buckets": dict(zip([*map(str, lifetimes.bounds), "+Inf"], lifetimes.counts, strict=True)),
+        },
+        "followed": {"blocks": analytics.followed, "one_in": analytics.weight},
     }
 
 

@@ -108,6 +108,12 @@ class Config(Section):
         unit="batches",
         ge=1,
     )
+    analytics: bool = key(
+        False,
+        "Follow a sample of each source's blocks: how long they live, how many come and go, which come back, and which "
+        "other sources hold too (metrics, and `analytics` in `/sources`).",
+        example=True,
+    )
     sources: tuple[SourceConfig, ...] = key(
         (), "The engines; at least one.", example=[{"endpoint": "tcp://127.0.0.1:5557"}]
     )

@@ -75,6 +75,8 @@ class Applier:
         if normalizer.emptied and source.sequencer.partial:
             source.lost = 0
             source.sequencer.complete(certain=normalizer.take_for_empty())
+        if source.analytics is not None and record.seq >= 0:
+            source.analytics.see(events, batch.ts, now)
         if source.expired or not events:
             return
         source.announced = True
@@ -134,6 +136,8 @@ class Applier:
         self._forget(record.source, now)
         for chunk in record.chunks:  # each is a batch, and none the first of the epoch
             self.delivered(wal.Delivered(record.source, -1, source.topic, 0, chunk), now)
+        if source.analytics is not None:
+            source.analytics.begin()
 
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:
         del now
@@ -152,6 +156,8 @@ class Applier:
         source = self._sources[slot]
         self.clear(slot, source, now)
         source.normalizer.reset(same_epoch=same_epoch)
+        if source.analytics is not None:
+            source.analytics.begin()
         source.ranked = source.ranked and same_epoch
         if not same_epoch:
             source.lost, source.partial_since = 0, None

@@ -324,6 +324,8 @@ class Relay:
             if source.gone:
                 continue
             source.normalizer.merge_overlays()
+            if source.analytics is not None:
+                source.analytics.tick(now)
             source.sequencer.tick(now)
             self._run(slot, source, now)
             gone = source.down_since is not None and now - source.down_since >= source.spec.timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvbus.core.analytics import Analytics
 from kvbus.core.blocks.index import Index
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.sequencer import Sequencer
@@ -25,6 +26,7 @@ class Source:
         self.stats = SourceStats()
         self.sequencer = Sequencer(spec.settings, self.stats)
         self.normalizer = Normalizer(spec.rules, self.stats, Index(spec.copied_below))
+        self.analytics = Analytics(self.normalizer.index, self.stats, spec.analytics) if spec.analytics else None
 
         # As the newest batch has it.
         self.rank = spec.rank

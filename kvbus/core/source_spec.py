@@ -24,6 +24,8 @@ class SourceSpec(msgspec.Struct, frozen=True):
     """The topic subscribed to, and that of batches which come by a replay without topics."""
     copied_below: int = SMALL
     """Tables of fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.overlay`."""
+    analytics: int = 0
+    """Most live blocks that are followed, see :mod:`kvbus.core.analytics`; 0: none."""
 
 
 NOBODY: Final = SourceSpec("", 0, Settings(), Rules())

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import structs
 
 from kvbus.config import Config, OutputConfig, SourceStream, render_topic
+from kvbus.core import analytics
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
@@ -50,7 +51,16 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         max_groups=config.limits.max_groups,
         max_index_bytes=config.limits.max_index_bytes,
     )
-    return SourceSpec(stream.label, stream.rank, settings, rules, config.on_lost, config.source_timeout, stream.topic)
+    return SourceSpec(
+        stream.label,
+        stream.rank,
+        settings,
+        rules,
+        config.on_lost,
+        config.source_timeout,
+        stream.topic,
+        analytics=analytics.LIMIT if config.analytics else 0,
+    )
 
 
 def new_stream(config: Config, output: OutputConfig, stream: SourceStream, first_seq: int) -> NewStream:

@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 
 from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram, OutputStats, ProcessStats
-from kvbus.telemetry.readings import Driver, read_outputs, read_source
-from kvbus.telemetry.table import OUTPUTS, PROCESS, SOURCES, Row
+from kvbus.telemetry.readings import Driver, read_outputs, read_sources
+from kvbus.telemetry.table import ANALYTICS, OUTPUTS, PROCESS, SOURCES, Row
 
 T = TypeVar("T")
 
@@ -48,16 +48,24 @@ class RelayCollector(Collector):
         """Yield every metric."""
         observed = self._observed
         relay, process = observed.relay, observed.process
-        sources = [((source.name,), source) for source in map(read_source, relay.present)]
+        sources = [((source.name,), source) for source in read_sources(relay).values()]
         readings = read_outputs(relay, observed.drivers, observed.output_stats)
         outputs = [((output.name,), output) for output in readings]
         yield from (_family(row, ("source",), sources) for row in SOURCES)
+        if followed := [(name, source.analytics) for name, source in sources if source.analytics is not None]:
+            yield from (_family(row, ("source",), followed) for row in ANALYTICS)
+            yield _histogram(
+                "source_block_lifetime_seconds",
+                "From a block stored to evicted.",
+                *((name, analytics.lifetimes) for name, analytics in followed),
+                labels=("source",),
+            )
         yield from (_family(row, ("output",), outputs) for row in OUTPUTS)
         yield from (_family(row, (), [((), process)]) for row in PROCESS)
         yield _histogram(
-            "relay_latency_seconds", "From a batch received to handed to the transport.", process.relay_latency
+            "relay_latency_seconds", "From a batch received to handed to the transport.", ((), process.relay_latency)
         )
-        yield _histogram("event_loop_lag_seconds", "How late the event loop was for its timer.", process.loop_lag)
+        yield _histogram("event_loop_lag_seconds", "How late the event loop was for its timer.", ((), process.loop_lag))
 
 
 def _family(row: Row[T], labels: tuple[str, ...], observed: Iterable[tuple[tuple[str, ...], T]]) -> Metric:
@@ -70,14 +78,17 @@ def _family(row: Row[T], labels: tuple[str, ...], observed: Iterable[tuple[tuple
     return family
 
 
-def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
-    family = HistogramMetricFamily(f"kvbus_{name}", text)
-    buckets: list[tuple[str, float]] = []
-    count = 0
-    for bound, n in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        count += n
-        buckets.append(("+Inf" if bound == float("inf") else repr(bound), count))
-    family.add_metric([], buckets, histogram.total)
+def _histogram(
+    name: str, text: str, *observed: tuple[tuple[str, ...], Histogram], labels: tuple[str, ...] = ()
+) -> Metric:
+    family = HistogramMetricFamily(f"kvbus_{name}", text, labels=labels)
+    for values, histogram in observed:
+        buckets: list[tuple[str, float]] = []
+        count = 0
+        for bound, n in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+            count += n
+            buckets.append(("+Inf" if bound == float("inf") else repr(bound), count))
+        family.add_metric(values, buckets, histogram.total)
     return family
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import structs
 
+from kvbus.core.analytics import AnalyticsReading, shares
 from kvbus.core.blocks.announce import group_of, out_parent, runs
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index
@@ -55,6 +56,7 @@ class SourceReading(msgspec.Struct, frozen=True):
         index_bytes: about what these take.
         groups: KV cache groups that the epoch has stored blocks of.
         blocks: live blocks by medium, as routers know them: none of an expired source.
+        analytics: what is known of the blocks it follows, if it does.
         examples: by reason, what the first thing was like that was refused or left out for it.
     """
 
@@ -84,6 +86,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     blocks: dict[str, int]
     examples: dict[str, str]
     stats: SourceStats
+    analytics: AnalyticsReading | None
 
 
 class OutputReading(msgspec.Struct, frozen=True):
@@ -108,8 +111,21 @@ class OutputReading(msgspec.Struct, frozen=True):
     stats: OutputStats
 
 
-def read_source(source: Source) -> SourceReading:
-    """Read one source."""
+def read_sources(relay: Relay) -> dict[int, SourceReading]:
+    """Read all sources, by slot."""
+    followed = {
+        slot: source.analytics
+        for slot, source in enumerate(relay.sources)
+        if source.analytics is not None and not source.expired
+    }
+    shared = dict(zip(followed, shares([*followed.values()]), strict=True))
+    return {
+        slot: read_source(source, shared.get(slot, 0.0)) for slot, source in enumerate(relay.sources) if not source.gone
+    }
+
+
+def read_source(source: Source, shared: float = 0.0) -> SourceReading:
+    """Read one source; ``shared`` is what only all sources together know."""
     sequencer, normalizer, spec = source.sequencer, source.normalizer, source.spec
     media = normalizer.index.media()
     return SourceReading(
@@ -139,6 +155,7 @@ def read_source(source: Source) -> SourceReading:
         blocks=dict.fromkeys(media, 0) if source.expired else dict(media),
         examples=source.examples.copy(),
         stats=_copied(source.stats),
+        analytics=None if source.analytics is None else source.analytics.reading(shared),
     )
 
 

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from kvbus.compiled import core
+from kvbus.core.analytics import LIMIT, AnalyticsReading
 from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import HttpRefusal, ProcessStats
@@ -240,6 +241,22 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     ),
     _by("medium", "blocks", "Live blocks, as announced to routers.", lambda s: {DEVICE_MEDIUM: 0, **s.blocks}.items()),
 )
+
+ANALYTICS: Final[tuple[Row[AnalyticsReading], ...]] = (
+    _one("source_blocks_stored_total", "Blocks that no tier held and one does now.", lambda a: a.stored),
+    _one("source_blocks_removed_total", "Blocks that the last tier evicted; no clears.", lambda a: a.removed),
+    _one(
+        "source_blocks_stored_again_total",
+        "Blocks stored that a cache of twice the size would still have had.",
+        lambda a: a.stored_again,
+    ),
+    _one("source_live_blocks", "Live blocks, each once however many tiers hold it.", lambda a: a.live),
+    _one("source_shared_blocks_ratio", "Share of live blocks that another source holds too.", lambda a: a.shared),
+    _one("source_followed_blocks", "Live blocks in the sample.", lambda a: a.followed),
+    _one("source_followed_blocks_limit", "Limit of live blocks in the sample.", lambda _: LIMIT),
+    _one("source_followed_blocks_ratio", "Share of blocks that the sample follows.", lambda a: 1 / a.weight),
+)
+"""Of the sources whose blocks are followed; there are none without ``analytics``."""
 
 OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     _one("output_batches_total", "Batches sent, heartbeats among them.", lambda o: o.stats.batches),

@@ -34,7 +34,7 @@ async def test_it_describes_every_path_and_no_other():
 
 
 async def test_every_answer_is_as_it_says():
-    async with asking() as here:
+    async with asking(analytics=True) as here:
         await here.say({"type": "BlockStored"}, store([LARGE + 1], parent=77))  # one is refused
         base = here.url.removesuffix("/query")
         with contextlib.closing(SocketRouter(here.bus.out, here.bus.out_replay)) as router:

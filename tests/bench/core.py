@@ -61,10 +61,10 @@ def yardstick() -> float:
 
 
 class Driver:
-    """One relay with one source and one output, fed with a stream of batches."""
+    """One relay with one source and one output, fed with a stream of batches; ``analytics`` of so many blocks."""
 
-    def __init__(self, batches: Iterator[bytes], *, journal_batches: int = 10_000) -> None:
-        source = SourceSpec("engine", 0, Settings(replay=False), Rules())
+    def __init__(self, batches: Iterator[bytes], *, journal_batches: int = 10_000, analytics: int = 0) -> None:
+        source = SourceSpec("engine", 0, Settings(replay=False), Rules(), analytics=analytics)
         output = OutputSpec("routers", PROFILES["vllm"], [None], heartbeat=0, journal_batches=journal_batches)
         self.relay = Relay([source], [output])
         self.handle = self.relay.handle

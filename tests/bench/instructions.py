@@ -42,12 +42,12 @@ def prepared(name: str) -> tuple[Load, int]:
     return load, load.loop or BLOCKS // (load.blocks or 64)
 
 
-def watched(name: str) -> None:
+def watched(name: str, analytics: int) -> None:
     """Under callgrind: fill the cache uncounted, then count one loop."""
     load, batches = prepared(name)
     warm = load.warm or batches // 4
     payloads = load.take(warm + batches)
-    driver = Driver(iter(payloads))
+    driver = Driver(iter(payloads), analytics=analytics)
     driver.feed(warm)
     frames = [[b"", (warm + i).to_bytes(8, "big"), payload] for i, payload in enumerate(payloads[warm:])]
     handle, pid = driver.handle, str(os.getpid())
@@ -58,13 +58,13 @@ def watched(name: str) -> None:
     driver.check_recorded(len(frames))
 
 
-def instructions(name: str, out: Path) -> float:
+def instructions(name: str, out: Path, analytics: int = 0) -> float:
     """Of one block that is stored or removed."""
     load, batches = prepared(name)
     file = out / f"callgrind.{name}"
     command = [
         *("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={file}"),
-        *(sys.executable, "-m", "tests.bench.instructions", "--watched", name),
+        *(sys.executable, "-m", "tests.bench.instructions", "--watched", f"--analytics={analytics}", name),
     ]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, stderr=subprocess.PIPE)
     found = _TOTAL.search(file.read_text())
@@ -81,10 +81,11 @@ def main() -> int:
         "loads", nargs="*", default=DEFAULT, help=f"of {', '.join(DEFAULT)}, or a capture (default: all)"
     )
     parser.add_argument("--out", type=Path, help="keep callgrind's files in this directory")
+    parser.add_argument("--analytics", type=int, default=0, metavar="BLOCKS", help="follow so many blocks (default: 0)")
     parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.watched:
-        watched(arguments.loads[0])
+        watched(arguments.loads[0], arguments.analytics)
         return 0
     if shutil.which("callgrind_control") is None:
         sys.stderr.write("callgrind is not installed (package valgrind)\n")
@@ -94,7 +95,7 @@ def main() -> int:
         out.mkdir(parents=True, exist_ok=True)
         first = 0.0
         for name in arguments.loads:
-            each = instructions(name, out)
+            each = instructions(name, out, arguments.analytics)
             first = first or each
             sys.stdout.write(
                 f"{name:22} {each:10,.0f} instructions a block, {each / first:6.2f} x {arguments.loads[0]}\n"

@@ -28,6 +28,14 @@ def test_a_bucket_holds_values_up_to_and_including_its_bound(value, bucket):
     assert histogram.counts == [int(i == bucket) for i in range(3)]
 
 
+def test_a_copy_of_a_histogram_stays_as_it_is():
+    histogram = Histogram((0.1, 1.0))
+    histogram.observe(0.5, 3)
+    copied = histogram.copy()
+    histogram.observe(2.0)
+    assert (copied.bounds, copied.counts, copied.total) == ((0.1, 1.0), [0, 3, 0], 1.5)
+
+
 def test_a_histogram_adds_up():
     histogram = Histogram((0.1, 1.0))
     for value in (0.25, 0.5, 2.0):

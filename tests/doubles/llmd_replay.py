@@ -13,6 +13,8 @@ from tests.system.actors import StrictRouter
 class LlmdWithReplay(StrictRouter):
     """Asks from 0 at the beginning, and from the next seq on after a hole or a lost connection."""
 
+    rebuilds = False
+
     def __init__(self, endpoint: str, replay_endpoint: str) -> None:
         super().__init__(endpoint, replay_endpoint, resumes=True)
         self.refused = 0

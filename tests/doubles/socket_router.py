@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import ClassVar, Final
 
 import zmq
 
@@ -24,6 +24,9 @@ class SocketRouter:
         context: one with keys; ended by :meth:`close`.
     """
 
+    rebuilds: ClassVar = True
+    """It says that it rebuilds itself by replays, and wants no state by its subscription."""
+
     def __init__(self, endpoint: str, replay_endpoint: str, context: Context | None = None) -> None:
         self.context: Context = zmq.Context() if context is None else context
         self.view = PlainSetRouter()
@@ -39,7 +42,8 @@ class SocketRouter:
         self._live = self.context.socket(zmq.SUB)
         self._live.setsockopt(zmq.RCVHWM, 0)
         self._live.setsockopt(zmq.SUBSCRIBE, b"")
-        self._live.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)
+        if self.rebuilds:
+            self._live.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)
         self._monitor = self._live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._live.connect(self._endpoint)
 

@@ -152,6 +152,12 @@ async def flow(scene: Scene) -> None:
 CASES: Final = (
     Case("from_start", "there from the start", from_start),
     Case("late", "joins late, the engine is quiet", late, short=True),
+    Case(
+        "high_numbers",
+        "the same, and kvbus's numbers begin at 2,000,000",
+        late,
+        settings={"first_seq": 2_000_000},
+    ),
     Case("lost_connection", "loses its connection, misses nothing", lost_connection),
     Case("missed_five", "loses its connection, misses five batches", missed_five, short=True),
     Case(

@@ -44,21 +44,24 @@ EXACT: Final = but()
 
 NEVER: Final = but(
     "missed_five engine_restarts lost_tail loss one_more rank_restarts rank_merged flow",
-    nothing="late cut router_restarts long",
+    nothing="late high_numbers cut router_restarts long",
 )
 """Takes what comes, asks for nothing, and looks at no number."""
 
 DIRECT: Final[Mapping[str, Beliefs]] = {
     "llm-d-kv-cache 0.9.0": NEVER,
     "Dynamo 1.6.1, indexer": but(
-        "missed_five engine_restarts lost_tail rank_restarts rank_merged", nothing="late cut router_restarts long"
+        "missed_five engine_restarts lost_tail rank_restarts rank_merged",
+        nothing="late high_numbers cut router_restarts long",
     ),
     "Dynamo 1.6.1, KvRouter": NEVER,
-    "vLLM router 0.1.17": but("missed_five lost_tail", nothing="late cut router_restarts long"),
-    "vLLM router, no replay": but("missed_five lost_tail loss one_more flow", nothing="late cut router_restarts long"),
+    "vLLM router 0.1.17": but("missed_five lost_tail", nothing="late high_numbers cut router_restarts long"),
+    "vLLM router, no replay": but(
+        "missed_five lost_tail loss one_more flow", nothing="late high_numbers cut router_restarts long"
+    ),
     "SMG relay 0.14.1": but(
         "missed_five lost_tail one_more flow",
-        nothing="late cut engine_restarts router_restarts rank_restarts rank_merged long",
+        nothing="late high_numbers cut engine_restarts router_restarts rank_restarts rank_merged long",
     ),
     "AIBrix 0.7.0": NEVER,
     "go-zeromq 0.17.0": NEVER,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
+from kvbus.daemon.seq_reservation import SeqReservations
 from tests.ports import free_port
 
 if TYPE_CHECKING:
@@ -184,7 +185,13 @@ class Kvbus:
     """``kvbus run`` between one engine and any number of routers; ended by its pid when the block ends."""
 
     def __init__(
-        self, engine: EnginePublisher, directory: Path, output: dict[str, Any] | None = None, **config: Any
+        self,
+        engine: EnginePublisher,
+        directory: Path,
+        output: dict[str, Any] | None = None,
+        *,
+        first_seq: int = 0,
+        **config: Any,
     ) -> None:
         output_port, replay_port, self._http_port = free_port(), free_port(), free_port()
         self.endpoint = f"tcp://127.0.0.1:{output_port}"
@@ -217,6 +224,11 @@ class Kvbus:
         # where numbering goes on over a kill if there is no state_dir
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         self._env["XDG_RUNTIME_DIR"] = str(directory)
+        if first_seq:
+            before = SeqReservations(directory)  # as a process before this one has left it
+            before.add(0, 0, f"routers {routers['endpoint']}")
+            before.use(0, 0, first_seq)
+            before.release()
 
     def __enter__(self) -> Self:
         self._log = self._log_path.open("ab")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pytest
 
-from kvbus.daemon.seq_reservation import SeqReservations
 from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
 
 from .support import Capture, Kvbus, Sentinel, is_sentinel, wait_for, wait_for_subscribers
@@ -68,14 +67,7 @@ def kvbus(request: pytest.FixtureRequest, engine: EnginePublisher, tmp_path: Pat
     settings = {"probe_interval": 0.5, **getattr(request, "param", {})}
     if settings.pop("keeps_state", False):
         settings["state_dir"] = str(tmp_path / "state")
-    first_seq = settings.pop("first_seq", 0)
-    made = Kvbus(engine, tmp_path, **settings)
-    if first_seq:
-        before = SeqReservations(tmp_path)  # as a process before this one has left it
-        before.add(0, 0, f"routers {made.endpoint}")
-        before.use(0, 0, first_seq)
-        before.release()
-    with made as running:
+    with Kvbus(engine, tmp_path, **settings) as running:
         wait_for_subscribers(engine, 1)
         yield running
 

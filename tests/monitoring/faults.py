@@ -102,6 +102,7 @@ class Kvbus:
             "http": http,
             "probe_interval": 0.3,
             "state_dir": None,
+            "analytics": True,
             **settings,
         }
         self.command: Command | None = None

@@ -53,7 +53,7 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, fold
 from kvbus.core.write_ahead_log import Frame, Records, decode_records
-from tests.doubles.accounting import all_accounted_for, size_is_true
+from tests.doubles.accounting import all_accounted_for, follows_what_is_live, size_is_true
 from tests.doubles.answers import reading
 from tests.doubles.router import PlainSetRouter, RankedRouter, events_of
 
@@ -66,6 +66,9 @@ Change = tuple[Any, ...]
 where the block size is pinned; ``("clear",)``: the GPU's, and another one in the same batch the other tiers'."""
 
 CLEARED = {"type": "AllBlocksCleared"}
+
+FOLLOWED = 12
+"""Blocks that analytics follow: fewer than an engine has."""
 
 TAIL = 1000
 """What the name of a tail is above that of the block it follows."""
@@ -242,6 +245,11 @@ class Router(RankedRouter):
         (docs/decisions/profiles-of-routers.md).
         """
 
+    def begin_late(self, seq: int) -> None:
+        """An answer from 0 may begin later: who asks so holds nothing that it would have to forget."""
+        if not self.next and not self.blocks:
+            self.next = seq
+
     def take(self, payload: bytes) -> None:
         if self.one_copy:
             self.views.setdefault(0, PlainSetRouter()).take(self.next - 1, payload)
@@ -272,7 +280,8 @@ class LateRouter:
             self.answer = None
             return
         seq = int.from_bytes(message[-2][:8], "big")
-        assert seq == self.router.next, "an answer is contiguous from the seq asked for"
+        self.router.begin_late(seq)
+        assert seq == self.router.next, "an answer is contiguous"
         self.router.apply(seq, message[-1])
 
     def finish(self) -> None:
@@ -418,6 +427,7 @@ class World:
                 setup.on_lost,  # type: ignore[arg-type]
                 setup.timeout,
                 copied_below=0,  # every snapshot holds the index still, however small it is
+                analytics=FOLLOWED,
             )
             for rank, kind in enumerate(setup.engines)
         ]
@@ -533,7 +543,9 @@ class World:
                 del self.rebuilding[place]
                 assert all(router.apply(seq, payload) for seq, payload in live if not router.deaf)
                 return
-            assert router.apply(int.from_bytes(message[-2][:8], "big"), message[-1]), "the answer has a hole"
+            seq = int.from_bytes(message[-2][:8], "big")
+            router.begin_late(seq)
+            assert router.apply(seq, message[-1]), "the answer has a hole"
         raise AssertionError("an answer without END")
 
     def _deliver(self, source: int, message: tuple[int, bytes, bytes]) -> None:
@@ -781,7 +793,9 @@ class World:
         subscriber.connected, subscriber.waiting = True, []
         answer = self._ask(at, subscriber.router)
         while (message := answer.next_message())[-2] != END_SEQ:
-            assert subscriber.router.apply(int.from_bytes(message[-2][:8], "big"), message[-1]), "the answer has a hole"
+            seq = int.from_bytes(message[-2][:8], "big")
+            subscriber.router.begin_late(seq)
+            assert subscriber.router.apply(seq, message[-1]), "the answer has a hole"
         subscriber.go_on()
 
     @step
@@ -810,6 +824,8 @@ class World:
         for source in self.relay.sources:
             all_accounted_for(source)
             size_is_true(source.normalizer)
+            if source.analytics is not None:
+                follows_what_is_live(source.analytics, source.normalizer.index, FOLLOWED)
 
     def nothing_unbounded(self) -> None:
         setup = self.setup

@@ -29,7 +29,7 @@ def documented():
 @pytest.fixture(scope="module")
 def families():
     async def scrape():
-        async with running_bus() as bus, aiohttp.ClientSession() as session:
+        async with running_bus(analytics=True) as bus, aiohttp.ClientSession() as session:
             host, port = there(bus.daemon.http_address)
             async with session.get(f"http://{host}:{port}/metrics") as answer:
                 return await answer.text()

@@ -162,6 +162,14 @@ class Index:
         chunk = table.blocks.get(name)
         return (chunk is not None and chunk.derived is None) or name in table.refs
 
+    def names(self) -> Iterator[Hash]:
+        """Every live block by the name that routers know it by, once for each table that holds it."""
+        for table in self.tables.values():
+            yield from table.refs
+            for block, chunk in table.blocks.items():
+                if chunk.derived is None:
+                    yield block
+
     def media(self) -> dict[str, int]:
         """Live blocks per medium."""
         counts: dict[str, int] = {}

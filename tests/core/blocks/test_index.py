@@ -81,6 +81,7 @@ class TestTables:
         assert [name for name in (1, 2, 20, 21, 3) if index.announces(None, "GPU", name)] == [1, 20, 21]
         assert not index.announces(None, "CPU", 1)
         assert not index.announces(0, "GPU", 1)
+        assert sorted(index.names()) == [1, 20, 21]
 
 
 class TestMeta:

@@ -1,6 +1,7 @@
 """CURVE without I/O: who gets in, and that nothing which was changed, replayed or made for somebody else passes."""
 
 import gc
+import os
 import secrets
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.protocol import Protocol, State
 from kvbus.transport.zmtp.reasons import ProtocolError, Reason
 from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.sealing import SERVER, Session
 from tests.transport.zmtp.curves import (
     DEALER,
     HELLO,
@@ -403,6 +405,14 @@ def test_messages_of_every_size_go_both_ways():
         assert not any(frame.command for frame in found)
 
 
+@pytest.mark.parametrize("size", [0, 1, 255, 65_519, 65_520, 65_521, 200_000])
+def test_a_box_is_that_of_the_library_whether_or_not_there_is_room_for_it(size):
+    key, plain = os.urandom(32), os.urandom(size)
+    session = Session(key, accepting=True, sent=6, received=0)
+    nonce = SERVER + (7).to_bytes(8, "big")
+    assert session.seal(encode_message([plain])).endswith(bindings.crypto_box_easy_afternm(b"\0" + plain, nonce, key))
+
+
 def test_several_messages_in_one_write_arrive_cut_anywhere():
     protocol, peer = opened(US, THEM, Role.ROUTER)
     messages = [[b"a", bytes(300)], [b""], [b"b" * 255]]
@@ -516,7 +526,7 @@ def test_flags_that_nobody_knows_are_refused(kind, monkeypatch):
     seal = bindings.crypto_box_easy_afternm
     with monkeypatch.context() as patch:
         changed = lambda plain, nonce, key: seal(bytes([kind]) + plain[1:], nonce, key)  # noqa: E731
-        patch.setattr("kvbus.transport.zmtp.sealing.crypto_box_easy_afternm", changed)
+        patch.setattr("kvbus.transport.zmtp.sealing._box", changed)
         data = sealed(peer, encode_message([b"\1kv"]))
     assert failure(protocol, data) is Reason.FRAME
 
