@@ -21,17 +21,12 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from msgspec import UNSET
 
 from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, Tokens, adapter, asked, stored
+from kvbus.core.blocks.prefix_tree import PrefixTree, count
 from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 W = TypeVar("W", bound=Hashable)
-
-_TOP: Final = 1
-"""The node above every tree. Node 0 is none: nobody holds a block there."""
-
-_MANY: Final = -1
-"""Of a node with several children."""
 
 MAX_SETS: Final = 256
 """Sets of workers that are remembered."""
@@ -91,23 +86,7 @@ class PrefixIndex(Generic[W]):
         """Workers by their bits."""
         self._bits = 0
         self._free_bits: list[int] = []
-
-        self._emptied: list[list[Any]] = []
-        """What nodes were kept in before the last block went; freed in steps, too."""
-        self._plant()
-
-    def _plant(self) -> None:
-        """Begin with no node but the top."""
-        self._labels: list[Any] = [b"", b""]
-        self._parents: list[int] = [0, 0]
-        self._below: list[int] = [0, 0]
-        """The one child, 0 for none, or :data:`_MANY`."""
-        self._on_device: list[int] = [0, 0]
-        """Bits of the workers that hold it on their device."""
-        self._many: dict[int, dict[Any, int]] = {}
-        self._elsewhere: dict[str, dict[int, int]] = {}
-        """By medium and node: the bits of other tiers."""
-        self._free_nodes: list[int] = []
+        self._tree = PrefixTree()
 
     def __len__(self) -> int:
         """Blocks of all workers on all media."""
@@ -116,7 +95,7 @@ class PrefixIndex(Generic[W]):
     @property
     def nodes(self) -> int:
         """Places there are."""
-        return len(self._labels) - 2 - len(self._free_nodes)
+        return self._tree.nodes
 
     # -- what workers say ------------------------------------------------------------------------------------------
 
@@ -165,7 +144,7 @@ class PrefixIndex(Generic[W]):
             lora: the adapter.
             medium: where they are.
         """
-        if self._cleared or self._emptied:
+        if self._cleared or self._tree.shrinking:
             self.collect(COLLECTED * len(hashes))
         holder = self._holders.get(worker)
         if holder is None:
@@ -182,12 +161,12 @@ class PrefixIndex(Generic[W]):
         if parent is not None:
             node = self._place(holder, parent)
         else:
-            node = root = self._child(self._child(_TOP, lora), shape)
+            node = root = self._tree.root(lora, shape)
         for block, label in zip(hashes, labels, strict=True):
             place = places.get(block)
             if place is None:
                 if node:
-                    node = self._child(node, label)
+                    node = self._tree.child(node, label)
                     self._put(holder, block, medium, places, node)
                     if holder.waiting:
                         self._join(holder, block, node)
@@ -198,7 +177,7 @@ class PrefixIndex(Generic[W]):
                 node = place if isinstance(place, int) else 0
             parent = block
         if root:
-            self._prune(root)  # where every block was known already
+            self._tree.prune(root)  # where every block was known already
 
     def remove(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
         """A worker does not hold a block on a medium any more; False if it was not known to."""
@@ -246,17 +225,7 @@ class PrefixIndex(Generic[W]):
                 most -= 1
             if not places:
                 del holder.places[medium]
-        if self._free_nodes and not self.nodes:
-            self._emptied += [self._labels, self._parents, self._below, self._on_device, self._free_nodes]
-            self._plant()
-        while self._emptied and most > 0:
-            last = self._emptied[-1]
-            freed = min(most, len(last))
-            del last[len(last) - freed :]
-            most -= freed
-            if not last:
-                self._emptied.pop()
-        return bool(self._cleared or self._emptied)
+        return self._tree.shrink(most) or bool(self._cleared)
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -266,12 +235,12 @@ class PrefixIndex(Generic[W]):
         Raises:
             ValueError: a token id is none of 32 bits.
         """
-        trees = self._trees(lora)
+        trees = self._tree.roots(lora)
         if len(trees) > 1:
             return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
         found: dict[W, int] = {}
         for node, shape in trees:
-            ends, _ = self._walk(node, asked(tokens, shape, salt))
+            ends, _ = self._tree.walk(node, asked(tokens, shape, salt), self._live)
             for bits, blocks in ends:
                 for worker in self._sets.get(bits) or self._workers_of(bits):
                     found[worker] = blocks
@@ -284,11 +253,9 @@ class PrefixIndex(Generic[W]):
             ValueError: a token id is none of 32 bits.
         """
         found: dict[W, Match] = {}
-        for node, shape in self._trees(lora):
-            ends, path = self._walk(node, asked(tokens, shape, salt))
-            tiers = {DEVICE_MEDIUM: _counts([self._on_device[each] for each in path], ends)}
-            for medium, held in self._elsewhere.items():
-                tiers[medium] = _counts([held.get(each, 0) for each in path], ends)
+        for node, shape in self._tree.roots(lora):
+            ends, path = self._tree.walk(node, asked(tokens, shape, salt), self._live)
+            tiers = self._tree.tiers(path, ends)
             for bits, blocks in ends:
                 for worker in self._workers_of(bits):
                     known = found.get(worker)
@@ -297,7 +264,7 @@ class PrefixIndex(Generic[W]):
                     where = {DEVICE_MEDIUM: blocks}
                     if path:
                         bit = self._holders[worker].bit
-                        where = _some({medium: _count(of, bit) for medium, of in tiers.items()})
+                        where = _some({medium: count(of, bit) for medium, of in tiers.items()})
                     found[worker] = Match(blocks, shape[0], where)
         return dict(sorted(found.items(), key=_tokens, reverse=True))
 
@@ -316,52 +283,12 @@ class PrefixIndex(Generic[W]):
             return None
         held = hashes[:count]
         tiers = {medium: sum(block in places for block in held) for medium, places in holder.places.items()}
-        return Match(count, self._size_at(self._place(holder, held[0])), _some(tiers))
+        return Match(count, self._tree.size_at(self._place(holder, held[0])), _some(tiers))
 
     @property
     def workers(self) -> list[W]:
         """Those that have said anything since they were last cleared."""
         return list(self._holders)
-
-    def _trees(self, lora: Adapter) -> list[tuple[int, Shape]]:
-        """The roots of an adapter's blocks, one for each size."""
-        return [(root, self._labels[root]) for root in self._children(self._only(_TOP, lora))]
-
-    def _walk(self, node: int, labels: Sequence[Label]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Who holds how many of these blocks, the most first; and their nodes where other tiers have blocks."""
-        labels_of, below, held, many = self._labels, self._below, self._on_device, self._many
-        others = list(self._elsewhere.values())
-        path: list[int] = []
-        ends: list[tuple[int, int]] = []
-        alive = self._live
-        last = -1
-        blocks = 0
-        for label in labels:
-            child = below[node]
-            if child < 0:
-                child = many[node].get(label, 0)
-            elif labels_of[child] != label:
-                break
-            node = child
-            have = held[child]
-            if others:
-                path.append(child)
-                for bits in others:
-                    have |= bits.get(child, 0)
-            if have is not last:  # most often it is the same object
-                last = have
-                have &= alive
-                if have != alive:
-                    if blocks:
-                        ends.append((alive ^ have, blocks))
-                    alive = have
-                    if not have:
-                        break
-            blocks += 1
-        if blocks and alive:
-            ends.append((alive, blocks))
-        ends.reverse()
-        return ends, path
 
     def _workers_of(self, bits: int) -> list[W]:
         """The workers of these bits; remembered, since many prompts begin alike."""
@@ -378,7 +305,7 @@ class PrefixIndex(Generic[W]):
             self._sets[bits] = found
         return found
 
-    # -- nodes -----------------------------------------------------------------------------------------------------
+    # -- places ----------------------------------------------------------------------------------------------------
 
     def _begin(self, worker: W) -> _Holder:
         if self._free_bits:
@@ -402,15 +329,7 @@ class PrefixIndex(Generic[W]):
 
     def _put(self, holder: _Holder, block: Hash, medium: str, places: dict[Hash, int | _Waiting], node: int) -> None:
         places[block] = node
-        bit = holder.bit
-        if medium == DEVICE_MEDIUM:
-            have = self._on_device[node]
-            self._on_device[node] = have | bit if have else bit
-        else:
-            bits = self._elsewhere.setdefault(medium, {})
-            have = bits.get(node, 0)
-            bits[node] = have | bit
-        if have & bit:
+        if not self._tree.hold(node, medium, holder.bit):
             holder.more[node, medium] = holder.more.get((node, medium), 0) + 1
 
     def _take(self, holder: _Holder, medium: str, node: int) -> None:
@@ -422,16 +341,7 @@ class PrefixIndex(Generic[W]):
             else:
                 more[node, medium] = left - 1
             return
-        if medium == DEVICE_MEDIUM:
-            self._on_device[node] ^= holder.bit
-        else:
-            bits = self._elsewhere[medium]
-            bits[node] ^= holder.bit
-            if not bits[node]:
-                del bits[node]
-                if not bits:
-                    del self._elsewhere[medium]
-        self._prune(node)
+        self._tree.let_go(node, medium, holder.bit)
 
     def _join(self, holder: _Holder, block: Hash, node: int) -> None:
         """A block has got a place: so do those that wait for it, and those that wait for them."""
@@ -442,110 +352,13 @@ class PrefixIndex(Generic[W]):
                 places = holder.places[medium]
                 place = places[child]
                 if isinstance(place, _Waiting):
-                    below = self._child(above, place.label)
+                    below = self._tree.child(above, place.label)
                     self._put(holder, child, medium, places, below)
                     placed.append((child, below))
-
-    def _children(self, node: int) -> list[int]:
-        only = self._below[node]
-        return list(self._many[node].values()) if only == _MANY else [only] if only else []
-
-    def _only(self, node: int, label: Any) -> int:
-        """The child with this label, 0 if there is none."""
-        child = self._below[node]
-        if child < 0:
-            return self._many[node].get(label, 0)
-        return child if child and self._labels[child] == label else 0
-
-    def _child(self, node: int, label: Any) -> int:
-        """The child with this label, made if there is none."""
-        found = self._only(node, label)
-        if found:
-            return found
-        if self._free_nodes:
-            new = self._free_nodes.pop()
-            self._labels[new], self._parents[new] = label, node
-        else:
-            new = len(self._labels)
-            self._labels.append(label)
-            self._parents.append(node)
-            self._below.append(0)
-            self._on_device.append(0)
-        only = self._below[node]
-        if not only:
-            self._below[node] = new
-        elif only > 0:
-            self._many[node] = {self._labels[only]: only, label: new}
-            self._below[node] = _MANY
-        else:
-            self._many[node][label] = new
-        return new
-
-    def _prune(self, node: int) -> None:
-        """Free a node that nobody holds and nothing is below, and so upwards."""
-        elsewhere = self._elsewhere.values()
-        while node != _TOP and not (
-            self._on_device[node] or self._below[node] or any(node in bits for bits in elsewhere)
-        ):
-            parent = self._parents[node]
-            if self._below[parent] == _MANY:
-                siblings = self._many[parent]
-                del siblings[self._labels[node]]
-                if len(siblings) == 1:
-                    (self._below[parent],) = siblings.values()
-                    del self._many[parent]
-            else:
-                self._below[parent] = 0
-            self._labels[node] = b""
-            self._free_nodes.append(node)
-            node = parent
-
-    def _size_at(self, node: int) -> int:
-        """Tokens of the blocks of the tree that a node is in; 0 of no node."""
-        if not node:
-            return 0
-        while self._parents[self._parents[node]] != _TOP:
-            node = self._parents[node]
-        shape: Shape = self._labels[node]
-        return shape[0]
 
 
 def _tokens(found: tuple[Any, Match]) -> int:
     return found[1].blocks * found[1].block_size
-
-
-def _counts(held: Sequence[int], ends: Sequence[tuple[int, int]]) -> list[int]:
-    """How many blocks each worker holds, up to its own end: bit n of all counts in the n-th integer.
-
-    So it costs the same for one worker and for hundreds.
-    """
-    planes: list[int] = []
-    leaving = {blocks: bits for bits, blocks in ends}
-    counting = sum(bits for bits, _ in ends)
-    last = run = 0
-    for at, each in enumerate(held):
-        counting ^= leaving.get(at, 0)
-        bits = each & counting
-        if bits != last:
-            _add(planes, last, run)
-            last, run = bits, 0
-        run += 1
-    _add(planes, last, run)
-    return planes
-
-
-def _add(planes: list[int], bits: int, count: int) -> None:
-    """Add a number to the counts of these workers."""
-    for at in range(count.bit_length()):
-        carry = bits if count >> at & 1 else 0
-        while carry:
-            planes += [0] * (at + 1 - len(planes))
-            planes[at], carry = planes[at] ^ carry, planes[at] & carry
-            at += 1  # noqa: PLW2901 - the carry goes to the next one
-
-
-def _count(planes: Sequence[int], bit: int) -> int:
-    return sum(1 << at for at, plane in enumerate(planes) if plane & bit)
 
 
 def _some(tiers: dict[str, int]) -> dict[str, int]:

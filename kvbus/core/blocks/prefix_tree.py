@@ -1,0 +1,237 @@
+"""The places of a prefix tree, and who holds a block there.
+
+A node is a number, and what belongs to it is in lists: so a million of them are no objects that a garbage collector has
+to look at. Below the top there is a node for each adapter, below that one for each size of blocks, and then the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape
+from kvbus.core.types import DEVICE_MEDIUM
+
+_TOP: Final = 1
+"""The node above every tree. Node 0 is none: nobody holds a block there."""
+
+_MANY: Final = -1
+"""Of a node with several children."""
+
+
+class PrefixTree:
+    """Nodes, and on each the holders' bits."""
+
+    def __init__(self) -> None:
+        self._emptied: list[list[Any]] = []
+        """What nodes were kept in before the last one went; freed in steps."""
+        self._plant()
+
+    def _plant(self) -> None:
+        """Begin with no node but the top."""
+        self._labels: list[Any] = [b"", b""]
+        self._parents: list[int] = [0, 0]
+        self._below: list[int] = [0, 0]
+        """The one child, 0 for none, or :data:`_MANY`."""
+        self._on_device: list[int] = [0, 0]
+        """Bits of the workers that hold it on their device."""
+        self._many: dict[int, dict[Any, int]] = {}
+        self._elsewhere: dict[str, dict[int, int]] = {}
+        """By medium and node: the bits of other tiers."""
+        self._free_nodes: list[int] = []
+
+    @property
+    def nodes(self) -> int:
+        """Places there are."""
+        return len(self._labels) - 2 - len(self._free_nodes)
+
+    @property
+    def shrinking(self) -> bool:
+        """Whether there is something to free for :meth:`shrink`."""
+        return bool(self._emptied)
+
+    def shrink(self, most: int) -> bool:
+        """Free about so many nodes of a tree that is empty now; whether there are more."""
+        if self._free_nodes and not self.nodes:
+            self._emptied += [self._labels, self._parents, self._below, self._on_device, self._free_nodes]
+            self._plant()
+        while self._emptied and most > 0:
+            last = self._emptied[-1]
+            freed = min(most, len(last))
+            del last[len(last) - freed :]
+            most -= freed
+            if not last:
+                self._emptied.pop()
+        return bool(self._emptied)
+
+    def roots(self, lora: Adapter) -> list[tuple[int, Shape]]:
+        """The roots of an adapter's blocks, one for each size."""
+        return [(root, self._labels[root]) for root in self._children(self._only(_TOP, lora))]
+
+    def root(self, lora: Adapter, shape: Shape) -> int:
+        """The root of an adapter's blocks of one size, made if need be. If nothing comes below, :meth:`prune` it."""
+        return self.child(self.child(_TOP, lora), shape)
+
+    def hold(self, node: int, medium: str, bit: int) -> bool:
+        """Somebody holds a block on a medium; False if it held one there already."""
+        if medium == DEVICE_MEDIUM:
+            have = self._on_device[node]
+            self._on_device[node] = have | bit if have else bit
+        else:
+            bits = self._elsewhere.setdefault(medium, {})
+            have = bits.get(node, 0)
+            bits[node] = have | bit
+        return not have & bit
+
+    def let_go(self, node: int, medium: str, bit: int) -> None:
+        """Somebody does not hold its block on a medium any more."""
+        if medium == DEVICE_MEDIUM:
+            self._on_device[node] ^= bit
+        else:
+            bits = self._elsewhere[medium]
+            bits[node] ^= bit
+            if not bits[node]:
+                del bits[node]
+                if not bits:
+                    del self._elsewhere[medium]
+        self.prune(node)
+
+    def tiers(self, path: Sequence[int], ends: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+        """By medium, how many of a path's blocks each holder has, for :func:`count`."""
+        found = {DEVICE_MEDIUM: _counts([self._on_device[each] for each in path], ends)}
+        for medium, held in self._elsewhere.items():
+            found[medium] = _counts([held.get(each, 0) for each in path], ends)
+        return found
+
+    def walk(self, node: int, labels: Sequence[Label], alive: int) -> tuple[list[tuple[int, int]], list[int]]:
+        """Which of these holders hold how many blocks, the most first; and the nodes where other tiers have blocks."""
+        labels_of, below, held, many = self._labels, self._below, self._on_device, self._many
+        others = list(self._elsewhere.values())
+        path: list[int] = []
+        ends: list[tuple[int, int]] = []
+        last = -1
+        blocks = 0
+        for label in labels:
+            child = below[node]
+            if child < 0:
+                child = many[node].get(label, 0)
+            elif labels_of[child] != label:
+                break
+            node = child
+            have = held[child]
+            if others:
+                path.append(child)
+                for bits in others:
+                    have |= bits.get(child, 0)
+            if have is not last:  # most often it is the same object
+                last = have
+                have &= alive
+                if have != alive:
+                    if blocks:
+                        ends.append((alive ^ have, blocks))
+                    alive = have
+                    if not have:
+                        break
+            blocks += 1
+        if blocks and alive:
+            ends.append((alive, blocks))
+        ends.reverse()
+        return ends, path
+
+    def _children(self, node: int) -> list[int]:
+        only = self._below[node]
+        return list(self._many[node].values()) if only == _MANY else [only] if only else []
+
+    def _only(self, node: int, label: Any) -> int:
+        """The child with this label, 0 if there is none."""
+        child = self._below[node]
+        if child < 0:
+            return self._many[node].get(label, 0)
+        return child if child and self._labels[child] == label else 0
+
+    def child(self, node: int, label: Any) -> int:
+        """The child with this label, made if there is none."""
+        found = self._only(node, label)
+        if found:
+            return found
+        if self._free_nodes:
+            new = self._free_nodes.pop()
+            self._labels[new], self._parents[new] = label, node
+        else:
+            new = len(self._labels)
+            self._labels.append(label)
+            self._parents.append(node)
+            self._below.append(0)
+            self._on_device.append(0)
+        only = self._below[node]
+        if not only:
+            self._below[node] = new
+        elif only > 0:
+            self._many[node] = {self._labels[only]: only, label: new}
+            self._below[node] = _MANY
+        else:
+            self._many[node][label] = new
+        return new
+
+    def prune(self, node: int) -> None:
+        """Free a node that nobody holds and nothing is below, and so upwards."""
+        elsewhere = self._elsewhere.values()
+        while node != _TOP and not (
+            self._on_device[node] or self._below[node] or any(node in bits for bits in elsewhere)
+        ):
+            parent = self._parents[node]
+            if self._below[parent] == _MANY:
+                siblings = self._many[parent]
+                del siblings[self._labels[node]]
+                if len(siblings) == 1:
+                    (self._below[parent],) = siblings.values()
+                    del self._many[parent]
+            else:
+                self._below[parent] = 0
+            self._labels[node] = b""
+            self._free_nodes.append(node)
+            node = parent
+
+    def size_at(self, node: int) -> int:
+        """Tokens of the blocks of the tree that a node is in; 0 of no node."""
+        if not node:
+            return 0
+        while self._parents[self._parents[node]] != _TOP:
+            node = self._parents[node]
+        shape: Shape = self._labels[node]
+        return shape[0]
+
+
+def _counts(held: Sequence[int], ends: Sequence[tuple[int, int]]) -> list[int]:
+    """How many blocks each worker holds, up to its own end: bit n of all counts in the n-th integer.
+
+    So it costs the same for one worker and for hundreds.
+    """
+    planes: list[int] = []
+    leaving = {blocks: bits for bits, blocks in ends}
+    counting = sum(bits for bits, _ in ends)
+    last = run = 0
+    for at, each in enumerate(held):
+        counting ^= leaving.get(at, 0)
+        bits = each & counting
+        if bits != last:
+            _add(planes, last, run)
+            last, run = bits, 0
+        run += 1
+    _add(planes, last, run)
+    return planes
+
+
+def _add(planes: list[int], bits: int, number: int) -> None:
+    """Add a number to the counts of these workers."""
+    for at in range(number.bit_length()):
+        carry = bits if number >> at & 1 else 0
+        while carry:
+            planes += [0] * (at + 1 - len(planes))
+            planes[at], carry = planes[at] ^ carry, planes[at] & carry
+            at += 1  # noqa: PLW2901 - the carry goes to the next one
+
+
+def count(planes: Sequence[int], bit: int) -> int:
+    """The count of one holder."""
+    return sum(1 << at for at, plane in enumerate(planes) if plane & bit)
