@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.admin.test_routers import Subscribers
 from tests.browser.chromium import PROGRAM, Browser, chromium
 from tests.doubles.payloads import payload, removed, store
 from tests.system.bus import Bus, eventually, running_bus
@@ -62,106 +62,111 @@ async def focus_order(browser: Browser) -> list[str]:
 
 
 async def test_it_shows_the_bus_readably_at_every_size_in_light_and_dark_by_keyboard_and_safely() -> None:
-    context = zmq.Context()
     async with (
         running_bus(source={"name": "engine"}) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
         chromium() as browser,
     ):
-        await engine.wait_for_subscriber(60)
-        engine.publish(payload(store([1, 2]), store([3], 2, medium="CPU")))
-        engine.publish(payload(store([4], tokens=[1] * 7), removed([99])))
-        engine.publish(payload(store([5], medium=HOSTILE)))
-        router = context.socket(zmq.SUB)
-        router.connect(bus.out)
-        for topic in (HOSTILE, ""):
-            router.setsockopt_string(zmq.SUBSCRIBE, topic)
-        await eventually(lambda: bus.caught_up(2), "three batches")
-        bus.daemon.admin.timeline.add("remark", HOSTILE, "over", HOSTILE)
-        for width, height, scheme in LOOKS:
-            await browser.look(width, height, scheme, motion=width > 600)
-            url = await show(browser, bus)
-            await browser.until(f"{text_of('#routers')}.includes('onerror')", "the router's topics")
-            await browser.until("document.querySelector('#tile-blocks path')?.getAttribute('d')", "a chart")
-            assert await browser.run(CHECKS) == [], (width, scheme)
-            dark = await browser.run("getComputedStyle(document.body).backgroundColor")
-            assert (int(dark.strip("rgb()").split(",")[0]) < 60) is (scheme == "dark")
-            moving = await browser.run("document.getAnimations().filter(a => a.playState === 'running').length")
-            assert (moving > 0) is (width > 600)
+        with Subscribers(bus.out) as subscribers:
+            router = subscribers.add(HOSTILE.encode(), b"")
+            await use(browser, bus, engine)
+            router.close(0)
 
-        # what it shows
-        sources = await browser.run(text_of("#sources"))
-        assert "live" in sources
-        assert "2 + CPU 1" in sources
-        refused = await browser.until(f"{text_of('#refused')}.includes('token_count') && {text_of('#refused')}", "why")
-        assert "batch 1 of epoch 0" in refused
-        assert HOSTILE[:24] in refused
-        assert HOSTILE in await browser.run(text_of("#timeline"))
-        assert "connecting → " in await browser.run(text_of("#timeline"))
-        assert "1 router follows" in await browser.run(text_of("#verdict"))
-        assert "endpoint" in await browser.run(text_of("#config"))
-        assert (await browser.run(text_of("#age-text"))).startswith("as of ")
 
-        # all of it reached by keyboard, and named
-        await browser.look(1280, 900, "light")
-        order = await focus_order(browser)
-        assert order[:2] == ["Skip to the sources", "engine"]
-        assert [each for each in order if each in {"ask-kind", "ask-values", "Look up"}] == [
-            "ask-kind",
-            "ask-values",
-            "Look up",
-        ]
-        tree = await browser.call("Accessibility.getFullAXTree")
-        for node in tree["nodes"]:
-            if not node["ignored"] and node["role"]["value"] in NAMELESS:
-                assert node.get("name", {}).get("value"), node
+async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
+    await engine.wait_for_subscriber(60)
+    engine.publish(payload(store([1, 2]), store([3], 2, medium="CPU")))
+    engine.publish(payload(store([4], tokens=[1] * 7), removed([99])))
+    engine.publish(payload(store([5], medium=HOSTILE)))
+    await eventually(lambda: bus.caught_up(2), "three batches")
+    bus.daemon.admin.timeline.add("remark", HOSTILE, "over", HOSTILE)
+    for width, height, scheme in LOOKS:
+        await browser.look(width, height, scheme, motion=width > 600)
+        url = await show(browser, bus)
+        await browser.until(f"{text_of('#routers')}.includes('onerror')", "the router's topics")
+        await browser.until("document.querySelector('#tile-blocks path')?.getAttribute('d')", "a chart")
+        assert await browser.run(CHECKS) == [], (width, scheme)
+        dark = await browser.run("getComputedStyle(document.body).backgroundColor")
+        assert (int(dark.strip("rgb()").split(",")[0]) < 60) is (scheme == "dark")
+        moving = await browser.run("document.getAnimations().filter(a => a.playState === 'running').length")
+        assert (moving > 0) is (width > 600)
 
-        # one source
-        await browser.run("document.querySelector('#sources button').focus()")
-        await browser.press("Enter", 13)
-        await browser.run("document.querySelector('#sources button').click()")
-        assert await browser.until("document.querySelector('dialog').open", "the dialog")
-        assert bus.engine in await browser.run(text_of("#source-body"))
-        assert await browser.run(CHECKS) == []
-        await browser.press("Escape", 27)
-        await browser.until("!document.querySelector('dialog').open", "the dialog closed")
-        assert await browser.run("document.activeElement.textContent") == "engine"  # where it was
+    # what it shows
+    sources = await browser.run(text_of("#sources"))
+    assert "live" in sources
+    assert "2 + CPU 1" in sources
+    refused = await browser.until(f"{text_of('#refused')}.includes('token_count') && {text_of('#refused')}", "why")
+    assert "batch 1 of epoch 0" in refused
+    assert HOSTILE[:24] in refused
+    assert HOSTILE in await browser.run(text_of("#timeline"))
+    assert "connecting → " in await browser.run(text_of("#timeline"))
+    assert "1 router follows" in await browser.run(text_of("#verdict"))
+    assert "endpoint" in await browser.run(text_of("#config"))
+    await browser.until(f"{text_of('#age-text')}.startsWith('as of ')", "the age")
 
-        # a question, its answer, and what there may be instead
-        async def asked(kind: str, values: str, answer: str) -> str:
-            script = f"""window.fetch = async () => {answer}; document.querySelector('#ask-kind').value = '{kind}';
-              document.querySelector('#ask-values').value = '{values}'; document.querySelector('#ask').requestSubmit()"""
-            await browser.run(
-                f"{text_of('#ask-said')} && (document.querySelector('#ask-said').textContent = ''), {script}"
-            )
-            said: str = await browser.until(text_of("#ask-said"), "an answer")
-            return said
+    # all of it reached by keyboard, and named
+    await browser.look(1280, 900, "light")
+    order = await focus_order(browser)
+    assert order[:2] == ["Skip to the sources", "engine"]
+    assert [each for each in order if each in {"ask-kind", "ask-values", "Look up"}] == [
+        "ask-kind",
+        "ask-values",
+        "Look up",
+    ]
+    tree = await browser.call("Accessibility.getFullAXTree")
+    for node in tree["nodes"]:
+        if not node["ignored"] and node["role"]["value"] in NAMELESS:
+            assert node.get("name", {}).get("value"), node
 
-        matches = [{"source": HOSTILE, "rank": 0, "worker": "w", "blocks": 2, "tokens": 32, "tiers": {"GPU": 2}}]
-        found = json.dumps({"results": [{"matches": matches}], "incomplete": [{"source": "other"}]})
-        await browser.run("window.real = window.fetch")
-        assert await asked("tokens", "1, 2", f"new Response({json.dumps(found)})") == (
-            "1 source holds it, at least in part. These may hold more than kvbus knows: other."
-        )
-        assert await browser.run(text_of("#ask-found")) == f"{HOSTILE}0232GPU 2"
-        nothing = json.dumps({"results": [{"matches": []}]})
-        assert "No source" in await asked("hashes", "6280583736533942967", f"new Response({json.dumps(nothing)})")
-        refusal = json.dumps({"error": "only loopback may"})
-        assert "only loopback may" in await asked(
-            "hashes", "1", f"new Response({json.dumps(refusal)}, {{status: 403}})"
-        )
-        assert "does not answer queries" in await asked("hashes", "1", "new Response('', {status: 404})")
-        assert "integers" in await asked("tokens", "x", "null")
-        await browser.run("window.fetch = window.real")
+    # one source
+    await browser.run("document.querySelector('#sources button').focus()")
+    await browser.press("Enter", 13)
+    await browser.run("document.querySelector('#sources button').click()")
+    assert await browser.until("document.querySelector('dialog').open", "the dialog")
+    assert bus.engine in await browser.run(text_of("#source-body"))
+    assert await browser.run(CHECKS) == []
+    await browser.press("Escape", 27)
+    await browser.until("!document.querySelector('dialog').open", "the dialog closed")
+    assert await browser.run("document.activeElement.textContent") == "engine"  # where it was
 
-        # nothing from elsewhere, no complaint, nothing of what peers say taken for more than text
-        assert {urlsplit(each).netloc for each in browser.requests} == {urlsplit(url).netloc}
-        assert browser.complaints == []
-        assert await browser.run(
-            "[window.hacked, document.images.length, document.querySelectorAll('td b').length]"
-        ) == [None, 0, 0]
-        router.close(0)
-    context.destroy(linger=0)
+    # a question, its answer, and what there may be instead
+    async def asked(kind: str, values: str, answer: str) -> str:
+        script = f"""window.fetch = async () => {answer}; document.querySelector('#ask-kind').value = '{kind}';
+          document.querySelector('#ask-values').value = '{values}'; document.querySelector('#ask').requestSubmit()"""
+        await browser.run(f"{text_of('#ask-said')} && (document.querySelector('#ask-said').textContent = ''), {script}")
+        said: str = await browser.until(text_of("#ask-said"), "an answer")
+        return said
+
+    matches = [{"source": HOSTILE, "rank": 0, "worker": "w", "blocks": 2, "tokens": 32, "tiers": {"GPU": 2}}]
+    found = json.dumps({"results": [{"matches": matches}], "incomplete": [{"source": "other"}]})
+    await browser.run("window.real = window.fetch")
+    assert await asked("tokens", "1, 2", f"new Response({json.dumps(found)})") == (
+        "1 source holds it, at least in part. These may hold more than kvbus knows: other."
+    )
+    assert await browser.run(text_of("#ask-found")) == f"{HOSTILE}0232GPU 2"
+    nothing = json.dumps({"results": [{"matches": []}]})
+    assert "No source" in await asked("hashes", "6280583736533942967", f"new Response({json.dumps(nothing)})")
+    refusal = json.dumps({"error": "only loopback may"})
+    assert "only loopback may" in await asked("hashes", "1", f"new Response({json.dumps(refusal)}, {{status: 403}})")
+    assert "does not answer queries" in await asked("hashes", "1", "new Response('', {status: 404})")
+    assert "integers" in await asked("tokens", "x", "null")
+    await browser.run("window.fetch = window.real")
+    # and the bus itself
+    await browser.run(
+        "document.querySelector('#ask-said').textContent = '', document.querySelector('#ask-kind').value = 'hashes', document.querySelector('#ask-values').value = '1 2',"
+        "document.querySelector('#ask').requestSubmit()"
+    )
+    assert "1 source holds it" in await browser.until(text_of("#ask-said"), "the bus's own answer")
+    assert await browser.run(text_of("#ask-found")) == "engine0232GPU 2"
+
+    # nothing from elsewhere, no complaint, nothing of what peers say taken for more than text
+    assert {urlsplit(each).netloc for each in browser.requests} == {urlsplit(url).netloc}
+    assert browser.complaints == []
+    assert await browser.run("[window.hacked, document.images.length, document.querySelectorAll('td b').length]") == [
+        None,
+        0,
+        0,
+    ]
 
 
 async def test_a_stopped_bus_turns_the_age_red_and_a_new_one_is_followed(tmp_path: Path) -> None:
