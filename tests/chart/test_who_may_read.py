@@ -127,7 +127,7 @@ async def test_a_neighbour_sees_that_it_is_well_and_no_token_id(tmp_path: Path) 
             assert "token ids" in error
             assert f"kubectl port-forward POD {PORT}" in error
             assert f"http://127.0.0.1{port}/blocks" in error
-        assert error in (await here.ask("/")).body
+        assert json.loads((await here.ask("/overview")).body)["content"] == error, "as the page shows it"
 
         foreign = await here.ask("/blocks", inside=True, to="127.0.0.1", Host=f"{own}{port}")
         assert (foreign.status, "Host header" in foreign.body) == (403, True)
