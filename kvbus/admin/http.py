@@ -123,6 +123,7 @@ class AdminServer:
             shutdown_timeout=1.0,
             keepalive_timeout=_NEVER,  # ConnectionLimits closes idle connections, and counts them
             lingering_time=1.0,
+            auto_decompress=False,  # a bad stream would end in a traceback, a good one may be a thousand times as long
         )
         await self._runner.setup()
         server = self._runner.server
