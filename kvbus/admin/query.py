@@ -241,6 +241,8 @@ def _worth(held: Held) -> tuple[int, int, int]:
 
 
 async def _body(request: web.Request) -> bytes:
+    if "Content-Encoding" in request.headers:
+        raise RefusedError(400, "invalid", "the body has a Content-Encoding; send it as it is")
     try:
         async with asyncio.timeout(CONNECTION_TIMEOUT):
             return await request.read()
@@ -249,6 +251,8 @@ async def _body(request: web.Request) -> bytes:
         raise RefusedError(413, "too_large", text) from error
     except TimeoutError as error:
         raise RefusedError(408, "slow", f"no whole body within {CONNECTION_TIMEOUT:g} s") from error
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise RefusedError(400, "invalid", "the body broke off") from error
 
 
 def read(body: bytes, *, msgpack: bool = False) -> list[Query]:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import gzip
 import io
 import itertools
 import json
@@ -210,6 +211,30 @@ async def test_a_body_that_does_not_come_is_given_up(monkeypatch):
             assert answer.status == 408
             assert "0.05 s" in (await answer.json())["error"]
         assert here.outcomes == {"slow": 1}
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br"])
+async def test_a_compressed_body_is_refused_good_or_bad(coding, caplog):
+    async with asking() as here:
+        for body in (gzip.compress(json.dumps({"tokens": TOKENS}).encode()), b"no such stream" * 100):
+            status, answer = await here.post(body, headers={"Content-Encoding": coding}, compress=False)
+            assert (status, answer["error"]) == (400, "the body has a Content-Encoding; send it as it is")
+        assert here.outcomes == {"invalid": 2}
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_no_error_of_the_server(caplog):
+    async with asking() as here:
+        _, writer = await asyncio.open_connection(*here.bus.daemon.http_address)
+        writer.write(b"POST /query HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\n{")
+        await eventually(lambda: here.bus.daemon.process.http_connections == 1, "the connection is there")
+        await here.ask(tokens=TOKENS)  # by now it waits for the rest
+        writer.transport.abort()
+        await eventually(
+            lambda: here.outcomes == {"answered": 1, "invalid": 1}, "the request that broke off is counted"
+        )
+        await here.ask(tokens=TOKENS)
+    assert "Traceback" not in caplog.text
 
 
 async def test_while_the_tree_is_built_it_says_how_much_is_left(monkeypatch):
