@@ -23,7 +23,7 @@ from kvbus.admin.openapi import document
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import MAX_BODY, Queries
 from kvbus.admin.timeline import Timeline
-from kvbus.admin.views import router_json, source_json
+from kvbus.admin.views import router_entry, source_entry
 from kvbus.config import Config, SourceStream
 from kvbus.core.relay import Relay
 from kvbus.core.stats import HttpRefusal, OutputStats, ProcessStats
@@ -247,16 +247,16 @@ class AdminServer:
     async def _sources(self, _request: web.Request) -> web.Response:
         relay, streams = self._observed.relay, self._observed.streams
         sources = read_sources(relay)
-        return web.json_response(
+        return _json(
             [
-                source_json(sources[slot], stream.endpoint, stream.replay_endpoint)
+                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint)
                 for slot, stream in sorted(streams.items())
             ]
         )
 
     async def _routers(self, _request: web.Request) -> web.Response:
         readings = read_routers(self._observed.relay, self._observed.drivers)
-        return web.json_response([router_json(output, router) for output, router in readings])
+        return _json([router_entry(output, router) for output, router in readings])
 
     async def _blocks(self, request: web.Request) -> web.StreamResponse:
         if unknown := [each for each in request.query if each not in {"source", "hashes"}]:
