@@ -16,14 +16,14 @@ import zmq
 
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
-from kvbus.transport.engine.replay import END_SEQ, EngineReplayServer, Framing, ReplayBuffer, answer
+from kvbus.transport.engine.replay import EngineReplayServer, Framing, ReplayBuffer, answer
 from kvbus.transport.sockets import attach_or_refuse, bound_endpoint, check_port, end, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
-__all__ = ["END_SEQ", "EnginePublisher", "Framing", "binds"]
+__all__ = ["EnginePublisher", "Framing", "binds"]
 
 _REBIND_S: Final = 5.0  # libzmq releases a closed listener's address asynchronously
 

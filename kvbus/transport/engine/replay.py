@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import zmq
 
+from kvbus.core.wire.frames import END_SEQ
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 Framing = Literal["3", "4", "sim"]
 
-END_SEQ: Final = b"\xff" * 8
 _SERVERS: Final = itertools.count()
 _BURST: Final = 64  # messages to one requester before the next one gets its turn
 _RETRY_MS: Final = 2  # pause before another attempt when every requester is at its high-water mark

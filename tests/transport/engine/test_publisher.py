@@ -6,9 +6,10 @@ import struct
 import pytest
 import zmq
 
+from kvbus.core.wire.frames import END_SEQ
 from kvbus.errors import BindError
 from kvbus.transport.client.rawsub import RawSubscriber
-from kvbus.transport.engine.publisher import END_SEQ, EnginePublisher, binds
+from kvbus.transport.engine.publisher import EnginePublisher, binds
 from tests.doubles import replay_faults
 from tests.typed import there
 
