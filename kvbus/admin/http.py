@@ -8,7 +8,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -23,14 +23,14 @@ from kvbus.admin.openapi import document
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import MAX_BODY, Queries
 from kvbus.admin.timeline import Timeline
-from kvbus.admin.views import router_json, source_json
+from kvbus.admin.views import router_entry, source_entry
 from kvbus.config import Config, SourceStream
-from kvbus.core.relay import Relay
-from kvbus.core.stats import HttpRefusal, OutputStats, ProcessStats
+from kvbus.core.stats import HttpRefusal
 from kvbus.core.types import HASH_FORMS
 from kvbus.errors import BindError
+from kvbus.telemetry import metrics
 from kvbus.telemetry.metrics import CONTENT_TYPE, Exposition
-from kvbus.telemetry.readings import Driver, LiveBlocks, read_routers, read_sources
+from kvbus.telemetry.readings import LiveBlocks, read_routers, read_sources
 
 log = logging.getLogger("kvbus.admin.http")
 
@@ -52,22 +52,12 @@ MAX_DUMPS: Final = 4
 """``/blocks`` answers at once. Further requests get 503."""
 
 
-class Observed(Protocol):
+class Observed(metrics.Observed, Protocol):
     """The state that the server shows."""
 
     config: Config
     streams: dict[int, SourceStream]
-    relay: Relay
-    process: ProcessStats
     started: bool
-
-    @property
-    def drivers(self) -> Sequence[Driver]:
-        """Of each output, what knows its routers."""
-
-    @property
-    def output_stats(self) -> Sequence[OutputStats]:
-        """What each driver counts."""
 
 
 class AdminServer:
@@ -250,16 +240,16 @@ class AdminServer:
     async def _sources(self, _request: web.Request) -> web.Response:
         relay, streams = self._observed.relay, self._observed.streams
         sources = read_sources(relay)
-        return web.json_response(
+        return _json(
             [
-                source_json(sources[slot], stream.endpoint, stream.replay_endpoint)
+                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint)
                 for slot, stream in sorted(streams.items())
             ]
         )
 
     async def _routers(self, _request: web.Request) -> web.Response:
         readings = read_routers(self._observed.relay, self._observed.drivers)
-        return web.json_response([router_json(output, router) for output, router in readings])
+        return _json([router_entry(output, router) for output, router in readings])
 
     async def _blocks(self, request: web.Request) -> web.StreamResponse:
         if unknown := [each for each in request.query if each not in {"source", "hashes"}]:

@@ -1,98 +1,172 @@
-"""The content of ``/sources`` and ``/routers``, as plain data."""
+"""The entries of ``/sources`` and ``/routers``, and what each is read from."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from msgspec import to_builtins
+import msgspec
 
 from kvbus.core.analytics import AnalyticsReading
+from kvbus.core.remarks import Said
+from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import RouterView
 from kvbus.telemetry.readings import SourceReading
 
+T = TypeVar("T", bound=msgspec.Struct)
 
-def source_json(source: SourceReading, endpoint: str, replay_endpoint: str | None) -> dict[str, Any]:
-    """Return one entry of ``/sources``."""
+
+class Ways(msgspec.Struct):
+    """Batches, and the blocks in them."""
+
+    batches: int
+    blocks: int
+
+
+class Counts(msgspec.Struct):
+    """What a source has been counted; ``missing = recovered + lost + pending``."""
+
+    batches: int
+    bytes: int
+    stored: int
+    removed: int
+    cleared: int
+    gaps: int
+    missing: int
+    recovered: int
+    lost: int
+    pending: int
+    duplicates: int
+    restarts: int
+    ways: dict[str, Ways]
+    rejected: dict[str, int]
+    filtered: dict[str, int]
+
+
+class Lifetimes(msgspec.Struct):
+    """Blocks by how long they lived: those up to each bound, and above the one before it."""
+
+    seconds: float
+    buckets: dict[str, int]
+
+
+class Followed(msgspec.Struct):
+    """The sample: its live blocks, and of how many blocks one is in it."""
+
+    blocks: int
+    one_in: int
+
+
+class Analytics(msgspec.Struct):
+    """The blocks of a source, over time."""
+
+    live: int
+    stored: int
+    removed: int
+    stored_again: int
+    stored_per_second: float
+    removed_per_second: float
+    churn: float
+    shared: float
+    lifetimes: Lifetimes
+    followed: Followed
+
+
+class SourceEntry(msgspec.Struct):
+    """One engine publisher."""
+
+    name: str
+    rank: int
+    endpoint: str
+    replay_endpoint: str | None
+    state: State
+    partial: bool
+    partial_since: float | None
+    partial_reason: str | None
+    missing_before: int | None
+    heals: str | None
+    reasons: list[Said]
+    epoch: int
+    last_seq: int
+    dialect: str | None
+    block_size: int | None
+    queue_depth: int
+    unverified: int
+    counts: Counts
+    examples: dict[str, str]
+    blocks: dict[str, int]
+    analytics: Analytics | None
+
+
+class RouterEntry(msgspec.Struct):
+    """One connection of a router."""
+
+    output: str
+    stream: int
+    peer: str
+    since: float
+    topics: list[str]
+    subscriptions: int
+    state: str
+    state_sent: dict[str, float | None]
+    queued: int
+    bytes: int
+    behind_seconds: float
+    dropped: dict[str, int]
+    left: str | None
+    left_at: float | None
+
+
+def source_entry(source: SourceReading, endpoint: str, replay_endpoint: str | None) -> SourceEntry:
+    """Return the entry of a source."""
     stats, why = source.stats, source.missing
-    return {
-        "name": source.name,
-        "rank": source.rank,
-        "endpoint": endpoint,
-        "replay_endpoint": replay_endpoint,
-        "state": source.state.value,
-        "partial": source.partial,
-        "partial_since": source.partial_since,
-        "partial_reason": why.reason if why else None,
-        "missing_before": why.before if why else None,
-        "heals": why.heals if why else None,
-        "reasons": [to_builtins(said) for said in source.reasons],
-        "epoch": source.epoch,
-        "last_seq": source.last_seq,
-        "dialect": source.dialect,
-        "block_size": source.block_size,
-        "queue_depth": source.queue_depth,
-        "unverified": source.unverified,
-        "counts": {
-            "batches": stats.batches,
-            "bytes": stats.bytes,
-            "stored": stats.stored,
-            "removed": stats.removed,
-            "cleared": stats.cleared,
-            "gaps": stats.gaps,
-            "missing": stats.missing,
-            "recovered": stats.recovered,
-            "lost": stats.lost,
-            "pending": source.pending,
-            "duplicates": stats.duplicates,
-            "restarts": stats.restarts,
-            "ways": {
-                "as_it_came": {"batches": stats.as_they_came, "blocks": stats.as_they_came_blocks},
-                "encoded": {"batches": stats.encoded, "blocks": stats.encoded_blocks},
-                "by_event": {"batches": stats.by_event, "blocks": stats.by_event_blocks},
-            },
-            "rejected": {str(reason): n for reason, n in stats.rejected.items()},
-            "filtered": {str(reason): n for reason, n in stats.filtered.items()},
-        },
-        "examples": source.examples,
-        "blocks": {medium: count for medium, count in source.blocks.items() if count},
-        "analytics": None if source.analytics is None else _analytics_json(source.analytics),
+    ways = {
+        "as_it_came": Ways(stats.as_they_came, stats.as_they_came_blocks),
+        "encoded": Ways(stats.encoded, stats.encoded_blocks),
+        "by_event": Ways(stats.by_event, stats.by_event_blocks),
     }
+    return _entry(
+        SourceEntry,
+        source,
+        endpoint=endpoint,
+        replay_endpoint=replay_endpoint,
+        partial_reason=why.reason if why else None,
+        missing_before=why.before if why else None,
+        heals=why.heals if why else None,
+        counts=_entry(Counts, stats, pending=source.pending, ways=ways),
+        blocks={medium: count for medium, count in source.blocks.items() if count},
+        analytics=None if source.analytics is None else _analytics(source.analytics),
+    )
 
 
-def _analytics_json(analytics: AnalyticsReading) -> dict[str, Any]:
+def _analytics(analytics: AnalyticsReading) -> Analytics:
     lifetimes = analytics.lifetimes
-    return {
-        "live": analytics.live,
-        "stored": analytics.stored,
-        "removed": analytics.removed,
-        "stored_again": analytics.stored_again,
-        "stored_per_second": round(analytics.stored_per_second, 6),
-        "removed_per_second": round(analytics.removed_per_second, 6),
-        "churn": round(analytics.churn, 6),
-        "shared": round(analytics.shared, 4),
-        "lifetimes": {
-            "seconds": round(lifetimes.total, 3),
-            "buckets": dict(zip([*map(str, lifetimes.bounds), "+Inf"], lifetimes.counts, strict=True)),
-        },
-        "followed": {"blocks": analytics.followed, "one_in": analytics.weight},
-    }
+    buckets = dict(zip([*map(str, lifetimes.bounds), "+Inf"], lifetimes.counts, strict=True))
+    return _entry(
+        Analytics,
+        analytics,
+        stored_per_second=round(analytics.stored_per_second, 6),
+        removed_per_second=round(analytics.removed_per_second, 6),
+        churn=round(analytics.churn, 6),
+        shared=round(analytics.shared, 4),
+        lifetimes=Lifetimes(round(lifetimes.total, 3), buckets),
+        followed=Followed(analytics.followed, analytics.weight),
+    )
 
 
-def router_json(output: str, router: RouterView) -> dict[str, Any]:
-    """Return one entry of ``/routers``."""
-    return {
-        "output": output,
-        "stream": router.stream,
-        "peer": router.peer,
-        "since": router.since,
-        "topics": router.topics,
-        "subscriptions": router.subscriptions,
-        "state": router.state,
-        "state_sent": {"count": router.states_sent, "at": router.state_sent_at},
-        "queued": router.queued_batches,
-        "bytes": router.queued_bytes,
-        "behind_seconds": round(router.behind_seconds, 3),
-        "dropped": {"batches": router.dropped_batches, "events": router.dropped_events},
-        "left": router.left,
-        "left_at": router.left_at,
-    }
+def router_entry(output: str, router: RouterView) -> RouterEntry:
+    """Return the entry of a router."""
+    return _entry(
+        RouterEntry,
+        router,
+        output=output,
+        state_sent={"count": router.states_sent, "at": router.state_sent_at},
+        queued=router.queued_batches,
+        bytes=router.queued_bytes,
+        behind_seconds=round(router.behind_seconds, 3),
+        dropped={"batches": router.dropped_batches, "events": router.dropped_events},
+    )
+
+
+def _entry(kind: type[T], reading: object, **others: Any) -> T:
+    """Make an entry: ``others``, and each further field from the attribute of the reading that has its name."""
+    return kind(**{name: getattr(reading, name) for name in kind.__struct_fields__ if name not in others}, **others)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kvbus.cli.until import run_until_signal, say, until
-from kvbus.errors import ExitCode, KvbusError
+from kvbus.errors import ExitCode
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
 _OK: Final = 200
 _BAD: Final = 400
 _BUILDING: Final = 503
-
-
-class NoAnswerError(KvbusError):
-    """There is no bus at the address, or it refuses to answer."""
-
-    exit_code = ExitCode.CANNOT_BIND
 
 
 @click.command("query")
@@ -121,32 +114,25 @@ async def ask(http: str, question: dict[str, Any], timeout: float) -> dict[str, 
         NoAnswerError: nobody answers within ``timeout`` seconds, or the bus refuses.
         click.UsageError: the address or the question is malformed.
     """
-    import aiohttp  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
+    # imported on use, to keep `kvbus --help` fast
+    import aiohttp  # noqa: PLC0415
 
-    from kvbus.top.moment import base_url  # noqa: PLC0415 - imported on use
+    from kvbus.asking import NoAnswerError, asking, base_url  # noqa: PLC0415
 
     try:
         url = base_url(http)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    try:
-        async with asyncio.timeout(timeout), aiohttp.ClientSession() as session:
-            while True:
-                async with session.post(f"{url}/query", json=question) as response:
-                    status, answer = response.status, await response.json(content_type=None)
-                if status == _OK:
-                    return dict(answer)
-                if status != _BUILDING:
-                    break
-                await asyncio.sleep(0.2)
+    async with asking(url, timeout), aiohttp.ClientSession() as session:
+        while True:
+            async with session.post(f"{url}/query", json=question) as response:
+                status, answer = response.status, await response.json(content_type=None)
+            if status == _OK:
+                return dict(answer)
+            if status != _BUILDING:
+                break
+            await asyncio.sleep(0.2)
         text = str(answer["error"])
-    except TimeoutError as error:
-        raise NoAnswerError(f"{url} does not answer within {timeout:g} s") from error
-    except aiohttp.ClientConnectorError as error:
-        why = error.os_error
-        raise NoAnswerError(f"{url}: {os.strerror(why.errno) if why.errno else why}") from error
-    except (aiohttp.ClientError, OSError, ValueError, TypeError, KeyError) as error:
-        raise NoAnswerError(f"{url} does not answer as kvbus does ({error or type(error).__name__})") from error
     if status == _BAD:
         raise click.UsageError(text)
     raise NoAnswerError(text)

@@ -48,8 +48,8 @@ def command(*, http: str, interval: float, count: int | None, sort: str, wanted:
     # imported on use, to keep `kvbus --help` fast
     from rich.console import Console  # noqa: PLC0415
 
+    from kvbus.asking import base_url  # noqa: PLC0415
     from kvbus.terminal import is_screen  # noqa: PLC0415
-    from kvbus.top.moment import base_url  # noqa: PLC0415
     from kvbus.top.run import Watch, as_lines, on_screen  # noqa: PLC0415
     from kvbus.top.view import Choice  # noqa: PLC0415
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TypeVar
 
 from kvbus.config import Config, OutputConfig, SourceConfig, parse_endpoint
+from kvbus.config.paths import parse
+from kvbus.config.problems import example_at
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve, KeyFileError, read_allowed, read_public, read_secret
 
+T = TypeVar("T")
+
 Keys = dict[str, Curve]
 """Keys by domain: ``source/NAME`` or ``output/NAME``. A domain without keys has no CURVE."""
-
-_EXAMPLES: Final = {
-    "curve_secret_key_file": "/etc/kvbus/keys/kvbus.key_secret",
-    "curve_server_key_file": "/etc/kvbus/keys/peer.key",
-    "curve_client_keys": "/etc/kvbus/clients",
-}
 
 
 def source_domain(name: str) -> str:
@@ -71,23 +69,16 @@ def _curve(section: str, at: SourceConfig | OutputConfig, problems: list[Problem
     if at.curve_secret_key_file is None:
         return None
     before = len(problems)
-    pair, server, clients = (b"", b""), None, frozenset[bytes]()
 
-    def report(key: str, path: Path, error: KeyFileError) -> None:
-        problems.append(Problem(f"{section}.{key}", str(error), str(path), f"{key}: {_EXAMPLES[key]}"))
+    def read(key: str, path: Path | None, reader: Callable[[Path], T], absent: T) -> T:
+        try:
+            return absent if path is None else reader(path)
+        except KeyFileError as error:
+            where = f"{section}.{key}"
+            problems.append(Problem(where, str(error), str(path), example_at(parse(where))))
+            return absent
 
-    try:
-        pair = read_secret(at.curve_secret_key_file)
-    except KeyFileError as error:
-        report("curve_secret_key_file", at.curve_secret_key_file, error)
-    if at.curve_server_key_file is not None:
-        try:
-            server = read_public(at.curve_server_key_file)
-        except KeyFileError as error:
-            report("curve_server_key_file", at.curve_server_key_file, error)
-    if at.curve_client_keys is not None:
-        try:
-            clients = read_allowed(at.curve_client_keys)
-        except KeyFileError as error:
-            report("curve_client_keys", at.curve_client_keys, error)
+    pair = read("curve_secret_key_file", at.curve_secret_key_file, read_secret, (b"", b""))
+    server = read("curve_server_key_file", at.curve_server_key_file, read_public, None)
+    clients = read("curve_client_keys", at.curve_client_keys, read_allowed, frozenset[bytes]())
     return Curve(*pair, server, clients) if len(problems) == before else None

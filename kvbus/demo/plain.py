@@ -46,8 +46,9 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
 
 def _source(row: SourceRow) -> str:
     blocks = "+".join(f"{count} {tier}" for tier, count in row.tiers.items()) or "0"
-    lost = f" lost {row.lost}" if row.lost else ""
-    missing = f" missing {row.missing} recovered {row.recovered}" if row.missing else ""
+    counts = row.counts
+    lost = f" lost {counts.lost}" if counts.lost else ""
+    missing = f" missing {counts.missing} recovered {counts.recovered}" if counts.missing else ""
     return f"{row.label} {row.state} epoch {row.epoch} {row.rate:.1f}/s {blocks} blocks{missing}{lost}"
 
 

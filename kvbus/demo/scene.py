@@ -94,11 +94,11 @@ class Scene(Stage):
             await (self._lose(i, act.count) if act.kind is Kind.LOSE else self._jumble(i, act.count))
 
     async def _lose(self, i: int, count: int) -> None:
-        rank, before = self.ranks[i], self._counts(i)["recovered"]
+        rank, before = self.ranks[i], self._source(i).counts.recovered
         self.story.add(Tone.FAULT, f"{count} live batches of {rank.label} are lost on their way")
         rank.lose(count)
         await until(lambda: not rank.misbehaving, TIMEOUT_S)
-        took = await until(lambda: self._counts(i)["recovered"] - before >= count and self._agree([i]), TIMEOUT_S)
+        took = await until(lambda: self._source(i).counts.recovered - before >= count and self._agree([i]), TIMEOUT_S)
         await self._report(
             took,
             f"gap seen, {count} replayed by the engine; all equal in {_s(took)}",
@@ -106,14 +106,14 @@ class Scene(Stage):
         )
 
     async def _jumble(self, i: int, count: int) -> None:
-        rank, before = self.ranks[i], self._counts(i)
+        rank, before = self.ranks[i], self._source(i).counts
         self.story.add(Tone.FAULT, f"{count} batches of {rank.label} are overtaken by others, {count} come twice")
         rank.jumble(count)
         await until(lambda: not rank.misbehaving, TIMEOUT_S)
 
         def mended() -> bool:
-            now = self._counts(i)
-            return now["duplicates"] - before["duplicates"] >= count and self._agree([i])
+            now = self._source(i).counts
+            return now.duplicates - before.duplicates >= count and self._agree([i])
 
         took = await until(mended, TIMEOUT_S)
         await self._report(
@@ -140,13 +140,13 @@ class Scene(Stage):
 
     async def _crash(self, engine: Engine, stop: asyncio.Event) -> None:
         mine = [i for i, rank in enumerate(self.ranks) if rank in engine.ranks]
-        before = [self._source(i)["epoch"] for i in mine]
-        dead = sum(sum(self._source(i)["blocks"].values()) for i in mine)
+        before = [self._source(i).epoch for i in mine]
+        dead = sum(sum(self._source(i).blocks.values()) for i in mine)
         self.story.add(Tone.FAULT, f"{engine.name} crashes: its cache is gone, its seq begins at 0 again")
         await engine.crash(_DOWNTIME_S, stop)
 
         def learned() -> bool:
-            epochs = [self._source(i)["epoch"] for i in mine]
+            epochs = [self._source(i).epoch for i in mine]
             return all(now > then for now, then in zip(epochs, before, strict=True)) and self._agree(mine)
 
         took = await until(learned, TIMEOUT_S)
@@ -158,10 +158,10 @@ class Scene(Stage):
 
     async def _lose_tail(self) -> None:
         """Lose the last batches: no later batch shows the gap."""
-        rank, before = self.ranks[0], self._counts(0)["recovered"]
+        rank, before = self.ranks[0], self._source(0).counts.recovered
         self.story.add(Tone.FAULT, f"the last {_TAIL} batches of {rank.label} are lost; none comes after them")
         rank.lose_tail(_TAIL)
-        took = await until(lambda: self._counts(0)["recovered"] - before >= _TAIL and self._agree([0]), TIMEOUT_S)
+        took = await until(lambda: self._source(0).counts.recovered - before >= _TAIL and self._agree([0]), TIMEOUT_S)
         await self._report(
             took,
             f"asked the silent engine: {_TAIL} missing; all equal in {_s(took)}",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from kvbus.admin.views import Counts
 from kvbus.demo.story import Line
 
 
@@ -51,10 +52,7 @@ class SourceRow:
     dialect: str | None
     rate: float
     tiers: Mapping[str, int]
-    missing: int
-    recovered: int
-    lost: int
-    pending: int
+    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)

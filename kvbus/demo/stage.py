@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from kvbus.admin.views import source_json
+from kvbus.admin.views import SourceEntry, source_entry
 from kvbus.config import load
+from kvbus.core.sequencing.settings import State
 from kvbus.daemon.daemon import Daemon
 from kvbus.demo.engines import CAST, Casting, Engine, Rank
 from kvbus.demo.keys import Keyring
@@ -191,19 +192,8 @@ class Stage:
 
     def _source_row(self, i: int, rate: float) -> SourceRow:
         seen = self._source(i)
-        counts = seen["counts"]
-        return SourceRow(
-            seen["name"],
-            seen["state"],
-            seen["epoch"],
-            self._dialect(seen["name"], seen["dialect"]),
-            rate,
-            seen["blocks"],
-            counts["missing"],
-            counts["recovered"],
-            counts["lost"],
-            counts["pending"],
-        )
+        dialect = self._dialect(seen.name, seen.dialect)
+        return SourceRow(seen.name, seen.state, seen.epoch, dialect, rate, seen.blocks, seen.counts)
 
     def _router_row(self, r: int) -> RouterRow:
         router = self.routers[r]
@@ -246,13 +236,9 @@ class Stage:
         span = now - then
         return [(a - b) / span if span > 0 else 0.0 for a, b in zip(counts, before, strict=True)]
 
-    def _source(self, i: int) -> dict[str, Any]:
+    def _source(self, i: int) -> SourceEntry:
         """Return the entry of ``/sources`` for one source."""
-        return source_json(read_source(self.daemon.relay.sources[i]), "", None)
-
-    def _counts(self, i: int) -> dict[str, int]:
-        counts: dict[str, int] = self._source(i)["counts"]
-        return counts
+        return source_entry(read_source(self.daemon.relay.sources[i]), "", None)
 
     def _behind(self, r: int, i: int) -> int | None:
         """Count the batches that an engine rank has published and a router has not applied, over both hops.
@@ -263,12 +249,12 @@ class Stage:
         published, seen = self.ranks[i].next_seq, self._source(i)
         feed = self.routers[r].feeds[i]
         sent = self.daemon.relay.outputs[r].streams[i].next_seq
-        if published is None or seen["state"] not in ("live", "gap"):
+        if published is None or seen.state not in (State.LIVE, State.GAP):
             return None
-        first = published - 1 - int(seen["last_seq"])
+        first = published - 1 - seen.last_seq
         if first < 0:
             return None
-        return max(first, int(seen["queue_depth"])) + sent - feed.next_seq
+        return max(first, seen.queue_depth) + sent - feed.next_seq
 
     def _compared(self, router: Router, i: int) -> Comparison:
         """Compare a router's view with an engine's cache; the result is kept until one of the two changes."""
@@ -297,13 +283,13 @@ class Stage:
     def _unrest(self) -> list[str]:
         found = []
         for i, rank in enumerate(self.ranks):
-            counts = self._counts(i)
-            if counts["pending"]:
-                found.append(f"{rank.label}: {counts['pending']} batches pending")
+            pending = self._source(i).counts.pending
+            if pending:
+                found.append(f"{rank.label}: {pending} batches pending")
             for r, router in enumerate(self.routers):
                 behind = self._behind(r, i) if router.joined else 0
                 if behind is None:
-                    found.append(f"{rank.label}: {self._source(i)['state']}")
+                    found.append(f"{rank.label}: {self._source(i).state}")
                 elif behind or (router.joined and not router.feeds[i].rebuilt):
                     found.append(f"{router.name}: {behind} batches of {rank.label} behind")
         return list(dict.fromkeys(found))

@@ -127,9 +127,9 @@ def _sources(rows: Sequence[SourceRow], glyphs: Glyphs, *, wide: bool) -> Table:
             Text(dialect if wide else short_dialect(dialect), "dim"),
             f"{row.rate:.1f}",
             *(f"{row.tiers[tier]:,}" if tier in row.tiers else Text(glyphs.away, "dim") for tier in tiers),
-            counted(row.missing, "yellow"),
-            counted(row.recovered, "green"),
-            counted(row.lost, "red bold"),
+            counted(row.counts.missing, "yellow"),
+            counted(row.counts.recovered, "green"),
+            counted(row.counts.lost, "red bold"),
         )
     return table
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from kvbus.asking import NoAnswerError, asking, get
 from kvbus.core.remarks import Said
 from kvbus.doctor.findings import Finding, Report, Seen, Severity
 from kvbus.transport.reach.names import find, shown
-
-MAX_BYTES: Final = 16 * 1024 * 1024
-"""Of one answer; a source takes a kilobyte."""
-
-T = TypeVar("T")
 
 
 class BusSource(msgspec.Struct):
@@ -101,43 +96,19 @@ async def ask(url: str, timeout: float) -> Bus:  # noqa: ASYNC109 - of HTTP
     """Ask a bus."""
     bus = Bus(url.rstrip("/"))
     try:
-        connector = aiohttp.TCPConnector(resolver=_Resolver())
-        limit = aiohttp.ClientTimeout(total=timeout)
-        async with aiohttp.ClientSession(timeout=limit, connector=connector) as client:
-            bus.sources = await _get(client, bus, "/sources", list[BusSource])
-            routers = await _get(client, bus, "/routers", list[BusRouter])
-        bus.routers = [router for router in routers if router.left is None]
-    except aiohttp.ClientConnectorError as error:
-        cause = getattr(error, "os_error", error)
-        reason = getattr(cause, "strerror", None) or str(cause)
-        bus.problem = f"no bus answers at {bus.url} ({reason.lower()})"
-    except TimeoutError:
+        async with (
+            asking(bus.url, timeout),
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=_Resolver())) as client,
+        ):
+            sources, _ = await get(client, f"{bus.url}/sources")
+            bus.sources = msgspec.json.decode(sources, type=list[BusSource])
+            routers, _ = await get(client, f"{bus.url}/routers")
+            bus.routers = [each for each in msgspec.json.decode(routers, type=list[BusRouter]) if each.left is None]
+    except NoAnswerError as error:
+        bus.problem, bus.listens = str(error), error.listens
+    else:
         bus.listens = True
-        bus.problem = f"{bus.url} does not answer within {timeout:g} s"
-    except (aiohttp.ClientError, ValueError) as error:
-        bus.listens = True
-        reason = " ".join(str(error).split())[:80] or type(error).__name__
-        bus.problem = f"what answers at {bus.url} is no kvbus ({reason})"
     return bus
-
-
-async def _get(client: aiohttp.ClientSession, bus: Bus, path: str, kind: type[T]) -> T:
-    """Return what a path answers.
-
-    Raises:
-        ValueError: it is not what a bus answers.
-        aiohttp.ClientError, TimeoutError: nobody answers.
-    """
-    async with client.get(bus.url + path, allow_redirects=False) as answer:
-        bus.listens = True
-        if answer.status != 200:
-            raise ValueError(f"GET {path}: {answer.status}")
-        body = bytearray()
-        async for part in answer.content.iter_chunked(65_536):
-            body += part
-            if len(body) > MAX_BYTES:
-                raise ValueError(f"GET {path}: more than {MAX_BYTES} bytes")
-    return msgspec.json.decode(body, type=kind)
 
 
 def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:

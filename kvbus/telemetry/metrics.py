@@ -14,7 +14,8 @@ from prometheus_client.registry import Collector
 from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram, OutputStats, ProcessStats
 from kvbus.telemetry.readings import Driver, read_outputs, read_sources
-from kvbus.telemetry.table import ANALYTICS, OUTPUTS, PROCESS, SOURCES, Row
+from kvbus.telemetry.row import Row
+from kvbus.telemetry.table import ANALYTICS, OUTPUTS, PROCESS, SOURCES
 
 T = TypeVar("T")
 

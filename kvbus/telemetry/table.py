@@ -6,10 +6,8 @@ output or of the process.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final
 
 from kvbus.compiled import core
 from kvbus.core.analytics import LIMIT, AnalyticsReading
@@ -18,11 +16,7 @@ from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM, CacheReset, Filtered, Reason, Refused
 from kvbus.telemetry.readings import OutputReading, SourceReading
-
-T = TypeVar("T")
-
-Samples = Iterable[tuple[Sequence[str], float]]
-"""Values of a metric, each behind the values of its labels."""
+from kvbus.telemetry.row import Row, by, counts, known, one
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
@@ -45,83 +39,54 @@ QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "bu
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 
 
-class Row(NamedTuple, Generic[T]):
-    """One metric. ``labels`` are its own; the collector puts the name of the source or output before them."""
-
-    name: str
-    text: str
-    labels: tuple[str, ...]
-    read: Callable[[T], Samples]
-
-
-def _one(name: str, text: str, read: Callable[[T], float]) -> Row[T]:
-    """A metric with one value for each source, each output or the process."""
-    return Row(name, text, (), lambda of: [((), read(of))])
-
-
-def _by(label: str, name: str, text: str, read: Callable[[T], Iterable[tuple[str, float]]]) -> Row[T]:
-    """A metric with one value for each value of a label."""
-    return Row(name, text, (label,), lambda of: (((key,), value) for key, value in read(of)))
-
-
-def _counts(counter: Counter[str], keys: Iterable[str]) -> Iterable[tuple[str, int]]:
-    """Every key with its count: one that was never counted is there from the start, as 0."""
-    return ((key, counter[key]) for key in keys)
-
-
-def _known(counter: Counter[str], keys: Iterable[str]) -> Iterable[tuple[str, int]]:
-    """These keys, and whatever a driver has counted besides or has put there as a reason of its own."""
-    return _counts(counter, dict.fromkeys((*keys, *counter)))
-
-
 SOURCES: Final[tuple[Row[SourceReading], ...]] = (
-    _one("source_batches_total", "Live messages received, valid or not.", lambda s: s.stats.batches),
-    _one("source_bytes_total", "Payload bytes of live batches.", lambda s: s.stats.bytes),
-    _one("source_gaps_total", "Gaps found in the numbering.", lambda s: s.stats.gaps),
-    _one(
+    one("source_batches_total", "Live messages received, valid or not.", lambda s: s.stats.batches),
+    one("source_bytes_total", "Payload bytes of live batches.", lambda s: s.stats.bytes),
+    one("source_gaps_total", "Gaps found in the numbering.", lambda s: s.stats.gaps),
+    one(
         "source_missing_batches_total",
         "Batches found missing: recovered + lost + pending, always.",
         lambda s: s.stats.missing,
     ),
-    _one(
+    one(
         "source_recovered_batches_total",
         "Missing batches that arrived late or by replay.",
         lambda s: s.stats.recovered,
     ),
-    _one("source_lost_batches_total", "Missing batches that no replay brought.", lambda s: s.stats.lost),
-    _one("source_duplicate_batches_total", "Batches that came again and were dropped.", lambda s: s.stats.duplicates),
-    _one(
+    one("source_lost_batches_total", "Missing batches that no replay brought.", lambda s: s.stats.lost),
+    one("source_duplicate_batches_total", "Batches that came again and were dropped.", lambda s: s.stats.duplicates),
+    one(
         "source_restarts_total",
         "New epochs of the engine's publisher that were proven by what it sent.",
         lambda s: s.stats.restarts,
     ),
-    _one("source_replays_total", "Replay requests sent to the engine.", lambda s: s.stats.replays),
-    _one(
+    one("source_replays_total", "Replay requests sent to the engine.", lambda s: s.stats.replays),
+    one(
         "source_replay_timeouts_total",
         "Replay requests that failed for lack of progress.",
         lambda s: s.stats.replay_timeouts,
     ),
-    _one(
+    one(
         "source_requests_failed_total",
         "Attempts to send the engine a request that failed in kvbus itself (no file descriptor); it is tried again.",
         lambda s: s.stats.requests_failed,
     ),
-    _one(
+    one(
         "source_stale_replies_total",
         "Replay messages that answer no open request.",
         lambda s: s.stats.stale_replies,
     ),
-    _one(
+    one(
         "source_held_overflow_total",
         "Batches dropped because the reorder buffer was full.",
         lambda s: s.stats.held_overflow,
     ),
-    _one(
+    one(
         "source_fast_path_batches_total",
         "Batches decoded as a whole, and not event by event.",
         lambda s: s.stats.as_they_came + s.stats.encoded,
     ),
-    _by(
+    by(
         "way",
         "source_blocks_by_way_total",
         "Blocks by how their batches left: as they came, encoded again, or with each event decoded alone.",
@@ -131,81 +96,81 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
             ("by_event", s.stats.by_event_blocks),
         ),
     ),
-    _one(
+    one(
         "source_rebuilds_total",
         "Times the live set was announced again in another block size.",
         lambda s: s.stats.rebuilds,
     ),
-    _one(
+    one(
         "source_reannounced_total",
         "Stores of several blocks from the root on that were all live: hits announced again, or real copies.",
         lambda s: s.stats.reannounced,
     ),
-    _by(
+    by(
         "remark",
         "source_remark",
         "1 while something is wrong with the source or remarkable about it; /sources says it in words (reasons).",
         lambda s: ((remark, float(any(said.about == remark for said in s.reasons))) for remark in Remark),
     ),
-    _one(
+    one(
         "source_timeouts_total",
         "Times the engine was gone for source_timeout, and its blocks were cleared downstream.",
         lambda s: s.stats.timeouts,
     ),
-    _by(
+    by(
         "state",
         "source_state",
         "1 for the state the source is in.",
         lambda s: ((state, float(s.state is state)) for state in State),
     ),
-    _one(
+    one(
         "source_partial",
         "1 while the engine may hold blocks that kvbus cannot know of (trimmed history, lost batches, full index).",
         lambda s: float(s.partial),
     ),
-    _one("source_epoch", "Epoch of the publisher, counted from 0.", lambda s: s.epoch),
-    _one(
+    one("source_epoch", "Epoch of the publisher, counted from 0.", lambda s: s.epoch),
+    one(
         "source_last_sequence",
         "Seq of the newest batch delivered, -1 for none.",
         lambda s: s.last_seq,
     ),
-    _one(
+    one(
         "source_last_batch_timestamp_seconds",
         "The engine's own time of the newest batch; 0 before the first.",
         lambda s: s.stats.last_batch,
     ),
-    _one(
+    one(
         "source_pending_batches",
         "Missing batches that are neither recovered nor lost yet.",
         lambda s: s.pending,
     ),
-    _one(
+    one(
         "source_queue_depth",
         "Batches that wait for their turn: in the reorder buffer, or in order and not handed on yet.",
         lambda s: s.queue_depth,
     ),
-    _one(
+    one(
         "source_queue_limit",
         "Limit of batches in the reorder buffer.",
         lambda s: s.queue_limit,
     ),
-    _one("source_queue_bytes", "Payload bytes in the reorder buffer.", lambda s: s.queue_bytes),
-    _one(
+    one("source_queue_bytes", "Payload bytes in the reorder buffer.", lambda s: s.queue_bytes),
+    one(
         "source_queue_bytes_limit",
         "Limit of payload bytes in the reorder buffer.",
         lambda s: s.queue_bytes_limit,
     ),
-    _one(
+    one(
         "source_index_entries",
         "Blocks remembered: the live ones, and coarse ones and tails that are left out.",
         lambda s: s.index_entries,
     ),
-    _one("source_index_limit", "Limit of blocks in the index.", lambda s: s.index_limit),
-    _one("source_index_bytes", "Memory that these blocks take, estimated.", lambda s: s.index_bytes),
-    _one("source_index_bytes_limit", "Limit of that memory.", lambda s: s.index_bytes_limit),
-    _one("source_groups", "KV cache groups that the epoch has stored blocks of.", lambda s: s.groups),
-    _one("source_groups_limit", "Limit of groups.", lambda s: s.groups_limit),
-    _by(
+    one("source_index_limit", "Limit of blocks in the index.", lambda s: s.index_limit),
+    one("source_index_bytes", "Memory that these blocks take, estimated.", lambda s: s.index_bytes),
+    one("source_index_bytes_limit", "Limit of that memory.", lambda s: s.index_bytes_limit),
+    one("source_groups", "KV cache groups that the epoch has stored blocks of.", lambda s: s.groups),
+    one("source_groups_limit", "Limit of groups.", lambda s: s.groups_limit),
+    by(
         "type",
         "source_events_total",
         "Events received, by type.",
@@ -215,144 +180,144 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
             ("AllBlocksCleared", s.stats.cleared),
         ),
     ),
-    _by(
+    by(
         "reason",
         "events_rejected_total",
         "Batches and events refused, by reason.",
-        lambda s: _counts(s.stats.rejected, Reason),
+        lambda s: counts(s.stats.rejected, Reason),
     ),
-    _by(
+    by(
         "reason",
         "events_filtered_total",
         "Valid batches, events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do.",
-        lambda s: _counts(s.stats.filtered, Filtered),
+        lambda s: counts(s.stats.filtered, Filtered),
     ),
-    _by(
+    by(
         "reason",
         "source_handshakes_failed_total",
         "Connections with engines that failed, by reason.",
-        lambda s: _counts(s.stats.refused, Refused),
+        lambda s: counts(s.stats.refused, Refused),
     ),
-    _by(
+    by(
         "outcome",
         "source_cache_resets_total",
         "Times the engine was asked to reset its cache (on_partial: reset), by outcome.",
-        lambda s: _counts(s.stats.cache_resets, CacheReset),
+        lambda s: counts(s.stats.cache_resets, CacheReset),
     ),
-    _by("medium", "blocks", "Live blocks, as announced to routers.", lambda s: {DEVICE_MEDIUM: 0, **s.blocks}.items()),
+    by("medium", "blocks", "Live blocks, as announced to routers.", lambda s: {DEVICE_MEDIUM: 0, **s.blocks}.items()),
 )
 
 ANALYTICS: Final[tuple[Row[AnalyticsReading], ...]] = (
-    _one("source_blocks_stored_total", "Blocks that no tier held and one does now.", lambda a: a.stored),
-    _one("source_blocks_removed_total", "Blocks that the last tier evicted; no clears.", lambda a: a.removed),
-    _one(
+    one("source_blocks_stored_total", "Blocks that no tier held and one does now.", lambda a: a.stored),
+    one("source_blocks_removed_total", "Blocks that the last tier evicted; no clears.", lambda a: a.removed),
+    one(
         "source_blocks_stored_again_total",
         "Blocks stored that a cache of twice the size would still have had.",
         lambda a: a.stored_again,
     ),
-    _one("source_live_blocks", "Live blocks, each once however many tiers hold it.", lambda a: a.live),
-    _one("source_shared_blocks_ratio", "Share of live blocks that another source holds too.", lambda a: a.shared),
-    _one("source_followed_blocks", "Live blocks in the sample.", lambda a: a.followed),
-    _one("source_followed_blocks_limit", "Limit of live blocks in the sample.", lambda _: LIMIT),
-    _one("source_followed_blocks_ratio", "Share of blocks that the sample follows.", lambda a: 1 / a.weight),
+    one("source_live_blocks", "Live blocks, each once however many tiers hold it.", lambda a: a.live),
+    one("source_shared_blocks_ratio", "Share of live blocks that another source holds too.", lambda a: a.shared),
+    one("source_followed_blocks", "Live blocks in the sample.", lambda a: a.followed),
+    one("source_followed_blocks_limit", "Limit of live blocks in the sample.", lambda _: LIMIT),
+    one("source_followed_blocks_ratio", "Share of blocks that the sample follows.", lambda a: 1 / a.weight),
 )
 """Of the sources whose blocks are followed; there are none without ``analytics``."""
 
 OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
-    _one("output_batches_total", "Batches sent, heartbeats among them.", lambda o: o.stats.batches),
-    _one("output_events_total", "Events sent.", lambda o: o.stats.events),
-    _one("output_bytes_total", "Payload bytes sent.", lambda o: o.stats.bytes),
-    _one("output_heartbeats_total", "Empty batches sent on an idle stream.", lambda o: o.heartbeats),
-    _one(
+    one("output_batches_total", "Batches sent, heartbeats among them.", lambda o: o.stats.batches),
+    one("output_events_total", "Events sent.", lambda o: o.stats.events),
+    one("output_bytes_total", "Payload bytes sent.", lambda o: o.stats.bytes),
+    one("output_heartbeats_total", "Empty batches sent on an idle stream.", lambda o: o.heartbeats),
+    one(
         "replay_batches_total",
         "Messages of replay answers sent, END among them.",
         lambda o: o.stats.replay_batches,
     ),
-    _one("output_queue_depth", "Batches waiting for the transport.", lambda o: o.stats.queue_depth),
-    _one(
+    one("output_queue_depth", "Batches waiting for the transport.", lambda o: o.stats.queue_depth),
+    one(
         "output_queue_limit",
         "Most batches waiting for the transport, all streams together.",
         lambda o: o.stats.queue_limit,
     ),
-    _one("output_subscribers", "Subscriptions of routers.", lambda o: o.stats.subscribers),
-    _one("output_routers", "Connected routers, whatever they subscribe to.", lambda o: o.stats.routers),
-    _one(
+    one("output_subscribers", "Subscriptions of routers.", lambda o: o.stats.subscribers),
+    one("output_routers", "Connected routers, whatever they subscribe to.", lambda o: o.stats.routers),
+    one(
         "output_router_queue_limit",
         "Limit of batches that wait for one router.",
         lambda o: o.stats.router_queue_limit,
     ),
-    _one("replay_sessions", "Replay answers being sent.", lambda o: o.stats.replay_sessions),
-    _one("replay_sessions_limit", "Most replay answers being sent.", lambda o: o.stats.replay_sessions_limit),
-    _one("replay_waiting", "Replay requests that wait for their turn.", lambda o: o.stats.replay_waiting),
-    _one(
+    one("replay_sessions", "Replay answers being sent.", lambda o: o.stats.replay_sessions),
+    one("replay_sessions_limit", "Most replay answers being sent.", lambda o: o.stats.replay_sessions_limit),
+    one("replay_waiting", "Replay requests that wait for their turn.", lambda o: o.stats.replay_waiting),
+    one(
         "replay_waiting_limit",
         "Most replay requests that wait; more are refused.",
         lambda o: o.stats.replay_waiting_limit,
     ),
-    _by(
+    by(
         "stream",
         "output_sequence",
         "Newest seq of each stream, -1 for none.",
         lambda o: ((str(slot), seq) for slot, seq in o.sequences.items()),
     ),
-    _one(
+    one(
         "output_journal_batches",
         "Batches kept for replay.",
         lambda o: o.journal_batches,
     ),
-    _one(
+    one(
         "output_journal_bytes",
         "Payload bytes kept for replay.",
         lambda o: o.journal_bytes,
     ),
-    _one(
+    one(
         "output_journal_batches_limit",
         "Most batches kept for replay, all streams together.",
         lambda o: o.journal_batches_limit,
     ),
-    _one(
+    one(
         "output_journal_bytes_limit",
         "Most payload bytes kept for replay, all streams together.",
         lambda o: o.journal_bytes_limit,
     ),
-    _by(
+    by(
         "reason",
         "output_dropped_batches_total",
         "Batches that a router did not get live, by reason: counted for each slow router, once if for everybody.",
-        lambda o: _known(o.stats.dropped_batches, DROP_REASONS),
+        lambda o: known(o.stats.dropped_batches, DROP_REASONS),
     ),
-    _by(
+    by(
         "reason",
         "output_dropped_events_total",
         "Events in those batches, and events that the profile leaves out (other_group).",
-        lambda o: _known(o.stats.dropped_events, EVENT_REASONS),
+        lambda o: known(o.stats.dropped_events, EVENT_REASONS),
     ),
-    _by(
+    by(
         "reason",
         "output_handshakes_failed_total",
         "Connections of routers that were refused or failed, by reason.",
-        lambda o: _known(o.stats.refused, Refused),
+        lambda o: known(o.stats.refused, Refused),
     ),
-    _by(
+    by(
         "reason",
         "output_router_disconnects_total",
         "Connections of routers that ended, by reason.",
-        lambda o: _known(o.stats.router_disconnects, ()),
+        lambda o: known(o.stats.router_disconnects, ()),
     ),
-    _by(
+    by(
         "reason",
         "output_states_sent_total",
         "States that a router began to get, by reason: it had subscribed, or it had lost batches.",
-        lambda o: _known(o.stats.states_sent, STATE_REASONS),
+        lambda o: known(o.stats.states_sent, STATE_REASONS),
     ),
-    _by(
+    by(
         "outcome",
         "replay_requests_total",
         "Replay requests of routers, by outcome.",
-        lambda o: _counts(o.stats.replay_requests, REPLAY_OUTCOMES),
+        lambda o: counts(o.stats.replay_requests, REPLAY_OUTCOMES),
     ),
-    _one("output_router_queue_max", "The most batches that wait for one router.", lambda o: o.queue_max),
-    _one(
+    one("output_router_queue_max", "The most batches that wait for one router.", lambda o: o.queue_max),
+    one(
         "output_router_behind_seconds",
         "How long the oldest batch has been published that a connected router has not got.",
         lambda o: o.behind_seconds,
@@ -366,52 +331,52 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         ("version", "core"),
         lambda _: [((version("kvbus"), core()), 1.0)],
     ),
-    _one(
+    one(
         "state_writing",
         "1 while kvbus writes its state to state_dir; 0 without one, and after writing failed.",
         lambda p: float(p.state_writing),
     ),
-    _one(
+    one(
         "state_refused_total",
         "Files of a saved state that could not be used and were moved aside.",
         lambda p: p.state_refused,
     ),
-    _one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
-    _one("http_listeners", "Clients that follow /events.", lambda p: p.http_listeners),
-    _one("http_dumps", "Answers of /blocks under way.", lambda p: p.http_dumps),
-    _one(
+    one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
+    one("http_listeners", "Clients that follow /events.", lambda p: p.http_listeners),
+    one("http_dumps", "Answers of /blocks under way.", lambda p: p.http_dumps),
+    one(
         "query_index_blocks",
         "Blocks in the tree that answers /query; 0 while nobody asks.",
         lambda p: p.query_index_blocks,
     ),
-    _by(
+    by(
         "outcome",
         "query_requests_total",
         "Requests of /query, by outcome.",
-        lambda p: _counts(p.queries, QUERY_OUTCOMES),
+        lambda p: counts(p.queries, QUERY_OUTCOMES),
     ),
-    _by(
+    by(
         "reason",
         "http_connections_closed_total",
         "HTTP connections that kvbus closed, by reason.",
-        lambda p: _counts(p.http_closed, HTTP_REASONS),
+        lambda p: counts(p.http_closed, HTTP_REASONS),
     ),
-    _by(
+    by(
         "reason",
         "http_refused_total",
         "HTTP requests for token ids that were refused, by reason.",
         lambda p: ((reason, p.http_refused[reason]) for reason in HttpRefusal),
     ),
-    _by(
+    by(
         "outcome",
         "config_reloads_total",
         "Configurations read again at SIGHUP, by outcome.",
-        lambda p: _counts(p.config_reloads, RELOAD_OUTCOMES),
+        lambda p: counts(p.config_reloads, RELOAD_OUTCOMES),
     ),
-    _by(
+    by(
         "outcome",
         "key_reloads_total",
         "CURVE key files found changed, without a SIGHUP, by outcome.",
-        lambda p: _counts(p.key_reloads, RELOAD_OUTCOMES),
+        lambda p: counts(p.key_reloads, RELOAD_OUTCOMES),
     ),
 )

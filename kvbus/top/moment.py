@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections import defaultdict
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -13,18 +12,9 @@ from typing import Any, Final
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvbus.errors import ExitCode, KvbusError
+from kvbus.asking import asking, get
 
 TIMEOUT_S: Final = 3.0
-
-MAX_BYTES: Final = 64 * 1024 * 1024
-"""Of one answer."""
-
-
-class NoAnswerError(KvbusError):
-    """There is no bus at the address, or it does not answer as one."""
-
-    exit_code = ExitCode.CANNOT_BIND
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +46,6 @@ class Moment:
         started: its start, in seconds since 1970. Counters begin anew with it.
         age: seconds since then, by the bus's own clock.
         memory: resident bytes.
-        cpu: CPU seconds since the start.
     """
 
     at: float
@@ -68,19 +57,6 @@ class Moment:
     started: float
     age: float
     memory: float
-    cpu: float
-
-
-def base_url(address: str) -> str:
-    """Return the URL that an address stands for: ``HOST:PORT`` or ``http://HOST:PORT/``.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    url = (address if "://" in address else f"http://{address}").rstrip("/")
-    if not url.startswith(("http://", "https://")) or not url.partition("://")[2]:
-        raise ValueError(f"{address!r} is not HOST:PORT or http://HOST:PORT")
-    return url
 
 
 async def read(session: aiohttp.ClientSession, url: str) -> Moment:
@@ -89,33 +65,13 @@ async def read(session: aiohttp.ClientSession, url: str) -> Moment:
     Raises:
         NoAnswerError: it does not answer in time, or with something else.
     """
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            (sources, _), (routers, _), (metrics, wall) = await asyncio.gather(
-                *(_get(session, f"{url}/{path}") for path in ("sources", "routers", "metrics"))
-            )
-        return moment(json.loads(sources), json.loads(routers), metrics, asyncio.get_running_loop().time(), wall)
-    except TimeoutError as error:
-        raise NoAnswerError(f"{url} does not answer within {TIMEOUT_S:g} s") from error
-    except aiohttp.ClientConnectorError as error:
-        why = error.os_error
-        raise NoAnswerError(f"{url}: {os.strerror(why.errno) if why.errno else why}") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise NoAnswerError(f"{url} does not answer as kvbus does ({error})") from error
-
-
-async def _get(session: aiohttp.ClientSession, url: str) -> tuple[str, float]:
-    """Return an answer, and the server's time of day."""
-    async with session.get(url, allow_redirects=False) as response:
-        response.raise_for_status()
-        body = bytearray()
-        async for part in response.content.iter_any():
-            body += part
-            if len(body) > MAX_BYTES:
-                raise ValueError(f"more than {MAX_BYTES} bytes")
-        return body.decode(), parsedate_to_datetime(response.headers["Date"]).timestamp()
+    async with asking(url, TIMEOUT_S):
+        (sources, _), (routers, _), (metrics, headers) = await asyncio.gather(
+            *(get(session, f"{url}/{path}") for path in ("sources", "routers", "metrics"))
+        )
+        wall = parsedate_to_datetime(headers["Date"]).timestamp()
+        at = asyncio.get_running_loop().time()
+        return moment(json.loads(sources), json.loads(routers), metrics.decode(), at, wall)
 
 
 def moment(
@@ -174,7 +130,6 @@ def moment(
         started=started,
         age=max(0.0, wall - started),
         memory=values["process_resident_memory_bytes"].get((), 0.0),
-        cpu=values["process_cpu_seconds_total"].get((), 0.0),
     )
 
 

@@ -11,10 +11,11 @@ import aiohttp
 from rich.console import Console
 from rich.live import Live
 
+from kvbus.asking import NoAnswerError
 from kvbus.terminal import glyphs_for
 from kvbus.top.history import History
 from kvbus.top.keyboard import keys, pressed
-from kvbus.top.moment import NoAnswerError, read
+from kvbus.top.moment import read
 from kvbus.top.view import Choice, lines, render
 
 

@@ -18,8 +18,9 @@ from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
 from kvbus.telemetry.readings import LiveBlocks
 from kvbus.telemetry.table import DROP_REASONS, EVENT_REASONS
-from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
+from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
+from tests.doubles import replay_faults
 from tests.doubles.payloads import cleared, removed, store, tokens_of
 from tests.doubles.payloads import payload as batch
 from tests.ports import free_port, free_ports, ports_in_a_row
@@ -200,7 +201,7 @@ async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_his
             assert before <= entry["partial_since"] <= time.time()
             assert caplog.text.count("source engine is partial: batches 0 to 6 were trimmed") == 1
             await engine.wait_for_subscriber(20)
-            engine.replay_fault = ReplayFault.SILENT
+            engine.replay_fault = replay_faults.silent
             engine.publish(batch(store([10])), live=False)
             engine.publish(batch(store([11])))
             await eventually(lambda: client.bus.source.state == "gap", "the hole noticed")

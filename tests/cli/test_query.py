@@ -58,7 +58,10 @@ async def test_a_bus_that_is_not_there_or_is_none_is_named(monkeypatch):
     monkeypatch.setattr("kvbus.cli.query.run_until_signal", run)
     port = free_port()
     gone = await invoke("--http", f"127.0.0.1:{port}", "--tokens", "-")
-    assert (gone.exit_code, gone.stderr) == (69, f"kvbus: http://127.0.0.1:{port}: Connection refused\n")
+    assert (gone.exit_code, gone.stderr) == (
+        69,
+        f"kvbus: no bus answers at http://127.0.0.1:{port} (connection refused)\n",
+    )
     odd = await invoke("--http", "ftp://host", "--tokens", "-")
     assert (odd.exit_code, "is not HOST:PORT" in odd.stderr) == (2, True)
     neither = await invoke()

@@ -3,10 +3,12 @@
 import io
 from dataclasses import replace
 
+import msgspec
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from kvbus.admin.views import Counts
 from kvbus.demo import plain
 from kvbus.demo.screen import Cell, Match, RouterRow, Screen, Sent, SourceRow
 from kvbus.demo.story import Line, Tone
@@ -16,14 +18,19 @@ from kvbus.terminal import ASCII, UNICODE
 
 
 def source(label, **changes):
-    row = SourceRow(label, "live", 0, "vllm-0.30..0.33", 11.5, {"GPU": 400, "CPU": 12_700}, 6, 6, 0, 0)
+    row = SourceRow(label, "live", 0, "vllm-0.30..0.33", 11.5, {"GPU": 400, "CPU": 12_700}, counts(missing=6))
     return replace(row, **changes)
+
+
+def counts(**changes):
+    zero = dict.fromkeys(Counts.__struct_fields__, 0)
+    return msgspec.convert(zero | {"ways": {}, "rejected": {}, "filtered": {}, "recovered": 6} | changes, Counts)
 
 
 SOURCES = (
     source("vllm/0"),
     source("vllm/1", state="connecting", dialect=None),
-    source("sglang/0", dialect="sglang-0.5.20..0.5.23", tiers={"GPU": 500}, lost=2, missing=9),
+    source("sglang/0", dialect="sglang-0.5.20..0.5.23", tiers={"GPU": 500}, counts=counts(lost=2, missing=9)),
     source("sglang/1", state="syncing", dialect="vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm", epoch=12),
 )
 CELLS = (

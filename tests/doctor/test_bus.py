@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kvbus.doctor import bus as buses
+from kvbus import asking
 from kvbus.doctor.examine import examine_bus
 from kvbus.doctor.rendering import render
 from tests.doctor.mistakes import Scene, made
@@ -103,7 +103,7 @@ async def test_what_is_no_bus(answer):
 
 
 async def test_an_endless_answer_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(buses, "MAX_BYTES", 1000)
+    monkeypatch.setattr(asking, "MAX_BYTES", 1000)
     async with Http([SOURCE] * 100) as url:
         report = await examine_bus(url, timeout=10)
     assert "more than 1000 bytes" in first_line(report)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pytest
 
-from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles import replay_faults
 
 from .support import Capture, Kvbus, Sentinel, is_sentinel, wait_for, wait_for_subscribers
 
@@ -225,7 +226,7 @@ def test_the_last_batches_before_a_pause_are_lost(
 def test_a_replay_whose_end_is_lost(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
     register(indexer, engine, kvbus)
     wait_for_subscribers(engine, 2)
-    engine.replay_fault = ReplayFault.NO_END
+    engine.replay_fault = replay_faults.no_end
     publish(engine, slice(HALF))
     engine.publish(CAPTURE.lives[0][HALF][1], live=False)
     publish(engine, slice(HALF + 1, None))

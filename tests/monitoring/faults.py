@@ -22,7 +22,8 @@ from typing import Any, Final
 import zmq
 from zmq.auth import create_certificates, load_certificate
 
-from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles import replay_faults
 from tests.doubles.payloads import payload, removed, store
 from tests.monitoring.prometheus import Prometheus
 from tests.ports import free_port, free_ports, ports_in_a_row
@@ -341,7 +342,7 @@ class Scene:
         keep(every(0.5, garbled))
         for twin in self.twins:
             keep(every(0.1, functools.partial(publish_one, twin)))
-        wrong["mute"].replay_fault = ReplayFault.SILENT
+        wrong["mute"].replay_fault = replay_faults.silent
         keep(every(4.0, lambda: wrong["mute"].publish(batch())))
         keep(self._restart_engine(wrong["restarting"]))
         keep(self._fall_silent(wrong["silent"]))
@@ -372,7 +373,7 @@ class Scene:
         engine = self.stuck
         for _ in range(5):
             engine.publish(batch())
-        engine.replay_fault = ReplayFault.SILENT
+        engine.replay_fault = replay_faults.silent
         engine.publish(batch(), live=False)
         await every(0.05, lambda: engine.publish(batch()))
 

@@ -20,7 +20,8 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.sim.engine import EngineOptions, SimEngine
 from kvbus.sim.workload import synthetic
 from kvbus.transport import engine_api
-from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles import replay_faults
 from tests.ports import free_port, ports_in_a_row
 from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 
@@ -344,14 +345,14 @@ async def test_what_the_replay_may_still_have_is_waited_for():
     engine = Engine()
     engine.offers("POST", "/reset_prefix_cache")
     rank = engine.ranks[0]
-    rank.publisher.replay_fault = ReplayFault.SILENT
+    rank.publisher.replay_fault = replay_faults.silent
     async with engine.running(), engine.bus(replay_timeout=0.1, starts_partial=False) as bus:
         rank.publish(1)
         await eventually(lambda: bus.source.state == "live" and bus.source.partial_since is not None, "partial")
         asked = rank.publisher.replay_requests
         await eventually(lambda: rank.publisher.replay_requests > asked + 2, "the replay asked again and again")
         assert engine.asked == []
-        rank.publisher.replay_fault = ReplayFault.NONE
+        rank.publisher.replay_fault = list
         await is_whole(bus, engine)
         assert engine.asked == ["POST /reset_prefix_cache"]
 

@@ -22,7 +22,8 @@ from kvbus.cli.tail import Printer, to_json
 from kvbus.client import Conflict, Reachable, Unreachable
 from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles import replay_faults
 
 DATA = Path(__file__).parents[1] / "wire" / "data"
 ESC = "\x1b"
@@ -396,7 +397,7 @@ def test_dump_needs_somebody_to_ask():
 
 
 def test_dump_that_nobody_answers(publisher):
-    publisher.replay_fault = ReplayFault.SILENT
+    publisher.replay_fault = replay_faults.silent
     out, err = run("dump", publisher.replay_endpoint, "--timeout", "0.3", code=69)
     assert out == ""
     assert "within 0.3 s" in err
@@ -408,7 +409,7 @@ def test_dump_with_the_wrong_framing_is_no_answer(publisher):
 
 
 def test_dump_is_interrupted_at_once(publisher):
-    publisher.replay_fault = ReplayFault.SILENT
+    publisher.replay_fault = replay_faults.silent
     dump = command("dump", publisher.replay_endpoint, "--timeout", "600")
     while publisher.replay_requests == 0:
         with pytest.raises(subprocess.TimeoutExpired):

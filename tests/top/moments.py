@@ -58,6 +58,5 @@ def moment(at: float, *sources: dict[str, Any], **changes: Any) -> Moment:
         started=1000.0,
         age=3600.0 + at,
         memory=6e7,
-        cpu=at / 10,
     )
     return replace(made, **changes)

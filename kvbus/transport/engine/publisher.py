@@ -16,14 +16,14 @@ import zmq
 
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
-from kvbus.transport.engine.replay import END_SEQ, EngineReplayServer, Framing, ReplayBuffer, ReplayFault, answer
+from kvbus.transport.engine.replay import EngineReplayServer, Framing, ReplayBuffer, answer
 from kvbus.transport.sockets import attach_or_refuse, bound_endpoint, check_port, end, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
-__all__ = ["END_SEQ", "EnginePublisher", "Framing", "ReplayFault", "binds"]
+__all__ = ["EnginePublisher", "Framing", "binds"]
 
 _REBIND_S: Final = 5.0  # libzmq releases a closed listener's address asynchronously
 
@@ -70,7 +70,8 @@ class EnginePublisher:
         self.topic: Final = topic
         self.framing: Final = framing
         self.bind: Final = binds(endpoint) if bind is None else bind
-        self.replay_fault = ReplayFault.NONE
+        self.replay_fault: Callable[[list[list[bytes]]], Iterable[list[bytes]]] = list
+        """Makes of each answer what is really sent."""
         self.replay_requests = 0
         """Well-formed replay requests received so far, in all epochs."""
         self._endpoint = endpoint
@@ -209,9 +210,9 @@ class EnginePublisher:
             while self._count_subscriptions() < count:  # noqa: ASYNC110 - the socket sets no asyncio.Event
                 await asyncio.sleep(0.002)
 
-    def _asked(self, start: int) -> Iterator[list[bytes]]:
+    def _asked(self, start: int) -> Iterable[list[bytes]]:
         self.replay_requests += 1
-        return answer(self._buffer.since(start), self.framing, self.topic, self.replay_fault)
+        return self.replay_fault(answer(self._buffer.since(start), self.framing, self.topic))
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]], *, await_address: bool) -> None:
         # subscribers see a PUB; XPUB also reports subscriptions, so a test can wait for one instead of sleeping

@@ -7,7 +7,6 @@ high-water mark, and no requester waits for another.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import threading
 from collections import deque
@@ -15,33 +14,16 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import zmq
 
+from kvbus.core.wire.frames import END_SEQ
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 Framing = Literal["3", "4", "sim"]
 
-END_SEQ: Final = b"\xff" * 8
 _SERVERS: Final = itertools.count()
 _BURST: Final = 64  # messages to one requester before the next one gets its turn
 _RETRY_MS: Final = 2  # pause before another attempt when every requester is at its high-water mark
-
-
-class ReplayFault(enum.Enum):
-    """A replay server's faults, for tests of its clients."""
-
-    NONE = "none"
-    SILENT = "silent"
-    """No answer at all."""
-    EMPTY = "empty"
-    """END at once, without batches."""
-    NO_END = "no-end"
-    """Every batch and no END marker, as an engine whose ROUTER dropped END at its high-water mark."""
-    ENDLESS = "endless"
-    """The same batches without end, and no END marker."""
-    DUPLICATE = "duplicate"
-    """Every batch twice."""
-    INTERLEAVE = "interleave"
-    """Two interleaved answers, each with its END, as if two requests were outstanding."""
 
 
 class ReplayBuffer:
@@ -82,34 +64,14 @@ class ReplayBuffer:
         return len(self._batches)
 
 
-def answer(
-    batches: list[tuple[int, bytes]], framing: Framing, topic: bytes, fault: ReplayFault = ReplayFault.NONE
-) -> Iterator[list[bytes]]:
-    """Yield the messages that answer a replay request, as a DEALER receives them, END included."""
+def answer(batches: list[tuple[int, bytes]], framing: Framing, topic: bytes) -> list[list[bytes]]:
+    """Return the messages that answer a replay request, as a DEALER receives them, END last."""
 
     def frames(seq: bytes, payload: bytes, topic: bytes) -> list[bytes]:
         return [b"", seq, payload] if framing == "3" else [b"", topic, seq, payload]
 
-    data = [frames(seq.to_bytes(8, "big"), payload, topic) for seq, payload in batches]
     # the END marker's topic is empty, even where the stream has a topic
-    end = frames(END_SEQ, b"", b"")
-    match fault:
-        case ReplayFault.SILENT:
-            return
-        case ReplayFault.EMPTY:
-            yield end
-        case ReplayFault.NO_END:
-            yield from data
-        case ReplayFault.ENDLESS:
-            yield from itertools.cycle(data)
-        case ReplayFault.DUPLICATE:
-            yield from (message for message in data for _ in range(2))
-            yield end
-        case ReplayFault.INTERLEAVE:
-            yield from (message for message in [*data, end] for _ in range(2))
-        case ReplayFault.NONE:
-            yield from data
-            yield end
+    return [*(frames(seq.to_bytes(8, "big"), payload, topic) for seq, payload in batches), frames(END_SEQ, b"", b"")]
 
 
 class EngineReplayServer:
@@ -125,7 +87,7 @@ class EngineReplayServer:
         self,
         router: zmq.Socket[bytes],
         context: zmq.Context[zmq.Socket[bytes]],
-        answer: Callable[[int], Iterator[list[bytes]]],
+        answer: Callable[[int], Iterable[list[bytes]]],
     ) -> None:
         self._answer = answer
         self._router = router
@@ -175,7 +137,7 @@ class EngineReplayServer:
                 continue
             client, _, start = frames
             answer = self._answer(int.from_bytes(start, "big"))
-            self._jobs.setdefault(client, deque()).append(answer)
+            self._jobs.setdefault(client, deque()).append(iter(answer))
 
     def _send_some(self) -> bool:
         """Send every requester a burst; return False if none of them could take a message."""

@@ -35,7 +35,8 @@ from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.errors import BindError
 from kvbus.transport.client.subscriber import StreamSockets
-from kvbus.transport.engine.publisher import EnginePublisher, ReplayFault
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles import replay_faults
 from tests.ports import free_ports
 from tests.transport.loops import COUNTING, reads
 from tests.typed import there
@@ -160,7 +161,7 @@ def test_a_restart_is_noticed_however_far_the_new_life_is(loops, ahead):
 
 
 @pytest.mark.parametrize(
-    "fault", [ReplayFault.NO_END, ReplayFault.DUPLICATE, ReplayFault.INTERLEAVE], ids=lambda fault: fault.value
+    "fault", [replay_faults.no_end, replay_faults.duplicate, replay_faults.interleave], ids=lambda fault: fault.__name__
 )
 def test_a_replay_server_out_of_order(loops, fault):
     async def main():
@@ -178,7 +179,7 @@ def test_a_replay_server_out_of_order(loops, fault):
 def test_nobody_answers(loops):
     async def main():
         async with engine() as publisher:
-            publisher.replay_fault = ReplayFault.SILENT
+            publisher.replay_fault = replay_faults.silent
             async with subscribed(publisher) as subscriber:
                 assert await subscriber.receive() == Lost(0, None, LostReason.NO_ANSWER)
                 assert publisher.replay_requests in (QUICK.attempts, QUICK.attempts + 1)  # it is asked on at once

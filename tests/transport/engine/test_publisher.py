@@ -6,9 +6,11 @@ import struct
 import pytest
 import zmq
 
+from kvbus.core.wire.frames import END_SEQ
 from kvbus.errors import BindError
 from kvbus.transport.client.rawsub import RawSubscriber
-from kvbus.transport.engine.publisher import END_SEQ, EnginePublisher, ReplayFault, binds
+from kvbus.transport.engine.publisher import EnginePublisher, binds
+from tests.doubles import replay_faults
 from tests.typed import there
 
 ANY = "tcp://127.0.0.1:*"
@@ -202,12 +204,12 @@ class EnginePublisherForThreads(EnginePublisher):
 @pytest.mark.parametrize(
     ("fault", "seqs"),
     [
-        (ReplayFault.NONE, [0, 1, 2, "end"]),
-        (ReplayFault.SILENT, []),
-        (ReplayFault.EMPTY, ["end"]),
-        (ReplayFault.NO_END, [0, 1, 2]),
-        (ReplayFault.DUPLICATE, [0, 0, 1, 1, 2, 2, "end"]),
-        (ReplayFault.INTERLEAVE, [0, 0, 1, 1, 2, 2, "end", "end"]),
+        (list, [0, 1, 2, "end"]),
+        (replay_faults.silent, []),
+        (replay_faults.empty, ["end"]),
+        (replay_faults.no_end, [0, 1, 2]),
+        (replay_faults.duplicate, [0, 0, 1, 1, 2, 2, "end"]),
+        (replay_faults.interleave, [0, 0, 1, 1, 2, 2, "end", "end"]),
     ],
 )
 def test_replay_faults(fault, seqs):
@@ -216,7 +218,7 @@ def test_replay_faults(fault, seqs):
 
 
 def test_an_endless_answer_never_ends():
-    got, quiet = drained(ReplayFault.ENDLESS, 50)
+    got, quiet = drained(replay_faults.endless, 50)
     assert got == [0, 1, 2] * 16 + [0, 1]
     assert not quiet
 
