@@ -12,9 +12,12 @@ from array import array
 import aiohttp
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from kvbus.admin import query as module
 from kvbus.admin import query_index
+from kvbus.core.blocks.prefix_labels import packed
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -179,6 +182,57 @@ async def test_bad_bodies_are_refused_with_a_sentence_and_the_next_one_is_answer
         cut = json.dumps({"tokens": TOKENS, "salt": "é"}).encode()
         for end in range(0, len(cut), 7):
             assert (await here.post(cut[:end]))[0] == 400
+
+
+def taken_out(body):
+    """What :func:`in_pieces` makes of a body, and how many pieces it was."""
+    work, pieces = module.in_pieces(body), 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return *done.value, pieces
+        pieces += 1
+
+
+ODD = st.sampled_from(
+    """1 22 , , [ ] { } " \\ -1 null "tokens" : "tokens":[7,8] ]},{"tokens":[ "salt":"x" "\\u0074okens":[1] 4294967296 é""".encode().split()
+)
+
+
+def questions(body, lists=()):
+    try:
+        queries = module.read(body, lists)
+    except module.RefusedError as refused:
+        return refused.status
+    for each in queries:
+        each.tokens = packed(each.tokens) if isinstance(each.tokens, list) else each.tokens
+    return queries
+
+
+@given(st.lists(ODD, max_size=12).map(b"".join), st.integers(1, 4))
+@example(b"1,", 1)
+@example(b"1,,2", 1)
+@example(b'1,2],"\\u0074okens":[0', 1)
+@example(b'1,2],"tokens":[3', 1)
+@example(b'1,2],"salt":"\\"tokens\\":[3', 1)
+@example(b'1,2],"salt":"tokens', 1)
+def test_a_body_read_in_pieces_asks_what_it_asks_read_whole(odd, size):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE", size)
+        for body in (odd, b'{"tokens":[' + odd, b'{"tokens":[%b]}' % odd, b'{"queries":[{"tokens":[%b]}]}' % odd):
+            short, lists, _ = taken_out(body)
+            assert questions(short, lists) == questions(body)
+
+
+def test_a_long_list_is_read_in_pieces_and_no_more_lists_than_questions():
+    ids = list(range(100_000, 132_768))
+    body = json.dumps({"tokens": ids, "salt": "s"}).encode()
+    short, lists, pieces = taken_out(body)
+    assert (short, lists) == (b'{"tokens": [0], "salt": "s"}', [packed(ids)])
+    assert pieces == len(body) // module.PIECE
+    many = json.dumps({"queries": [{"tokens": []}] * (module.MAX_QUERIES + 1)}).encode()
+    assert taken_out(many) == (many, [], module.MAX_QUERIES)
 
 
 @pytest.mark.parametrize(
