@@ -140,7 +140,8 @@ class PrefixIndex(Generic[W]):
             worker: whose they are.
             hashes: their names.
             parent: the name of the block before the first; None for the beginning of a prompt.
-            found: what :func:`~kvbus.core.blocks.prefix_labels.stored` made of them; None: they get no place.
+            found: what :func:`~kvbus.core.blocks.prefix_labels.stored` made of them; None: they get no place but one
+                that they have on another medium.
             lora: the adapter.
             medium: where they are.
         """
@@ -153,8 +154,12 @@ class PrefixIndex(Generic[W]):
         if places is None:
             places = holder.places[medium] = {}
         if found is None:
-            for block in hashes:
-                places.setdefault(block, _Waiting(None, b""))
+            for block in hashes:  # an offloaded block is where it is on another medium
+                if block not in places:
+                    if node := self._place(holder, block):
+                        self._put(holder, block, medium, places, node)
+                    else:
+                        places[block] = _Waiting(None, b"")
             return
         shape, labels = found
         root = 0
