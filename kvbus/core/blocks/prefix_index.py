@@ -50,10 +50,14 @@ class Match(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A block whose parent has no place yet. Without a parent here it never gets one."""
+    """A block whose parent has no place yet."""
 
     parent: Hash | None
     label: Label
+
+
+_NOWHERE: Final = _Waiting(None, b"")
+"""A block whose tokens are not known."""
 
 
 class _Holder:
@@ -159,7 +163,7 @@ class PrefixIndex(Generic[W]):
                     if node := self._place(holder, block):
                         self._put(holder, block, medium, places, node)
                     else:
-                        places[block] = _Waiting(None, b"")
+                        places[block] = _NOWHERE
             return
         shape, labels = found
         root = 0
@@ -169,7 +173,7 @@ class PrefixIndex(Generic[W]):
             node = root = self._tree.root(lora, shape)
         for block, label in zip(hashes, labels, strict=True):
             place = places.get(block)
-            if place is None:
+            if place is None or place is _NOWHERE:
                 if node:
                     node = self._tree.child(node, label)
                     self._put(holder, block, medium, places, node)
