@@ -50,10 +50,14 @@ class Match(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A block whose parent has no place yet. Without a parent here it never gets one."""
+    """A block whose parent has no place yet."""
 
     parent: Hash | None
     label: Label
+
+
+_NOWHERE: Final = _Waiting(None, b"")
+"""A block whose tokens are not known."""
 
 
 class _Holder:
@@ -140,7 +144,8 @@ class PrefixIndex(Generic[W]):
             worker: whose they are.
             hashes: their names.
             parent: the name of the block before the first; None for the beginning of a prompt.
-            found: what :func:`~kvbus.core.blocks.prefix_labels.stored` made of them; None: they get no place.
+            found: what :func:`~kvbus.core.blocks.prefix_labels.stored` made of them; None: they get no place but one
+                that they have on another medium.
             lora: the adapter.
             medium: where they are.
         """
@@ -153,8 +158,12 @@ class PrefixIndex(Generic[W]):
         if places is None:
             places = holder.places[medium] = {}
         if found is None:
-            for block in hashes:
-                places.setdefault(block, _Waiting(None, b""))
+            for block in hashes:  # an offloaded block is where it is on another medium
+                if block not in places:
+                    if node := self._place(holder, block):
+                        self._put(holder, block, medium, places, node)
+                    else:
+                        places[block] = _NOWHERE
             return
         shape, labels = found
         root = 0
@@ -164,7 +173,7 @@ class PrefixIndex(Generic[W]):
             node = root = self._tree.root(lora, shape)
         for block, label in zip(hashes, labels, strict=True):
             place = places.get(block)
-            if place is None:
+            if place is None or place is _NOWHERE:
                 if node:
                     node = self._tree.child(node, label)
                     self._put(holder, block, medium, places, node)

@@ -93,6 +93,27 @@ def test_blocks_on_several_tiers_are_one_prefix():
     assert index.matches(asked)["a"] == Match(3, SIZE, {"CPU": 3})
 
 
+def test_a_block_offloaded_without_tokens_is_where_it_is_on_the_device():
+    offloaded = BlockStored((1, 2, 9), None, encode_value([]), 0, medium="CPU")
+    index = index_of(("a", store([1, 2], None, 1, 2)), ("a", offloaded), ("a", offloaded), ("b", offloaded))
+    assert index.matches(tokens_of(1, 2)) == {"a": Match(2, SIZE, {"GPU": 2, "CPU": 2})}
+    index.apply("a", BlockRemoved((1, 2), "GPU"))
+    assert index.matches(tokens_of(1, 2)) == {"a": Match(2, SIZE, {"CPU": 2})}
+    index.apply("a", BlockRemoved((1, 2, 9), "CPU"))
+    assert (index.longest_prefix(tokens_of(1, 2)), index.nodes, len(index)) == ({}, 0, 3)
+
+
+def test_a_block_without_tokens_gets_its_place_when_they_come():
+    index = index_of(("a", BlockStored((1, 3), None, encode_value([]), 0, medium="CPU")))
+    index.apply("a", store([2], 1, 2, medium="CPU"))
+    assert (index.longest_prefix(tokens_of(1, 2)), index.nodes, len(index)) == ({}, 0, 3)
+    index.apply("a", store([3], 2, 3, medium="CPU"))
+    index.apply("a", store([1], None, 1, medium="CPU"))
+    assert index.matches(tokens_of(1, 2, 3)) == {"a": Match(3, SIZE, {"CPU": 3})}
+    index.apply("a", BlockRemoved((1, 2, 3), "CPU"))
+    assert (index.longest_prefix(tokens_of(1)), index.nodes, len(index)) == ({}, 0, 0)
+
+
 def test_blocks_are_found_by_a_workers_own_names():
     index = index_of(("a", store([1, 2], None, 1, 2)), ("b", store([b"x"], b"unknown", 1)))
     assert index.named("a", [1, 2, 3]) == Match(2, SIZE, {"GPU": 2})
