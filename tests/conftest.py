@@ -6,11 +6,13 @@ about ``state_dir`` keeps it where pytest's own files are.
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import budget
+from tests.sharing import Scheduling
 
 settings.register_profile(
     "default",
@@ -40,6 +42,14 @@ def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(budget.plugin(), "budgets")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadgroup``: see :mod:`tests.sharing`."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

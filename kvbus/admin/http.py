@@ -18,7 +18,7 @@ from aiohttp.typedefs import Handler
 from kvbus.admin.access import Access, how_to_get_in
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.events import Events
-from kvbus.admin.history import History
+from kvbus.admin.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
 from kvbus.admin.openapi import document
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import MAX_BODY, Queries
@@ -113,6 +113,7 @@ class AdminServer:
             shutdown_timeout=1.0,
             keepalive_timeout=_NEVER,  # ConnectionLimits closes idle connections, and counts them
             lingering_time=1.0,
+            auto_decompress=False,  # a bad stream would end in a traceback, a good one may be a thousand times as long
         )
         await self._runner.setup()
         server = self._runner.server
@@ -200,6 +201,8 @@ class AdminServer:
     async def _source_history(self, request: web.Request) -> web.Response:
         name = request.query.get("source", "")
         course = self.history.sources.get(name)
+        if course is None and name in {source.spec.label for source in self._observed.relay.present}:
+            course = Course(SOURCE_RATES, SOURCE_LEVELS)  # it has come since the last sample
         if course is None:
             return _problem(404, f"no source {name!r}; /history takes source=NAME, a name of /sources")
         return _json({"times": self.history.times(), **self.history.samples(course)})

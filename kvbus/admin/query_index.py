@@ -66,7 +66,7 @@ class QueryIndex:
         self.reading: int | None = None
         """The slot whose blocks it reads."""
         self._gone: set[Place] = set()
-        """Blocks of that slot that were removed before it came to them."""
+        """Blocks of that slot that were removed since it began."""
 
     @property
     def unread(self) -> int:
@@ -158,9 +158,7 @@ class QueryIndex:
                 continue
             if reading and not is_store(event):
                 medium = medium_key(value(event, "medium")) or ""
-                self._gone.update(
-                    (medium, name) for name in hashes_of(event) if not self._growing.holds(slot, name, medium)
-                )
+                self._gone.update((medium, name) for name in hashes_of(event))
             self._growing.apply(slot, event)
 
 

@@ -101,7 +101,7 @@ class Status:
 class Feed:
     """Takes the updates of one stream into an index. Each rank is a worker of its own.
 
-    Of several KV-cache groups it takes the first that carries prefixes.
+    Of a worker's KV-cache groups it takes the first that carries prefixes, until the worker is cleared.
 
     Args:
         name: the workers' name.
@@ -116,8 +116,8 @@ class Feed:
         self._name: Final = name
         self._index: Final = index
         self._copies: Final = copies
-        self._group: int | None = _NO_GROUP
         self._workers: dict[int | None, Worker] = {}
+        self._groups: dict[Worker, int | None] = {}
         self._more: dict[Worker, Counter[tuple[str, Hash]]] = {}
         """Copies beyond the first, by medium and hash."""
 
@@ -126,7 +126,6 @@ class Feed:
         for worker in self._workers.values():
             self._clear(worker)
         self._workers.clear()
-        self._group = _NO_GROUP
 
     def apply(self, batch: Batch) -> None:
         """Take in a batch."""
@@ -147,6 +146,7 @@ class Feed:
 
     def _clear(self, worker: Worker) -> None:
         self._index.clear(worker)
+        self._groups.pop(worker, None)
         self._more.pop(worker, None)
 
     def _store(self, worker: Worker, event: BlockStored[Any]) -> Reason | None:
@@ -156,9 +156,9 @@ class Feed:
         kind = event.kv_cache_spec_kind
         if not event.block_hashes or (isinstance(kind, str) and kind not in PREFIX_KINDS):
             return None
-        if self._group == _NO_GROUP:
-            self._group = _group(event)
-        elif _group(event) != self._group:
+        if tokens:  # an offloaded block without any may name no group
+            self._groups.setdefault(worker, _group(event))
+        if _group(event) != self._groups.get(worker, _NO_GROUP):
             return None
         if self._copies:
             medium = medium_key(event.medium) or ""
@@ -171,7 +171,7 @@ class Feed:
         medium = check_removed(event)
         if isinstance(medium, Reason):
             return medium
-        if _group(event) != self._group:
+        if _group(event) != self._groups.get(worker, _NO_GROUP):
             return None
         more = self._more.get(worker)
         for block in event.block_hashes:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import gzip
 import io
 import itertools
 import json
@@ -11,9 +12,12 @@ from array import array
 import aiohttp
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from kvbus.admin import query as module
 from kvbus.admin import query_index
+from kvbus.core.blocks.prefix_labels import packed
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -180,6 +184,57 @@ async def test_bad_bodies_are_refused_with_a_sentence_and_the_next_one_is_answer
             assert (await here.post(cut[:end]))[0] == 400
 
 
+def taken_out(body):
+    """What :func:`in_pieces` makes of a body, and how many pieces it was."""
+    work, pieces = module.in_pieces(body), 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return *done.value, pieces
+        pieces += 1
+
+
+ODD = st.sampled_from(
+    """1 22 , , [ ] { } " \\ -1 null "tokens" : "tokens":[7,8] ]},{"tokens":[ "salt":"x" "\\u0074okens":[1] 4294967296 é""".encode().split()
+)
+
+
+def questions(body, lists=()):
+    try:
+        queries = module.read(body, lists)
+    except module.RefusedError as refused:
+        return refused.status
+    for each in queries:
+        each.tokens = packed(each.tokens) if isinstance(each.tokens, list) else each.tokens
+    return queries
+
+
+@given(st.lists(ODD, max_size=12).map(b"".join), st.integers(1, 4))
+@example(b"1,", 1)
+@example(b"1,,2", 1)
+@example(b'1,2],"\\u0074okens":[0', 1)
+@example(b'1,2],"tokens":[3', 1)
+@example(b'1,2],"salt":"\\"tokens\\":[3', 1)
+@example(b'1,2],"salt":"tokens', 1)
+def test_a_body_read_in_pieces_asks_what_it_asks_read_whole(odd, size):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE", size)
+        for body in (odd, b'{"tokens":[' + odd, b'{"tokens":[%b]}' % odd, b'{"queries":[{"tokens":[%b]}]}' % odd):
+            short, lists, _ = taken_out(body)
+            assert questions(short, lists) == questions(body)
+
+
+def test_a_long_list_is_read_in_pieces_and_no_more_lists_than_questions():
+    ids = list(range(100_000, 132_768))
+    body = json.dumps({"tokens": ids, "salt": "s"}).encode()
+    short, lists, pieces = taken_out(body)
+    assert (short, lists) == (b'{"tokens": [0], "salt": "s"}', [packed(ids)])
+    assert pieces == len(body) // module.PIECE
+    many = json.dumps({"queries": [{"tokens": []}] * (module.MAX_QUERIES + 1)}).encode()
+    assert taken_out(many) == (many, [], module.MAX_QUERIES)
+
+
 @pytest.mark.parametrize(
     ("limit", "body"),
     [
@@ -210,6 +265,30 @@ async def test_a_body_that_does_not_come_is_given_up(monkeypatch):
             assert answer.status == 408
             assert "0.05 s" in (await answer.json())["error"]
         assert here.outcomes == {"slow": 1}
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br"])
+async def test_a_compressed_body_is_refused_good_or_bad(coding, caplog):
+    async with asking() as here:
+        for body in (gzip.compress(json.dumps({"tokens": TOKENS}).encode()), b"no such stream" * 100):
+            status, answer = await here.post(body, headers={"Content-Encoding": coding}, compress=False)
+            assert (status, answer["error"]) == (400, "the body has a Content-Encoding; send it as it is")
+        assert here.outcomes == {"invalid": 2}
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_no_error_of_the_server(caplog):
+    async with asking() as here:
+        _, writer = await asyncio.open_connection(*here.bus.daemon.http_address)
+        writer.write(b"POST /query HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\n{")
+        await eventually(lambda: here.bus.daemon.process.http_connections == 1, "the connection is there")
+        await here.ask(tokens=TOKENS)  # by now it waits for the rest
+        writer.transport.abort()
+        await eventually(
+            lambda: here.outcomes == {"answered": 1, "invalid": 1}, "the request that broke off is counted"
+        )
+        await here.ask(tokens=TOKENS)
+    assert "Traceback" not in caplog.text
 
 
 async def test_while_the_tree_is_built_it_says_how_much_is_left(monkeypatch):

@@ -124,6 +124,30 @@ async def test_a_block_that_goes_before_it_is_read_is_not_held_and_one_that_is_b
     await live.close()
 
 
+async def test_a_block_that_came_and_went_while_others_were_read_is_not_held(monkeypatch):
+    monkeypatch.setattr(module, "SLICE", 0)
+    monkeypatch.setattr(module, "REST", 0)
+    monkeypatch.setattr(module, "FEW", 1)
+    engines = Engines(0, duplicates="ignore")
+    for source in SOURCES:
+        for n in range(10):
+            engines.store(source, (n,))
+    live = QueryIndex(engines.relay, ProcessStats())
+    asking = asyncio.create_task(live.ask(60))
+    while live.reading is None:  # noqa: ASYNC110 - it is one turn of the loop
+        await asyncio.sleep(0)
+    last = next(source for source in SOURCES if source != live.reading)
+    engines.store(last, (99,))  # the tree has it from the stream, and from the copy that is made later
+    while live.reading != last:  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0)
+    engines.say(last, removed([hash((99,))]))
+    await asking
+    index = await whole(live)
+    assert index.longest_prefix([99 * 100 + at for at in range(SIZE)]) == {}
+    same(index, engines.fresh())
+    await live.close()
+
+
 async def test_it_is_dropped_when_nobody_asks_and_built_again():
     engines = Engines(1)
     engines.store(0, (1, 2))

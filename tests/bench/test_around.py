@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.long import LONG
+
 from .around import BOUNDS, TOLERANCE, VALGRIND, VERSION, bounds, measured, ratios
 
 
 @pytest.mark.timeout(600)  # half a minute of CPU, on a machine that may have other work
+@pytest.mark.skipif(not LONG, reason="half a minute of callgrind: with TEST_LONG=1, as in .ci/run")
 @pytest.mark.skipif(VALGRIND is None, reason="valgrind is not installed: nothing counts a message's instructions")
 def test_a_message_takes_no_more_work_than_written_down():
     known = bounds()

@@ -15,7 +15,7 @@ from tests.chaos.campaign import Campaign, Wanted
 from tests.chaos.plan import SHAPES
 from tests.chaos.tally import Tally
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 
 def play(wanted: Wanted) -> tuple[Tally, str]:

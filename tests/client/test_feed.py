@@ -124,6 +124,24 @@ def test_of_several_groups_the_first_with_prefixes_counts():
     assert fed.take(stored(1, 2, 3, **other)).held(1, 2, 3) == {0: 3}
 
 
+def test_each_rank_has_its_own_group():
+    fed = Fed().take(stored(1)).take(stored(1, 2, group_idx=0), rank=1)
+    assert fed.held(1, 2) == {1: 2, 0: 1}
+    assert fed.take(removed(2, group_idx=0), rank=1).held(1, 2) == {0: 1, 1: 1}
+
+
+def test_a_worker_that_was_cleared_may_begin_with_another_group():
+    fed = Fed().take(stored(1)).take(AllBlocksCleared(), stored(1, 2, group_idx=0))
+    assert fed.held(1, 2) == {0: 2}
+
+
+def test_a_store_without_tokens_does_not_choose_the_group():
+    placeholder = stored(7, medium="CPU")
+    placeholder.token_ids, placeholder.block_size = msgspec.Raw(b"\x90"), 0
+    fed = Fed().take(placeholder, stored(1, group_idx=0))
+    assert fed.held(1) == {0: 1}
+
+
 @pytest.mark.parametrize(
     ("event", "reason"),
     [

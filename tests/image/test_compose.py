@@ -14,8 +14,6 @@ from tests.deploy.compose import KVBUS, SERVICES, kept, mounts
 from tests.image.conftest import IMAGE, Podman
 from tests.system.bus import eventually
 
-pytestmark = pytest.mark.xdist_group("image")
-
 
 def options(service: str) -> list[str]:
     """What Compose makes of a service, as `podman run` takes it."""

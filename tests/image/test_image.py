@@ -21,8 +21,6 @@ from tests.system.bus import RouterOnASet, eventually
 from tests.system.test_run import Place
 from tests.wire.captures import load, matches_truth
 
-pytestmark = pytest.mark.xdist_group("image")
-
 ROOT: Final = Path(__file__).parents[2]
 USER: Final = "65532"
 VERSION: Final = version("kvbus")

@@ -17,7 +17,7 @@ from tests.system.bus import eventually
 from tests.wire.captures import DATA, load, truth
 
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed (.ci/run installs it from .ci/tools.lock)")
-pytestmark = [pytest.mark.xdist_group("image"), pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 
 HELM: Final = Path(__file__).parents[2] / "helm"
 VALUES: Final = HELM / "kvbus" / "ci" / "podman-values.yaml"

@@ -9,7 +9,7 @@ from tests.image.test_play_kube import ANY_HOST, CAPTURE, Pod, pod, with_capture
 from tests.wire.captures import load, truth
 
 __all__ = ["pod"]
-pytestmark = [pytest.mark.xdist_group("image"), pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 
 
 @pytest.mark.parametrize("pod", [with_capture], indirect=True)

@@ -10,7 +10,7 @@ from tests.monitoring.conftest import Observed
 from tests.monitoring.faults import EXPECTED, SCRAPE, fired
 from tests.monitoring.prometheus import alerts
 
-pytestmark = [pytest.mark.xdist_group("prometheus"), pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 STARVED = {"KvbusLoopLag": 0.1, "KvbusDown": SCRAPE}
 """Alerts that a machine without CPU to spare is enough for, and after how many seconds without any."""

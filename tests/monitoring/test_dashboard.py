@@ -90,7 +90,6 @@ def test_every_metric_of_sources_outputs_and_replay_is_on_it() -> None:
     assert not elsewhere & shown
 
 
-@pytest.mark.xdist_group("prometheus")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
 def test_every_query_of_every_panel_has_data(observed: Observed, panel: dict[str, Any]) -> None:
@@ -102,7 +101,6 @@ def test_every_query_of_every_panel_has_data(observed: Observed, panel: dict[str
         assert names <= {label for labels, _ in result for label in labels}, "a legend without its label"
 
 
-@pytest.mark.xdist_group("prometheus")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in VARIABLES if name not in {"datasource", "namespace"}])
 def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: Observed, name: str) -> None:

@@ -257,15 +257,15 @@ class PrefixIndex(Generic[W]):
             ends, path = self._tree.walk(node, asked(tokens, shape, salt), self._live)
             tiers = self._tree.tiers(path, ends)
             for bits, blocks in ends:
+                match = Match(blocks, shape[0], {DEVICE_MEDIUM: blocks})
                 for worker in self._workers_of(bits):
                     known = found.get(worker)
-                    if known is not None and known.blocks * known.block_size >= blocks * shape[0]:
+                    if known is not None and _tokens((worker, known)) >= _tokens((worker, match)):
                         continue
-                    where = {DEVICE_MEDIUM: blocks}
                     if path:
                         bit = self._holders[worker].bit
-                        where = _some({medium: count(of, bit) for medium, of in tiers.items()})
-                    found[worker] = Match(blocks, shape[0], where)
+                        match = match._replace(tiers=_some({medium: count(of, bit) for medium, of in tiers.items()}))
+                    found[worker] = match
         return dict(sorted(found.items(), key=_tokens, reverse=True))
 
     def named(self, worker: W, hashes: Sequence[Hash]) -> Match | None:

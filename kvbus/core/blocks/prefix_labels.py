@@ -6,8 +6,8 @@ keys (a salt, images) has them beside its tokens. An adapter's name is not among
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice, pairwise
 from struct import Struct, error
 from typing import Any, Final
 
@@ -35,8 +35,8 @@ _NO_KEYS: Final = (b"\xc0", b"\x90", b"\x91\xc0", b"\x91\x90")
 """No extra keys of any block, or of the one there is."""
 
 
-def asked(tokens: Tokens, shape: Shape, salt: str | None) -> list[Label]:
-    """The labels of a prompt's whole blocks.
+def asked(tokens: Tokens, shape: Shape, salt: str | None) -> Iterator[Label]:
+    """The labels of a prompt's whole blocks, each made when it is looked at: most prompts end early.
 
     Raises:
         ValueError: a token id is none of 32 bits.
@@ -48,10 +48,10 @@ def asked(tokens: Tokens, shape: Shape, salt: str | None) -> list[Label]:
         size *= 2
     count = len(tokens) // 4 if isinstance(tokens, bytes) else len(tokens)
     whole = count // size * size
-    labels: list[Any] = _divided(tokens[: 4 * whole] if isinstance(tokens, bytes) else _packed(tokens[:whole]), size)
-    if salt is not None and labels:
-        labels[0] = (labels[0], bytes(encode_value([salt])))
-    return labels
+    labels: Iterator[Any] = _divided(tokens[: 4 * whole] if isinstance(tokens, bytes) else packed(tokens[:whole]), size)
+    if salt is None:
+        return labels
+    return chain([(label, bytes(encode_value([salt]))) for label in islice(labels, 1)], labels)
 
 
 def stored(
@@ -72,7 +72,7 @@ def stored(
         return None
     pairs = isinstance(decoded[0], tuple)
     flat: list[Any] = [each for pair in decoded for each in pair] if pairs else decoded  # type: ignore[union-attr]
-    labels: list[Any] = _divided(_packed(flat), size * (1 + pairs))
+    labels: list[Any] = list(_divided(packed(flat), size * (1 + pairs)))
     if isinstance(extra_keys, Raw):
         extra_keys = bytes(extra_keys)
     if isinstance(extra_keys, bytes) and extra_keys not in _NO_KEYS:
@@ -94,13 +94,18 @@ def adapter(lora_id: int | UnsetType | None, lora_name: str | UnsetType | None) 
     return lora_name
 
 
-def _packed(tokens: Sequence[int]) -> bytes:
+def packed(tokens: Sequence[int]) -> bytes:
+    """Token ids as integers of four bytes.
+
+    Raises:
+        ValueError: one of them is none of 32 bits.
+    """
     try:
         return Struct(f"<{len(tokens)}I").pack(*tokens)
     except error as problem:
         raise ValueError("a token id is an integer from 0 to 4294967295") from problem
 
 
-def _divided(packed: bytes, size: int) -> list[bytes]:
+def _divided(tokens: bytes, size: int) -> Iterator[bytes]:
     """The tokens of each block of so many."""
-    return [piece for (piece,) in Struct(f"{4 * size}s").iter_unpack(packed)]
+    return chain.from_iterable(Struct(f"{4 * size}s").iter_unpack(tokens))

@@ -6,7 +6,7 @@ to look at. Below the top there is a node for each adapter, below that one for e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape
@@ -103,7 +103,7 @@ class PrefixTree:
             found[medium] = _counts([held.get(each, 0) for each in path], ends)
         return found
 
-    def walk(self, node: int, labels: Sequence[Label], alive: int) -> tuple[list[tuple[int, int]], list[int]]:
+    def walk(self, node: int, labels: Iterable[Label], alive: int) -> tuple[list[tuple[int, int]], list[int]]:
         """Which of these holders hold how many blocks, the most first; and the nodes where other tiers have blocks."""
         labels_of, below, held, many = self._labels, self._below, self._on_device, self._many
         others = list(self._elsewhere.values())

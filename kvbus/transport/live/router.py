@@ -45,6 +45,8 @@ class Router:
         self.wanted_at = 0.0
         self.states_sent = 0
         self.state_sent_at: float | None = None
+        self.asked_about = 0
+        """The state that was to answer its last request for a replay, counted as ``states_sent`` is."""
         self.slow = False
         self.acknowledged = 0
         self.progress_at = 0.0

@@ -51,7 +51,10 @@ class Views:
         self._left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
 
     def gives_state(self, host: str) -> bool:
-        """Whether a router at this address has just got the state, or is about to."""
+        """Whether a router at this address has just got the state, or is about to, and asks for the first time since.
+
+        Who asks again has not taken it (llm-d forgets a pod, and begins anew from 0).
+        """
         if not host:
             return False
         since = self._loop.time() - RECENT
@@ -59,8 +62,13 @@ class Views:
             if router.peer.address.rpartition(":")[0] != host:
                 continue
             if router.state in {RouterState.WAITING, RouterState.RECEIVING, RouterState.STALLED}:
-                return True
-            if router.state is RouterState.LIVE and router.state_sent_at is not None and router.state_sent_at > since:
+                state = router.states_sent + 1
+            elif router.state is RouterState.LIVE and router.state_sent_at is not None and router.state_sent_at > since:
+                state = router.states_sent
+            else:
+                continue
+            if router.asked_about < state:
+                router.asked_about = state
                 return True
         return False
 
