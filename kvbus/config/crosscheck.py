@@ -284,9 +284,7 @@ class _Checks:
             llm_d = takes == "pod and model"
             if takes == "empty" and output.topic:
                 wrong = f"profile {output.profile} takes batches without a topic alone"
-                self.problems.append(
-                    Problem(show(key), wrong, shown(output.topic), "topic: null", self.origins.get(key))
-                )
+                self.report(key, wrong, value=output.topic, example="topic: null")
             elif output.topic is None:
                 if llm_d:
                     self.llm_d_own(key)

@@ -161,7 +161,6 @@ class Engine:
 
     def __init__(self, casting: Casting, ranks: Sequence[Rank]) -> None:
         self.name: Final = casting.name
-        self.casting: Final = casting
         self.ranks: Final = tuple(ranks)
 
     def open(self) -> None:

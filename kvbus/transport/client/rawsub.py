@@ -1,17 +1,14 @@
-"""A minimal subscriber: an asynchronous iterator over raw multipart messages.
-
-The ZeroMQ file descriptor is edge-triggered: it signals once, and again only after somebody has read ZMQ_EVENTS. So
-the reader callback reads ZMQ_EVENTS, and `recv` reads it again after the last message, before it waits.
-"""
+"""A minimal subscriber: an asynchronous iterator over raw multipart messages."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
 import zmq
 
-from kvbus.transport.pump import waiting
+from kvbus.transport.pump import Pump
 from kvbus.transport.sockets import PeerPolicy, attach_or_refuse, bound_endpoint, end, make_socket
 
 if TYPE_CHECKING:
@@ -20,11 +17,9 @@ if TYPE_CHECKING:
 
     from kvbus.transport.curve import Curve
 
-_YIELD_EVERY: Final = 256  # messages taken in one go before the loop's other tasks get their turn
-
 
 class RawSubscriber:
-    """Subscribe to a stream and iterate over its messages, each a list of frames.
+    """Subscribe to a stream and iterate over its messages, each a list of frames. Only a waiting `recv` reads them.
 
     Args:
         endpoint: the publisher's endpoint, or the endpoint to bind.
@@ -52,10 +47,9 @@ class RawSubscriber:
         self._own_context = context is None
         self._context = context
         self._curve = curve
-        self._socket: zmq.Socket[bytes] | None = None
-        self._readable = asyncio.Event()
-        self._fd = -1
-        self._taken = 0
+        self._pump: Pump | None = None
+        self._messages: Final[deque[list[bytes]]] = deque()
+        self._arrived: Final = asyncio.Event()
 
     @property
     def endpoint(self) -> str:
@@ -82,17 +76,15 @@ class RawSubscriber:
             raise
         if self._bind:
             self._endpoint = bound_endpoint(socket, self._endpoint)
-        self._socket = socket
-        self._fd = int(socket.getsockopt(zmq.FD))
-        asyncio.get_running_loop().add_reader(self._fd, self._wake)
+        self._pump = Pump(socket, self._messages.append, self._arrived.set)
+        self._pump.pause()
 
     async def close(self) -> None:
         """Close the socket."""
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._fd)
-            await asyncio.sleep(0)  # uvloop releases the descriptor in its next turn
-            self._socket.close(0)
-            self._socket = None
+        if self._pump is not None:
+            self._pump.close()
+            self._pump = None
+            await asyncio.sleep(0)  # the socket closes in the loop's next turn
         self._end_context()
 
     async def __aenter__(self) -> Self:
@@ -110,24 +102,17 @@ class RawSubscriber:
 
     async def recv(self) -> list[bytes]:
         """Wait for the next message and return its frames."""
-        self._taken += 1
-        if self._taken % _YIELD_EVERY == 0:
-            await asyncio.sleep(0)
-        while True:
-            socket = self._socket
-            if socket is None:
-                raise RuntimeError("the subscriber is not started")
-            self._readable.clear()
+        pump = self._pump
+        if pump is None:
+            raise RuntimeError("the subscriber is not started")
+        while not self._messages:
+            self._arrived.clear()
+            pump.resume()
             try:
-                return socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                # what arrived since the failed receive will not signal again
-                if not waiting(socket):
-                    await self._readable.wait()
-
-    def _wake(self) -> None:
-        if self._socket is not None and waiting(self._socket):
-            self._readable.set()
+                await self._arrived.wait()
+            finally:
+                pump.pause()
+        return self._messages.popleft()
 
     def _end_context(self) -> None:
         if self._own_context and self._context is not None:
