@@ -306,7 +306,8 @@ async def test_a_hundred_who_ask_at_once_are_answered_or_sent_away_and_the_strea
 
 
 async def test_however_many_ask_each_turn_of_the_loop_has_one_piece_of_their_work(monkeypatch):
-    work, turn = collections.Counter(), 0
+    work: collections.Counter[int] = collections.Counter()
+    turn = 0
 
     def counted(real):
         def call(*args, **more):
