@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import collections
 import contextlib
 import gzip
 import io
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from kvbus.admin import query as module
 from kvbus.admin import query_index
+from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.blocks.prefix_labels import packed
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
@@ -326,6 +328,47 @@ async def test_a_hundred_who_ask_at_once_are_answered_or_sent_away_and_the_strea
         await eventually(lambda: here.bus.daemon.process.http_connections <= 64, "connections bounded")
         (result,) = (await here.ask(tokens=TOKENS))["results"]
         assert result["matches"] == [BEST]
+
+
+async def test_however_many_ask_each_turn_of_the_loop_has_one_piece_of_their_work(monkeypatch):
+    work: collections.Counter[int] = collections.Counter()
+    turn = 0
+
+    def counted(real):
+        def call(*args, **more):
+            work[turn] += 1
+            return real(*args, **more)
+
+        return call
+
+    def look():
+        nonlocal turn
+        turn += 1
+        timer[0] = asyncio.get_running_loop().call_soon(look)
+
+    monkeypatch.setattr(module, "packed", counted(packed))
+    monkeypatch.setattr(PrefixIndex, "matches", counted(PrefixIndex.matches))
+    body = json.dumps({"tokens": TOKENS + [100_000] * 16_384}).encode()
+    assert len(body) > 3 * module.PIECE
+    few = aiohttp.TCPConnector(limit=50)  # kvbus takes 64 connections
+    async with asking() as here, aiohttp.ClientSession(connector=few) as here.session:
+        await here.ask(tokens=TOKENS)
+        work.clear()
+        timer = [asyncio.get_running_loop().call_soon(look)]
+        asked = [asyncio.create_task(here.post(body)) for _ in range(100)]
+        await eventually(lambda: here.bus.daemon.process.queries["busy"], "more who ask than may wait")
+        for n in range(100, 105):
+            await here.say(store([n]))
+        for path in ("livez", "readyz", "metrics"):
+            async with aiohttp.ClientSession() as session, session.get(here.url.replace("query", path)) as answer:
+                assert answer.status == 200
+        answers = await asyncio.gather(*asked)
+        timer[0].cancel()
+        assert {status for status, _ in answers} == {200, 429}
+        for status, answer in answers:
+            assert status == 429 or answer["results"] == [{"matches": [BEST]}]
+        assert max(work.values()) == 1
+        assert work.total() >= 16 * 4
 
 
 async def test_other_sites_and_proxies_may_not_ask():
