@@ -4,6 +4,7 @@ Hypothesis is short and repeatable by default, long and random with ``HYPOTHESIS
 about ``state_dir`` keeps it where pytest's own files are.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +51,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if config.getvalue("dist") != "loadgroup":
         return None
     return Scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: a test that collects garbage need not look at thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
