@@ -7,11 +7,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3} venv=$1 lock=requirements-runtime.lock
 shift
 
-install() {
+install() { # each step says itself what its failure means: behind || the shell's -e does nothing
     local all done=0
     all=$(grep -c '^[a-z].*==' "$lock")
     echo "setting up $venv (once): $all packages"
-    "$python" -m venv --clear "$venv"
+    "$python" -m venv --clear "$venv" || return
     "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-compile --require-hashes -r "$lock" |
         while read -r what name _; do
             if [[ $what == Collecting ]]; then
@@ -20,8 +20,8 @@ install() {
             elif [[ $what == Installing ]]; then
                 if [[ -t 1 ]]; then printf '\r\033[K  unpacking'; fi
             fi
-        done
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+        done || return
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --editable . || return
     if [[ -t 1 ]]; then printf '\r\033[K'; fi
     cat "$lock" pyproject.toml >"$venv/.installed" # the last step: without it the next call begins anew
 }
@@ -44,5 +44,7 @@ main() {
 }
 
 # a process group of its own: a Ctrl-C reaches the demo and not make, which would call the verdict an error
-if [[ -t 0 ]]; then set -m 2>/dev/null; fi
-(main "$@")
+if [[ -t 0 && ${IN_FOREGROUND:-} != 1 ]]; then
+    IN_FOREGROUND=1 exec "$python" .ci/foreground.py .ci/demo.sh "$venv" "$@"
+fi
+main "$@"

@@ -61,10 +61,14 @@ def render(
     outputs = [output for output in moment.outputs if _matches(choice, output.name)]
     routers = [r for r in moment.routers if _matches(choice, r["peer"], r["output"], r["state"], *r["topics"])]
     reasons = _reasons(history, choice)
-    room = max(4, height - 2 - 3 * 3 - (len(reasons) + 2 if reasons else 0))
+    age = now - moment.at
+    trouble = trouble if age > _STALE_S else None
+    room = max(4, height - 2 - (trouble is not None) - 3 * 3 - (len(reasons) + 2 if reasons else 0))
     shown = _shares(room, len(sources), len(outputs), len(routers))
-    parts: list[RenderableType] = [
-        _head(moment, choice, url, trouble, now - moment.at, glyphs),
+    parts: list[RenderableType] = [_head(moment, choice, url, age, glyphs, stale=trouble is not None)]
+    if trouble is not None:
+        parts.append(Text(f" {trouble}", "red bold", no_wrap=True, overflow="ellipsis"))
+    parts += [
         _section(_sources(history, sources[: shown[0]], glyphs, wide=wide), "sources", len(sources), shown[0]),
         _section(_outputs(history, outputs[: shown[1]], glyphs, wide=wide), "outputs", len(outputs), shown[1]),
         _section(_routers(routers[: shown[2]], wide=wide), "routers", len(routers), shown[2]),
@@ -159,15 +163,15 @@ def _section(body: Table, title: str, there: int, shown: int) -> RenderableType:
     return panel(body, f"{title} {there}", "cyan", more)
 
 
-def _head(moment: Moment, choice: Choice, url: str, trouble: str | None, age: float, glyphs: Glyphs) -> Table:
+def _head(moment: Moment, choice: Choice, url: str, age: float, glyphs: Glyphs, *, stale: bool) -> Table:
     head = Table.grid(expand=True, padding=0)
     head.add_column(no_wrap=True)
     head.add_column(justify="right", no_wrap=True, overflow="ellipsis")
     title = Text.assemble((" kvbus top ", "reverse bold"), "  ", (url, "bold"))
     title.append(f" {glyphs.away} {moment.version} {glyphs.away} up {_span(moment.age)}", "dim")
     title.append(f" {glyphs.away} {_size(moment.memory)}", "dim")
-    if trouble is not None and age > _STALE_S:
-        note = Text(f"as of {age:.0f} s ago: {trouble}", "red bold")
+    if stale:
+        note = Text(f"as of {age:.0f} s ago", "red bold")
     elif choice.paused:
         note = Text(f"paused {_span(age)} ago", "yellow bold")
     else:

@@ -136,7 +136,7 @@ def test_it_needs_no_configuration_and_takes_none():
 
 def test_on_a_terminal_it_draws_and_leaves_the_verdict_behind():
     code, said = on_terminal(until=b"router-a")
-    assert code == 0
+    assert code == 0, said
     screen, _, after = said.rpartition("\x1b[?1049l")
     assert screen.startswith("\x1b[?1049h") or "\x1b[?1049h" in screen
     assert "what the routers believe" in screen
@@ -147,7 +147,7 @@ def test_on_a_terminal_it_draws_and_leaves_the_verdict_behind():
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"plain": "--plain"}])
 def test_a_terminal_that_wants_less_gets_less(env):
     code, said = on_terminal("--seconds", "1", *[env[name] for name in env if name == "plain"], **env)
-    assert code == 0
+    assert code == 0, said
     if "NO_COLOR" in env:
         assert not re.search(r"\x1b\[[0-9;]*\b(3[0-7]|9[0-7]|38;5;\d+)m", said)
         assert "what the routers believe" in said
@@ -171,6 +171,7 @@ def test_usage_errors(args):
 STAND_IN = """#!/bin/sh
 echo "$@" >> {log}
 case "$*" in
+".ci/foreground.py"*) exec {python} "$@" ;;
 "-m venv"*) mkdir -p {venv}/bin; cp "$0" {venv}/bin/python ;;
 "-m pip"*) {pip} ;;
 "-m kvbus"*) {demo} ;;
@@ -181,7 +182,8 @@ esac
 def made(tmp_path, demo='exec {python} "$@"', pip=":"):
     """`.ci/demo.sh` with a Python that installs nothing: its environment, and what it was asked for."""
     log, python = tmp_path / "log", tmp_path / "python"
-    text = STAND_IN.format(log=log, venv=tmp_path / "demo", pip=pip, demo=demo.format(python=sys.executable))
+    real = sys.executable
+    text = STAND_IN.format(log=log, venv=tmp_path / "demo", pip=pip, demo=demo.format(python=real), python=real)
     python.write_text(text)
     python.chmod(0o755)
     return os.environ | {"PYTHON": str(python)}, log
@@ -204,18 +206,28 @@ def test_a_ctrl_c_ends_make_demo_with_the_verdict_and_no_error(tmp_path):
     env, _ = made(tmp_path)
     arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo"]
     code, said = on_terminal(until=b"router-a", command=arguments)
-    assert code == 0
+    assert code == 0, said
     assert "exact: all 4 views" in said
     assert "make:" not in said
 
 
 def test_a_ctrl_c_while_it_installs_leaves_nothing_that_counts_as_installed(tmp_path):
-    env, log = made(tmp_path, pip="echo Collecting it; sleep 60")
+    env, log = made(tmp_path, pip="echo Collecting it; exec sleep 60")
     arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo"]
     code, said = on_terminal(until=b"1 of ", command=arguments)
     assert code == 2  # make's own, for the 130 of what it ran
     assert "Traceback" not in said
     assert "kvbus" not in log.read_text()
+    assert not (tmp_path / "demo" / ".installed").exists()
+
+
+def test_what_cannot_be_installed_ends_it_there(tmp_path):
+    env, log = made(tmp_path, pip="echo no network >&2; exit 1")
+    done = subprocess.run(
+        [ROOT / ".ci" / "demo.sh", tmp_path / "demo"], capture_output=True, text=True, timeout=60, env=env, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "no network\n")
+    assert log.read_text().count(" install ") == 1
     assert not (tmp_path / "demo" / ".installed").exists()
 
 

@@ -61,7 +61,11 @@ class Screen:
 
     async def until(self, text: str) -> None:
         """Read until the terminal has been sent this text since the last time."""
+        end = asyncio.get_running_loop().time() + 60
         while text.encode() not in self.seen:
+            if asyncio.get_running_loop().time() > end:
+                self.process.kill()
+                raise AssertionError(f"{text!r} does not come: {self.seen[-4000:].decode(errors='replace')}")
             self.seen += await asyncio.wait_for(asyncio.to_thread(os.read, self.fd, 65_536), 60)
         self.seen = b""
 

@@ -77,8 +77,10 @@ def test_sources_are_sorted_with_the_largest_first_and_filtered():
 
 
 def test_an_old_moment_says_how_old_it_is_and_why():
-    text = drawn(history(), trouble="Connection refused", now=30.0)
-    assert "as of 28 s ago: Connection refused" in text
+    why = "no bus answers at http://127.0.0.1:9477 (connection refused)"
+    text = drawn(history(), trouble=why, now=30.0, width=80)
+    assert "as of 28 s ago" in text
+    assert why in text, "whole, at any usual width"
     assert "as of 0 s ago" in drawn(history())
     assert "paused" in drawn(history(), Choice(paused=True), now=30.0)
     assert "filter: eng" in drawn(history(), Choice(typing=True, wanted="eng"))
