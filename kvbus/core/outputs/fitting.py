@@ -122,7 +122,7 @@ def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEven
     if is_store(event):
         yield from parts(event, list(runs_of(ours)))
     elif any(ours):
-        yield changed(event, {"block_hashes": [block for block, own in zip(hashes, ours, strict=True) if own]})
+        yield changed(event, {"block_hashes": tuple(block for block, own in zip(hashes, ours, strict=True) if own)})
 
 
 def runs_of(wanted: Sequence[bool]) -> Iterator[tuple[int, int]]:
