@@ -204,7 +204,7 @@ def test_make_demo_installs_what_runs_and_no_more_and_only_once(tmp_path):
 
 def test_a_ctrl_c_ends_make_demo_with_the_verdict_and_no_error(tmp_path):
     env, _ = made(tmp_path)
-    arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo"]
+    arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo", "ARGS="]
     code, said = on_terminal(until=b"router-a", command=arguments)
     assert code == 0, said
     assert "exact: all 4 views" in said
@@ -213,7 +213,7 @@ def test_a_ctrl_c_ends_make_demo_with_the_verdict_and_no_error(tmp_path):
 
 def test_a_ctrl_c_while_it_installs_leaves_nothing_that_counts_as_installed(tmp_path):
     env, log = made(tmp_path, pip="echo Collecting it; exec sleep 60")
-    arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo"]
+    arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo", "ARGS="]
     code, said = on_terminal(until=b"1 of ", command=arguments)
     assert code == 2  # make's own, for the 130 of what it ran
     assert "Traceback" not in said
