@@ -10,6 +10,7 @@ from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceU
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
+from kvbus.core.sequencing.phases import Phase
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
@@ -202,3 +203,18 @@ def test_an_epoch_that_begins_between_two_looks_is_reported(relay: Relay) -> Non
     log.look(relay, [0])
     said = "the engine has restarted: epoch 1 begins, and routers are cleared of the one before"
     assert seen == [("epoch", "engine", "live", said)]
+
+
+def test_a_conflict_is_a_transition_and_what_has_no_outcome_yet_is_none(relay: Relay) -> None:
+    said: list[tuple[str, ...]] = []
+    log = SourceLog(lambda *what: said.append(tuple(map(str, what))))
+    relay.handle(SourceUp(0), 1.0)
+    log.look(relay, [0])
+    source = relay.sources[0]
+    source.sequencer.phase = Phase.CONFLICT
+    log.look(relay, [0])
+    assert "several publishers" in said[-1][-1]
+    before = list(said)
+    source.stats.missing += 1
+    log.look(relay, [0])
+    assert said == before
