@@ -44,7 +44,5 @@ main() {
 }
 
 # a process group of its own: a Ctrl-C reaches the demo and not make, which would call the verdict an error
-if [[ -t 0 && ${IN_FOREGROUND:-} != 1 ]]; then
-    IN_FOREGROUND=1 exec "$python" .ci/foreground.py .ci/demo.sh "$venv" "$@"
-fi
-main "$@"
+if [[ -t 0 ]]; then set -m 2>/dev/null; fi
+(main "$@")

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvbus.core.blocks.announce import slices
-from kvbus.core.blocks.prefix_index import PrefixIndex
+from kvbus.core.blocks.prefix_index import PrefixIndex, medium_of
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source
 from kvbus.core.stats import ProcessStats
-from kvbus.core.types import Hash, medium_key
+from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.parts import hashes_of, is_store, value
 from kvbus.core.wire.schema import AllBlocksCleared
@@ -137,7 +137,7 @@ class QueryIndex:
 
     def _read_store(self, slot: int, event: AnyEvent) -> None:
         """A store of the copy, without those of its blocks that are gone by now."""
-        medium = medium_key(value(event, "medium")) or ""
+        medium = medium_of(event)
         names = hashes_of(event) if self._gone else ()
         dead = [name for name in names if (medium, name) in self._gone and not self._growing.holds(slot, name, medium)]
         self._growing.apply(slot, event)
@@ -157,7 +157,7 @@ class QueryIndex:
             if value(event, "group_idx") != group:
                 continue
             if reading and not is_store(event):
-                medium = medium_key(value(event, "medium")) or ""
+                medium = medium_of(event)
                 self._gone.update((medium, name) for name in hashes_of(event))
             self._growing.apply(slot, event)
 

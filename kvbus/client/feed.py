@@ -20,8 +20,9 @@ from kvbus.client.updates import (
     Synced,
     Unreachable,
 )
+from kvbus.core.blocks.prefix_index import medium_of
 from kvbus.core.normalizing.validate import check_removed, check_stored
-from kvbus.core.types import PREFIX_KINDS, Hash, Reason, medium_key
+from kvbus.core.types import PREFIX_KINDS, Hash, Reason
 from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Feed:
         if _group(event) != self._groups.get(worker, _NO_GROUP):
             return None
         if self._copies:
-            medium = medium_key(event.medium) or ""
+            medium = medium_of(event)
             held = [(medium, block) for block in event.block_hashes if self._index.holds(worker, block, medium)]
             self._more.setdefault(worker, Counter()).update(held)
         self._index.apply(worker, event)

@@ -67,12 +67,12 @@ class SourceLog:
             if not sequencer.pending:
                 self._counted[slot] = now
                 if now.epoch != counted.epoch:
-                    self._report("epoch", label, state, _cause(source, counted))
+                    self._report("epoch", label, state, _cause(source, now, counted))
                 elif repaired := _repaired(now, counted):
                     self._report("repaired", label, state, repaired)
             return
         self._states[slot] = state
-        self._report("state", label, state, f"{before} → {state}: {_cause(source, counted)}")
+        self._report("state", label, state, f"{before} → {state}: {_cause(source, now, counted)}")
         if not sequencer.pending:
             self._counted[slot] = now
         log.info(
@@ -132,10 +132,9 @@ def _batches(count: int) -> str:
     return "1 batch" if count == 1 else f"{count:,} batches"
 
 
-def _cause(source: Source, counted: _Counted) -> str:
+def _cause(source: Source, now: _Counted, before: _Counted) -> str:
     """Why a source is in its state, as far as what it counts shows that."""
-    stats, sequencer, state = source.stats, source.sequencer, source.state
-    now = _Counted(sequencer.epoch, stats.missing, stats.recovered, stats.lost)
+    sequencer, state = source.sequencer, source.state
     known = f"in sync at seq {sequencer.next - 1:,} of epoch {sequencer.epoch}, {len(source.normalizer.index):,} blocks"
     if state is State.CONNECTING:
         return source.unreachable or "the connection has ended"
@@ -143,13 +142,13 @@ def _cause(source: Source, counted: _Counted) -> str:
         return "no connection for source_timeout; its blocks are cleared at routers"
     if state is State.CONFLICT:
         return "several publishers send on one endpoint; nothing is taken in for a while"
-    if now.epoch > counted.epoch:
+    if now.epoch > before.epoch:
         return f"the engine has restarted: epoch {now.epoch} begins, and routers are cleared of the one before"
     if state is State.GAP:
         return f"{_batches(sequencer.pending)} missing from seq {sequencer.next:,} on; later ones wait"
     if state is State.SYNCING:
         return "the engine is asked for its history"
-    return f"{repaired}; {known}" if (repaired := _repaired(now, counted)) else known
+    return f"{repaired}; {known}" if (repaired := _repaired(now, before)) else known
 
 
 def _without_numbers(text: str) -> str:

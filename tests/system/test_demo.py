@@ -171,7 +171,6 @@ def test_usage_errors(args):
 STAND_IN = """#!/bin/sh
 echo "$@" >> {log}
 case "$*" in
-".ci/foreground.py"*) exec {python} "$@" ;;
 "-m venv"*) mkdir -p {venv}/bin; cp "$0" {venv}/bin/python ;;
 "-m pip"*) {pip} ;;
 "-m kvbus"*) {demo} ;;
@@ -182,21 +181,24 @@ esac
 def made(tmp_path, demo='exec {python} "$@"', pip=":"):
     """`.ci/demo.sh` with a Python that installs nothing: its environment, and what it was asked for."""
     log, python = tmp_path / "log", tmp_path / "python"
-    real = sys.executable
-    text = STAND_IN.format(log=log, venv=tmp_path / "demo", pip=pip, demo=demo.format(python=real), python=real)
+    text = STAND_IN.format(log=log, venv=tmp_path / "demo", pip=pip, demo=demo.format(python=sys.executable))
     python.write_text(text)
     python.chmod(0o755)
     return os.environ | {"PYTHON": str(python)}, log
 
 
+def demo_of(tmp_path, env, *args):
+    """The script, ended: exit code and output."""
+    return subprocess.run(
+        [ROOT / ".ci" / "demo.sh", tmp_path / "demo", *args], capture_output=True, text=True, timeout=60, env=env, check=False
+    )  # fmt: skip
+
+
 def test_make_demo_installs_what_runs_and_no_more_and_only_once(tmp_path):
     env, log = made(tmp_path, demo="echo the demo")
     for _ in range(2):
-        done = subprocess.run(
-            [ROOT / ".ci" / "demo.sh", tmp_path / "demo", "--seconds", "1"],
-            capture_output=True, text=True, timeout=60, env=env, check=True,
-        )  # fmt: skip
-        assert (done.stdout.splitlines()[-1], done.stderr) == ("the demo", "")
+        done = demo_of(tmp_path, env, "--seconds", "1")
+        assert (done.returncode, done.stdout.splitlines()[-1], done.stderr) == (0, "the demo", "")
     asked = log.read_text().splitlines()
     assert [line.split()[-1] for line in asked if " install " in line] == ["requirements-runtime.lock", "."]
     assert asked[-2:] == ["-m kvbus demo --seconds 1"] * 2  # the second time nothing stands before it
@@ -223,9 +225,7 @@ def test_a_ctrl_c_while_it_installs_leaves_nothing_that_counts_as_installed(tmp_
 
 def test_what_cannot_be_installed_ends_it_there(tmp_path):
     env, log = made(tmp_path, pip="echo no network >&2; exit 1")
-    done = subprocess.run(
-        [ROOT / ".ci" / "demo.sh", tmp_path / "demo"], capture_output=True, text=True, timeout=60, env=env, check=False
-    )
+    done = demo_of(tmp_path, env)
     assert (done.returncode, done.stderr) == (1, "no network\n")
     assert log.read_text().count(" install ") == 1
     assert not (tmp_path / "demo" / ".installed").exists()
@@ -233,7 +233,5 @@ def test_what_cannot_be_installed_ends_it_there(tmp_path):
 
 def test_make_demo_shows_why_it_failed(tmp_path):
     env, _ = made(tmp_path, demo="echo no ports >&2; exit 69")
-    done = subprocess.run(
-        [ROOT / ".ci" / "demo.sh", tmp_path / "demo"], capture_output=True, text=True, timeout=60, env=env, check=False
-    )
+    done = demo_of(tmp_path, env)
     assert (done.returncode, done.stderr) == (69, "no ports\n")

@@ -24,6 +24,7 @@ from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, Tokens, adapt
 from kvbus.core.blocks.prefix_tree import PrefixTree, count
 from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
 from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.parts import value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 W = TypeVar("W", bound=Hashable)
@@ -47,6 +48,12 @@ class Match(NamedTuple):
     blocks: int
     block_size: int
     tiers: dict[str, int]
+
+
+def medium_of(event: AnyEvent) -> str:
+    """Where an event's blocks are, as an index has it."""
+    medium = value(event, "medium")
+    return medium_key(medium) or str(medium).upper()
 
 
 class _Waiting(NamedTuple):
@@ -110,8 +117,7 @@ class PrefixIndex(Generic[W]):
             return
         if isinstance(event, dict):  # with fields that no struct knows
             event = BlockStored(**{name: event[name] for name in BlockStored.__struct_fields__ if name in event})
-        medium = event.medium
-        where = medium_key(medium) or str(medium).upper()
+        where = medium_of(event)
         if isinstance(event, BlockRemoved):
             for block in event.block_hashes:
                 self.remove(worker, block, where)

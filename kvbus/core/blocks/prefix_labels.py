@@ -68,7 +68,7 @@ def stored(
     that block's extra keys.
     """
     decoded = decode_tokens(tokens)
-    if isinstance(decoded, Reason) or size <= 0 or len(decoded) != size * count:
+    if isinstance(decoded, Reason) or not decoded or size <= 0 or len(decoded) != size * count:
         return None
     pairs = isinstance(decoded[0], tuple)
     flat: list[Any] = [each for pair in decoded for each in pair] if pairs else decoded  # type: ignore[union-attr]

@@ -137,7 +137,7 @@ class ZmqOutput:
 
     def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked:
         """A replay request, and whether its router gets the state anyway."""
-        has_state = self._live[stream].views.gives_state(self._replays[stream].host_of(frames[0]))
+        has_state = self._live[stream].views.claim_state(self._replays[stream].host_of(frames[0]))
         return ReplayAsked(self._output, stream, frames, has_state)
 
     def publish(self, command: Publish) -> None:

@@ -50,10 +50,11 @@ class Views:
         """Keep the view of a router that leaves."""
         self._left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
 
-    def gives_state(self, host: str) -> bool:
-        """Whether a router at this address has just got the state, or is about to, and asks for the first time since.
+    def claim_state(self, host: str) -> bool:
+        """Let the state of a router at this address answer its request, if it has just got it, or is about to.
 
-        Who asks again has not taken it (llm-d forgets a pod, and begins anew from 0).
+        Returns whether there is one. A state answers one request: who asks again has not taken it (llm-d forgets a
+        pod, and begins anew from 0).
         """
         if not host:
             return False

@@ -188,6 +188,11 @@ def test_blocks_without_their_tokens_are_found_by_name_alone():
     assert len(index) == 1
 
 
+def test_an_event_that_stores_no_block_changes_nothing():
+    index = index_of(("a", store([1], None, 1)), ("a", store([], 1)))
+    assert (index.longest_prefix(tokens_of(1)), len(index)) == ({"a": 1}, 1)
+
+
 def test_an_event_with_unknown_fields_is_one_like_the_others():
     known = store([1], None, 1)
     index = index_of(

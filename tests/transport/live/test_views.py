@@ -10,33 +10,33 @@ from tests.transport.loops import both_loops, eventually
 @both_loops
 async def test_who_has_just_got_the_state_is_known_by_the_address(context):
     async with stream_of(context) as stream:
-        assert not stream.live.views.gives_state("127.0.0.1")
+        assert not stream.live.views.claim_state("127.0.0.1")
         stream.answers = False
         stream.sub()
         await eventually(lambda: stream.asked, "the request")
-        assert not stream.live.views.gives_state("127.0.0.2")
-        assert stream.live.views.gives_state("127.0.0.1")
-        assert not stream.live.views.gives_state("127.0.0.1"), "it asks again"
+        assert not stream.live.views.claim_state("127.0.0.2")
+        assert stream.live.views.claim_state("127.0.0.1")
+        assert not stream.live.views.claim_state("127.0.0.1"), "it asks again"
         stream.send_state(stream.asked[0])
         await stream.are("live")
-        assert not stream.live.views.gives_state("127.0.0.1"), "this was the state"
+        assert not stream.live.views.claim_state("127.0.0.1"), "this was the state"
         stream.sub()
         await eventually(lambda: len(stream.asked) == 2, "the request of another")
-        assert stream.live.views.gives_state("127.0.0.1")
+        assert stream.live.views.claim_state("127.0.0.1")
         stream.send_state(stream.asked[1])
         await stream.are("live", "live")
-        assert not stream.live.views.gives_state("127.0.0.1")
+        assert not stream.live.views.claim_state("127.0.0.1")
     async with stream_of(context) as stream:
         stream.sub()
         await eventually(lambda: stream.asked, "the request")
         stream.send_state(stream.asked[0])
         await stream.are("live")
-        assert stream.live.views.gives_state("127.0.0.1")
-        assert not stream.live.views.gives_state("127.0.0.1")
+        assert stream.live.views.claim_state("127.0.0.1")
+        assert not stream.live.views.claim_state("127.0.0.1")
     async with stream_of(context) as stream:
         stream.sub(b"", ASKS_REPLAY)
         await stream.are("live")
-        assert not stream.live.views.gives_state("127.0.0.1")
+        assert not stream.live.views.claim_state("127.0.0.1")
 
 
 @both_loops
