@@ -61,6 +61,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.wildcards()
     checks.ports()
     checks.topics()
+    checks.tokens()
     checks.snapshots()
     checks.apis()
     checks.slots()
@@ -100,6 +101,18 @@ class _Checks:
                     example = f"name: {item.name}-{i}"
                     self.report(key, f"the same name as {show(first[item.name])}", value=item.name, example=example)
                 first.setdefault(item.name, key)
+
+    def tokens(self) -> None:
+        """Refuse an output without tokens for routers that hash them: their index would be wrong in silence."""
+        for i, output in enumerate(self.config.outputs):
+            key: Path = ("outputs", i, "token_ids")
+            profile = PROFILES[output.profile]
+            if output.token_ids == "drop" and profile.hashes_tokens and self.sound(key, (*key[:-1], "profile")):
+                wrong = (
+                    f"routers of profile {output.profile} hash the tokens themselves: without them they would find no "
+                    "prompt, and report nothing"
+                )
+                self.report(key, wrong, value="drop", example="token_ids: keep")
 
     def snapshots(self) -> None:
         """Refuse a snapshot endpoint without a replay endpoint: a gap of one batch must not cost a whole snapshot."""

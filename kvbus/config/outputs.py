@@ -49,6 +49,12 @@ class OutputConfig(Section):
         example="per_source",
     )
     profile: ProfileName = key("vllm", "Whose framing and encoding this output speaks.", example="vllm")
+    token_ids: Literal["keep", "drop"] = key(
+        "keep",
+        "drop: nothing of prompts leaves here, neither token ids nor salts, sessions and keys of images; block hashes "
+        "stay. Only for routers that find blocks by the engine's hashes (profile vllm).",
+        example="drop",
+    )
     topic: Template | None = key(
         None,
         "null: the source's own; else a template of `{model}`, `{worker}`, `{source}`, `{rank}`.",

@@ -87,9 +87,12 @@ def _output_spec(
             else NewStream()
             for slot in slots
         ]
+    profile = PROFILES[output.profile]
+    if output.token_ids == "drop":
+        profile = profile.without_tokens()
     return OutputSpec(
         output.name,
-        structs.replace(PROFILES[output.profile], framing=output.framing),
+        structs.replace(profile, framing=output.framing),
         [each.topic for each in new],
         merged,
         # the snapshot protocol's consumers count on an empty batch a second

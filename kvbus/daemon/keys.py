@@ -54,7 +54,8 @@ def in_clear(config: Config) -> list[str]:
         endpoints = (output.endpoint, output.replay_endpoint, output.snapshot_endpoint)
         open_ones = [each for each in endpoints if each is not None and not parse_endpoint(each).is_loopback]
         if open_ones:
-            found.append(f"output {output.name}: token ids leave this machine in clear ({', '.join(open_ones)})")
+            what = "token ids" if output.token_ids == "keep" else "block hashes"
+            found.append(f"output {output.name}: {what} leave this machine in clear ({', '.join(open_ones)})")
     return found
 
 

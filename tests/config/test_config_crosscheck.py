@@ -310,3 +310,14 @@ def test_keys_of_an_output_need_libsodium(monkeypatch, problems):
     found = problems(text)
     assert set(found) == {"outputs[0].curve_secret_key_file"}
     assert "need libsodium, which is not installed; for example pip install kvbus[curve]" in str(found)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_an_output_without_tokens_is_refused_where_routers_hash_them(problems, read, profile):
+    output = f"[{{profile: {profile}, token_ids: drop, topic: 'kv@{{worker}}@m'}}]"
+    if profile == "vllm":
+        assert read(_text("[{}]", output)).outputs[0].token_ids == "drop"
+        return
+    wrong = problems(_text("[{}]", output))["outputs[0].token_ids"]
+    assert f"routers of profile {profile} hash the tokens themselves" in wrong
+    assert "for example token_ids: keep" in wrong

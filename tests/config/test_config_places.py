@@ -53,6 +53,7 @@ def test_defaults_are_the_documented_ones(read):
                 "bind": True,
                 "layout": "per_source",
                 "profile": "vllm",
+                "token_ids": "keep",
                 "topic": None,
                 "heartbeat": 1.0,
                 "replay_framing": "auto",
