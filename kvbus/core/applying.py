@@ -77,7 +77,10 @@ class Applier:
             source.sequencer.complete(certain=normalizer.take_for_empty())
         if source.analytics is not None and record.seq >= 0:
             source.analytics.see(events, batch.ts, now)
-        if source.expired or not events:
+        if source.expired:
+            self._out.keep(slot, source, events)
+            return
+        if not events:
             return
         source.announced = True
         if as_it_came:
@@ -128,7 +131,7 @@ class Applier:
     def _reannounced(self, record: wal.Reannounced, now: float) -> None:
         source = self._sources[record.source]
         source.expired = False
-        self._out.publish_all(record.source, source, list(source.normalizer.announce()), now)
+        self._out.announce(record.source, source, now)
         source.announced = len(source.normalizer.index) > 0
 
     def _snapshot_taken(self, record: wal.SnapshotTaken, now: float) -> None:
@@ -156,6 +159,7 @@ class Applier:
         source = self._sources[slot]
         self.clear(slot, source, now)
         source.normalizer.reset(same_epoch=same_epoch)
+        self._out.forget(slot)
         if source.analytics is not None:
             source.analytics.begin()
         source.ranked = source.ranked and same_epoch

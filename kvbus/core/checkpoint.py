@@ -35,9 +35,9 @@ def dump(relay: Relay) -> Iterator[bytes]:
         ],
     }
     frozen = [
-        ([slot, tails, key], table)
+        ([slot, whose, key], table)
         for slot, source in enumerate(relay.sources)
-        for tails, index in ((False, source.normalizer.index), (True, source.normalizer.tails))
+        for whose, index in _indexes(relay, slot, source)
         for key, table in _tables(index)
     ]
     yield _encode(["head", head])
@@ -45,6 +45,15 @@ def dump(relay: Relay) -> Iterator[bytes]:
         yield _encode(["table", *address, list(table.copies.items())])
         yield from _chunks(address, table)
     yield _encode(["end"])
+
+
+def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | str, Index]]:
+    """A source's blocks, its tails, and what the views of outputs hold of it."""
+    yield "blocks", source.normalizer.index
+    yield "tails", source.normalizer.tails
+    for number, output in enumerate(relay.outputs):
+        if output.view is not None and slot in output.view.indexes:
+            yield number, output.view.index(slot)
 
 
 def _source_head(source: Source) -> dict[str, Any]:
@@ -163,9 +172,14 @@ class Loader:
                 if stream.publisher_id and publisher_id:
                     stream.publisher_id = publisher_id
 
-    def _table(self, slot: int, tails: bool, key: list[Any]) -> Table:
+    def _table(self, slot: int, whose: int | str, key: list[Any]) -> Table:
         normalizer = self._relay.sources[slot].normalizer
-        return (normalizer.tails if tails else normalizer.index).table(*key)
+        if isinstance(whose, str):
+            return (normalizer.tails if whose == "tails" else normalizer.index).table(*key)
+        view = self._relay.outputs[whose].view
+        if view is None:
+            raise StateError(f"output {whose} has no view")
+        return view.index(slot).table(*key)
 
     def _chunk(self, table: Table, row: list[Any]) -> None:
         hashes, parent, tokens, meta, extra_keys, extras, derived, out_parent, runs = row

@@ -333,6 +333,7 @@ class Relay:
                 self._do(wal.Expired(slot), now)
             if source.partial != (source.partial_since is not None):
                 self._do(wal.PartialSince(slot, event.wall if source.partial else None), now)
+        self._out.merge_overlays()
         self._out.heartbeats(now)
 
     def _clears_every_tier(self, event: ClearsEveryTier, now: float) -> None:

@@ -71,6 +71,10 @@ class NumberingStats(msgspec.Struct):
     """Requests without even an identity: nobody can be answered."""
     other_group: int = 0
     """Events that are left out, because the output's routers take one group."""
+    not_read: int = 0
+    """Stores that are left out, because the output's routers may not read them."""
+    undecided: int = 0
+    """Stores that are left out, because their parents are unknown, and so whether the routers may read them."""
 
 
 class OutputStats(msgspec.Struct):
