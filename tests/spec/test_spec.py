@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -112,7 +111,15 @@ def test_the_schema_takes_what_engines_send_but_for_what_the_matrix_names(captur
 
 def test_the_schema_takes_the_vectors_that_are_right_and_no_other():
     validator = schema()
-    wrong = {"not-msgpack", "no-batch", "arrays", "longer-array", "too-few-tokens", "token-out-of-range", "one-bad-event"}
+    wrong = {
+        "not-msgpack",
+        "no-batch",
+        "arrays",
+        "longer-array",
+        "too-few-tokens",
+        "token-out-of-range",
+        "one-bad-event",
+    }
     refused = {name for name, vector in VECTORS.items() if not all(taken(validator, vector))}
     assert refused == wrong - {"too-few-tokens"}  # that tokens and hashes fit cannot be said in a schema
 
