@@ -175,4 +175,5 @@ def test_ctrl_c_is_quiet():
 
 def test_the_declared_subcommands():
     names = ["run", "demo", "check", "doctor", "top", "query", "tail", "dump", "record", "play", "sim", "keygen"]
+    names += ["token"]
     assert list(main.subcommands) == names
