@@ -24,6 +24,7 @@ _ONE_OF_EACH: Final = {
     "outputs": "outputs: [{endpoint: 'tcp://*:5657', replay_endpoint: 'tcp://*:5658'}]",
 }
 _LLM_D_PARTS: Final = 3
+_OF_ONE_ENGINE: Final = ("endpoint", "replay_endpoint", "snapshot_endpoint", "bind", "api", "slot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.snapshots()
     checks.apis()
     checks.slots()
+    checks.discovery()
     checks.curve()
     checks.libsodium()
     checks.tls()
@@ -129,9 +131,39 @@ class _Checks:
             return
         for i, source in enumerate(self.config.sources):
             key: Path = ("sources", i, "api")
-            if source.api is None and self.sound(key):
+            if source.api is None and source.discover is None and self.sound(key):
                 wrong = "null, and on_partial: reset needs the engine's HTTP API"
                 self.report(key, wrong, example="api: http://127.0.0.1:8000")
+
+    def discovery(self) -> None:
+        """Refuse what cannot be where engines are found: keys that only one engine can have, and ports of their own."""
+        sources = self.config.sources
+        total = len(self.config.slots()) if self.streams_sound() else 0
+        if total > self.config.limits.max_sources and self.sound(("limits", "max_sources")):
+            wrong = f"the configuration alone has {total} sources, all ranks counted"
+            example = f"max_sources: {total}"
+            self.report(("limits", "max_sources"), wrong, value=self.config.limits.max_sources, example=example)
+        finding = [i for i, source in enumerate(sources) if source.discover is not None]
+        if not finding:
+            return
+        for i in finding:
+            for name in _OF_ONE_ENGINE:
+                value = getattr(sources[i], name)
+                if value != type(sources[i]).model_fields[name].default and self.sound(("sources", i, name)):
+                    self.report(("sources", i, name), "discover finds it out for each engine", value=value)
+        for i, source in enumerate(sources):
+            if source.slot is not None and i not in finding:
+                wrong = f"{show(('sources', finding[0], 'discover'))} gives out slots as engines come"
+                self.report(("sources", i, "slot"), wrong, value=source.slot)
+        for i, output in enumerate(self.config.outputs):
+            if output.layout == "per_source" and self.sound(("outputs", i, "layout")):
+                wrong = "the ports of engines that are found would move as they come and go"
+                self.report(("outputs", i, "layout"), wrong, value=output.layout, example="layout: merged")
+            template: Path = ("outputs", i, "topic")
+            named = {"source", "rank"} & topics.fields(output.topic or "") if self.sound(template) else set()
+            if output.layout == "merged" and named:
+                wrong = f"one topic for all engines that are found cannot have {{{min(named)}}}"
+                self.report(template, wrong, value=output.topic, example="topic: kv@{worker}@{model}")
 
     def streams_sound(self) -> bool:
         """Return whether the slots of all sources are known."""
@@ -211,6 +243,8 @@ class _Checks:
         """Refuse ``*`` where kvbus connects, because it names no peer."""
         connected: list[tuple[Path, str | None]] = []
         for i, source in enumerate(self.config.sources):
+            if source.discover is not None:
+                continue
             if not source.bind and self.sound(("sources", i, "bind")):
                 connected.append((("sources", i, "endpoint"), source.endpoint))
             connected.append((("sources", i, "replay_endpoint"), source.replay_endpoint))
@@ -251,7 +285,7 @@ class _Checks:
         config = self.config
         for i, source in enumerate(config.sources):
             ranks = source.data_parallel_size
-            if self.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
+            if source.discover is None and self.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
                 for name, ours in (("endpoint", source.bind), ("replay_endpoint", False), ("snapshot_endpoint", False)):
                     yield from self.run(("sources", i, name), range(ranks), "rank", ours=ours)
         slots = [slot for _, _, slot in config.slots()] if self.streams_sound() else [0]

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from ruamel.yaml import YAML
 
 from kvbus.config import topics
-from kvbus.config.endpoints import endpoint_offset, parse_address
+from kvbus.config.endpoints import parse_address
 from kvbus.config.limits import Limits
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.section import Section, key
-from kvbus.config.sources import SourceConfig
+from kvbus.config.sources import FoundSource, SourceConfig
 from kvbus.config.values import BlockSize, HttpAddress, HttpHosts, Int, LogLevel, Seconds, StateDir, Text
 
 
@@ -34,6 +34,7 @@ class SourceStream:
         topic: subscription prefix.
         clears: what the engine's AllBlocksCleared speaks of.
         index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
+        found: who found its engine where; empty if the configuration names it.
     """
 
     label: str
@@ -46,6 +47,7 @@ class SourceStream:
     topic: bytes
     clears: Literal["auto", "device", "all"]
     index: int
+    found: str = ""
 
     @property
     def log_fields(self) -> dict[str, str | int]:
@@ -90,6 +92,14 @@ class Config(Section):
         example=30,
         unit="s",
         gt=0,
+    )
+    discovery_grace: Seconds = key(
+        10.0,
+        "Time after which a found engine that its discovery no longer lists leaves; one that is back by then was never "
+        "away.",
+        example=10.0,
+        unit="s",
+        ge=0,
     )
     replay_timeout: Seconds = key(
         2.0, "Time without progress before a replay answer is given up.", example=2.0, unit="s", gt=0
@@ -203,8 +213,9 @@ class Config(Section):
         slot = 0
         for source_index, source in enumerate(self.sources):
             slot = slot if source.slot is None else source.slot
-            out += [(source_index, rank, slot + rank) for rank in range(source.data_parallel_size)]
-            slot += source.data_parallel_size
+            ranks = source.rank_slots(slot)
+            out += [(source_index, rank, at) for rank, at in ranks]
+            slot += len(ranks)
         return out
 
     def streams(self) -> list[SourceStream]:
@@ -213,19 +224,20 @@ class Config(Section):
         for source_index, rank, slot in self.slots():
             source = self.sources[source_index]
             several = source.data_parallel_size > 1
-            replay, snapshot = source.replay_endpoint, source.snapshot_endpoint
+            endpoint, replay, snapshot = source.rank_endpoints(rank)
             out.append(
                 SourceStream(
                     label=f"{source.name}/{rank}" if several else source.name,
                     source_index=source_index,
                     rank=rank,
-                    endpoint=endpoint_offset(source.endpoint, rank),
-                    replay_endpoint=None if replay is None else endpoint_offset(replay, rank),
-                    snapshot_endpoint=None if snapshot is None else endpoint_offset(snapshot, rank),
+                    endpoint=endpoint,
+                    replay_endpoint=replay,
+                    snapshot_endpoint=snapshot,
                     bind=source.bind,
                     topic=source.topic.encode(),
                     clears=source.clears,
                     index=slot,
+                    found=source.where if isinstance(source, FoundSource) else "",
                 )
             )
         return out
@@ -244,12 +256,12 @@ class Config(Section):
         return buffer.getvalue()
 
 
-def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:
-    """Return the topic frame of one stream: the template with its placeholders filled in."""
+def render_topic(template: str, stream: SourceStream | None, config: Config) -> bytes:
+    """Return the topic frame of one stream, or of one for all sources: the template with its placeholders filled in."""
     return topics.render(
         template,
         model=config.model or "",
         worker=config.worker,
-        source=config.sources[stream.source_index].name,
-        rank=stream.rank,
+        source="" if stream is None else config.sources[stream.source_index].name,
+        rank=0 if stream is None else stream.rank,
     )

@@ -22,6 +22,7 @@ def test_defaults_are_the_documented_ones(read):
         "on_lost": "clear",
         "on_partial": "keep",
         "source_timeout": 30.0,
+        "discovery_grace": 10.0,
         "replay_timeout": 2.0,
         "probe_interval": 1.0,
         "reorder_batches": 20_000,
@@ -29,6 +30,7 @@ def test_defaults_are_the_documented_ones(read):
         "sources": [
             {
                 "name": "engine",
+                "discover": None,
                 "endpoint": "tcp://127.0.0.1:5557",
                 "replay_endpoint": "tcp://127.0.0.1:5558",
                 "snapshot_endpoint": None,
@@ -91,6 +93,7 @@ def test_defaults_are_the_documented_ones(read):
             "max_held_bytes": 268_435_456,
             "max_request_bytes": 65_536,
             "max_replay_sessions": 64,
+            "max_sources": 1024,
         },
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -33,12 +34,20 @@ class Recorder:
         self.source_sockets = self
         self.admin = self
         self.credentials = read_credentials(config)
+        self.discovery = self
+        self.changing = asyncio.Lock()
         self.applied: list[Change] = []
         self.taken = False
         """Another process has an address that a change needs."""
 
     def is_open(self, _slot: int) -> bool:
         return True
+
+    def preview(self, config: Config) -> Config:
+        return config
+
+    async def adopt(self, config: Config) -> None:
+        """Nothing discovers here."""
 
     async def apply(self, change: Change, keys: Keys) -> None:
         if self.taken:
