@@ -35,9 +35,9 @@ def dump(relay: Relay) -> Iterator[bytes]:
         ],
     }
     frozen = [
-        ([slot, tails, key], table)
+        ([slot, which, key], table)
         for slot, source in enumerate(relay.sources)
-        for tails, index in ((False, source.normalizer.index), (True, source.normalizer.tails))
+        for which, index in enumerate(source.normalizer.indexes)
         for key, table in _tables(index)
     ]
     yield _encode(["head", head])
@@ -163,9 +163,8 @@ class Loader:
                 if stream.publisher_id and publisher_id:
                     stream.publisher_id = publisher_id
 
-    def _table(self, slot: int, tails: bool, key: list[Any]) -> Table:
-        normalizer = self._relay.sources[slot].normalizer
-        return (normalizer.tails if tails else normalizer.index).table(*key)
+    def _table(self, slot: int, which: int, key: list[Any]) -> Table:
+        return self._relay.sources[slot].normalizer.indexes[which].table(*key)
 
     def _chunk(self, table: Table, row: list[Any]) -> None:
         hashes, parent, tokens, meta, extra_keys, extras, derived, out_parent, runs = row

@@ -21,7 +21,7 @@ from kvbus.daemon.disk import Disk
 T = TypeVar("T")
 
 _FAMILY: Final = b"kvbus-state-"
-MAGIC: Final = _FAMILY + b"010\n"
+MAGIC: Final = _FAMILY + b"011\n"
 ID_BYTES: Final = 8
 
 _HEADER: Final = struct.Struct("=16s16s8s8sQ")
