@@ -63,11 +63,13 @@ class Config(Section):
     block_size: BlockSize = key(
         "auto", "Block size on every output; auto: learned per source.", example=16, unit="tokens"
     )
-    duplicates: Literal["count", "ignore"] = key(
-        "count",
-        "A hash stored again is one more copy (count), or the same block announced again (ignore; for an "
-        "engine with `kv_cache_report_mode=full`).",
-        example="count",
+    duplicates: Literal["auto", "count", "ignore", "last"] = key(
+        "auto",
+        "A block stored several times goes with as many removals (count: vLLM up to 0.33), or with one: the engine "
+        "removes the last copy alone (last: vllm#55092), or it was the same block announced again (ignore: requests "
+        "with `kv_cache_report_mode=full`). auto: with one, until the stream or `api` shows that the engine removes "
+        "each copy.",
+        example="auto",
     )
     groups: Literal["prefix", "all"] = key(
         "prefix",

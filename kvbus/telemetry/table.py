@@ -189,7 +189,7 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     by(
         "reason",
         "events_filtered_total",
-        "Valid batches, events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do.",
+        "Valid batches, events and blocks that do not leave as they came, by reason.",
         lambda s: counts(s.stats.filtered, Filtered),
     ),
     by(
