@@ -32,7 +32,6 @@ class RouterEvent(NamedTuple):
 
     head: bytes
     tail: bytes
-    blocks: int
 
 
 class Batch(NamedTuple):
@@ -60,7 +59,7 @@ class Translator:
         }
         self._rank = _encode("dp_rank") + _encode(rank)
         self._salted: dict[int, str] = {}
-        self.filler = self._event(Tier.DEVICE, {"removed": {"block_hashes": []}}, 0)
+        self.filler = self._event(Tier.DEVICE, {"removed": {"block_hashes": []}})
         """An event that changes nothing."""
 
     def batch(self, payload: bytes) -> Batch:
@@ -84,11 +83,11 @@ class Translator:
         hashes = [int(block) & MASK for block in hashes_of(event)]
         tier = MEDIA[medium_key(value(event, "medium")) or "GPU"]
         if not is_store(event):
-            return self._event(tier, {"removed": {"block_hashes": hashes}}, len(hashes))
+            return self._event(tier, {"removed": {"block_hashes": hashes}})
         parent = value(event, "parent_block_hash")
         parent = None if parent is None else parent & MASK
         stored = {"parent_hash": parent, "start_position": None, "blocks": self._blocks(event, hashes, parent)}
-        return self._event(tier, {"stored": stored}, len(hashes))
+        return self._event(tier, {"stored": stored})
 
     def _blocks(self, event: AnyEvent, hashes: list[int], parent: int | None) -> list[dict[str, Any]]:
         tokens = decode_tokens(field(event, "token_ids"))
@@ -119,8 +118,8 @@ class Translator:
         while len(self._salted) > MAX_SALTED:
             del self._salted[next(iter(self._salted))]
 
-    def _event(self, tier: Tier, data: dict[str, Any], blocks: int) -> RouterEvent:
-        return RouterEvent(self._heads[tier], _encode("data") + _encode(data) + self._rank, blocks)
+    def _event(self, tier: Tier, data: dict[str, Any]) -> RouterEvent:
+        return RouterEvent(self._heads[tier], _encode("data") + _encode(data) + self._rank)
 
 
 def _plain(event: AnyEvent, name: str) -> Any:

@@ -21,9 +21,8 @@ from kvbus.transport.zmtp.frames import LONG, encode_message
 
 TOPIC: Final = b"kv-events"
 
-MAX_EVENTS: Final = 128
-MAX_BLOCKS: Final = 8192
-"""What Dynamo's own publishers put into one message."""
+LATEST: Final = 2**40
+"""Seconds. An engine may send any time, and Dynamo reads milliseconds of 64 bits."""
 
 _CACHED: Final = 64
 """Translated batches that are kept for the next connection."""
@@ -79,44 +78,28 @@ class Connection:
 
     def rewrite(self, data: bytes) -> bytes:
         """Encoded messages of kvbus, whole ones, as messages of the event plane."""
-        out = b"".join(
-            self._message(seq, batch.ts, events)
-            for seq, payload in _messages(data)
-            for batch in [self._numbering.translate(payload)]
-            for events in self._numbered(seq, batch)
-        )
+        out = b"".join([self._message(seq, self._numbering.translate(payload)) for seq, payload in _messages(data)])
         self._numbering.newest = max(self._numbering.newest, self._id)
         return out
 
-    def _numbered(self, seq: int, batch: Batch) -> Iterator[list[bytes]]:
-        """The events of one batch with their ids, as many at a time as a message may hold."""
+    def _message(self, seq: int, batch: Batch) -> bytes:
+        """One batch; without events it has no ids, and a router does nothing at it."""
         if self._seq is not None and seq != self._seq + 1:
             self._id += 1
         self._seq = seq
-        events: list[bytes] = []
-        blocks = 0
-        for event in batch.events:
-            if event is None:
-                self._id += 1
-            size = 0 if event is None else event.blocks
-            if len(events) == MAX_EVENTS or (events and blocks + size > MAX_BLOCKS):
-                yield events
-                events, blocks = [], 0
-            events.append(self._with_id(self._numbering.filler if event is None else event))
-            blocks += size
-        yield events
-
-    def _with_id(self, event: RouterEvent) -> bytes:
-        self._id += 1
-        return event.head + self._id.to_bytes(8, "big") + event.tail
-
-    def _message(self, seq: int, ts: float, events: list[bytes]) -> bytes:
+        payload = array_head(len(batch.events)) + b"".join(map(self._with_id, batch.events))
+        at = int(batch.ts * 1000) if math.isfinite(batch.ts) and 0 <= batch.ts < LATEST else 0
         publisher = self._numbering.publisher
-        at = int(ts * 1000) if math.isfinite(ts) and 0 <= ts < 2**50 else 0
-        payload = array_head(len(events)) + b"".join(events)
         envelope = self._encode(Envelope(publisher, seq, at, TOPIC.decode(), payload))
         frame = _MSGPACK + len(envelope).to_bytes(4, "big") + envelope
         return encode_message((TOPIC, publisher.to_bytes(8, "big"), seq.to_bytes(8, "big"), frame))
+
+    def _with_id(self, event: RouterEvent | None) -> bytes:
+        if event is None:
+            self._id += 1
+            event = self._numbering.filler
+        self._id += 1
+        return event.head + self._id.to_bytes(8, "big") + event.tail
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
