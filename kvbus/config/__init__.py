@@ -5,6 +5,7 @@ values and contradictions between keys. It returns a frozen `Config`.
 """
 
 from kvbus.config.discovering import FoundRank
+from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import Address, endpoint_offset, parse_address, parse_endpoint
 from kvbus.config.limits import Limits
 from kvbus.config.load import load
@@ -17,6 +18,7 @@ __all__ = [
     "Address",
     "Config",
     "ConfigError",
+    "DynamoPlane",
     "FoundRank",
     "FoundSource",
     "Limits",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvbus.config import parts, topics
+from kvbus.config import dynamo, parts, topics
 from kvbus.config.endpoints import MAX_PORT, Address, parse_endpoint
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
@@ -70,6 +70,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.curve()
     checks.libsodium()
     checks.tls()
+    checks.dynamo()
     return checks.problems
 
 
@@ -217,6 +218,13 @@ class _Checks:
             if given and getattr(self.config, name) is None and self.sound((name,), *((each,) for each in given)):
                 example = f"{name}: /etc/kvbus/tls/{'tls.crt' if 'certificate' in name else 'tls.key'}"
                 self.report((name,), f"needed with {given[0]}", example=example)
+
+    def dynamo(self) -> None:
+        """Refuse what Dynamo's event plane does not have, or cannot carry."""
+        for i in range(len(self.config.outputs)):
+            for name, wrong, value, example in dynamo.wrongs(self.config, i):
+                if self.sound(("outputs", i, "type"), ("outputs", i, name)):
+                    self.report(("outputs", i, name), wrong, value=value, example=example)
 
     def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
         """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""
