@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvbus.config import Config
+from kvbus.config import Config, SourceConfig
 from kvbus.daemon.change import change_to
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import read_keys
@@ -58,16 +58,27 @@ class Reloader:
         daemon = self._daemon
         async with self._lock:
             try:
-                config = await asyncio.to_thread(self._load)
-                keys = await asyncio.to_thread(read_keys, config)
-                change = change_to(daemon.config, config, daemon.source_sockets.is_open)
-                await daemon.apply(change, keys)
+                await self._change_to(await asyncio.to_thread(self._load))
             except KvbusError as error:
                 daemon.process.config_reloads["refused"] += 1
                 log.error("configuration refused, the one before stays in force: %s", error)  # noqa: TRY400
             else:
                 daemon.process.config_reloads["applied"] += 1
-                log.info("configuration loaded: %d sources", len(config.sources))
+                log.info("configuration loaded: %d sources", len(daemon.config.sources))
+
+    async def change_sources(self, sources: Sequence[SourceConfig]) -> None:
+        """Change to these sources, and leave everything else as it is.
+
+        Raises:
+            KvbusError: they are refused, and nothing has changed.
+        """
+        async with self._lock:
+            await self._change_to(self._daemon.config.model_copy(update={"sources": tuple(sources)}))
+
+    async def _change_to(self, config: Config) -> None:
+        daemon = self._daemon
+        keys = await asyncio.to_thread(read_keys, config)
+        await daemon.apply(change_to(daemon.config, config, daemon.source_sockets.is_open, daemon.placement), keys)
 
     async def _watch(self) -> None:
         daemon = self._daemon
