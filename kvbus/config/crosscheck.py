@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvbus.config import dynamo, parts, topics
 from kvbus.config.endpoints import MAX_PORT, Address, parse_endpoint
+from kvbus.config.models import render_topic
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
 from kvbus.core.wire.profiles import PROFILES
@@ -25,6 +26,12 @@ _ONE_OF_EACH: Final = {
 }
 _LLM_D_PARTS: Final = 3
 _OF_ONE_ENGINE: Final = ("endpoint", "replay_endpoint", "snapshot_endpoint", "bind", "api", "slot")
+_NOT_BY_TOPIC: Final = {
+    "aibrix": "know a worker by its connection, and need one for each",
+    "vllm-router": "take batches without a topic alone",
+    "smg": "keep one seq for each connection",
+}
+"""Profiles whose routers cannot read several streams on one connection, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,8 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.ports()
     checks.topics()
     checks.tokens()
+    checks.one_topic_each()
+    checks.sources()
     checks.snapshots()
     checks.apis()
     checks.slots()
@@ -139,11 +148,6 @@ class _Checks:
     def discovery(self) -> None:
         """Refuse what cannot be where engines are found: keys that only one engine can have, and ports of their own."""
         sources = self.config.sources
-        total = len(self.config.slots()) if self.streams_sound() else 0
-        if total > self.config.limits.max_sources and self.sound(("limits", "max_sources")):
-            wrong = f"the configuration alone has {total} sources, all ranks counted"
-            example = f"max_sources: {total}"
-            self.report(("limits", "max_sources"), wrong, value=self.config.limits.max_sources, example=example)
         finding = [i for i, source in enumerate(sources) if source.discover is not None]
         if not finding:
             return
@@ -366,6 +370,56 @@ class _Checks:
                 text = topics.render(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
                 if not _names_pod_and_model(text):
                     self.llm_d(key, f"this renders to {text!r}")
+
+    def one_topic_each(self) -> None:
+        """Refuse ``layout: per_topic`` where streams cannot be told from each other, or a late router is lost."""
+        for i, output in enumerate(self.config.outputs):
+            at: Path = ("outputs", i)
+            if output.layout != "per_topic" or not self.sound((*at, "layout")):
+                continue
+            for name in ("replay_endpoint", "snapshot_endpoint"):
+                if getattr(output, name) is not None and self.sound((*at, name)):
+                    wrong = "a request names no topic, so with layout: per_topic nobody knows which stream is asked for"
+                    self.report((*at, name), wrong, value=getattr(output, name), example=f"{name}: null")
+            if output.on_subscribe != "state" and self.sound((*at, "on_subscribe")):
+                wrong = "with layout: per_topic there is no replay, so a router needs the state"
+                self.report((*at, "on_subscribe"), wrong, value=output.on_subscribe, example="on_subscribe: state")
+            reads = _NOT_BY_TOPIC.get(output.profile)
+            if reads is not None and self.sound((*at, "profile")):
+                wrong = f"routers of profile {output.profile} {reads}"
+                self.report((*at, "layout"), wrong, value=output.layout, example="layout: merged")
+            elif self.sound((*at, "topic")):
+                self.topic_of_each((*at, "topic"), output.topic)
+
+    def topic_of_each(self, key: Path, template: str | None) -> None:
+        """Refuse a template that is the same for two streams."""
+        if not self.streams_sound() or not self.sound(("worker",), ("model",)):
+            return
+        several_ranks = any(source.data_parallel_size > 1 for source in self.config.sources)
+        example = 'topic: "kv@{source}' + (".{rank}" if several_ranks else "") + '@{model}"'
+        used = set() if template is None else topics.fields(template)
+        for needed in ("source", "rank") if several_ranks else ("source",):
+            if template is None or needed not in used:
+                wrong = f"with layout: per_topic each stream needs a topic of its own, by {{{needed}}} in it"
+                self.report(key, wrong, value=template, example=example)
+                return
+        first: dict[bytes, str] = {}
+        for stream in self.config.streams():
+            topic = render_topic(template or "", stream, self.config)
+            other = first.setdefault(topic, stream.label)
+            if other != stream.label:
+                wrong = f"{other} and {stream.label} would both have the topic {topic.decode()!r}"
+                self.report(key, wrong, value=template, example=example)
+                return
+
+    def sources(self) -> None:
+        """Refuse more sources than there may be."""
+        most, key = self.config.limits.max_sources, ("limits", "max_sources")
+        if self.streams_sound() and self.sound(("limits",), key):
+            count = len(self.config.slots())
+            if count > most:
+                wrong = f"there are {count} sources, all ranks counted"
+                self.report(key, wrong, value=most, example=f"max_sources: {count}")
 
     def llm_d_own(self, key: Path) -> None:
         """Refuse the sources' own topics where they are known only once the engine publishes."""

@@ -258,12 +258,11 @@ class Config(Section):
         return buffer.getvalue()
 
 
-def render_topic(template: str, stream: SourceStream | None, config: Config) -> bytes:
-    """Return the topic frame of one stream, or of one for all sources: the template with its placeholders filled in."""
-    return topics.render(
-        template,
-        model=config.model or "",
-        worker=config.worker,
-        source="" if stream is None else config.sources[stream.source_index].name,
-        rank=0 if stream is None else stream.rank,
-    )
+def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:
+    """Return the topic frame of one stream: the template with its placeholders filled in."""
+    return topic_for(template, config, config.sources[stream.source_index].name, stream.rank)
+
+
+def topic_for(template: str, config: Config, source: str, rank: int) -> bytes:
+    """Return the topic frame for a source of this name, which need not be in the configuration."""
+    return topics.render(template, model=config.model or "", worker=config.worker, source=source, rank=rank)

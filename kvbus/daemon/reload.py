@@ -63,7 +63,7 @@ class Reloader:
                 config = await asyncio.to_thread(self._load)
                 with_found = daemon.discovery.preview(config)
                 keys = await asyncio.to_thread(read_keys, with_found)
-                change = change_to(daemon.config, with_found, daemon.source_sockets.is_open)
+                change = change_to(daemon.config, with_found, daemon.source_sockets.is_open, daemon.placement)
                 await daemon.apply(change, keys)
                 await daemon.discovery.adopt(config)
             except KvbusError as error:
@@ -71,7 +71,7 @@ class Reloader:
                 log.error("configuration refused, the one before stays in force: %s", error)  # noqa: TRY400
             else:
                 daemon.process.config_reloads["applied"] += 1
-                log.info("configuration loaded: %d sources", len(config.sources))
+                log.info("configuration loaded: %d sources", len(daemon.config.sources))
 
     async def _watch(self) -> None:
         daemon = self._daemon

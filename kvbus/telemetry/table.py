@@ -341,6 +341,18 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         "Files of a saved state that could not be used and were moved aside.",
         lambda p: p.state_refused,
     ),
+    by(
+        "state",
+        "source_slots",
+        "Sources, all ranks counted, that have a slot: present, or gone and remembered.",
+        lambda p: [("present", p.slots_present), ("gone", p.slots_gone)],
+    ),
+    one("source_slots_limit", "The most of them: limits.max_sources.", lambda p: p.slots_limit),
+    one(
+        "source_slots_reused_total",
+        "Slots of sources that are gone and that others needed.",
+        lambda p: p.slots_reused,
+    ),
     one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
     one("http_listeners", "Clients that follow /events.", lambda p: p.http_listeners),
     one("http_dumps", "Answers of /blocks under way.", lambda p: p.http_dumps),

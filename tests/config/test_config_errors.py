@@ -53,7 +53,7 @@ limits:
         "http",
     }
     assert "'per-source'" in found["outputs[0].layout"]
-    assert "must be one of per_source, merged; for example layout: per_source" in found["outputs[0].layout"]
+    assert "must be one of per_source, merged, per_topic; for example layout: per_source" in found["outputs[0].layout"]
     assert "kvbus.yaml line 15" in found["outputs[0].layout"]
     assert "did you mean model?" in found["modle"]
     assert "command line" in found["http"]

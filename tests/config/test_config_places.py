@@ -87,13 +87,13 @@ def test_defaults_are_the_documented_ones(read):
             "max_frame_bytes": 67_108_864,
             "max_frames": 16,
             "max_events": 65_536,
+            "max_sources": 1024,
             "max_blocks": 20_000_000,
             "max_index_bytes": 4_294_967_296,
             "max_groups": 64,
             "max_held_bytes": 268_435_456,
             "max_request_bytes": 65_536,
             "max_replay_sessions": 64,
-            "max_sources": 1024,
         },
     }
 
