@@ -42,7 +42,7 @@ class Watched:
 
         self.disconnected = asyncio.Event()
         settings = DnsSettings.model_validate(settings_of(server, **more))
-        self.sets = DnsDiscoverer(settings, Services(1, self.disconnected)).watch()
+        self.sets = DnsDiscoverer(settings, Services("workers", 1, self.disconnected)).watch()
 
     async def next(self) -> dict[str, Engine]:
         async with asyncio.timeout(60):

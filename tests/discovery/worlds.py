@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from aiohttp import web
+
 from tests.discovery.fleet import write
+from tests.ports import free_port
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,10 @@ class World(ABC):
     """What is true of the engines, and how it can be asked."""
 
     kind: ClassVar[str]
-    moves: ClassVar = True
-    """Whether an engine can be at another address under the same name."""
+    one: ClassVar = False
+    """Whether only one engine can be there at a time."""
+    says_ranks: ClassVar = False
+    """Whether it is always said how many ranks an engine has."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -59,6 +64,10 @@ class World(ABC):
     @abstractmethod
     def heal(self) -> None:
         """From now on it is as before :meth:`fail`."""
+
+    def some(self, *numbers: int) -> tuple[int, ...]:
+        """Those of these engines that can be there at once."""
+        return numbers[:1] if self.one else numbers
 
     def place(self, number: int) -> Place:
         """A place for an engine."""
@@ -139,4 +148,57 @@ def dns_world(directory: Path) -> World:
     return DnsWorld()
 
 
-WORLDS: dict[str, Callable[[Path], World]] = {"file": FileWorld, "dns": dns_world}
+class HttpWorld(World):
+    """One engine's own API, as vLLM 0.33 has it."""
+
+    kind = "http"
+    one = True
+    says_ranks = True
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.port = free_port()
+        self.answer: object = {}
+        self.broken = False
+
+    async def _handle(self, _request: web.Request) -> web.Response:
+        return web.Response(status=500) if self.broken else web.json_response(self.answer)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        app = web.Application()
+        app.router.add_get("/kv_event_sources", self._handle)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", self.port).start()
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"url": f"http://127.0.0.1:{self.port}", "interval": 0.02}
+
+    def have(self, engines: dict[str, Place]) -> None:
+        self.answer = {
+            str(rank): {
+                "publisher": "zmq",
+                "endpoint": f"tcp://*:{at.port}",
+                "replay_endpoint": at.replay_endpoint,
+                "topic": "",
+            }
+            for rank, at in enumerate(engines.values())
+        }
+
+    def fail(self) -> None:
+        self.broken = True
+
+    def heal(self) -> None:
+        self.broken = False
+
+    def name(self, number: int) -> str:
+        return "workers"
+
+
+WORLDS: dict[str, Callable[[Path], World]] = {"dns": dns_world, "file": FileWorld, "http": HttpWorld}
