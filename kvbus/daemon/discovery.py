@@ -70,7 +70,7 @@ def discoverer_of(source: SourceConfig, disconnected: asyncio.Event) -> Discover
     """Make the discoverer of an entry."""
     ((kind, settings),) = (source.discover or {}).items()
     cls: type[Discoverer] = parts.load(parts.DISCOVERY, kind)
-    return cls(cls.Settings.model_validate(settings), Services(source.data_parallel_size, disconnected))
+    return cls(cls.Settings.model_validate(settings), Services(source.name, source.data_parallel_size, disconnected))
 
 
 class Discovery:
