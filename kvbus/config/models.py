@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ruamel.yaml import YAML
@@ -138,6 +139,12 @@ class Config(Section):
         "in memory (`$XDG_RUNTIME_DIR`, `/dev/shm`), else on disk (`/var/lib/kvbus`, `$XDG_STATE_HOME`), where 1 GiB "
         "is free; null: none, and a restart loses what the engine's replay no longer has.",
         example="auto",
+    )
+    state_key_file: Path | None = key(
+        None,
+        "Keys that seal what `state_dir` holds: 64 hexadecimal digits a line, the first seals, all of them open; the "
+        "word `clear` is for a state that is not sealed. null: nothing is sealed.",
+        example="/etc/kvbus/keys/state.key",
     )
     state_sync: Literal["none", "batch"] = key(
         "none",

@@ -28,7 +28,7 @@ from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.disk import Disk
-from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
+from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.resume import identity, resume
 from kvbus.daemon.source_log import SourceLog
@@ -68,6 +68,7 @@ class Daemon:
         InUseError: another process uses the same state or the same numbering.
         UnsupportedError: libzmq is too old.
         StateDirError: ``state_dir`` cannot be used.
+        StateKeyError: the state cannot be opened with ``state_key_file``.
     """
 
     def __init__(self, config: Config, *, keep_seqs: bool = True, disk: Disk | None = None) -> None:
@@ -77,6 +78,7 @@ class Daemon:
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
         self.keys = read_keys(config)
+        state_keys = read_state_keys_of(config)
         self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
         self._disk = disk or Disk()
@@ -84,9 +86,19 @@ class Daemon:
         try:
             directory = self._place.seq_directory if keep_seqs else None
             self.reservations = reserve_seqs(config, self.streams, directory, self._disk)
-            found = resume(
-                config, self.streams, self._place.directory, self.reservations, self._disk, self.clock.time()
-            )
+            try:
+                found = resume(
+                    config,
+                    self.streams,
+                    self._place.directory,
+                    self.reservations,
+                    self._disk,
+                    self.clock.time(),
+                    state_keys,
+                )
+            except BaseException:
+                self.reservations.release()
+                raise
         except BaseException:
             self._place.release()
             raise

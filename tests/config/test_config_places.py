@@ -71,6 +71,7 @@ def test_defaults_are_the_documented_ones(read):
         "http": "127.0.0.1:9477",
         "http_allowed_hosts": [],
         "state_dir": "auto",
+        "state_key_file": None,
         "state_sync": "none",
         "shutdown_timeout": 5.0,
         "key_reload_interval": 10.0,
