@@ -68,6 +68,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.curve()
     checks.libsodium()
     checks.state()
+    checks.tls()
     return checks.problems
 
 
@@ -183,6 +184,18 @@ class _Checks:
         config, key = self.config, ("state_key_file",)
         if config.state_key_file is not None and config.state_dir is None and self.sound(key, ("state_dir",)):
             self.report(key, "there is no state to seal with state_dir: null", value=str(config.state_key_file))
+
+    def tls(self) -> None:
+        """Refuse half of a TLS configuration: client certificates need it whole."""
+        needed = {
+            "http_tls_certificate_file": ("http_tls_key_file", "http_client_ca_file"),
+            "http_tls_key_file": ("http_tls_certificate_file",),
+        }
+        for name, others in needed.items():
+            given = [other for other in others if getattr(self.config, other) is not None]
+            if given and getattr(self.config, name) is None and self.sound((name,), *((each,) for each in given)):
+                example = f"{name}: /etc/kvbus/tls/{'tls.crt' if 'certificate' in name else 'tls.key'}"
+                self.report((name,), f"needed with {given[0]}", example=example)
 
     def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
         """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""

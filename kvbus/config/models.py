@@ -124,7 +124,8 @@ class Config(Section):
     http: HttpAddress | None = key(
         "127.0.0.1:9477",
         "Address of the status page, probes, `/metrics`, `/sources`, `/routers`, `/events` and `/blocks`; port 0: any "
-        "free port; null: no HTTP. What shows token ids is answered to loopback alone, whatever the address.",
+        "free port; null: no HTTP. What shows token ids is given to loopback and to principals alone, whatever the "
+        "address.",
         example="127.0.0.1:9477",
     )
     http_allowed_hosts: HttpHosts = key(
@@ -132,6 +133,31 @@ class Config(Section):
         "Further names by which token ids may be asked for (the Host header), beside localhost, 127.0.0.0/8 and [::1]; "
         "still from loopback alone.",
         example=["kvbus.example.internal"],
+    )
+    http_open: Literal["status", "probes"] = key(
+        "status",
+        "What everybody who reaches the HTTP port may read. status: all that shows no token ids and no hashes; probes: "
+        "the probes and the files of the page, which hold nothing of the bus, and the rest is for loopback and for "
+        "principals.",
+        example="probes",
+    )
+    http_tokens_file: Path | None = key(
+        None,
+        "Bearer tokens that may read over HTTP from elsewhere: a name and a hash a line, as `kvbus token` prints them.",
+        example="/etc/kvbus/http/tokens",
+    )
+    http_tls_certificate_file: Path | None = key(
+        None,
+        "The HTTP port's certificate and its chain, PEM; the port then speaks TLS alone.",
+        example="/etc/kvbus/tls/tls.crt",
+    )
+    http_tls_key_file: Path | None = key(
+        None, "The secret key of that certificate, PEM, not encrypted.", example="/etc/kvbus/tls/tls.key"
+    )
+    http_client_ca_file: Path | None = key(
+        None,
+        "Authorities, PEM, each of whose client certificates may read over HTTP from elsewhere.",
+        example="/etc/kvbus/tls/client-ca.crt",
     )
     state_dir: StateDir | None = key(
         "auto",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from kvbus.admin.credentials import read_credentials
 from kvbus.admin.http import AdminServer
 from kvbus.config import Config, SourceStream
 from kvbus.core.commands import (
@@ -64,7 +65,7 @@ class Daemon:
         disk: the real one, or a test's.
 
     Raises:
-        ConfigError: a key file cannot be used.
+        ConfigError: a file with keys, tokens or certificates cannot be used.
         InUseError: another process uses the same state or the same numbering.
         UnsupportedError: libzmq is too old.
         StateDirError: ``state_dir`` cannot be used.
@@ -79,6 +80,7 @@ class Daemon:
         """The clock of the relay's deadlines."""
         self.keys = read_keys(config)
         state_keys = read_state_keys_of(config)
+        credentials = read_credentials(config)
         self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
         self._disk = disk or Disk()
@@ -111,7 +113,7 @@ class Daemon:
         self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
-        self.admin = AdminServer(self)
+        self.admin = AdminServer(self, credentials)
         self._cache_resets = CacheResets(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0

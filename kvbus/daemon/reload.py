@@ -1,4 +1,4 @@
-"""SIGHUP and changed key files: load, check, and hand the change to the daemon.
+"""SIGHUP and changed files with keys, tokens or certificates: load, check, and hand the change to the daemon.
 
 A configuration that is bad, or asks for more than can be changed, is refused as a whole with all its mistakes, and the
 configuration before it stays in force. A change touches only what it is about: other sources keep their sockets, their
@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from kvbus.admin.credentials import read_again
 from kvbus.config import Config
 from kvbus.daemon.change import change_to
 from kvbus.daemon.daemon import Daemon
@@ -35,13 +36,14 @@ class Reloader:
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._key_problem = ""
+        self._credentials_problem = ""
 
     def reload(self) -> None:
-        """Load the configuration and its key files again, soon."""
+        """Load the configuration and all files that it names again, soon."""
         self._begin(self._reload())
 
     def watch(self) -> None:
-        """Look at the key files every ``key_reload_interval``."""
+        """Look at those files every ``key_reload_interval``."""
         self._begin(self._watch())
 
     def _begin(self, work: Any) -> None:
@@ -57,6 +59,7 @@ class Reloader:
     async def _reload(self) -> None:
         daemon = self._daemon
         async with self._lock:
+            await self._look_at_credentials()
             try:
                 config = await asyncio.to_thread(self._load)
                 keys = await asyncio.to_thread(read_keys, config)
@@ -73,9 +76,11 @@ class Reloader:
         daemon = self._daemon
         while True:
             await asyncio.sleep(daemon.config.key_reload_interval or 1.0)
-            if daemon.config.key_reload_interval and daemon.started and daemon.keys:
+            if daemon.config.key_reload_interval and daemon.started:
                 async with self._lock:
-                    await self._look_at_keys()
+                    await self._look_at_credentials()
+                    if daemon.keys:
+                        await self._look_at_keys()
 
     async def _look_at_keys(self) -> None:
         daemon = self._daemon
@@ -91,3 +96,18 @@ class Reloader:
         if keys != daemon.keys:
             await daemon.apply_keys(keys)
             daemon.process.key_reloads["applied"] += 1
+
+    async def _look_at_credentials(self) -> None:
+        """Read HTTP's tokens and certificates again. What is bad changes nothing; what is good counts at once."""
+        daemon = self._daemon
+        before = daemon.admin.credentials
+        found, problems = await asyncio.to_thread(read_again, daemon.config, before)
+        text = str(ConfigError(problems)) if problems else ""
+        if text not in ("", self._credentials_problem):
+            daemon.process.key_reloads["refused"] += 1
+            log.error("HTTP tokens or certificates refused, those before stay in force: %s", text)
+        self._credentials_problem = text
+        if found != before:
+            daemon.admin.renew(found)
+            daemon.process.key_reloads["applied"] += 1
+            log.info("HTTP: other tokens or another certificate in force, %d tokens", len(found.tokens))

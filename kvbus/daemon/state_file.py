@@ -29,9 +29,8 @@ T = TypeVar("T")
 
 _FAMILY: Final = b"kvbus-state-"
 _SEALED_FAMILY: Final = b"kvbus-sealed"
-_VERSION: Final = b"011\n"
-MAGIC: Final = _FAMILY + _VERSION
-SEALED: Final = _SEALED_FAMILY + _VERSION
+MAGIC: Final = _FAMILY + b"011\n"
+SEALED: Final = _SEALED_FAMILY + MAGIC[len(_FAMILY) :]
 ID_BYTES: Final = 8
 
 _HEADER: Final = struct.Struct("=16s16s8s8sQ")
@@ -93,7 +92,7 @@ def is_sealed(begin: bytes) -> bool:
 
 def other_version(name: str, begin: bytes) -> str | None:
     """Say of which version a file is that begins so; None if it is this one's, or does not say."""
-    found, known = begin[len(_FAMILY) : len(MAGIC) - 1], _VERSION[:-1]
+    found, known = begin[len(_FAMILY) : len(MAGIC) - 1], MAGIC[len(_FAMILY) : -1]
     if not begin.startswith((_FAMILY, _SEALED_FAMILY)) or found == known or not found.isdigit():
         return None
     return f"{name} is of version {found.decode()}, and this kvbus reads version {known.decode()}"

@@ -53,7 +53,7 @@ async def test_the_state_of_the_version_before_is_refused_and_no_seq_goes_back(
     recorded.rename(directory / name)
     async with running_bus(**settings(tmp_path)) as bus:
         (said,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
-        assert "state-1.dump is of version 009, and this kvbus reads version 010" in said
+        assert "state-1.dump is of version 009, and this kvbus reads version 011" in said
         assert "beginning empty" in said
         assert bus.daemon.process.state_refused == 2
         assert sorted(path.name.partition(".refused-")[0] for path in directory.glob("*.refused-*")) == [
