@@ -16,7 +16,7 @@ from typing import Final
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon.commit_record import Committed
 from kvbus.daemon.disk import Disk
-from kvbus.daemon.state_file import HEADER_SIZE, StateFile, is_sealed, other_version
+from kvbus.daemon.state_file import HEADER_SIZE, StateFile, described, other_version
 from kvbus.daemon.state_keys import StateKeys
 
 log = logging.getLogger("kvbus.state")
@@ -184,6 +184,6 @@ class Generations:
         except OSError:
             return False
         try:
-            return not is_sealed(self._disk.pread(fd, HEADER_SIZE, 0))
+            return not described(self._disk.pread(fd, HEADER_SIZE, 0))[1]
         finally:
             self._disk.close(fd)

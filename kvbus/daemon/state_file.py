@@ -85,17 +85,17 @@ def header(
     return packed + _CRC.pack(crc32(packed)), seal
 
 
-def is_sealed(begin: bytes) -> bool:
-    """Whether a file that begins so is sealed, in any version."""
-    return begin.startswith(_SEALED_FAMILY)
+def described(begin: bytes) -> tuple[str, bool]:
+    """Return the version of a file that begins so, empty if it says none, and whether it is sealed."""
+    version = begin[len(_FAMILY) : len(MAGIC) - 1]
+    ours = begin.startswith((_FAMILY, _SEALED_FAMILY)) and version.isdigit()
+    return version.decode() if ours else "", begin.startswith(_SEALED_FAMILY)
 
 
 def other_version(name: str, begin: bytes) -> str | None:
     """Say of which version a file is that begins so; None if it is this one's, or does not say."""
-    found, known = begin[len(_FAMILY) : len(MAGIC) - 1], MAGIC[len(_FAMILY) : -1]
-    if not begin.startswith((_FAMILY, _SEALED_FAMILY)) or found == known or not found.isdigit():
-        return None
-    return f"{name} is of version {found.decode()}, and this kvbus reads version {known.decode()}"
+    found, known = described(begin)[0], MAGIC[len(_FAMILY) : -1].decode()
+    return f"{name} is of version {found}, and this kvbus reads version {known}" if found not in {"", known} else None
 
 
 def _parse(name: str, begin: bytes, whose: bytes) -> tuple[bytes, bytes, int, bytes, bytes]:

@@ -13,7 +13,7 @@ from kvbus.core.events import BatchReceived
 from kvbus.daemon import state_store
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.generations import SPARE
-from kvbus.daemon.state_file import is_sealed
+from kvbus.daemon.state_file import described
 from kvbus.daemon.state_keys import StateKeys, read_state_keys
 from kvbus.errors import ConfigError, StateKeyError
 from kvbus.transport.curve import KeyFileError
@@ -124,7 +124,7 @@ def files(config: Config) -> list[Path]:
 def kinds(config: Config) -> dict[str, bool]:
     """The files with content, and whether they are sealed."""
     return {
-        path.name: is_sealed(path.read_bytes())
+        path.name: described(path.read_bytes())[1]
         for path in files(config)
         if path.name.startswith("state-") or path.name == SPARE
     }
