@@ -37,12 +37,13 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
 
     # these bring zmq: no other mistake should wait for it
     from kvbus.admin.credentials import read_credentials  # noqa: PLC0415
-    from kvbus.daemon.keys import read_keys  # noqa: PLC0415
+    from kvbus.daemon.keys import read_keys, read_state_keys_of  # noqa: PLC0415
     from kvbus.daemon.outputs import factories  # noqa: PLC0415
 
     factories(config)
     if not without_keys:
         read_keys(config)
+        read_state_keys_of(config)
         read_credentials(config)
     for note in notes(config):
         click.echo(f"note: {note}", err=True)

@@ -78,6 +78,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.discovery()
     checks.curve()
     checks.libsodium()
+    checks.state()
     checks.tls()
     checks.dynamo()
     return checks.problems
@@ -202,14 +203,24 @@ class _Checks:
             self.curve_keys(("outputs", i), output, dials=not output.bind, binds=binds)
 
     def libsodium(self) -> None:
-        """Refuse CURVE keys of an output where nothing can use them."""
+        """Refuse keys where nothing can use them: CURVE keys of an output, and those of the state."""
         if parts.has_libsodium():
             return
+        if self.config.state_key_file is not None and self.sound(("state_key_file",)):
+            wrong = "sealing needs libsodium, which is not installed"
+            value = str(self.config.state_key_file)
+            self.report(("state_key_file",), wrong, value=value, example="pip install kvbus[curve]")
         for i, output in enumerate(self.config.outputs):
             key: Path = ("outputs", i, "curve_secret_key_file")
             if output.type == "zmq" and output.curve_secret_key_file is not None and self.sound(key):
                 wrong = "CURVE keys of an output need libsodium, which is not installed"
                 self.report(key, wrong, value=str(output.curve_secret_key_file), example="pip install kvbus[curve]")
+
+    def state(self) -> None:
+        """Refuse a key where no state is kept."""
+        config, key = self.config, ("state_key_file",)
+        if config.state_key_file is not None and config.state_dir is None and self.sound(key, ("state_dir",)):
+            self.report(key, "there is no state to seal with state_dir: null", value=str(config.state_key_file))
 
     def tls(self) -> None:
         """Refuse half of a TLS configuration: client certificates need it whole."""

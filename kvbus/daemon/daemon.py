@@ -29,7 +29,7 @@ from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
-from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
+from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.placement import Placement, PlacementFile, forget, place, worker_of
 from kvbus.daemon.resume import identity, resume
@@ -70,6 +70,7 @@ class Daemon:
         InUseError: another process uses the same state or the same numbering.
         UnsupportedError: libzmq is too old.
         StateDirError: ``state_dir`` cannot be used.
+        StateKeyError: the state cannot be opened with ``state_key_file``.
     """
 
     def __init__(self, config: Config, *, keep_seqs: bool = True, disk: Disk | None = None) -> None:
@@ -84,6 +85,7 @@ class Daemon:
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
         self.keys = read_keys(config)
+        state_keys = read_state_keys_of(config)
         credentials = read_credentials(config)
         self.process = ProcessStats()
         self._disk = disk or Disk()
@@ -94,9 +96,19 @@ class Daemon:
             self.placement = place(self._placement_file.read(), config)
             self.streams = self.placement.streams(config)
             self.reservations = reserve_seqs(config, self.placement, directory, self._disk)
-            found = resume(
-                config, self.placement, self._place.directory, self.reservations, self._disk, self.clock.time()
-            )
+            try:
+                found = resume(
+                    config,
+                    self.placement,
+                    self._place.directory,
+                    self.reservations,
+                    self._disk,
+                    self.clock.time(),
+                    state_keys,
+                )
+            except BaseException:
+                self.reservations.release()
+                raise
         except BaseException:
             self._place.release()
             raise

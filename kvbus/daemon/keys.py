@@ -9,6 +9,7 @@ from typing import TypeVar
 from kvbus.config import Config, OutputConfig, SourceConfig, parse_endpoint
 from kvbus.config.paths import parse
 from kvbus.config.problems import example_at
+from kvbus.daemon.state_keys import StateKeys, read_state_keys
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve, KeyFileError, read_allowed, read_public, read_secret
 
@@ -43,6 +44,21 @@ def read_keys(config: Config) -> Keys:
     if problems:
         raise ConfigError(problems)
     return keys
+
+
+def read_state_keys_of(config: Config) -> StateKeys:
+    """Read ``state_key_file``.
+
+    Raises:
+        ConfigError: kvbus cannot use it.
+    """
+    path = config.state_key_file
+    try:
+        return read_state_keys(path)
+    except KeyFileError as error:
+        raise ConfigError(
+            [Problem("state_key_file", str(error), str(path), example_at(("state_key_file",)))]
+        ) from error
 
 
 def in_clear(config: Config) -> list[str]:

@@ -18,6 +18,7 @@ from kvbus.daemon.build import make_relay, next_seqs
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.placement import Placement
 from kvbus.daemon.seq_reservation import SeqReservations
+from kvbus.daemon.state_keys import NO_KEYS, StateKeys
 from kvbus.daemon.state_store import StateStore
 
 log = logging.getLogger("kvbus.daemon")
@@ -44,6 +45,7 @@ def resume(
     reservations: SeqReservations,
     disk: Disk,
     now: float,
+    keys: StateKeys = NO_KEYS,
 ) -> Beginning:
     """Load the state of an earlier process. If it cannot be used, the relay begins empty.
 
@@ -54,15 +56,17 @@ def resume(
         reservations: of all streams.
         disk: the real one, or a test's.
         now: the time of the relay's clock.
+        keys: what seals the state.
 
     Raises:
         OSError: the directory cannot be made.
+        StateKeyError: the state that is there cannot be opened.
     """
     streams, gone = placement.streams(config), placement.gone_slots
     relay = make_relay(config, streams, reservations, gone)
     if directory is None:
         return Beginning(relay, None, restored=False)
-    store = StateStore(directory, identity(config, streams), disk, sync=config.state_sync == "batch")
+    store = StateStore(directory, identity(config, streams), disk, sync=config.state_sync == "batch", keys=keys)
     reservations.also = store.reserve
     try:
         restored = store.load(relay, now)

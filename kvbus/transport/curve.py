@@ -120,12 +120,22 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
     secret = keys.get(SECRET) or keys.get(BARE)
     if secret is None:
         raise KeyFileError("holds no secret key" + (", but a public one" if PUBLIC in keys else ""))
-    if mode & _OTHERS:
-        raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
+    _keep_private(mode)
     public = zmq.curve_public(secret)
     if keys.get(PUBLIC, public) != public:
         raise KeyFileError("its public key does not belong to its secret key")
     return public, secret
+
+
+def read_private(path: Path) -> str:
+    """Read the text of a file with other secret keys, for which the same rules hold.
+
+    Raises:
+        KeyFileError: the file cannot be read, or others may read it.
+    """
+    text, mode = read_file(path)
+    _keep_private(mode)
+    return text
 
 
 def read_public(path: Path) -> bytes:
@@ -199,6 +209,11 @@ def _is_key(text: str) -> bool:
         return len(text) == KEY_CHARS and len(z85.decode(text.encode("ascii"))) == KEY_BYTES
     except (KeyError, ValueError, struct.error):
         return False
+
+
+def _keep_private(mode: int) -> None:
+    if mode & _OTHERS:
+        raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
 
 
 def read_file(path: Path) -> tuple[str, int]:

@@ -78,6 +78,7 @@ def test_defaults_are_the_documented_ones(read):
         "http_tls_key_file": None,
         "http_client_ca_file": None,
         "state_dir": "auto",
+        "state_key_file": None,
         "state_sync": "none",
         "shutdown_timeout": 5.0,
         "key_reload_interval": 10.0,
