@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT
+from kvbus.admin.content_log import current
 from kvbus.admin.query_body import MAX_BODY, MAX_HASHES, MSGPACK, PIECE, Query, RefusedError, in_pieces, names_of, read
 from kvbus.admin.query_index import QueryIndex
 from kvbus.admin.views import Analytics, analytics_entry
@@ -135,6 +136,7 @@ class Queries:
         finally:
             self._waiting -= 1
         process.queries["answered"] += 1
+        current.get().add(sum(held.blocks for result in answer.results for held in result.matches), 0)
         return web.Response(body=_encode(answer), content_type="application/json")
 
     async def _answer(self, request: web.Request) -> Answer:

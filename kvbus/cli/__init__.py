@@ -29,6 +29,7 @@ _SUBCOMMANDS = (
     Subcommand("play", "Publish a capture as an engine would."),
     Subcommand("sim", "A synthetic engine."),
     Subcommand("keygen", "A key pair for CURVE."),
+    Subcommand("token", "A bearer token for the HTTP port."),
 )
 
 

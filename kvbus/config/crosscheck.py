@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvbus.config import parts, topics
+from kvbus.config import dynamo, parts, topics
 from kvbus.config.endpoints import MAX_PORT, Address, parse_endpoint
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
@@ -24,6 +24,7 @@ _ONE_OF_EACH: Final = {
     "outputs": "outputs: [{endpoint: 'tcp://*:5657', replay_endpoint: 'tcp://*:5658'}]",
 }
 _LLM_D_PARTS: Final = 3
+_OF_ONE_ENGINE: Final = ("endpoint", "replay_endpoint", "snapshot_endpoint", "bind", "api", "slot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,11 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.snapshots()
     checks.apis()
     checks.slots()
+    checks.discovery()
     checks.curve()
     checks.libsodium()
+    checks.tls()
+    checks.dynamo()
     return checks.problems
 
 
@@ -128,9 +132,39 @@ class _Checks:
             return
         for i, source in enumerate(self.config.sources):
             key: Path = ("sources", i, "api")
-            if source.api is None and self.sound(key):
+            if source.api is None and source.discover is None and self.sound(key):
                 wrong = "null, and on_partial: reset needs the engine's HTTP API"
                 self.report(key, wrong, example="api: http://127.0.0.1:8000")
+
+    def discovery(self) -> None:
+        """Refuse what cannot be where engines are found: keys that only one engine can have, and ports of their own."""
+        sources = self.config.sources
+        total = len(self.config.slots()) if self.streams_sound() else 0
+        if total > self.config.limits.max_sources and self.sound(("limits", "max_sources")):
+            wrong = f"the configuration alone has {total} sources, all ranks counted"
+            example = f"max_sources: {total}"
+            self.report(("limits", "max_sources"), wrong, value=self.config.limits.max_sources, example=example)
+        finding = [i for i, source in enumerate(sources) if source.discover is not None]
+        if not finding:
+            return
+        for i in finding:
+            for name in _OF_ONE_ENGINE:
+                value = getattr(sources[i], name)
+                if value != type(sources[i]).model_fields[name].default and self.sound(("sources", i, name)):
+                    self.report(("sources", i, name), "discover finds it out for each engine", value=value)
+        for i, source in enumerate(sources):
+            if source.slot is not None and i not in finding:
+                wrong = f"{show(('sources', finding[0], 'discover'))} gives out slots as engines come"
+                self.report(("sources", i, "slot"), wrong, value=source.slot)
+        for i, output in enumerate(self.config.outputs):
+            if output.layout == "per_source" and self.sound(("outputs", i, "layout")):
+                wrong = "the ports of engines that are found would move as they come and go"
+                self.report(("outputs", i, "layout"), wrong, value=output.layout, example="layout: merged")
+            template: Path = ("outputs", i, "topic")
+            named = {"source", "rank"} & topics.fields(output.topic or "") if self.sound(template) else set()
+            if output.layout == "merged" and named:
+                wrong = f"one topic for all engines that are found cannot have {{{min(named)}}}"
+                self.report(template, wrong, value=output.topic, example="topic: kv@{worker}@{model}")
 
     def streams_sound(self) -> bool:
         """Return whether the slots of all sources are known."""
@@ -173,6 +207,25 @@ class _Checks:
                 wrong = "CURVE keys of an output need libsodium, which is not installed"
                 self.report(key, wrong, value=str(output.curve_secret_key_file), example="pip install kvbus[curve]")
 
+    def tls(self) -> None:
+        """Refuse half of a TLS configuration: client certificates need it whole."""
+        needed = {
+            "http_tls_certificate_file": ("http_tls_key_file", "http_client_ca_file"),
+            "http_tls_key_file": ("http_tls_certificate_file",),
+        }
+        for name, others in needed.items():
+            given = [other for other in others if getattr(self.config, other) is not None]
+            if given and getattr(self.config, name) is None and self.sound((name,), *((each,) for each in given)):
+                example = f"{name}: /etc/kvbus/tls/{'tls.crt' if 'certificate' in name else 'tls.key'}"
+                self.report((name,), f"needed with {given[0]}", example=example)
+
+    def dynamo(self) -> None:
+        """Refuse what Dynamo's event plane does not have, or cannot carry."""
+        for i in range(len(self.config.outputs)):
+            for name, wrong, value, example in dynamo.wrongs(self.config, i):
+                if self.sound(("outputs", i, "type"), ("outputs", i, name)):
+                    self.report(("outputs", i, name), wrong, value=value, example=example)
+
     def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
         """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""
         own = (*section, "curve_secret_key_file")
@@ -198,6 +251,8 @@ class _Checks:
         """Refuse ``*`` where kvbus connects, because it names no peer."""
         connected: list[tuple[Path, str | None]] = []
         for i, source in enumerate(self.config.sources):
+            if source.discover is not None:
+                continue
             if not source.bind and self.sound(("sources", i, "bind")):
                 connected.append((("sources", i, "endpoint"), source.endpoint))
             connected.append((("sources", i, "replay_endpoint"), source.replay_endpoint))
@@ -238,7 +293,7 @@ class _Checks:
         config = self.config
         for i, source in enumerate(config.sources):
             ranks = source.data_parallel_size
-            if self.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
+            if source.discover is None and self.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
                 for name, ours in (("endpoint", source.bind), ("replay_endpoint", False), ("snapshot_endpoint", False)):
                     yield from self.run(("sources", i, name), range(ranks), "rank", ours=ours)
         slots = [slot for _, _, slot in config.slots()] if self.streams_sound() else [0]

@@ -61,3 +61,12 @@ class Limits(Section):
     max_replay_sessions: Int = key(
         64, "Replay answers being sent at once, per output.", example=64, unit="sessions", ge=1
     )
+    max_sources: Int = key(
+        1024,
+        "Most sources, all ranks counted; further ones that are found are left out, and further ones that are "
+        "configured refused.",
+        example=1024,
+        unit="sources",
+        ge=1,
+        le=65536,
+    )

@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
+from kvbus.config import dynamo
+from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import endpoint_offset
 from kvbus.config.section import Section, key
 from kvbus.config.values import Endpoint, Framing, Int, Name, OutputType, ProfileName, Seconds, Template
@@ -119,9 +121,17 @@ class OutputConfig(Section):
         example="/etc/kvbus/keys/router.key",
     )
 
+    dynamo: DynamoPlane | None = key(
+        None,
+        "With `type: dynamo`: where it is announced, for which workers; null: the defaults.",
+        example={"namespace": "dynamo"},
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("type") == dynamo.TYPE:
+            return dynamo.defaults(data)
         if isinstance(data, dict) and "endpoint" not in data:
             data = {"replay_endpoint": "tcp://*:5658", **data}
         return data

@@ -60,6 +60,7 @@ class Applier:
         batch = codec.decode(payload, self._max_events, normalizer.form)
         if isinstance(batch, Reason):
             stats.rejected[batch] += 1
+            normalizer.missed()
             keep_batch(source, record.seq, payload, batch)
             return
         stats.last_batch = source.ts = batch.ts
@@ -120,6 +121,8 @@ class Applier:
         source.lost += record.count
         if source.spec.on_lost == "clear":
             self._forget(record.source, now, same_epoch=True)
+        else:
+            source.normalizer.missed()
 
     def _expired(self, record: wal.Expired, now: float) -> None:
         source = self._sources[record.source]

@@ -175,6 +175,9 @@ class HttpRefusal(StrEnum):
     FORWARDED = "forwarded"
     HOST = "host"
     CROSS_SITE = "cross_site"
+    TOKEN = "token"
+    RIGHTS = "rights"
+    REVIEW = "review"
     BUSY = "busy"
 
 

@@ -24,7 +24,10 @@ from kvbus.daemon.seq_reservation import SeqReservations, StreamKey
 def make_relay(config: Config, streams: Mapping[int, SourceStream], reservations: SeqReservations) -> Relay:
     """Make a relay with a source for each slot. Slots that the configuration leaves out are free."""
     return Relay(
-        [source_spec(config, streams[slot]) if slot in streams else NOBODY for slot in range(max(streams) + 1)],
+        [
+            source_spec(config, streams[slot]) if slot in streams else NOBODY
+            for slot in range(max(streams, default=-1) + 1)
+        ],
         [_output_spec(config, number, streams, reservations) for number in range(len(config.outputs))],
         FrameLimits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
     )
@@ -63,8 +66,8 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     )
 
 
-def new_stream(config: Config, output: OutputConfig, stream: SourceStream, first_seq: int) -> NewStream:
-    """Return the specification of one output's stream of one source."""
+def new_stream(config: Config, output: OutputConfig, stream: SourceStream | None, first_seq: int) -> NewStream:
+    """Return the specification of one output's stream of one source; of all where no source is found yet."""
     topic = None if output.topic is None else render_topic(output.topic, stream, config)
     if PROFILES[output.profile].topics == "empty":
         topic = b""
@@ -77,9 +80,10 @@ def _output_spec(
 ) -> OutputSpec:
     output = config.outputs[number]
     merged = output.layout == "merged"
-    slots = (0,) if merged else range(max(streams) + 1)
+    slots = (0,) if merged else range(max(streams, default=-1) + 1)
     if merged:
-        new = [new_stream(config, output, streams[min(streams)], reservations.first(number, 0))]
+        first = streams[min(streams)] if streams else None
+        new = [new_stream(config, output, first, reservations.first(number, 0))]
     else:
         new = [
             new_stream(config, output, streams[slot], reservations.first(number, slot))

@@ -10,7 +10,7 @@ from kvbus.config import Config, SourceStream
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve
 
-RELOADABLE: Final = frozenset({"sources", "log_level", "shutdown_timeout", "key_reload_interval"})
+RELOADABLE: Final = frozenset({"sources", "log_level", "shutdown_timeout", "key_reload_interval", "discovery_grace"})
 """Keys that a reload may change; everything else takes a restart."""
 
 
@@ -23,12 +23,15 @@ class Change:
         added: streams of sources in slots that were free.
         changed: streams of sources that take the place of others, or that have no connection yet.
         removed: slots that become free.
+        moved: streams of found engines that are at another address now: the same workers, which may be in the same
+            epoch.
     """
 
     config: Config
     added: tuple[SourceStream, ...]
     changed: tuple[SourceStream, ...]
     removed: tuple[int, ...]
+    moved: tuple[SourceStream, ...] = ()
 
     @property
     def replaced(self) -> tuple[SourceStream, ...]:
@@ -50,19 +53,29 @@ def change_to(running: Config, wanted: Config, is_open: Callable[[int], bool]) -
     refuse(running, wanted)
     old = {stream.index: stream for stream in running.streams()}
     new = {stream.index: stream for stream in wanted.streams()}
+    others = [
+        stream for slot, stream in new.items() if slot in old and not (_same(old[slot], stream) and is_open(slot))
+    ]
+    moved = tuple(stream for stream in others if _moved(old[stream.index], stream))
     return Change(
         wanted,
         added=tuple(new[slot] for slot in new if slot not in old),
-        changed=tuple(
-            stream for slot, stream in new.items() if slot in old and not (_same(old[slot], stream) and is_open(slot))
-        ),
+        changed=tuple(stream for stream in others if stream not in moved),
         removed=tuple(slot for slot in old if slot not in new),
+        moved=moved,
     )
 
 
 def _same(one: SourceStream, other: SourceStream) -> bool:
-    """Whether both are one publisher, wherever it stands in the list."""
-    return replace(one, source_index=0) == replace(other, source_index=0)
+    """Whether both are one publisher, wherever it stands in the list and whoever has found it."""
+    return replace(one, source_index=0, found="") == replace(other, source_index=0, found="")
+
+
+def _moved(one: SourceStream, other: SourceStream) -> bool:
+    """Whether both are one engine that was found, at two addresses, and can be asked the same at both."""
+    if not (one.found and other.found) or (one.replay_endpoint is None) != (other.replay_endpoint is None):
+        return False
+    return _same(replace(one, endpoint=other.endpoint, replay_endpoint=other.replay_endpoint), other)
 
 
 def only_list(before: Curve | None, now: Curve | None) -> bool:

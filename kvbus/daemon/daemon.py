@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from kvbus.admin.credentials import read_credentials
 from kvbus.admin.http import AdminServer
 from kvbus.config import Config, SourceStream
 from kvbus.core.commands import (
@@ -27,6 +28,7 @@ from kvbus.daemon.build import add_reservation, new_stream, next_seqs, reserve_s
 from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
+from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
@@ -64,7 +66,7 @@ class Daemon:
         disk: the real one, or a test's.
 
     Raises:
-        ConfigError: a key file cannot be used.
+        ConfigError: a file with keys, tokens or certificates cannot be used.
         InUseError: another process uses the same state or the same numbering.
         UnsupportedError: libzmq is too old.
         StateDirError: ``state_dir`` cannot be used.
@@ -72,15 +74,21 @@ class Daemon:
 
     def __init__(self, config: Config, *, keep_seqs: bool = True, disk: Disk | None = None) -> None:
         check_library()
-        self.config = config
         self._loop = asyncio.get_running_loop()
+        self.changing = asyncio.Lock()
+        """Held while the configuration changes."""
+        self.streams: dict[int, SourceStream] = {}
+        self.discovery = Discovery(self, config)
+        as_configured, config = config, self.discovery.preview(config)
+        self.config = config
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
         self.keys = read_keys(config)
-        self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
+        credentials = read_credentials(config)
+        self.streams = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
         self._disk = disk or Disk()
-        self._place = open_place(config, self._disk) if keep_seqs else Place()
+        self._place = open_place(as_configured, self._disk) if keep_seqs else Place()
         try:
             directory = self._place.seq_directory if keep_seqs else None
             self.reservations = reserve_seqs(config, self.streams, directory, self._disk)
@@ -99,7 +107,7 @@ class Daemon:
         self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
-        self.admin = AdminServer(self)
+        self.admin = AdminServer(self, credentials)
         self._cache_resets = CacheResets(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
@@ -147,11 +155,12 @@ class Daemon:
         self._next_tick = self._loop.time() + TICK
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
         self.started = True
+        self.discovery.start()
 
     def _widen(self) -> None:
         for number, output in enumerate(self.config.outputs):
             if output.layout == "merged":
-                self.reservations.widen(number, max(self.streams) + 1)
+                self.reservations.widen(number, max(self.streams, default=-1) + 1)
 
     @property
     def drivers(self) -> list[OutputDriver]:
@@ -221,6 +230,7 @@ class Daemon:
         try:
             self.feed(Tick(time.time()))
             self._unreachable.look()
+            self.discovery.look()
             self._source_log.look(self.relay, self.streams)
             self.admin.look(now)
             self._cache_resets.look()
@@ -258,6 +268,8 @@ class Daemon:
         await self.apply_keys(keys, without=frozenset(stream.index for stream in change.replaced))
         for stream in change.replaced:
             await self._open_source(stream)
+        for stream in change.moved:
+            await self._reconnect(stream)
         if change.replaced or change.removed:
             if self.state is not None:
                 self.catch_up()
@@ -292,9 +304,13 @@ class Daemon:
             domain = source_domain(self.config.sources[stream.source_index].name)
             if slot not in without and must_reconnect(before.get(domain), keys.get(domain)):
                 log.info("source %s: keys changed or removed, connecting again", stream.label, extra=stream.log_fields)
-                self.feed(SourceDown(slot))
-                self.source_sockets.close(slot)
-                await self._open_source(stream)
+                await self._reconnect(stream)
+
+    async def _reconnect(self, stream: SourceStream) -> None:
+        """Connect to the engine of a source anew: whether it is in the same epoch shows then."""
+        self.feed(SourceDown(stream.index))
+        self.source_sockets.close(stream.index)
+        await self._open_source(stream)
 
     def _open_streams(self, added: Iterable[SourceStream]) -> None:
         """Open the outputs' streams of added sources: all of them, or none.
@@ -373,6 +389,7 @@ class Daemon:
                 ``shutdown_timeout``.
         """
         until = self._loop.time() + (self.config.shutdown_timeout if drain is None else drain)
+        await self.discovery.close()
         if self._ticker is not None:
             self._ticker.cancel()
         await self._cache_resets.close()

@@ -115,7 +115,7 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
     Raises:
         KeyFileError: the file cannot be read, others may read it, or it holds no single key pair.
     """
-    text, mode = _read(path)
+    text, mode = read_file(path)
     keys = _single(_keys(text))
     secret = keys.get(SECRET) or keys.get(BARE)
     if secret is None:
@@ -134,7 +134,7 @@ def read_public(path: Path) -> bytes:
     Raises:
         KeyFileError: the file cannot be read, or it holds a secret key or no single public key.
     """
-    keys = _single(_keys(_read(path)[0]))
+    keys = _single(_keys(read_file(path)[0]))
     public = keys.get(PUBLIC) or keys.get(BARE)
     if SECRET in keys:
         raise KeyFileError("holds a secret key; give the peer's public one")
@@ -166,7 +166,7 @@ def read_allowed(path: Path) -> frozenset[bytes]:
 
 
 def _allowed(path: Path) -> frozenset[bytes]:
-    keys = _keys(_read(path)[0])
+    keys = _keys(read_file(path)[0])
     if any(kind == SECRET for kind, _ in keys):
         raise KeyFileError("holds a secret key; an allow-list holds public ones")
     return frozenset(z85.decode(key) for _, key in keys)
@@ -201,8 +201,12 @@ def _is_key(text: str) -> bool:
         return False
 
 
-def _read(path: Path) -> tuple[str, int]:
-    """Return the file's text, and its permissions."""
+def read_file(path: Path) -> tuple[str, int]:
+    """Return a file's text, and its permissions.
+
+    Raises:
+        KeyFileError: it cannot be read, or is no small regular file.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never wait for a pipe
     except OSError as error:

@@ -188,5 +188,6 @@ def test_the_declared_subcommands():
         "play",
         "sim",
         "keygen",
+        "token",
     ]
     assert list(main.subcommands) == names

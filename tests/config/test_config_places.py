@@ -16,12 +16,13 @@ def test_defaults_are_the_documented_ones(read):
     assert effective == {
         "model": None,
         "block_size": "auto",
-        "duplicates": "count",
+        "duplicates": "auto",
         "groups": "prefix",
         "orphans": "pass",
         "on_lost": "clear",
         "on_partial": "keep",
         "source_timeout": 30.0,
+        "discovery_grace": 10.0,
         "replay_timeout": 2.0,
         "probe_interval": 1.0,
         "reorder_batches": 20_000,
@@ -29,6 +30,7 @@ def test_defaults_are_the_documented_ones(read):
         "sources": [
             {
                 "name": "engine",
+                "discover": None,
                 "endpoint": "tcp://127.0.0.1:5557",
                 "replay_endpoint": "tcp://127.0.0.1:5558",
                 "snapshot_endpoint": None,
@@ -70,6 +72,11 @@ def test_defaults_are_the_documented_ones(read):
         ],
         "http": "127.0.0.1:9477",
         "http_allowed_hosts": [],
+        "http_open": "status",
+        "http_tokens_file": None,
+        "http_tls_certificate_file": None,
+        "http_tls_key_file": None,
+        "http_client_ca_file": None,
         "state_dir": "auto",
         "state_sync": "none",
         "shutdown_timeout": 5.0,
@@ -86,6 +93,7 @@ def test_defaults_are_the_documented_ones(read):
             "max_held_bytes": 268_435_456,
             "max_request_bytes": 65_536,
             "max_replay_sessions": 64,
+            "max_sources": 1024,
         },
     }
 

@@ -44,7 +44,7 @@ _DECODERS: Final[tuple[Callable[[bytes | memoryview], Any], ...]] = (
 )
 """By the form of a batch: map events with integer hashes, with byte hashes, and the same of positional events."""
 
-_ARRAYS: Final = 2
+ARRAYS: Final = 2
 """The first form of positional events."""
 
 _decode_envelope: Final = msgspec.msgpack.Decoder(RawBatch).decode
@@ -135,7 +135,7 @@ def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS, form: int 
 
 def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
     """A batch in another form than that expected."""
-    first = _ARRAYS if first_event_is_array(payload) else 0
+    first = ARRAYS if first_event_is_array(payload) else 0
     for other in (first, first + 1):
         if other == form:
             continue
@@ -143,7 +143,7 @@ def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Ba
             found = _DECODERS[other](payload)
         except msgspec.ValidationError as error:
             # `$.events[…].block_hashes[…]` or `….parent_block_hash`: the other kind; positions have no names
-            if other < _ARRAYS and "block_hash" not in str(error):
+            if other < ARRAYS and "block_hash" not in str(error):
                 break
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             break
@@ -158,7 +158,7 @@ def _uniform(found: Any, payload: bytes | memoryview, max_events: int, form: int
         return Reason.BATCH_SHAPE
     if len(found.events) > max_events:
         return Reason.TOO_MANY_EVENTS
-    if form >= _ARRAYS:
+    if form >= ARRAYS:
         return Batch(found.ts, [_from_array(event) for event in found.events], found.rank, False, form, True)
     canonical = found.rank is not None and payload[:2] == _CANONICAL_HEAD
     return Batch(found.ts, found.events, found.rank, canonical, form, True)

@@ -62,13 +62,17 @@ class BlockStored(
 class BlockRemoved(
     msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False
 ):
-    """One copy of each named block left one medium (of one group)."""
+    """One copy of each named block left one medium (of one group), or the last one did.
+
+    ``remaining_copy_counts`` says for each block how many copies are left (vllm#48933).
+    """
 
     block_hashes: tuple[HashT, ...]
     medium: str | UnsetType | None = UNSET
     group_idx: Small | UnsetType | None = UNSET
     locality: Raw = UNSET  # type: ignore[assignment]
     ownership: Raw = UNSET  # type: ignore[assignment]
+    remaining_copy_counts: Raw = UNSET  # type: ignore[assignment]
 
 
 class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
