@@ -24,7 +24,8 @@ from kvbus.admin.events import Events
 from kvbus.admin.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
 from kvbus.admin.openapi import document
 from kvbus.admin.page import FILES, about, status_page
-from kvbus.admin.query import MAX_BODY, Queries
+from kvbus.admin.query import Queries
+from kvbus.admin.query_body import MAX_BODY
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
 from kvbus.config import Config, SourceStream
