@@ -88,6 +88,7 @@ class SourceEntry(msgspec.Struct):
     epoch: int
     last_seq: int
     dialect: str | None
+    unknown: list[str]
     block_size: int | None
     queue_depth: int
     unverified: int

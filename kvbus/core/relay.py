@@ -54,7 +54,7 @@ from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEp
 from kvbus.core.source import Source
 from kvbus.core.source_spec import NOBODY, SourceSpec, nobody
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.codec import AnyEvent, note
 from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.write_ahead_log import Records
 
@@ -236,6 +236,8 @@ class Relay:
         if isinstance(message, Reason):
             refuse_message(source, message, frames)
             return
+        if len(frames) > 3:
+            note(source.unknown, "frame", "number 4")
         stats.bytes += len(message.payload)
         source.topic = message.topic
         if message.publisher_id != source.publisher_id:

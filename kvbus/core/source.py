@@ -40,6 +40,8 @@ class Source:
         # What is wrong with it.
         self.examples: dict[str, str] = {}
         """By reason, what the first thing was like that was refused or left out for it."""
+        self.unknown: set[str] = set()
+        """Names of events and fields that this version does not know, as far as there is room."""
         self.reasons = 0
         """How many reasons had been counted when examples were last looked for."""
         self.unreachable = ""

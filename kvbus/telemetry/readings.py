@@ -70,6 +70,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     epoch: int
     last_seq: int
     dialect: str | None
+    unknown: list[str]
     block_size: int | None
     pending: int
     queue_depth: int
@@ -146,6 +147,7 @@ def read_source(source: Source, analytics: AnalyticsReading | None = None) -> So
         epoch=sequencer.epoch,
         last_seq=sequencer.next - 1,
         dialect=source.dialect.name,
+        unknown=sorted(source.unknown),
         block_size=normalizer.block_size,
         pending=sequencer.pending,
         queue_depth=len(sequencer.held) + len(sequencer.actions),
