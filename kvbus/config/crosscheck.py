@@ -67,6 +67,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.curve()
     checks.libsodium()
     checks.tls()
+    checks.reviews()
     return checks.problems
 
 
@@ -172,6 +173,15 @@ class _Checks:
             if given and getattr(self.config, name) is None and self.sound((name,), *((each,) for each in given)):
                 example = f"{name}: /etc/kvbus/tls/{'tls.crt' if 'certificate' in name else 'tls.key'}"
                 self.report((name,), f"needed with {given[0]}", example=example)
+
+    def reviews(self) -> None:
+        """Refuse tokens of service accounts where nothing can have them reviewed."""
+        key: Path = ("http_token_review",)
+        if self.config.http_token_review is not None and self.sound(key):
+            if not self.config.http_token_review:
+                self.report(key, "must name an audience, or be null", value="", example="http_token_review: kvbus")
+            elif "kubernetes" not in parts.installed(parts.REVIEWS):
+                self.report(key, "needs the part kvbus.reviews.kubernetes, which is not installed")
 
     def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
         """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""

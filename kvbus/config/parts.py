@@ -13,6 +13,9 @@ from typing import Any, Final
 OUTPUTS: Final = "kvbus.outputs"
 """Entry point group of the drivers for ``outputs[].type``; see :mod:`kvbus.outputs`."""
 
+REVIEWS: Final = "kvbus.reviews"
+"""Entry point group of third parties that know credentials; see :mod:`kvbus.reviews`."""
+
 
 def _found(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
