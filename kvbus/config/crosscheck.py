@@ -81,6 +81,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.state()
     checks.tls()
     checks.dynamo()
+    checks.reviews()
     return checks.problems
 
 
@@ -240,6 +241,15 @@ class _Checks:
             for name, wrong, value, example in dynamo.wrongs(self.config, i):
                 if self.sound(("outputs", i, "type"), ("outputs", i, name)):
                     self.report(("outputs", i, name), wrong, value=value, example=example)
+
+    def reviews(self) -> None:
+        """Refuse tokens of service accounts where nothing can have them reviewed."""
+        key: Path = ("http_token_review",)
+        if self.config.http_token_review is not None and self.sound(key):
+            if not self.config.http_token_review:
+                self.report(key, "must name an audience, or be null", value="", example="http_token_review: kvbus")
+            elif "kubernetes" not in parts.installed(parts.REVIEWS):
+                self.report(key, "needs the part kvbus.reviews.kubernetes, which is not installed")
 
     def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
         """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""

@@ -77,6 +77,8 @@ def test_defaults_are_the_documented_ones(read):
         "http_tls_certificate_file": None,
         "http_tls_key_file": None,
         "http_client_ca_file": None,
+        "http_token_review": None,
+        "http_access_review": True,
         "state_dir": "auto",
         "state_key_file": None,
         "state_sync": "none",
