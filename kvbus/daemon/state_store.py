@@ -148,7 +148,7 @@ class StateStore:
             if self._unusable is not None:
                 self.refused = 1  # all of its files may be gone
                 self.refused = max(1, self._files.move_aside(self._unusable))
-            self._files.drop_clear()
+            self._files.drop_foreign()
             self._begin_generation(whole=not goes_on)
         except OSError as error:
             if error.errno not in NO_ROOM:

@@ -208,6 +208,8 @@ async def test_keys_change_from_one_start_to_the_next(
         assert len(said) == bool(lines), "once"
         assert left[0] < again[0], "nothing is missing"
         assert again[1] == left[1] + 20, "the numbering goes on"
+        if ([*lines, "clear"])[0] != ([*steps[number - 1], "clear"])[0]:
+            assert SPARE not in kinds(now), "under the other key, or under none"
         left = again
         assert {sealed for name, sealed in kinds(now).items() if name != SPARE} == {bool(lines) and lines[0] != "clear"}
         if lines and lines[0] != "clear":
