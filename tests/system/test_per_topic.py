@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import pytest
 
+from kvbus.core.stats import OutputStats
 from kvbus.daemon.reload import Reloader
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
@@ -248,6 +249,14 @@ async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact
         with reading(stays, away):
             for _ in range(4):
                 async with running(fleet):
+                    stats = fleet.daemon.output_stats[0]
+
+                    def both(stats: OutputStats = stats) -> bool:
+                        for router in (stays, away):
+                            router.read()  # libzmq subscribes anew when its socket is used
+                        return stats.subscribers == 2
+
+                    await eventually(both, "both routers", 20)
                     for _ in range(4):
                         chosen = rng.sample(names, rng.randrange(1, 7))
                         if rng.random() < 0.5:
