@@ -94,5 +94,5 @@ def test_one_topic_for_all_engines_names_none_of_them(problems, name):
 
 def test_more_sources_than_there_may_be_are_refused(problems):
     found = problems("sources: [{data_parallel_size: 3}]\noutputs: [{layout: merged}]\nlimits: {max_sources: 2}")
-    wrong = "the configuration alone has 3 sources, all ranks counted; for example max_sources: 3"
+    wrong = "there are 3 sources, all ranks counted; for example max_sources: 3"
     assert wrong in found["limits.max_sources"]
