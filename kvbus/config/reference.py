@@ -10,6 +10,7 @@ import types
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
 
 from kvbus.config import parts
+from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.limits import Limits
 from kvbus.config.models import Config
 from kvbus.config.outputs import OutputConfig
@@ -26,6 +27,7 @@ _SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("", Config),
     ("sources[].", SourceConfig),
     ("outputs[].", OutputConfig),
+    ("outputs[].dynamo.", DynamoPlane),
     ("limits.", Limits),
 )
 _NAMES: Final = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}
@@ -94,7 +96,7 @@ def _default(field: FieldInfo) -> str:
         return str(value).lower()
     if value == ():
         return "[]"
-    if isinstance(value, Limits):
+    if isinstance(value, Limits) or value == {}:
         return "{}"
     if isinstance(value, float):
         return f"{value:g}"

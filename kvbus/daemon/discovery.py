@@ -18,6 +18,7 @@ from kvbus.core.sequencing.phases import SEPARATED
 from kvbus.daemon.change import Change, change_to
 from kvbus.daemon.found import LEFT_OUT, Listed, with_found
 from kvbus.daemon.keys import Keys, read_keys
+from kvbus.daemon.placement import Placement
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.discovery.contract import Discoverer, DiscoveryError, Engine, Services
 from kvbus.errors import KvbusError
@@ -34,6 +35,7 @@ class Daemon(Protocol):
     """What has sources."""
 
     config: Config
+    placement: Placement
     streams: dict[int, SourceStream]
     relay: Relay
     source_sockets: SourceSockets
@@ -126,7 +128,7 @@ class Discovery:
 
     def preview(self, config: Config) -> Config:
         """Return a configuration with what was found; an entry that finds in another way begins with what there is."""
-        return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._slots).config
+        return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._there).config
 
     async def adopt(self, config: Config) -> None:
         """From now on follow the entries of another configuration."""
@@ -150,8 +152,8 @@ class Discovery:
         self._changed.set()
 
     @property
-    def _slots(self) -> dict[str, int]:
-        return {stream.label: slot for slot, stream in self._daemon.streams.items()}
+    def _there(self) -> set[str]:
+        return {stream.label for stream in self._daemon.streams.values()}
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -211,10 +213,10 @@ class Discovery:
         daemon = self._daemon
         for entry in self._entries.values():
             entry.found.leave(self._loop.time())
-        outcome = with_found(self._config, {name: entry.found for name, entry in self._entries.items()}, self._slots)
+        outcome = with_found(self._config, {name: entry.found for name, entry in self._entries.items()}, self._there)
         self._show_left_out(outcome.left_out)
         try:
-            change = change_to(daemon.config, outcome.config, daemon.source_sockets.is_open)
+            change = change_to(daemon.config, outcome.config, daemon.source_sockets.is_open, daemon.placement)
             if not (change.added or change.changed or change.removed or change.moved):
                 return
             keys = await asyncio.to_thread(read_keys, outcome.config)

@@ -6,9 +6,8 @@ An engine is known by its name. The newest set of each entry says where it is. O
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Final
 
 from kvbus.config import Config, FoundRank, FoundSource, SourceConfig
@@ -62,29 +61,24 @@ class Outcome:
     left_out: Mapping[tuple[str, str], str]
 
 
-def with_found(config: Config, found: Mapping[str, Listed], slots: Mapping[str, int]) -> Outcome:
+def with_found(config: Config, found: Mapping[str, Listed], there: Container[str]) -> Outcome:
     """Put the engines found into a configuration.
 
-    Every source keeps its slot. Where there is no room for all, those stay that are there; for the rest the order of
+    Where there is no room for all, those stay that are there; for the rest the order of
     the entries decides, then the name. Of several engines under one name or at one endpoint one is a source, and one
     that is listed comes before one that leaves: it may be the same process under its new name.
 
     Args:
         config: as configured.
         found: what each entry has found, by its name.
-        slots: the slots of the sources there are, by label.
+        there: the labels of the sources there are.
     """
     templates = [source for source in config.sources if source.discover is not None]
     if not templates:
         return Outcome(config, {})
-    free = _Slots(slots)
-    fixed = [
-        source.model_copy(update={"slot": free.row(_labels(source.name, range(source.data_parallel_size)))})
-        for source in config.sources
-        if source.discover is None
-    ]
+    fixed = [source for source in config.sources if source.discover is None]
     candidates = [
-        (name in listed.leaving, not _is_there(engine, slots), number, name)
+        (name in listed.leaving, not _is_there(engine, there), number, name)
         for number, template in enumerate(templates)
         for listed in [found.get(template.name, Listed())]
         for name, engine in listed.engines.items()
@@ -109,40 +103,20 @@ def with_found(config: Config, found: Mapping[str, Listed], slots: Mapping[str, 
             names.add(name)
             endpoints |= its
             room -= len(its)
-            sources.append((number, name, _source(template, engine, free)))
+            sources.append((number, name, _source(template, engine)))
     ordered = (source for _, _, source in sorted(sources, key=lambda each: each[:2]))
     return Outcome(config.model_copy(update={"sources": (*fixed, *ordered)}), left_out)
-
-
-class _Slots:
-    """The slots of sources by label, and free ones for new labels."""
-
-    def __init__(self, slots: Mapping[str, int]) -> None:
-        self._slots = slots
-        self._taken = set(slots.values())
-
-    def one(self, label: str) -> int:
-        """The slot of a label, or a free one."""
-        return self.row([label])
-
-    def row(self, labels: Sequence[str]) -> int:
-        """The first of the slots in a row that belong to these labels, or that are free."""
-        if labels[0] in self._slots:
-            return self._slots[labels[0]]
-        first = next(n for n in count() if self._taken.isdisjoint(range(n, n + len(labels))))
-        self._taken |= set(range(first, first + len(labels)))
-        return first
 
 
 def _labels(name: str, ranks: Sequence[int]) -> list[str]:
     return [f"{name}/{rank}" for rank in ranks] if len(ranks) > 1 else [name]
 
 
-def _is_there(engine: Engine, slots: Mapping[str, int]) -> bool:
-    return _labels(engine.name, [publisher.rank for publisher in engine.publishers])[0] in slots
+def _is_there(engine: Engine, there: Container[str]) -> bool:
+    return _labels(engine.name, [publisher.rank for publisher in engine.publishers])[0] in there
 
 
-def _source(template: SourceConfig, engine: Engine, free: _Slots) -> FoundSource:
+def _source(template: SourceConfig, engine: Engine) -> FoundSource:
     labels = _labels(engine.name, [publisher.rank for publisher in engine.publishers])
     first = engine.publishers[0]
     return FoundSource.model_construct(
@@ -156,8 +130,8 @@ def _source(template: SourceConfig, engine: Engine, free: _Slots) -> FoundSource
             "topic": template.topic or engine.topic or "",
             "api": engine.api,
             "ranks": tuple(
-                FoundRank(publisher.rank, free.one(label), publisher.endpoint, publisher.replay_endpoint)
-                for publisher, label in zip(engine.publishers, labels, strict=True)
+                FoundRank(publisher.rank, publisher.endpoint, publisher.replay_endpoint)
+                for publisher in engine.publishers
             ),
             "where": f"{template.name}: {engine.where}",
         }

@@ -132,7 +132,7 @@ def test_another_list_alone(before: Curve | None, now: Curve | None, only: bool)
 
 
 def found(name: str, port: int, replay: int | None = None, where: str = "dns") -> FoundSource:
-    rank = FoundRank(0, 0, f"tcp://a:{port}", None if replay is None else f"tcp://a:{replay}")
+    rank = FoundRank(0, f"tcp://a:{port}", None if replay is None else f"tcp://a:{replay}")
     return FoundSource.model_construct(**{**dict(SourceConfig()), "name": name, "ranks": (rank,), "where": where})
 
 
