@@ -156,6 +156,9 @@ def reserve_seqs(
     reservations = SeqReservations(directory, disk, sync=config.state_sync == "batch")
     try:
         for number, output in enumerate(config.outputs):
+            if output.layout == "merged":  # it has its stream even if no source is found yet
+                reservations.add(number, 0, f"{output.name} {output.endpoint}")
+                continue
             for worker in placement.slots:
                 if output.layout == "per_topic" or worker not in gone:
                     add_reservation(reservations, config, number, placement, worker)
@@ -176,7 +179,7 @@ def add_reservation(
     output, slot = config.outputs[number], placement.slots[worker]
     name = f"{output.name} {output.stream_endpoints(slot).endpoint}"
     if output.layout != "per_topic":
-        reservations.add(number, 0 if output.layout == "merged" else slot, name)
+        reservations.add(number, slot, name)
         return
     topic = topic_of(config, output, worker) or b""
     reservations.add(number, slot, f"{name} {topic.decode()}", placement.forgotten)
