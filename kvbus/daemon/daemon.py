@@ -41,6 +41,7 @@ from kvbus.daemon.state_store import StateStore
 from kvbus.daemon.unreachable import Unreachable
 from kvbus.errors import BindError, StateDirError
 from kvbus.outputs.contract import OutputDriver
+from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
@@ -192,6 +193,11 @@ class Daemon:
     def output_stats(self) -> list[OutputStats]:
         """What each driver counts."""
         return self.outputs.stats
+
+    @property
+    def discoveries(self) -> list[DiscoveryStats]:
+        """What each entry counts that finds engines."""
+        return self.discovery.stats
 
     @property
     def http_address(self) -> tuple[str, int] | None:

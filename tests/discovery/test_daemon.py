@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -143,7 +144,7 @@ async def test_beyond_max_sources_those_stay_that_are_there(file, caplog):
         await bus.sources("pod-5")
         write(file, [worker.entry for worker in workers])
         await bus.sources("pod-1", "pod-5")
-        assert bus.stats.left_out == {"max_sources": 1, "same_name": 0, "same_endpoint": 0}
+        assert +Counter(bus.stats.left_out) == {"max_sources": 1}
         assert "engine pod-3 is left out: max_sources" in caplog.text
         write(file, [three.entry, one.entry])
         await bus.sources("pod-1", "pod-3")
@@ -162,7 +163,7 @@ async def test_configured_sources_stand_beside_found_ones(file):
     async with running(Bus(found_in(file), fixed=[fixed.entry])) as bus:
         await bus.sources("fixed", "pod-1")
         await bus.exact(fixed, one)
-        assert bus.stats.left_out == {"max_sources": 0, "same_name": 1, "same_endpoint": 1}
+        assert +Counter(bus.stats.left_out) == {"same_name": 1, "same_endpoint": 1}
         write(file, [])
         await bus.sources("fixed")
         await bus.exact(fixed)
