@@ -156,8 +156,8 @@ def reserve_seqs(
     reservations = SeqReservations(directory, disk, sync=config.state_sync == "batch")
     try:
         for number, output in enumerate(config.outputs):
-            if output.layout == "merged":  # it has its stream even if no source is found yet
-                reservations.add(number, 0, f"{output.name} {output.endpoint}")
+            if output.layout == "merged":  # one stream, also while no source is found yet
+                reservations.add(number, 0, _stream_name(output, 0))
                 continue
             for worker in placement.slots:
                 if output.layout == "per_topic" or worker not in gone:
@@ -171,18 +171,22 @@ def reserve_seqs(
 def add_reservation(
     reservations: SeqReservations, config: Config, number: int, placement: Placement, worker: Worker
 ) -> None:
-    """Find the reservation of one stream. A stream is known by its output's name and endpoint, and by its topic.
+    """Find the reservation of one source's stream; a stream is known by its output's name and endpoint, and its topic.
 
     Raises:
         InUseError: another process numbers it; nothing has changed.
     """
     output, slot = config.outputs[number], placement.slots[worker]
-    name = f"{output.name} {output.stream_endpoints(slot).endpoint}"
-    if output.layout != "per_topic":
+    name = _stream_name(output, slot)
+    if output.layout == "per_source":
         reservations.add(number, slot, name)
         return
     topic = topic_of(config, output, worker) or b""
     reservations.add(number, slot, f"{name} {topic.decode()}", placement.forgotten)
+
+
+def _stream_name(output: OutputConfig, slot: int) -> str:
+    return f"{output.name} {output.stream_endpoints(slot).endpoint}"
 
 
 def next_seqs(relay: Relay) -> dict[StreamKey, int]:

@@ -344,21 +344,23 @@ class Daemon:
     def _make_room(self, change: Change) -> Placement:
         """End the streams under topics whose workers lose their slots to others.
 
-        Routers that are connected have got the clear before; one that comes later never hears of them.
+        Routers that are connected get the clear before; one that comes later never hears of them.
         """
         if all(output.layout == "per_source" for output in self.config.outputs):
             return change.placement
         lost = {slot: worker for worker, slot in self.placement.slots.items() if worker not in change.placement.slots}
         numbers = [number for number, output in enumerate(self.config.outputs) if output.layout == "per_topic"]
-        reached = [self.reservations.first(number, slot) for number in numbers for slot in lost]
-        placement = forget(change.placement, reached)
-        self._placement_file.keep(placement)  # before the files of those that it forgets are gone
         for slot, worker in lost.items():
             log.warning("source %s, rank %d: another one needs its slot %d", *worker, slot)
             if not self.relay.sources[slot].gone:
                 self._remove(slot)
             for number in numbers:
-                self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
+                self.outputs.drivers[number].retire(slot)
+        reached = [self.reservations.first(number, slot) for number in numbers for slot in lost]
+        placement = forget(change.placement, reached)
+        self._placement_file.keep(placement)  # before the files of those that it forgets are gone
+        for number in numbers:
+            for slot in lost:
                 self.reservations.forget(number, slot)
         self.process.slots_reused += len(lost)
         return placement

@@ -18,6 +18,7 @@ from kvbus.daemon.commit_record import Committed
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.state_file import HEADER_SIZE, StateFile, described, other_version
 from kvbus.daemon.state_keys import StateKeys
+from kvbus.errors import StateKeyError
 
 log = logging.getLogger("kvbus.state")
 
@@ -164,19 +165,37 @@ class Generations:
         for kind in ("dump", "log", "part"):
             for generation in filter(needless, sorted(self.numbers(kind))):
                 name = name_of(generation, kind)
-                if kind == "log" and not self._tells(name):
+                if kind == "log" and not self._foreign(name):
                     self._disk.rename(self.directory, name, SPARE)
                 else:
                     self._disk.unlink(self.directory, name)
 
-    def drop_clear(self) -> None:
-        """Delete what an earlier process left in clear and nobody needs, if files are sealed now."""
+    def drop_foreign(self) -> None:
+        """Delete what an earlier process left and nobody needs, where it is not sealed as files are now."""
         for name in self._disk.names(self.directory):
-            if (name == SPARE or ".refused-" in name) and self._tells(name):
+            if (name == SPARE and self._foreign(name)) or (".refused-" in name and self._in_clear(name)):
                 self._disk.unlink(self.directory, name)
 
-    def _tells(self, name: str) -> bool:
-        """Whether a file has in clear what is to be sealed."""
+    def _foreign(self, name: str) -> bool:
+        """Whether a file is not sealed as files are now: it may not be written over, where its end would stay."""
+        keys = self._keys
+        if not keys.all:
+            return False
+        only = StateKeys(keys.first, keys.all[:1] if keys.first is not None else (), clear=keys.first is None)
+        try:
+            file = self._headed(name)
+        except (StateError, OSError):
+            return True
+        try:
+            file.unseal(only)
+        except StateKeyError:
+            return True
+        finally:
+            file.close()
+        return False
+
+    def _in_clear(self, name: str) -> bool:
+        """Whether a file has in clear what is sealed now."""
         if self._keys.first is None:
             return False
         try:

@@ -83,6 +83,7 @@ class StateStore:
         self._record: CommitRecord | None = None
         self._unusable: str | None = None
         """What is wrong with the state on disk."""
+        self._said_sealed = False
         self.reserved = 0
         """The highest seq that an earlier process may have used on any stream, as the commit record has it."""
         self.refused = 0
@@ -147,7 +148,7 @@ class StateStore:
             if self._unusable is not None:
                 self.refused = 1  # all of its files may be gone
                 self.refused = max(1, self._files.move_aside(self._unusable))
-            self._files.drop_clear()
+            self._files.drop_foreign()
             self._begin_generation(whole=not goes_on)
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -306,12 +307,20 @@ class StateStore:
                 if whole:
                     self._commit_generation()
                 self._files.drop(lambda generation: generation < self._generation)
+                self._say_sealed()
                 return
             at, seal = self._checkpoint_end, self._checkpoint_seal
             frame = Frame(body, [])
             self._checkpoint_end += write_frame(self._disk, self._checkpoint, self._checkpoint_id, at, frame, seal)
         if self._sync:
             self._disk.sync(self._checkpoint)
+
+    def _say_sealed(self) -> None:
+        """Say once that other keys are not needed any more."""
+        if self._keys.all and not self._said_sealed:
+            self._said_sealed = True
+            how = "in clear" if self._keys.first is None else "sealed with the first key"
+            log.info("all of the state is %s: no other line of state_key_file is needed any more", how)
 
     def fail(self, error: OSError) -> None:
         """Go on without state."""

@@ -195,13 +195,21 @@ async def test_without_its_key_a_state_stays_as_it_is(
         [[], [TWO, "clear"], ["clear", TWO], []],
     ],
 )
-async def test_keys_change_from_one_start_to_the_next(config: Config, tmp_path: Path, steps: list[list[str]]) -> None:
+async def test_keys_change_from_one_start_to_the_next(
+    config: Config, tmp_path: Path, steps: list[list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
     left = await ran(with_keys(config, tmp_path, *steps[0]), range(20))
     for number, lines in enumerate(steps[1:], 1):
         now = with_keys(config, tmp_path, *lines)
-        again = await ran(now, range(20 * number, 20 * number + 20))
+        caplog.clear()
+        with caplog.at_level("INFO", "kvbus.state"):
+            again = await ran(now, range(20 * number, 20 * number + 20))
+        said = [text for text in caplog.messages if "no other line of state_key_file is needed any more" in text]
+        assert len(said) == bool(lines), "once"
         assert left[0] < again[0], "nothing is missing"
         assert again[1] == left[1] + 20, "the numbering goes on"
+        if ([*lines, "clear"])[0] != ([*steps[number - 1], "clear"])[0]:
+            assert SPARE not in kinds(now), "under the other key, or under none"
         left = again
         assert {sealed for name, sealed in kinds(now).items() if name != SPARE} == {bool(lines) and lines[0] != "clear"}
         if lines and lines[0] != "clear":
