@@ -306,7 +306,7 @@ class AdminServer:
         sources = read_sources(relay)
         return _json(
             [
-                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint)
+                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint, stream.found or None)
                 for slot, stream in sorted(streams.items())
             ]
         )

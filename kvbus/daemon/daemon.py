@@ -29,6 +29,7 @@ from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.placement import Placement, PlacementFile, forget, place, worker_of
@@ -40,6 +41,7 @@ from kvbus.daemon.state_store import StateStore
 from kvbus.daemon.unreachable import Unreachable
 from kvbus.errors import BindError, StateDirError
 from kvbus.outputs.contract import OutputDriver
+from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
@@ -80,18 +82,18 @@ class Daemon:
         """Held while the configuration changes."""
         self.streams: dict[int, SourceStream] = {}
         self.discovery = Discovery(self, config)
-        as_configured, config = config, self.discovery.preview(config)
-        self.config = config
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
-        self.keys = read_keys(config)
         state_keys = read_state_keys_of(config)
         credentials = read_credentials(config)
         self.process = ProcessStats()
         self._disk = disk or Disk()
-        self._place = open_place(as_configured, self._disk) if keep_seqs else Place()
+        self._place = open_place(config, self._disk) if keep_seqs else Place()
         try:
             directory = self._place.seq_directory if keep_seqs else None
+            self.discovery.begin_with(FoundFile(directory, config, self._disk))
+            self.config = config = self.discovery.preview(config)
+            self.keys = read_keys(config)
             self._placement_file = PlacementFile(directory, config, self._disk)
             self.placement = place(self._placement_file.read(), config)
             self.streams = self.placement.streams(config)
@@ -191,6 +193,11 @@ class Daemon:
     def output_stats(self) -> list[OutputStats]:
         """What each driver counts."""
         return self.outputs.stats
+
+    @property
+    def discoveries(self) -> list[DiscoveryStats]:
+        """What each entry counts that finds engines."""
+        return self.discovery.stats
 
     @property
     def http_address(self) -> tuple[str, int] | None:
