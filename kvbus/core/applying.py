@@ -60,9 +60,12 @@ class Applier:
         batch = codec.decode(payload, self._max_events, normalizer.form)
         if isinstance(batch, Reason):
             stats.rejected[batch] += 1
+            normalizer.missed()
             keep_batch(source, record.seq, payload, batch)
             return
         stats.last_batch = source.ts = batch.ts
+        if batch.unknown and len(source.unknown) < codec.MAX_UNKNOWN:
+            source.unknown |= set(sorted(batch.unknown - source.unknown)[: codec.MAX_UNKNOWN - len(source.unknown)])
         rank = batch.rank
         if rank is not None and (rank != source.rank or not source.ranked):
             self._see_rank(slot, source, rank, now)
@@ -77,7 +80,10 @@ class Applier:
             source.sequencer.complete(certain=normalizer.take_for_empty())
         if source.analytics is not None and record.seq >= 0:
             source.analytics.see(events, batch.ts, now)
-        if source.expired or not events:
+        if source.expired:
+            self._out.keep(slot, source, events)
+            return
+        if not events:
             return
         source.announced = True
         if as_it_came:
@@ -117,6 +123,8 @@ class Applier:
         source.lost += record.count
         if source.spec.on_lost == "clear":
             self._forget(record.source, now, same_epoch=True)
+        else:
+            source.normalizer.missed()
 
     def _expired(self, record: wal.Expired, now: float) -> None:
         source = self._sources[record.source]
@@ -128,7 +136,7 @@ class Applier:
     def _reannounced(self, record: wal.Reannounced, now: float) -> None:
         source = self._sources[record.source]
         source.expired = False
-        self._out.publish_all(record.source, source, list(source.normalizer.announce()), now)
+        self._out.announce(record.source, source, now)
         source.announced = len(source.normalizer.index) > 0
 
     def _snapshot_taken(self, record: wal.SnapshotTaken, now: float) -> None:
@@ -156,6 +164,7 @@ class Applier:
         source = self._sources[slot]
         self.clear(slot, source, now)
         source.normalizer.reset(same_epoch=same_epoch)
+        self._out.forget(slot)
         if source.analytics is not None:
             source.analytics.begin()
         source.ranked = source.ranked and same_epoch

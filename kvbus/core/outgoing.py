@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.blocks.announce import removals_of
+from kvbus.core.blocks.announce import announce, removals_of
 from kvbus.core.blocks.compaction import ClearsWhere, Part, StateSnapshot
 from kvbus.core.blocks.index import Index
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, SendPart, SendState
@@ -38,8 +39,8 @@ class Outgoing:
     def __init__(self, sources: list[Source], outputs: list[Output], do: Callable[[wal.Record, float], None]) -> None:
         self._sources = sources
         self._outputs = outputs
-        self._plain = [(number, each) for number, each in enumerate(outputs) if each.spec.profile.as_it_comes]
-        self.fitted = [(number, each) for number, each in enumerate(outputs) if not each.spec.profile.as_it_comes]
+        self._plain = [(number, each) for number, each in enumerate(outputs) if each.as_it_comes]
+        self.fitted = [(number, each) for number, each in enumerate(outputs) if not each.as_it_comes]
         """Outputs whose routers do not take batches as they come: see :mod:`kvbus.core.outputs.fitting`."""
         self.names_cleared = any(output.spec.profile.clears != "rank" for output in outputs)
         """Whether a clear has to be said by removals on some output."""
@@ -70,6 +71,10 @@ class Outgoing:
     def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
         """Make streams for the new source in slot ``i``; routers that knew another one there get AllBlocksCleared."""
         for number, (output, new) in enumerate(zip(self._outputs, streams, strict=True)):
+            if new.hidden:
+                output.hidden.add(i)
+            else:
+                output.hidden.discard(i)
             if output.spec.merged:
                 continue
             while len(output.streams) < i:
@@ -77,20 +82,30 @@ class Outgoing:
             if len(output.streams) == i:
                 output.add_stream(new.topic, rank, new.first_seq, new.publisher_id)
             stream = output.streams[i]
-            stream.closed = False
+            stream.closed = new.hidden
+            if output.spec.by_topic and stream.topic != new.topic:
+                stream.resume_at(new.first_seq)  # a topic has a numbering of its own
             stream.rank, stream.topic, stream.keeps_topic = rank, new.topic or b"", new.topic is None
             stream.publisher_id = stream.publisher_id or new.publisher_id
             if not stream.next_seq:  # nobody has been here in this process
                 stream.next_seq = stream.first_seq = new.first_seq
-            if stream.next_seq and not self._clears_others(output, i):
+            if stream.next_seq and not new.hidden and not self._clears_others(output, i):
                 self._publish_clear(number, i, rank, now)
 
     def close(self, i: int, *, closed: bool) -> None:
         """Say whether slot ``i`` is free."""
         for output in self._outputs:
+            if output.view is not None:
+                output.view.forget(i)
             if not output.spec.merged:
-                output.streams[i].closed = closed
+                output.streams[i].closed = closed or i in output.hidden
                 output.snapshots.pop(i, None)
+
+    def forget(self, i: int) -> None:
+        """Nothing is known of the cache of a source any more."""
+        for output in self._outputs:
+            if output.view is not None:
+                output.view.forget(i)
 
     def _publish_clear(self, number: int, at: int, rank: int, now: float) -> None:
         stream = self._outputs[number].streams[at]
@@ -102,29 +117,38 @@ class Outgoing:
         """An engine says another rank than expected: routers may hold blocks of a former process under that one."""
         for number, output in enumerate(self._outputs):
             # a batch 0 that begins with AllBlocksCleared is how readers recognize SGLang
-            if not output.merged and output.streams[i].next_seq and not self._clears_others(output, i):
+            if (
+                not output.merged
+                and output.streams[i].next_seq
+                and i not in output.hidden
+                and not self._clears_others(output, i)
+            ):
                 self._publish_clear(number, i, source.rank, now)
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def clear(self, i: int, source: Source, now: float) -> None:
         """Clear a source's blocks downstream; they are still in its index."""
-        index = source.normalizer.index
-        self.publish_all(i, source, [AllBlocksCleared()], now, [lambda: removals_of(index)])
+        self.publish(i, source, [AllBlocksCleared()], now)
+        for number, output in self._fitted_of(i):
+            removals = partial(removals_of, output.index_of(i, source))
+            self._publish_fit(number, output, i, source, [AllBlocksCleared()], [removals], now)
 
-    def publish_all(
-        self, i: int, source: Source, events: list[AnyEvent], now: float, cleared: Cleared | None = None
-    ) -> None:
-        """Publish in batches that every router takes: a whole cache announced again, or large blocks reblocked.
+    def announce(self, i: int, source: Source, now: float) -> None:
+        """Publish a source's blocks to routers that have been cleared."""
+        self._publish_batches(i, source, list(source.normalizer.announce()), now)
+        for number, output in self._fitted_of(i):
+            self._publish_fit(number, output, i, source, list(announce(output.index_of(i, source))), (), now)
 
-        ``cleared`` has the removals for each clear among the events, by default those of the source's last batch.
-        """
+    def publish_all(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
+        """Publish what leaves of a source's last batch in batches that every router takes: it may be a whole cache."""
+        self._publish_batches(i, source, events, now)
+        if self.fitted:
+            self.publish_fitted(i, source, events, now, cleared=source.normalizer.cleared)
+
+    def _publish_batches(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
         for batch in in_batches(events, source.normalizer.block_size or 0):
             self.publish(i, source, batch, now)
-        if self.fitted:
-            self.publish_fitted(
-                i, source, events, now, cleared=source.normalizer.cleared if cleared is None else cleared
-            )
 
     def publish(
         self, i: int, source: Source, events: Sequence[AnyEvent], now: float, whole: bytes | None = None
@@ -161,11 +185,39 @@ class Outgoing:
         *,
         cleared: Cleared = (),
     ) -> None:
-        """Publish events on the :attr:`fitted` outputs."""
-        for number, output in self.fitted:
-            fitted = self._fit(output, i, source, events, cleared)
-            for batch in in_batches(fitted, source.normalizer.block_size or 0):
-                self._publish_on(number, output, i, source, batch, now, whole if batch is events else None)
+        """Publish what leaves of a source's last batch on the :attr:`fitted` outputs."""
+        for number, output in self._fitted_of(i):
+            if output.view is None:
+                self._publish_fit(number, output, i, source, events, cleared, now, whole)
+            else:
+                # encoded anew: by the engine's own spelling routers would know that they got the batch whole
+                own = output.view.take(i, events, source.normalizer.index)
+                self._publish_fit(number, output, i, source, *own, now)
+
+    def keep(self, i: int, source: Source, events: Sequence[AnyEvent]) -> None:
+        """Events that would leave, of a source whose blocks are cleared downstream: views follow its cache."""
+        for _, output in self._fitted_of(i):
+            if output.view is not None:
+                output.view.take(i, events, source.normalizer.index)
+
+    def _fitted_of(self, i: int) -> list[tuple[int, Output]]:
+        """The fitted outputs whose routers may read a source."""
+        return [(number, output) for number, output in self.fitted if i not in output.hidden]
+
+    def _publish_fit(
+        self,
+        number: int,
+        output: Output,
+        i: int,
+        source: Source,
+        events: Sequence[AnyEvent],
+        cleared: Cleared,
+        now: float,
+        whole: bytes | None = None,
+    ) -> None:
+        fitted = self._fit(output, i, source, events, cleared)
+        for batch in in_batches(fitted, source.normalizer.block_size or 0):
+            self._publish_on(number, output, i, source, batch, now, whole if batch is events else None)
 
     def _fit(
         self, output: Output, i: int, source: Source, events: Sequence[AnyEvent], cleared: Cleared
@@ -185,11 +237,12 @@ class Outgoing:
         if output.spec.profile.clears == "rank":
             return []
         return [
-            other.normalizer.index
+            output.index_of(slot, other)
             for slot, other in enumerate(self._sources)
             if slot != i
+            and slot not in output.hidden
             and not other.expired
-            and len(other.normalizer.index)
+            and len(output.index_of(slot, other))
             and self._pod(output, slot) == self._pod(output, i)
         ]
 
@@ -230,6 +283,12 @@ class Outgoing:
         if stream.keeps_topic:
             stream.topic = source.topic
         self.commands.append(Publish(number, at, stream.topic, seq, whole, len(events), stream.publisher_id))
+
+    def merge_overlays(self) -> None:
+        """Frozen copies of what views hold may have gone."""
+        for output in self._outputs:
+            if output.view is not None:
+                output.view.merge_overlays()
 
     def heartbeats(self, now: float) -> None:
         """An empty batch on every stream that has been silent for long enough."""
@@ -303,7 +362,7 @@ class Outgoing:
         """
         number, at = event.output, event.stream
         streams = self._outputs[number].streams
-        if at >= len(streams) or streams[at].closed:
+        if at >= len(streams) or not self._outputs[number].serves(streams[at]):
             return  # its source is about to be added, or is gone
         stream = streams[at]
         if not stream.next_seq:
@@ -377,11 +436,12 @@ class Outgoing:
         return "none" if self._clears_others(output, at) else "first"
 
     def _part(self, output: Output, i: int, source: Source) -> Part:
-        index = Index() if source.expired else source.normalizer.index.copy()
+        index = Index() if source.expired else output.index_of(i, source).copy()
         if output.spec.profile.one_group:
             index.keep_group(source.normalizer.first_group)
         return Part(index, output.rank_of(i, source), source.ts, source.normalizer.block_size or 0)
 
     def _sources_of(self, output: Output, at: int) -> list[tuple[int, Source]]:
         """The sources whose blocks a stream announces, with their slots."""
-        return list(enumerate(self._sources)) if output.spec.merged else [(at, self._sources[at])]
+        slots = range(len(self._sources)) if output.spec.merged else (at,)
+        return [(i, self._sources[i]) for i in slots if i not in output.hidden]

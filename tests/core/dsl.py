@@ -38,7 +38,7 @@ from kvbus.core.events import (
 )
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.spec import OutputSpec
+from kvbus.core.outputs.spec import OutputSpec, Rights
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.sequencing.settings import Settings
@@ -390,6 +390,7 @@ class Script(Conversation):
         merged: bool = False,
         journal_batches: int = 10_000,
         settings: dict[str, Any] | None = None,
+        rights: Rights = Rights(),
         **rules: Any,
     ) -> None:
         times = {"probe_interval": 0.0, **(settings or {})}
@@ -406,6 +407,7 @@ class Script(Conversation):
                     merged=merged,
                     heartbeat=heartbeat,
                     journal_batches=journal_batches,
+                    rights=rights,
                 )
                 for at, name in enumerate(profiles)
             ],

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from kvbus.core.blocks.compaction import StateSnapshot
+from kvbus.core.blocks.index import Index
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.stream import OutputStream
+from kvbus.core.outputs.view import View
 from kvbus.core.source import Source
 from kvbus.core.stats import NumberingStats
 
@@ -20,6 +22,11 @@ class Output:
         self.spec = spec
         self.merged = spec.merged
         self.stats = NumberingStats()
+        rights = spec.rights
+        self.view = View(rights, self.stats) if rights.loras is not None or rights.salts is not None else None
+        """What its routers may read of the sources; None: all of it."""
+        self.hidden = set(spec.hidden or ())
+        """Slots of sources of which they see nothing."""
         self.streams: list[OutputStream] = []
         for i, topic in enumerate(spec.topics):
             rank = 0 if spec.merged else ranks[i]
@@ -46,8 +53,26 @@ class Output:
 
     @property
     def open_streams(self) -> dict[int, OutputStream]:
-        """The streams that are served, by their place."""
+        """The streams of sources that are there, by their place."""
         return {at: stream for at, stream in enumerate(self.streams) if not stream.closed}
+
+    @property
+    def as_it_comes(self) -> bool:
+        """Whether its routers take the batches of every source as they come, once they are encoded."""
+        return self.spec.profile.as_it_comes and self.view is None and self.spec.hidden is None
+
+    def index_of(self, i: int, source: Source) -> Index:
+        """The blocks of a source, as far as routers may know them."""
+        return source.normalizer.index if self.view is None else self.view.index(i)
+
+    @property
+    def served_streams(self) -> dict[int, OutputStream]:
+        """The streams that routers find, by their place."""
+        return {at: stream for at, stream in enumerate(self.streams) if self.serves(stream)}
+
+    def serves(self, stream: OutputStream) -> bool:
+        """Whether routers find a stream: on an output by topic also one whose source is gone."""
+        return not stream.closed or (self.spec.by_topic and bool(stream.topic))
 
     def rank_of(self, i: int, source: Source) -> int:
         """The rank in a batch: the engine's own; on a merged stream the source's place, which is unique there."""

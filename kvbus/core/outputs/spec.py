@@ -9,12 +9,26 @@ import msgspec
 from kvbus.core.wire.profiles import Profile
 
 
+class Rights(msgspec.Struct, frozen=True):
+    """What routers may read of the sources that they may read at all; None: all of it.
+
+    ``loras`` is a regular expression that the names of LoRA adapters match. Who is limited to adapters, or to salts,
+    reads no block without one.
+    """
+
+    loras: str | None = None
+    salts: frozenset[str] | None = None
+
+
 class OutputSpec(msgspec.Struct, frozen=True):
     """One output. ``topics`` has one entry per stream: as many as sources, or one where the layout is merged.
 
     A topic of None is the source's own. ``first_seqs`` says where each numbering begins. ``publisher_ids`` (16
     bytes each) puts the snapshot protocol's 24-byte sequence frames on this output. ``known_slots`` of a merged output
-    is one past the highest slot whose rank its routers may know from a former process.
+    is one past the highest slot whose rank its routers may know from a former process. With ``by_topic`` all streams
+    have one endpoint: that of a source which is gone stays, with an empty state, for routers that have not heard of it.
+    ``rights`` is what its routers
+    may read, and ``hidden`` has the slots of sources of which they see nothing; None: they see every source.
     """
 
     name: str
@@ -27,6 +41,9 @@ class OutputSpec(msgspec.Struct, frozen=True):
     first_seqs: Sequence[int] = ()
     publisher_ids: Sequence[bytes] = ()
     known_slots: int = 0
+    by_topic: bool = False
+    rights: Rights = Rights()
+    hidden: frozenset[int] | None = None
 
 
 class NewStream(msgspec.Struct, frozen=True):
@@ -35,3 +52,4 @@ class NewStream(msgspec.Struct, frozen=True):
     topic: bytes | None = None
     first_seq: int = 0
     publisher_id: bytes = b""
+    hidden: bool = False

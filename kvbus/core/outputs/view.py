@@ -1,0 +1,174 @@
+"""What routers with limited rights see of the sources: the events and the blocks that they may read, and no others.
+
+A store says its LoRA adapter. A salt is said by the first block of a chain, or by every store (SGLang), and holds for
+all blocks behind: a block is of the view if its parent is, also where the parent came long before. So the view keeps
+the blocks that its routers have. A removal leaves if the block is one of these, a clear always.
+
+A store whose parent is unknown to everybody may be anybody's: it is left out, and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, cast
+
+from kvbus.core.blocks.announce import removals_of
+from kvbus.core.blocks.chunk import Chunk, Rest
+from kvbus.core.blocks.index import Index, carried_bytes
+from kvbus.core.outputs.spec import Rights
+from kvbus.core.stats import NumberingStats
+from kvbus.core.types import Hash, medium_key
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.encoding import decode_value
+from kvbus.core.wire.parts import changed, hashes_of, is_store, value
+from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
+
+_FIELDS: Final = frozenset(BlockStored.__struct_fields__)
+
+
+class View:
+    """The blocks that the routers of one output may read.
+
+    Args:
+        rights: what that is.
+        stats: where events that are left out are counted.
+    """
+
+    def __init__(self, rights: Rights, stats: NumberingStats) -> None:
+        self._loras = None if rights.loras is None else re.compile(rights.loras)
+        self._salts = rights.salts
+        self._stats = stats
+        self.indexes: dict[int, Index] = {}
+        """By the source's slot, the blocks by the names that leave."""
+
+    def index(self, slot: int) -> Index:
+        """The blocks of one source."""
+        found = self.indexes.get(slot)
+        if found is None:
+            found = self.indexes[slot] = Index()
+        return found
+
+    def forget(self, slot: int) -> None:
+        """Nothing is known of a source's cache any more."""
+        self.indexes.pop(slot, None)
+
+    def merge_overlays(self) -> None:
+        """Frozen copies may have gone: see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""
+        for index in self.indexes.values():
+            index.merge_overlays()
+
+    def take(
+        self, slot: int, events: Sequence[AnyEvent], known: Index
+    ) -> tuple[list[AnyEvent], list[Callable[[], Sequence[AnyEvent]]]]:
+        """Take in what leaves of one source for routers with all rights.
+
+        Args:
+            slot: the source's.
+            events: what leaves, in order.
+            known: every live block of the source.
+
+        Returns:
+            What leaves for the view; and for each clear among it what makes the removals that say the same.
+        """
+        index = self.index(slot)
+        cleared: list[Callable[[], Sequence[AnyEvent]]] = []
+        kept: list[AnyEvent] = []
+        for event in events:
+            if isinstance(event, AllBlocksCleared):
+                before, index = index, Index()
+                self.indexes[slot] = index
+                cleared.append(partial(removals_of, before))
+                kept.append(event)
+            elif is_store(event):
+                if self._takes(event, index, known):
+                    _put(index, event)
+                    kept.append(event)
+            else:
+                left = _remove(index, event)
+                if left is not None:
+                    kept.append(left)
+        return kept, cleared
+
+    def _takes(self, event: AnyEvent, index: Index, known: Index) -> bool:
+        """Whether a store is of the view; one that is not is counted."""
+        takes = self._may_read(event, index)
+        if takes is None:
+            parent = value(event, "parent_block_hash")
+            if any(parent in table.blocks or parent in table.refs for table in known.tables.values()):
+                takes = False
+        if takes is None:
+            self._stats.undecided += 1
+        elif not takes:
+            self._stats.not_read += 1
+        return bool(takes)
+
+    def _may_read(self, event: AnyEvent, index: Index) -> bool | None:
+        """Whether the rights cover a store; None if its parent is not of the view."""
+        if self._loras is not None:
+            name = value(event, "lora_name")
+            lora = value(event, "lora_id") if name is None else name
+            if lora is None or self._loras.fullmatch(str(lora)) is None:
+                return False
+        if self._salts is None:
+            return True
+        said = value(event, "cache_salt")
+        salt = None if said is None else decode_value(said)
+        if salt is not None:
+            return isinstance(salt, str) and salt in self._salts
+        parent = value(event, "parent_block_hash")
+        if parent is None:
+            return root_salt(event) in self._salts
+        first = hashes_of(event)[0]
+        if any(parent in table.blocks or first in table.blocks for table in index.tables.values()):
+            return True
+        return None
+
+
+def root_salt(event: AnyEvent) -> str | None:
+    """The salt among the extra keys of a chain's first block, None if there is none.
+
+    vLLM's extra keys are the adapter's name, images, the salt, and hashes of embeddings (bytes), in this order.
+    """
+    raw = value(event, "extra_keys")
+    keys = None if raw is None else decode_value(raw)
+    own = keys[0] if isinstance(keys, list) and keys else None
+    if not isinstance(own, list):
+        return None
+    if own and own[0] == value(event, "lora_name"):
+        own = own[1:]
+    texts = [each for each in own if isinstance(each, str)]
+    return texts[-1] if texts else None
+
+
+def _put(index: Index, event: AnyEvent) -> None:
+    """Keep the blocks of a store."""
+    extras: dict[str, bytes] | None = None
+    if isinstance(event, dict):
+        extras = {name: bytes(raw) for name, raw in event.items() if name not in _FIELDS and name != "type"}
+        stored: BlockStored[Any] = BlockStored(**{name: event[name] for name in event if name in _FIELDS})
+    else:
+        stored = cast("BlockStored[Any]", event)
+    hashes = tuple(stored.block_hashes)
+    parent = value(stored, "parent_block_hash")
+    chunk = Chunk(hashes, parent, bytes(stored.token_ids), index.meta(stored), carried_bytes(stored.extra_keys))
+    if extras:
+        chunk.rest = Rest(extras)
+    index.table(value(stored, "group_idx"), _medium(stored)).blocks.update(dict.fromkeys(hashes, chunk))
+
+
+def _remove(index: Index, event: AnyEvent) -> AnyEvent | None:
+    """Take out the blocks of a removal; the event of those that were there, None if none was."""
+    table = index.tables.get((value(event, "group_idx"), _medium(event)))
+    if table is None:
+        return None
+    hashes = hashes_of(event)
+    gone: tuple[Hash, ...] = tuple(block for block in hashes if table.blocks.pop(block, None) is not None)
+    if len(gone) == len(hashes):
+        return event
+    return changed(event, {"block_hashes": gone}) if gone else None
+
+
+def _medium(event: AnyEvent) -> str:
+    return medium_key(value(event, "medium")) or ""
