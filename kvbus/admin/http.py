@@ -215,7 +215,7 @@ class AdminServer:
             refusal = self._access.refusal(request)
             if refusal is not None:
                 return self._refused(403, refusal, how_to_get_in(refusal, "/events?output=", self._port))
-            outputs = {output.spec.name: output for output in self._observed.relay.outputs}
+            outputs = {each.spec.name: each for each in self._observed.relay.outputs if each.spec.view_of is None}
             output = outputs.get(name)
             if output is None:
                 return _problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")

@@ -35,13 +35,14 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
     config = load_config(**flags)
 
     # these bring zmq: no other mistake should wait for it
-    from kvbus.daemon.keys import read_keys  # noqa: PLC0415
+    from kvbus.daemon.keys import read_keys, who_reads_what  # noqa: PLC0415
     from kvbus.daemon.outputs import factories  # noqa: PLC0415
+    from kvbus.daemon.views import Views  # noqa: PLC0415
 
     factories(config)
-    if not without_keys:
-        read_keys(config)
-    for note in notes(config):
+    keys = {} if without_keys else read_keys(config)
+    Views(config, keys)
+    for note in [*notes(config), *who_reads_what(config, keys)]:
         click.echo(f"note: {note}", err=True)
     if as_json:
         click.echo(json.dumps(config.to_dict(), indent=2))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec import structs
 
-from kvbus.config import Config, OutputConfig, SourceStream, render_topic
+from kvbus.config import Config, SourceStream
 from kvbus.core import analytics
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.spec import NewStream, OutputSpec
+from kvbus.core.outputs.spec import NewStream, OutputSpec, Rights
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import NOBODY, SourceSpec
@@ -19,13 +19,17 @@ from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.seq_reservation import SeqReservations, StreamKey
+from kvbus.daemon.views import View, Views, fixed_topic
 
 
-def make_relay(config: Config, streams: Mapping[int, SourceStream], reservations: SeqReservations) -> Relay:
+def make_relay(
+    config: Config, streams: Mapping[int, SourceStream], reservations: SeqReservations, views: Views | None = None
+) -> Relay:
     """Make a relay with a source for each slot. Slots that the configuration leaves out are free."""
+    views = views or Views(config, {})
     return Relay(
         [source_spec(config, streams[slot]) if slot in streams else NOBODY for slot in range(max(streams) + 1)],
-        [_output_spec(config, number, streams, reservations) for number in range(len(config.outputs))],
+        [output_spec(config, view, number, streams, reservations) for number, view in enumerate(views.all)],
         FrameLimits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
     )
 
@@ -63,32 +67,34 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     )
 
 
-def new_stream(config: Config, output: OutputConfig, stream: SourceStream, first_seq: int) -> NewStream:
-    """Return the specification of one output's stream of one source."""
-    topic = None if output.topic is None else render_topic(output.topic, stream, config)
-    if PROFILES[output.profile].topics == "empty":
-        topic = b""
+def new_stream(config: Config, view: View, stream: SourceStream, first_seq: int) -> NewStream:
+    """Return the specification of one output's, or one view's, stream of one source."""
+    output = config.outputs[view.output]
+    topic = fixed_topic(config, output, stream)
     publisher_id = secrets.token_bytes(PUBLISHER_ID_BYTES) if output.snapshot_endpoint else b""
-    return NewStream(topic, first_seq, publisher_id)
+    return NewStream(topic, first_seq, publisher_id, not view.sees(config, stream))
 
 
-def _output_spec(
-    config: Config, number: int, streams: Mapping[int, SourceStream], reservations: SeqReservations
+def output_spec(
+    config: Config, view: View, number: int, streams: Mapping[int, SourceStream], reservations: SeqReservations
 ) -> OutputSpec:
-    output = config.outputs[number]
+    """Return the specification of one output or one view, by its number."""
+    output = config.outputs[view.output]
     merged = output.layout == "merged"
     slots = (0,) if merged else range(max(streams) + 1)
     if merged:
-        new = [new_stream(config, output, streams[min(streams)], reservations.first(number, 0))]
+        new = [new_stream(config, view, streams[min(streams)], reservations.first(number, 0))]
     else:
         new = [
-            new_stream(config, output, streams[slot], reservations.first(number, slot))
+            new_stream(config, view, streams[slot], reservations.first(number, slot))
             if slot in streams
             else NewStream()
             for slot in slots
         ]
+    grant = view.grant
+    some = view.closed or grant.limits_sources
     return OutputSpec(
-        output.name,
+        view.name(config),
         structs.replace(PROFILES[output.profile], framing=output.framing),
         [each.topic for each in new],
         merged,
@@ -99,11 +105,19 @@ def _output_spec(
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
         reservations.slots(number) if merged else 0,
+        Rights(grant.loras_expression, grant.salts),
+        frozenset(slot for slot, each in streams.items() if not view.sees(config, each)) if some else None,
+        view.output if number >= len(config.outputs) else None,
+        view.closed,
     )
 
 
 def reserve_seqs(
-    config: Config, streams: Mapping[int, SourceStream], directory: Path | None, disk: Disk | None = None
+    config: Config,
+    streams: Mapping[int, SourceStream],
+    directory: Path | None,
+    disk: Disk | None = None,
+    views: Views | None = None,
 ) -> SeqReservations:
     """Find the reservations of all streams.
 
@@ -112,29 +126,32 @@ def reserve_seqs(
         streams: the sources' streams by slot.
         directory: where the files are; None keeps none.
         disk: the real one, or a test's.
+        views: the outputs' views.
 
     Raises:
         InUseError: another process numbers one of these streams.
     """
     reservations = SeqReservations(directory, disk, sync=config.state_sync == "batch")
     try:
-        for number, output in enumerate(config.outputs):
-            for slot in (0,) if output.layout == "merged" else streams:
-                add_reservation(reservations, config, number, slot)
+        for number, view in enumerate((views or Views(config, {})).all):
+            add_reservations(reservations, config, view, number, streams)
     except BaseException:
         reservations.release()
         raise
     return reservations
 
 
-def add_reservation(reservations: SeqReservations, config: Config, number: int, slot: int) -> None:
-    """Find the reservation of one stream. A stream is known by its output's name and its endpoint.
+def add_reservations(
+    reservations: SeqReservations, config: Config, view: View, number: int, slots: Iterable[int]
+) -> None:
+    """Find the reservations of the streams of one output or view. A stream is known by its name and its endpoint.
 
     Raises:
-        InUseError: another process numbers it; nothing has changed.
+        InUseError: another process numbers one of them; nothing of it has changed.
     """
-    output = config.outputs[number]
-    reservations.add(number, slot, f"{output.name} {output.stream_endpoints(slot).endpoint}")
+    output = config.outputs[view.output]
+    for slot in (0,) if output.layout == "merged" else slots:
+        reservations.add(number, slot, f"{view.name(config)} {output.stream_endpoints(slot).endpoint}")
 
 
 def next_seqs(relay: Relay) -> dict[StreamKey, int]:

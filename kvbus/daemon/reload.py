@@ -81,6 +81,9 @@ class Reloader:
         daemon = self._daemon
         try:
             keys = await asyncio.to_thread(read_keys, daemon.config)
+            if keys != daemon.keys:
+                await daemon.apply_keys(keys)
+                daemon.process.key_reloads["applied"] += 1
         except ConfigError as error:
             if str(error) != self._key_problem:
                 self._key_problem = str(error)
@@ -88,6 +91,3 @@ class Reloader:
                 log.error("key files refused, the keys before stay in force: %s", error)  # noqa: TRY400
             return
         self._key_problem = ""
-        if keys != daemon.keys:
-            await daemon.apply_keys(keys)
-            daemon.process.key_reloads["applied"] += 1

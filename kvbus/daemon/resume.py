@@ -16,8 +16,10 @@ from kvbus.core.relay import Relay
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon.build import make_relay, next_seqs
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.keys import Keys
 from kvbus.daemon.seq_reservation import SeqReservations
 from kvbus.daemon.state_store import StateStore
+from kvbus.daemon.views import Views
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -43,6 +45,8 @@ def resume(
     reservations: SeqReservations,
     disk: Disk,
     now: float,
+    views: Views | None = None,
+    keys: Keys | None = None,
 ) -> Beginning:
     """Load the state of an earlier process. If it cannot be used, the relay begins empty.
 
@@ -53,14 +57,18 @@ def resume(
         reservations: of all streams.
         disk: the real one, or a test's.
         now: the time of the relay's clock.
+        views: the outputs' views.
+        keys: who reads which of them.
 
     Raises:
         OSError: the directory cannot be made.
     """
-    relay = make_relay(config, streams, reservations)
+    relay = make_relay(config, streams, reservations, views)
     if directory is None:
         return Beginning(relay, None, restored=False)
-    store = StateStore(directory, identity(config, streams), disk, sync=config.state_sync == "batch")
+    readers = None if views is None or keys is None else views.identity(config, keys)
+    names = identity(config, streams, readers)
+    store = StateStore(directory, names, disk, sync=config.state_sync == "batch")
     reservations.also = store.reserve
     try:
         restored = store.load(relay, now)
@@ -68,7 +76,7 @@ def resume(
         restored = False
     if not restored:
         store.reserved = reservations.skip(store.reserved, margin=store.may_be_older)
-        return Beginning(make_relay(config, streams, reservations), store, restored=False)
+        return Beginning(make_relay(config, streams, reservations, views), store, restored=False)
     if not store.may_be_older and not _behind(relay, reservations):
         return Beginning(relay, store, restored=True)
     log.warning("the state may be older than what routers have got: they are cleared and get it again")
@@ -88,7 +96,7 @@ def _behind(relay: Relay, reservations: SeqReservations) -> bool:
     )
 
 
-def identity(config: Config, streams: Mapping[int, SourceStream]) -> list[str]:
-    """Return the names that a state belongs to: the sources with their slots, and the outputs."""
+def identity(config: Config, streams: Mapping[int, SourceStream], readers: list[str] | None = None) -> list[str]:
+    """Return the names that a state belongs to: the sources with their slots, and the outputs with their views."""
     sources = [f"{slot} {stream.label}" for slot, stream in sorted(streams.items())]
-    return sources + [output.name for output in config.outputs]
+    return sources + (readers or [output.name for output in config.outputs])

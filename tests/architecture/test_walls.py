@@ -23,6 +23,7 @@ PURE = {
     "bisect",
     "collections",
     "enum",
+    "functools",
     "hashlib",
     "itertools",
     "math",

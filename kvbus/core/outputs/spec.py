@@ -27,6 +27,8 @@ class OutputSpec(msgspec.Struct, frozen=True):
     bytes each) puts the snapshot protocol's 24-byte sequence frames on this output. ``known_slots`` of a merged output
     is one past the highest slot whose rank its routers may know from a former process. ``rights`` is what its routers
     may read, and ``hidden`` has the slots of sources of which they see nothing; None: they see every source.
+    ``view_of`` is the number of the output that has the endpoints; None: it is this one. One that is ``closed`` is not
+    served.
     """
 
     name: str
@@ -41,6 +43,8 @@ class OutputSpec(msgspec.Struct, frozen=True):
     known_slots: int = 0
     rights: Rights = Rights()
     hidden: frozenset[int] | None = None
+    view_of: int | None = None
+    closed: bool = False
 
 
 class NewStream(msgspec.Struct, frozen=True):

@@ -28,10 +28,12 @@ class Router:
 
     Args:
         peer: the connection.
+        name: of its key's owner; empty where it has none.
     """
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, name: str = "") -> None:
         self.peer = peer
+        self.name = name
         self.state = RouterState.IDLE
 
         # What it gets next: the rest of a state, then batches of the ring from a position on.
