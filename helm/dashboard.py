@@ -465,6 +465,14 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (f"kvbus_state_refused_total{{{TARGET}}}", "{{instance}} refused"),
         ),
         graph(
+            "Sources that have a slot",
+            "short",
+            "Those that are there, those that are gone and remembered, the most of them, and slots that others needed.",
+            (f"kvbus_source_slots{{{TARGET}}}", "{{instance}} {{state}}"),
+            (f"kvbus_source_slots_limit{{{TARGET}}}", "{{instance}} limit"),
+            (f"kvbus_source_slots_reused_total{{{TARGET}}}", "{{instance}} reused"),
+        ),
+        graph(
             "Reloads",
             "short",
             "Configurations read again at SIGHUP and key files found changed, since the start.",

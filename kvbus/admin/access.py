@@ -1,17 +1,25 @@
-"""Access to token ids, which are prompts, and to what tells of them: for programs on this machine (or in this pod).
+"""Who may read what: everybody, programs on this machine (or in this pod), and principals.
 
-A port-forward arrives on loopback, so it works too. A request's headers prove nothing, with one exception: a browser
-states truly which host name it asks for, and which site's page asks. So kvbus can refuse a page of another site, and a
-name that somebody has pointed to loopback (DNS rebinding).
+A program here is known by both ends of its connection. A port-forward arrives on loopback, so it works too. A request's
+headers prove nothing of that, with one exception: a browser states truly which host name it asks for, and which site's
+page asks. So kvbus can refuse a page of another site, and a name that somebody has pointed to loopback (DNS rebinding).
+
+A principal proves itself, from anywhere and through any proxy: by a bearer token, which no browser sends unasked, or
+by a client certificate, which browsers do send for another site's page. So that page is refused here, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
+from kvbus.admin.credentials import Credentials
+from kvbus.admin.tls import expiry_of, name_of
+from kvbus.admin.tokens import find
 from kvbus.config.endpoints import host_name, is_loopback
 from kvbus.core.stats import HttpRefusal
 
@@ -32,30 +40,107 @@ _HOW: Final = {
         "the Host header has to be localhost, 127.0.0.1 or [::1], or one of http_allowed_hosts: ask {url}"
     ),
     HttpRefusal.CROSS_SITE: "a page of another site asked for it: enter {url} in the browser yourself",
+    HttpRefusal.TOKEN: "the bearer token is none that may read: a line of http_tokens_file lets one in",
+    HttpRefusal.RIGHTS: "the token or account has no right to it",
+    HttpRefusal.REVIEW: "Kubernetes could not be asked about the token: try again",
 }
 
 _TOKEN_IDS: Final = "token ids, which are what users wrote"
 _SHOWN: Final = {"/query": "which prompts are cached, which tells of what users wrote"}
+_CONTENT: Final = frozenset({"/blocks", "/query", "/events?output="})
 
 
-def how_to_get_in(refusal: HttpRefusal, path: str, port: int) -> str:
-    """Return a sentence that says how to get access."""
-    how = _HOW[refusal].format(url=f"http://127.0.0.1:{port}{path}", port=port)
-    return f"{path} shows {_SHOWN.get(path, _TOKEN_IDS)}, and {how}"
+def how_to_get_in(refusal: HttpRefusal, path: str, url: str) -> str:
+    """Return a sentence that says how to get access.
+
+    Args:
+        refusal: why there is none.
+        path: what was asked for.
+        url: of kvbus on this machine, without a path.
+    """
+    how = _HOW[refusal].format(url=f"{url}{path}", port=url.rpartition(":")[2])
+    return f"{path} shows {_SHOWN.get(path, _TOKEN_IDS if path in _CONTENT else 'how the bus is')}, and {how}"
+
+
+class Caller(NamedTuple):
+    """Somebody who may read.
+
+    Attributes:
+        name: for the log.
+        content: whether content, too.
+        token: hash of its token in the file; None for others.
+        until: time of day at which its credential ends.
+    """
+
+    name: str
+    content: bool = True
+    token: bytes | None = None
+    until: float = math.inf
+
+
+LOOPBACK: Final = Caller("loopback")
+
+Review = Callable[[str, str, str], Awaitable[tuple[str, float] | HttpRefusal]]
+"""Asks a third party whose token it is, and until when, given the token, the method and the path."""
 
 
 class Access:
-    """The rule for every path whose answer has token ids.
+    """The rule for every path whose answer is not for everybody.
 
     Args:
         allowed_hosts: names allowed in the Host header, besides the local ones.
+        credentials: the tokens that hold.
+        review: asked about other tokens.
     """
 
-    def __init__(self, allowed_hosts: Iterable[str]) -> None:
+    def __init__(
+        self, allowed_hosts: Iterable[str], credentials: Credentials | None = None, review: Review | None = None
+    ) -> None:
         self._allowed = frozenset(host_name(host) for host in allowed_hosts)
+        self.credentials = credentials or Credentials()
+        self._review = review
+
+    async def caller(self, request: web.Request, *, content: bool) -> Caller | HttpRefusal:
+        """Return who asks if it may read, else why not."""
+        refusal = self.refusal(request)
+        if refusal is None:
+            return LOOPBACK
+        found = await self._principal(request)
+        if isinstance(found, Caller) and content and not found.content:
+            return HttpRefusal.RIGHTS
+        return refusal if found is None else found
+
+    def holds(self, caller: Caller) -> bool:
+        """Whether what let somebody in holds still."""
+        known = caller.token is None or any(caller.token == token.digest for token in self.credentials.tokens)
+        return known and time.time() < caller.until
+
+    async def _principal(self, request: web.Request) -> Caller | HttpRefusal | None:
+        """Who shows a credential, or what is wrong with it; None if there is none."""
+        certificate = request.get_extra_info("peercert")
+        if certificate:
+            if not _is_own_page(request, request.headers.get("Host", "")):
+                return HttpRefusal.CROSS_SITE
+            caller = Caller(name_of(certificate), until=expiry_of(certificate))
+            if self.holds(caller):
+                return caller
+        given = request.headers.getall("Authorization", [])
+        if not given or (self._review is None and not self.credentials.tokens):
+            return None
+        scheme, _, token = given[0].partition(" ")
+        if len(given) > 1 or scheme.lower() != "bearer":
+            return HttpRefusal.TOKEN
+        token = token.strip()
+        found = find(self.credentials.tokens, token)
+        if found is not None:
+            return Caller(found.name, found.content, found.digest)
+        if self._review is None:
+            return HttpRefusal.TOKEN
+        reviewed = await self._review(token, request.method, request.path)
+        return reviewed if isinstance(reviewed, HttpRefusal) else Caller(reviewed[0], until=reviewed[1])
 
     def refusal(self, request: web.Request) -> HttpRefusal | None:
-        """Return why to refuse a request; None for a request that may read."""
+        """Return why a request is not one of this machine's own; None if it is."""
         # Check both ends: a service mesh's proxy sends everybody's requests from 127.0.0.6 to the pod's address.
         ends = (request.get_extra_info("peername"), request.get_extra_info("sockname"))
         if not all(end and is_loopback(end[0]) for end in ends):
@@ -68,13 +153,16 @@ class Access:
             return HttpRefusal.HOST
         if not request.raw_path.startswith("/") and not self._is_local(request.url.raw_authority):
             return HttpRefusal.HOST  # GET http://HOST/blocks: check the target's host too
-        origins = request.headers.getall("Origin", [])
-        sites = request.headers.getall("Sec-Fetch-Site", [])
-        ours = f"http://{hosts[0]}".lower()
-        if not all(origin.lower() == ours for origin in origins) or not _OWN_PAGE.issuperset(sites):
-            return HttpRefusal.CROSS_SITE
-        return None
+        return None if _is_own_page(request, hosts[0]) else HttpRefusal.CROSS_SITE
 
     def _is_local(self, authority: str) -> bool:
         name = host_name(authority)
         return name is not None and (is_loopback(name) or name in self._allowed)
+
+
+def _is_own_page(request: web.Request, host: str) -> bool:
+    """Whether no page of another site asks."""
+    origins = request.headers.getall("Origin", [])
+    sites = request.headers.getall("Sec-Fetch-Site", [])
+    ours = f"{request.scheme}://{host}".lower()
+    return all(origin.lower() == ours for origin in origins) and _OWN_PAGE.issuperset(sites)

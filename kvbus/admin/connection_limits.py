@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Final, cast
 
@@ -17,7 +18,9 @@ MAX_CONNECTIONS: Final = 64
 """Connections at once. One more closes the oldest without a request under way, so that a probe always gets in."""
 
 CONNECTION_TIMEOUT: Final = 10.0
-"""Seconds a client may take to send its next request, and to read an answer."""
+"""Seconds a client may take for TLS and its next request, and to read an answer."""
+
+Context = Callable[[], ssl.SSLContext | None]
 
 
 class ConnectionLimits:
@@ -26,70 +29,115 @@ class ConnectionLimits:
     Args:
         serve: makes aiohttp's protocol for a connection.
         stats: counters of connections, those open and those closed here.
+        context: what a new connection's TLS is made with; None for none.
     """
 
-    def __init__(self, serve: Callable[[], asyncio.BaseProtocol], stats: ProcessStats) -> None:
+    def __init__(
+        self, serve: Callable[[], asyncio.BaseProtocol], stats: ProcessStats, context: Context = lambda: None
+    ) -> None:
         self._serve = serve
         self._stats = stats
-        self._open: dict[asyncio.BaseTransport, Connection] = {}
+        self._context = context
+        self._open: dict[Connection, None] = {}
 
     def __call__(self) -> Connection:
         """Make a new connection's protocol."""
-        return Connection(self, cast("asyncio.Protocol", self._serve()))
+        return Connection(self, cast("asyncio.Protocol", self._serve()), self._context())
 
-    def admit(self, connection: Connection, transport: asyncio.Transport) -> bool:
+    def admit(self, connection: Connection) -> bool:
         """Make room for a connection; return False if all others have requests under way."""
         if len(self._open) >= MAX_CONNECTIONS:
             self._stats.http_closed["too_many"] += 1
-            oldest = next((other for other in self._open.values() if not other.busy), None)
+            oldest = next((other for other in self._open if not other.busy), None)
             if oldest is None:
                 return False
             oldest.abort()
-        self._open[transport] = connection
+        self._open[connection] = None
         self._stats.http_connections = len(self._open)
         return True
 
-    def forget(self, transport: asyncio.BaseTransport) -> None:
+    def forget(self, connection: Connection) -> None:
         """Remove a connection."""
-        self._open.pop(transport, None)
+        self._open.pop(connection, None)
         self._stats.http_connections = len(self._open)
 
-    def timed_out(self, connection: Connection) -> None:
-        """Close and count a connection that took too long."""
-        self._stats.http_closed["slow"] += 1
+    def close(self, connection: Connection, reason: str) -> None:
+        """Close and count a connection: slow, or its handshake failed."""
+        self._stats.http_closed[reason] += 1
         connection.abort()
+
+    def close_all(self, reason: str = "") -> None:
+        """Close every connection, and count them if there is a reason."""
+        for connection in list(self._open):
+            if reason:
+                self._stats.http_closed[reason] += 1
+            connection.abort()
 
     @contextlib.contextmanager
     def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
         """Stop the connection's timeout while the server answers its request."""
-        connection = None if transport is None else self._open.get(transport)
-        if connection is not None:
+        connection = None if transport is None else transport.get_protocol()
+        if isinstance(connection, Connection):
             connection.begin()
         try:
             yield
         finally:
-            if connection is not None:
+            if isinstance(connection, Connection):
                 connection.end()
 
 
 class Connection(asyncio.Protocol):
-    """aiohttp's protocol, with a timeout."""
+    """aiohttp's protocol, with a timeout, which counts from the first byte of TLS on.
 
-    def __init__(self, limits: ConnectionLimits, inner: asyncio.Protocol) -> None:
+    asyncio would tell of a TLS connection only after its handshake: until then nothing would limit how many there are.
+    """
+
+    def __init__(
+        self, limits: ConnectionLimits, inner: asyncio.Protocol, context: ssl.SSLContext | None = None
+    ) -> None:
         self._limits = limits
         self._inner = inner
+        self._context = context
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._securing: asyncio.Task[None] | None = None
+        self._early = bytearray()
+        """What came with the end of the handshake, before aiohttp has the connection."""
+        self._handed_over = False
+        self._closed = False
         self.busy = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit a connection, or close it."""
         self._transport = cast("asyncio.Transport", transport)
-        self._inner.connection_made(transport)
-        if self._limits.admit(self, self._transport):
-            self._wait()
-        else:
+        if not self._limits.admit(self):
             self.abort()
+            return
+        self._wait()
+        if self._context is None:
+            self._hand_over(transport)
+        else:
+            self._transport.pause_reading()
+            self._securing = asyncio.get_running_loop().create_task(self._secure(self._transport, self._context))
+
+    async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        """Do the handshake, then hand the connection over."""
+        loop = asyncio.get_running_loop()
+        try:
+            secured = None if self._closed else await loop.start_tls(transport, self, context, server_side=True)
+        except OSError:  # ssl.SSLError is one
+            if not self._closed:  # else it is counted already
+                self._limits.close(self, "handshake")
+            return
+        if secured is not None and not self._closed:
+            self._hand_over(secured)
+            early, self._early = bytes(self._early), bytearray()
+            if early:
+                self._inner.data_received(early)
+
+    def _hand_over(self, transport: asyncio.BaseTransport) -> None:
+        self._handed_over = True
+        self._inner.connection_made(transport)
 
     def begin(self) -> None:
         """Stop the timeout: a whole request is here, and now the server takes its time."""
@@ -103,26 +151,36 @@ class Connection(asyncio.Protocol):
 
     def _wait(self) -> None:
         self._stop()
-        self._timer = asyncio.get_running_loop().call_later(CONNECTION_TIMEOUT, self._limits.timed_out, self)
+        if self._closed:
+            return
+        self._timer = asyncio.get_running_loop().call_later(CONNECTION_TIMEOUT, self._limits.close, self, "slow")
 
     def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _end(self) -> None:
+        self._closed = True
+        self._stop()
+        self._limits.forget(self)
+
     def abort(self) -> None:
         """Close at once and drop queued data."""
+        self._end()
         if self._transport is not None:
-            self._limits.forget(self._transport)
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Forward to aiohttp."""
-        self._inner.data_received(data)
+        if self._handed_over:
+            self._inner.data_received(data)
+        else:
+            self._early += data
 
     def eof_received(self) -> bool | None:
         """Forward to aiohttp."""
-        return self._inner.eof_received()
+        return self._inner.eof_received() if self._handed_over else None
 
     def pause_writing(self) -> None:
         """Forward to aiohttp."""
@@ -134,7 +192,6 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forward to aiohttp, and remove the connection."""
-        self._stop()
-        if self._transport is not None:
-            self._limits.forget(self._transport)
-        self._inner.connection_lost(exc)
+        self._end()
+        if self._handed_over:
+            self._inner.connection_lost(exc)

@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT
+from kvbus.admin.content_log import Reading, current
 from kvbus.admin.history import History
 from kvbus.admin.timeline import Timeline
 from kvbus.core.outputs.output import Output
@@ -53,16 +54,18 @@ class Listener:
         number: the last transition that it has.
         sampled: the last sample that it has.
         output: the output whose batches it gets; None for none.
+        reading: where they are counted.
         seqs: by slot, the seq of that output that it gets next.
     """
 
-    def __init__(self, output: Output | None) -> None:
+    def __init__(self, output: Output | None, reading: Reading | None = None) -> None:
+        self.reading = reading
         self.number = 0
         self.sampled = 0
         self.output = output
         self.seqs: dict[int, int] = {}
-        self.batches: Iterator[bytes] | None = None
-        """What of them is being written."""
+        self.batches: Iterator[tuple[int, bytes]] | None = None
+        """What of them is being written, each part with the number of blocks that it names."""
         self.wake = asyncio.Event()
 
     def id_in(self, process: str) -> str:
@@ -114,7 +117,7 @@ class Events:
         """Send events until the client leaves, takes too long, or the server ends."""
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
-        listener = Listener(output)
+        listener = Listener(output, None if output is None else current.get())
         self._listeners.add(listener)
         self._stats.http_listeners = len(self._listeners)
         try:
@@ -190,8 +193,10 @@ class Events:
         if listener.batches is not None:
             async with self._turn:
                 begun = time.perf_counter()
-                for part in listener.batches:
+                for blocks, part in listener.batches:
                     parts.append(part)
+                    if listener.reading is not None:
+                        listener.reading.add(blocks, len(part))
                     if time.perf_counter() - begun > SLICE:
                         break
                 else:
@@ -199,7 +204,7 @@ class Events:
                 await asyncio.sleep(REST * (time.perf_counter() - begun))
         return b"".join(parts)
 
-    def _batches(self, listener: Listener, output: Output) -> Iterator[bytes]:
+    def _batches(self, listener: Listener, output: Output) -> Iterator[tuple[int, bytes]]:
         """Yield what is behind a client's positions in an output's journals."""
         process, streams, ends = self._timeline.process, output.open_streams, _ends(output)
         listener.seqs = {slot: listener.seqs.get(slot, streams[slot].first_seq) for slot in ends}
@@ -211,7 +216,7 @@ class Events:
                     kept = journal.first_seq
                     listener.seqs[slot] = end if kept is None or not seq < kept <= end else kept
                     missed = {"what": "batches", "stream": slot, "from": seq, "to": listener.seqs[slot] - 1}
-                    yield _event("missed", missed, listener.id_in(process))
+                    yield 0, _event("missed", missed, listener.id_in(process))
                 for first, payload, count in runs:
                     said: dict[str, Any] = {"output": output.spec.name, "stream": slot, "seq": first}
                     events = batch_events(payload)
@@ -221,7 +226,8 @@ class Events:
                         if event is None:  # only a whole batch moves the position
                             listener.seqs[slot] = first + count
                         last_id = "" if event else listener.id_in(process)
-                        yield _event("batch", {**said, "more": event is not None, "events": some}, last_id)
+                        blocks = sum(len(each.get("block_hashes", ())) for each in some)
+                        yield blocks, _event("batch", {**said, "more": event is not None, "events": some}, last_id)
                     listener.seqs[slot] = first + count
 
 

@@ -1,4 +1,4 @@
-"""The read-only HTTP server: probes, metrics and state for everybody, token ids for loopback only."""
+"""The read-only HTTP server: probes, metrics and state for everybody, token ids for loopback and principals."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ import contextlib
 import itertools
 import json
 import logging
+import ssl
 import time
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from kvbus.admin.access import Access, how_to_get_in
+from kvbus.admin.access import Access, Caller, Review, how_to_get_in
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
+from kvbus.admin.content_log import ContentLog, current
+from kvbus.admin.credentials import Credentials
 from kvbus.admin.events import Events
 from kvbus.admin.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
 from kvbus.admin.openapi import document
 from kvbus.admin.page import FILES, about, status_page
-from kvbus.admin.query import MAX_BODY, Queries
+from kvbus.admin.query import Queries
+from kvbus.admin.query_body import MAX_BODY
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
-from kvbus.config import Config, SourceStream
+from kvbus.config import Config, SourceStream, parts
+from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.core.types import HASH_FORMS
 from kvbus.errors import BindError
@@ -63,9 +68,11 @@ class Observed(metrics.Observed, Protocol):
 class AdminServer:
     """Serve probes, metrics, what there is to see of the bus, its blocks, and a status page."""
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: Observed, credentials: Credentials | None = None) -> None:
         self._observed = observed
-        self._access = Access(observed.config.http_allowed_hosts)
+        self._access = Access(observed.config.http_allowed_hosts, credentials, _review(observed.config))
+        self._content_log = ContentLog()
+        self._under_way: dict[int, tuple[web.Request, Caller]] = {}
         self._exposition = Exposition(observed)
         self._queries = Queries(observed)
         self._dumping = asyncio.Lock()
@@ -84,15 +91,15 @@ class AdminServer:
         app = web.Application(middlewares=[self._answering], client_max_size=MAX_BODY)
         for path in FILES:
             app.router.add_get(path, status_page)
-        app.router.add_get("/overview", self._overview)
-        app.router.add_get("/history", self._source_history)
-        app.router.add_get("/events", self._stream, allow_head=False)
-        app.router.add_get("/openapi.json", _openapi)
-        app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/sources", self._sources)
-        app.router.add_get("/routers", self._routers)
+        app.router.add_get("/overview", self._status(self._overview))
+        app.router.add_get("/history", self._status(self._source_history))
+        app.router.add_get("/events", self._status(self._stream), allow_head=False)
+        app.router.add_get("/openapi.json", self._status(_openapi))
+        app.router.add_get("/metrics", self._status(self._metrics))
+        app.router.add_get("/sources", self._status(self._sources))
+        app.router.add_get("/routers", self._status(self._routers))
         app.router.add_get("/blocks", self._content(self._blocks))
         app.router.add_post("/query", self._content(self._queries.handle))
         return app
@@ -119,7 +126,7 @@ class AdminServer:
         server = self._runner.server
         if server is None:  # pragma: no cover - set up above
             return
-        self.connections = ConnectionLimits(server, self._observed.process)
+        self.connections = ConnectionLimits(server, self._observed.process, self._context)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 self.connections, *where, reuse_address=True
@@ -137,25 +144,74 @@ class AdminServer:
         with self.connections.answering(request.transport):
             return await handler(request)
 
-    def _content(self, handler: Handler) -> Handler:
-        """Guard a handler whose answer has token ids: only local clients reach it."""
+    def _context(self) -> ssl.SSLContext | None:
+        tls = self._access.credentials.tls
+        return None if tls is None else tls.context
 
+    def renew(self, credentials: Credentials) -> None:
+        """Take over other tokens and another certificate. Whoever got in with what is gone is cut off."""
+        before, self._access.credentials = self._access.credentials, credentials
+        if self.connections is not None and _authorities(before) != _authorities(credentials):
+            self.connections.close_all("revoked")  # nobody knows who of them has shown a certificate of which
+        self._cut_off()
+
+    def _cut_off(self) -> None:
+        """End the answers to those whose credential holds no more."""
+        for request, caller in list(self._under_way.values()):
+            if not self._access.holds(caller) and request.transport is not None:
+                self._observed.process.http_closed["revoked"] += 1
+                request.transport.abort()
+
+    @property
+    def credentials(self) -> Credentials:
+        """What is in force."""
+        return self._access.credentials
+
+    def _status(self, handler: Handler) -> Handler:
+        """Guard a handler whose answer has no content: a configuration may close it."""
+        return handler if self._observed.config.http_open == "status" else self._guarded(handler, content=False)
+
+    def _content(self, handler: Handler) -> Handler:
+        """Guard a handler whose answer has token ids: only local clients and principals reach it."""
+        return self._guarded(handler, content=True)
+
+    def _guarded(self, handler: Handler, *, content: bool) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            refusal = self._access.refusal(request)
-            if refusal is None:
-                return await handler(request)
-            log.warning("%s refused to %s: %s", request.path, request.remote, refusal)
-            return self._refused(403, refusal, how_to_get_in(refusal, request.path, self._port))
+            path = f"{request.path}?output=" if content and request.path == "/events" else request.path
+            caller = await self._access.caller(request, content=content)
+            if not isinstance(caller, Caller):
+                log.warning("%s refused to %s: %s", path, request.remote, caller)
+                return self._refused(403, caller, self._how(caller, path))
+            self._under_way[id(request)] = request, caller
+            try:
+                return await (self._logged(handler, request, caller.name) if content else handler(request))
+            finally:
+                self._under_way.pop(id(request), None)
 
         return guarded
+
+    async def _logged(self, handler: Handler, request: web.Request, caller: str) -> web.StreamResponse:
+        """Answer with content, and take note of who got how much."""
+        reading = self._content_log.begin(caller, request.path)
+        try:
+            response = await handler(request)
+            reading.status = response.status
+            if isinstance(response, web.Response) and isinstance(response.body, bytes):
+                reading.bytes += len(response.body)
+            return response
+        finally:
+            self._content_log.end(reading)
+
+    def _how(self, refusal: HttpRefusal, path: str) -> str:
+        config = self._observed.config
+        scheme = "http" if config.http_tls_certificate_file is None else "https"
+        others = config.http_tokens_file or config.http_client_ca_file or config.http_token_review
+        how = how_to_get_in(refusal, path, f"{scheme}://127.0.0.1:{0 if self.address is None else self.address[1]}")
+        return f"{how}, or show a credential that this bus knows (docs/SECURITY.md)" if others else how
 
     def _refused(self, status: int, refusal: HttpRefusal, text: str) -> web.Response:
         self._observed.process.http_refused[refusal] += 1
         return _problem(status, text)
-
-    @property
-    def _port(self) -> int:
-        return 0 if self.address is None else self.address[1]
 
     async def close(self) -> None:
         """Stop listening."""
@@ -166,6 +222,9 @@ class AdminServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        if self.connections is not None:
+            self.connections.close_all()  # those that aiohttp does not know of, because they are in their handshake
+        self._content_log.write()
         await self._queries.close()
 
     def look(self, now: float) -> None:
@@ -179,17 +238,19 @@ class AdminServer:
             self.history.sample(*whole, now, time.time())
             self.timeline.look_at_routers(*whole)
             self._events.sampled()
+            self._cut_off()
+            self._content_log.look(now)
         self._events.wake()
 
     async def _overview(self, request: web.Request) -> web.Response:
         """Everything about the bus that the page shows at first and that does not come with ``/events``."""
-        refusal, history = self._access.refusal(request), self.history
+        caller, history = await self._access.caller(request, content=True), self.history
         return _json(
             {
                 **about(self._observed.config),
                 "started": self._started,
                 "now": time.time(),
-                "content": None if refusal is None else how_to_get_in(refusal, "/blocks", self._port),
+                "content": None if isinstance(caller, Caller) else self._how(caller, "/blocks"),
                 "id": f"{self.timeline.process}-{self.timeline.last}",
                 "transitions": list(self.timeline.since(0)),
                 "times": history.times(),
@@ -210,15 +271,18 @@ class AdminServer:
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if unknown := [each for each in request.query if each not in {"output", "after"}]:
             return _problem(400, f"/events knows no {unknown[0]!r}; it takes output=NAME and after=ID")
-        name, output = request.query.get("output"), None
-        if name is not None:
-            refusal = self._access.refusal(request)
-            if refusal is not None:
-                return self._refused(403, refusal, how_to_get_in(refusal, "/events?output=", self._port))
-            outputs = {each.spec.name: each for each in self._observed.relay.outputs if each.spec.view_of is None}
-            output = outputs.get(name)
-            if output is None:
-                return _problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
+        if "output" in request.query:
+            return await self._content(self._batches)(request)
+        return await self._follow(request, None)
+
+    async def _batches(self, request: web.Request) -> web.StreamResponse:
+        name = request.query["output"]
+        outputs = {each.spec.name: each for each in self._observed.relay.outputs if each.spec.view_of is None}
+        if name not in outputs:
+            return _problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
+        return await self._follow(request, outputs[name])
+
+    async def _follow(self, request: web.Request, output: Output | None) -> web.StreamResponse:
         if not self._events.room(output):
             return self._refused(503, HttpRefusal.BUSY, "too many clients follow /events; try again")
         last_id = request.headers.get("Last-Event-ID") or request.query.get("after", "")
@@ -274,6 +338,7 @@ class AdminServer:
             # stop if the client reads nothing, or is gone
             with contextlib.suppress(TimeoutError, ConnectionError):
                 while part := await self._next_part(lines):
+                    current.get().add(part.count(b"\n"), len(part))
                     async with asyncio.timeout(CONNECTION_TIMEOUT):
                         await response.write(part)
                 await response.write_eof()
@@ -295,6 +360,18 @@ class AdminServer:
                 part += few
             await asyncio.sleep(DUMP_REST * (time.perf_counter() - begun))
             return part.encode()
+
+
+def _review(config: Config) -> Review | None:
+    """What reviews tokens of service accounts, if they are asked for."""
+    if config.http_token_review is None:
+        return None
+    reviewer = parts.load(parts.REVIEWS, "kubernetes")(config.http_token_review, rights=config.http_access_review)
+    return cast("Review", reviewer.review)
+
+
+def _authorities(credentials: Credentials) -> bytes:
+    return b"" if credentials.tls is None else credentials.tls.authorities
 
 
 async def _openapi(_request: web.Request) -> web.Response:

@@ -88,6 +88,7 @@ class SourceEntry(msgspec.Struct):
     epoch: int
     last_seq: int
     dialect: str | None
+    unknown: list[str]
     block_size: int | None
     queue_depth: int
     unverified: int
@@ -135,11 +136,12 @@ def source_entry(source: SourceReading, endpoint: str, replay_endpoint: str | No
         heals=why.heals if why else None,
         counts=_entry(Counts, stats, pending=source.pending, ways=ways),
         blocks={medium: count for medium, count in source.blocks.items() if count},
-        analytics=None if source.analytics is None else _analytics(source.analytics),
+        analytics=None if source.analytics is None else analytics_entry(source.analytics),
     )
 
 
-def _analytics(analytics: AnalyticsReading) -> Analytics:
+def analytics_entry(analytics: AnalyticsReading) -> Analytics:
+    """Return the entry of what is known of a source's blocks over time."""
     lifetimes = analytics.lifetimes
     buckets = dict(zip([*map(str, lifetimes.bounds), "+Inf"], lifetimes.counts, strict=True))
     return _entry(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvbus.capture.format import Message
 
 if TYPE_CHECKING:
+    from kvbus.capture.anonymize import Anonymizer
     from kvbus.capture.format import CaptureWriter
     from kvbus.transport.client.rawsub import RawSubscriber
 
@@ -29,6 +30,7 @@ async def record(
     *,
     count: int | None = None,
     seconds: float | None = None,
+    anonymizer: Anonymizer | None = None,
     stats: Stats | None = None,
 ) -> Stats:
     """Write every message of a stream until a limit is reached.
@@ -38,6 +40,7 @@ async def record(
         writer: the capture.
         count: messages to record, None for no limit.
         seconds: time to record, None for no limit.
+        anonymizer: writes other names for tokens, hashes, salts and names, None for those that came.
         stats: counters to update while recording. The recorder counts gaps and restarts and does not repair them. It
             counts and leaves out messages that are not ``[topic, seq, payload]``.
 
@@ -67,7 +70,8 @@ async def record(
                     stats.missing += max(0, seq - expected)
                     stats.restarts += seq < expected - 1
                 expected = seq + 1
-                writer.write(Message(round(now - begin, 6), frames[0], seq, frames[2]))
+                message = Message(round(now - begin, 6), frames[0], seq, frames[2])
+                writer.write(anonymizer.message(message) if anonymizer is not None else message)
                 stats.recorded += 1
     except TimeoutError:
         pass

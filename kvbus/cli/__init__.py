@@ -25,9 +25,12 @@ _SUBCOMMANDS = (
     Subcommand("tail", "Watch a stream: decoded batches, and gaps."),
     Subcommand("dump", "Rebuild the live block set through the replay."),
     Subcommand("record", "Capture a stream in a file."),
+    Subcommand("anonymize", "Make a capture that can be shown to others."),
     Subcommand("play", "Publish a capture as an engine would."),
     Subcommand("sim", "A synthetic engine."),
+    Subcommand("state", "Look at the state on disk, or remove it."),
     Subcommand("keygen", "A key pair for CURVE."),
+    Subcommand("token", "A bearer token for the HTTP port."),
 )
 
 

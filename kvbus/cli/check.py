@@ -15,7 +15,7 @@ from kvbus.config.notes import notes
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 @click.option("--connect", is_flag=True, help="Then probe every endpoint, as kvbus doctor does.")
-@click.option("--without-keys", is_flag=True, help="Do not read CURVE key files, for a check on another machine.")
+@click.option("--without-keys", is_flag=True, help="Do not read the files with keys, for a check on another machine.")
 def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -> None:
     """Validate a configuration and print it with every default.
 
@@ -27,7 +27,8 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
       kvbus check --source tcp://127.0.0.1:5557 --output 'tcp://*:5657'
       kvbus check -c kvbus.yaml --connect
 
-    What carries each output is loaded. CURVE key files are read too, and nothing of them is printed. Options win over
+    What carries each output is loaded. Files with keys, tokens
+    and certificates are read too, and nothing of them is printed. Options win over
     KVBUS_* variables, those over the file, the file over the defaults. A bad configuration ends with exit code 78 and
     every problem at once on standard error. With --connect what is found goes there too, and exit code 1 says that
     something is wrong.
@@ -35,13 +36,17 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
     config = load_config(**flags)
 
     # these bring zmq: no other mistake should wait for it
-    from kvbus.daemon.keys import read_keys, who_reads_what  # noqa: PLC0415
+    from kvbus.admin.credentials import read_credentials  # noqa: PLC0415
+    from kvbus.daemon.keys import read_keys, read_state_keys_of, who_reads_what  # noqa: PLC0415
     from kvbus.daemon.outputs import factories  # noqa: PLC0415
     from kvbus.daemon.views import Views  # noqa: PLC0415
 
     factories(config)
     keys = {} if without_keys else read_keys(config)
     Views(config, keys)
+    if not without_keys:
+        read_state_keys_of(config)
+        read_credentials(config)
     for note in [*notes(config), *who_reads_what(config, keys)]:
         click.echo(f"note: {note}", err=True)
     if as_json:

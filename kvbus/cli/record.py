@@ -9,6 +9,7 @@ import click
 
 from kvbus.capture.format import CaptureWriter
 from kvbus.capture.record import Stats, record
+from kvbus.cli.anonymize import anonymizer, key_file_option
 from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.reach import explained
 from kvbus.cli.until import run_until_signal, say, until
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 @click.option("--topic", default="", help="Record only topics with this prefix.")
 @click.option("--count", type=click.IntRange(1), help="Stop after N messages.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after N seconds; by default at Ctrl-C.")
+@click.option("--anonymize", is_flag=True, help="Record under other names, to show to others: see `kvbus anonymize`.")
+@key_file_option
 @curve_options
 def command(
     *,
@@ -34,6 +37,8 @@ def command(
     topic: str,
     count: int | None,
     seconds: float | None,
+    anonymize: bool,
+    key_file: Path | None,
     curve_secret_key: Path | None,
     curve_server_key: Path | None,
 ) -> None:
@@ -44,12 +49,16 @@ def command(
       kvbus record tcp://127.0.0.1:5557 stream.jsonl
       kvbus record tcp://127.0.0.1:5557 stream.jsonl.gz --seconds 60
       kvbus record 'tcp://*:5557' stream.jsonl --bind --count 10000
+      kvbus record tcp://127.0.0.1:5557 for-others.jsonl.gz --anonymize
       kvbus record tcp://127.0.0.1:5657 - --topic kv@ | head
 
     The file has one message per line: t (seconds since the first one), topic and payload in base64, and seq. The
     recorder writes each line at once, so that Ctrl-C leaves a complete file. It overwrites an existing file; - is
     standard output. It counts missing batches, and does not ask for them.
     """  # noqa: D301 - \b is click's: keep these lines as they are
+    if key_file is not None and not anonymize:
+        raise click.UsageError("--key-file is for --anonymize")
+    renaming = anonymizer(key_file) if anonymize else None
     curve = curve_keys(curve_secret_key, curve_server_key, bind=bind)
     stats = Stats()
 
@@ -62,7 +71,10 @@ def command(
         try:
             with CaptureWriter(file) as writer:
                 say(f"recording {subscriber.endpoint} in {file}" + (", bound" if bind else ""))
-                recording = until(stop, record(subscriber, writer, count=count, seconds=seconds, stats=stats))
+                recording = until(
+                    stop,
+                    record(subscriber, writer, count=count, seconds=seconds, anonymizer=renaming, stats=stats),
+                )
                 if bind:
                     await recording
                 else:

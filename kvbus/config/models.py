@@ -5,16 +5,17 @@ from __future__ import annotations
 import io
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ruamel.yaml import YAML
 
 from kvbus.config import topics
-from kvbus.config.endpoints import endpoint_offset, parse_address
+from kvbus.config.endpoints import parse_address
 from kvbus.config.limits import Limits
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.section import Section, key
-from kvbus.config.sources import SourceConfig
+from kvbus.config.sources import FoundSource, SourceConfig
 from kvbus.config.values import BlockSize, HttpAddress, HttpHosts, Int, LogLevel, Seconds, StateDir, Text
 
 
@@ -33,6 +34,7 @@ class SourceStream:
         topic: subscription prefix.
         clears: what the engine's AllBlocksCleared speaks of.
         index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
+        found: who found its engine where; empty if the configuration names it.
     """
 
     label: str
@@ -45,6 +47,7 @@ class SourceStream:
     topic: bytes
     clears: Literal["auto", "device", "all"]
     index: int
+    found: str = ""
 
     @property
     def log_fields(self) -> dict[str, str | int]:
@@ -60,11 +63,13 @@ class Config(Section):
     block_size: BlockSize = key(
         "auto", "Block size on every output; auto: learned per source.", example=16, unit="tokens"
     )
-    duplicates: Literal["count", "ignore"] = key(
-        "count",
-        "A hash stored again is one more copy (count), or the same block announced again (ignore; for an "
-        "engine with `kv_cache_report_mode=full`).",
-        example="count",
+    duplicates: Literal["auto", "count", "ignore", "last"] = key(
+        "auto",
+        "A block stored several times goes with as many removals (count: vLLM up to 0.33), or with one: the engine "
+        "removes the last copy alone (last: vllm#55092), or it was the same block announced again (ignore: requests "
+        "with `kv_cache_report_mode=full`). auto: with one, until the stream or `api` shows that the engine removes "
+        "each copy.",
+        example="auto",
     )
     groups: Literal["prefix", "all"] = key(
         "prefix",
@@ -89,6 +94,14 @@ class Config(Section):
         example=30,
         unit="s",
         gt=0,
+    )
+    discovery_grace: Seconds = key(
+        10.0,
+        "Time after which a found engine that its discovery no longer lists leaves; one that is back by then was never "
+        "away.",
+        example=10.0,
+        unit="s",
+        ge=0,
     )
     replay_timeout: Seconds = key(
         2.0, "Time without progress before a replay answer is given up.", example=2.0, unit="s", gt=0
@@ -123,7 +136,8 @@ class Config(Section):
     http: HttpAddress | None = key(
         "127.0.0.1:9477",
         "Address of the status page, probes, `/metrics`, `/sources`, `/routers`, `/events` and `/blocks`; port 0: any "
-        "free port; null: no HTTP. What shows token ids is answered to loopback alone, whatever the address.",
+        "free port; null: no HTTP. What shows token ids is given to loopback and to principals alone, whatever the "
+        "address.",
         example="127.0.0.1:9477",
     )
     http_allowed_hosts: HttpHosts = key(
@@ -132,12 +146,55 @@ class Config(Section):
         "still from loopback alone.",
         example=["kvbus.example.internal"],
     )
+    http_open: Literal["status", "probes"] = key(
+        "status",
+        "What everybody who reaches the HTTP port may read. status: all that shows no token ids and no hashes; probes: "
+        "the probes and the files of the page, which hold nothing of the bus, and the rest is for loopback and for "
+        "principals.",
+        example="probes",
+    )
+    http_tokens_file: Path | None = key(
+        None,
+        "Bearer tokens that may read over HTTP from elsewhere: a name and a hash a line, as `kvbus token` prints them.",
+        example="/etc/kvbus/http/tokens",
+    )
+    http_tls_certificate_file: Path | None = key(
+        None,
+        "The HTTP port's certificate and its chain, PEM; the port then speaks TLS alone.",
+        example="/etc/kvbus/tls/tls.crt",
+    )
+    http_tls_key_file: Path | None = key(
+        None, "The secret key of that certificate, PEM, not encrypted.", example="/etc/kvbus/tls/tls.key"
+    )
+    http_client_ca_file: Path | None = key(
+        None,
+        "Authorities, PEM, each of whose client certificates may read over HTTP from elsewhere.",
+        example="/etc/kvbus/tls/client-ca.crt",
+    )
+    http_token_review: Text | None = key(
+        None,
+        "Audience of service accounts' tokens that Kubernetes reviews, so that their accounts may read over HTTP from "
+        "elsewhere; null: none.",
+        example="kvbus",
+    )
+    http_access_review: bool = key(
+        True,
+        "Whether such an account also needs the right to the path (a nonResourceURL of its ClusterRole); false: every "
+        "account with a token for the audience may read.",
+        example=True,
+    )
     state_dir: StateDir | None = key(
         "auto",
         "Directory that keeps seq and state over a restart of kvbus. auto: one of its own in `$STATE_DIRECTORY`, else "
         "in memory (`$XDG_RUNTIME_DIR`, `/dev/shm`), else on disk (`/var/lib/kvbus`, `$XDG_STATE_HOME`), where 1 GiB "
         "is free; null: none, and a restart loses what the engine's replay no longer has.",
         example="auto",
+    )
+    state_key_file: Path | None = key(
+        None,
+        "Keys that seal what `state_dir` holds: 64 hexadecimal digits a line, the first seals, all of them open; the "
+        "word `clear` is for a state that is not sealed. null: nothing is sealed.",
+        example="/etc/kvbus/keys/state.key",
     )
     state_sync: Literal["none", "batch"] = key(
         "none",
@@ -176,8 +233,9 @@ class Config(Section):
         slot = 0
         for source_index, source in enumerate(self.sources):
             slot = slot if source.slot is None else source.slot
-            out += [(source_index, rank, slot + rank) for rank in range(source.data_parallel_size)]
-            slot += source.data_parallel_size
+            ranks = source.rank_slots(slot)
+            out += [(source_index, rank, at) for rank, at in ranks]
+            slot += len(ranks)
         return out
 
     def streams(self) -> list[SourceStream]:
@@ -186,19 +244,20 @@ class Config(Section):
         for source_index, rank, slot in self.slots():
             source = self.sources[source_index]
             several = source.data_parallel_size > 1
-            replay, snapshot = source.replay_endpoint, source.snapshot_endpoint
+            endpoint, replay, snapshot = source.rank_endpoints(rank)
             out.append(
                 SourceStream(
                     label=f"{source.name}/{rank}" if several else source.name,
                     source_index=source_index,
                     rank=rank,
-                    endpoint=endpoint_offset(source.endpoint, rank),
-                    replay_endpoint=None if replay is None else endpoint_offset(replay, rank),
-                    snapshot_endpoint=None if snapshot is None else endpoint_offset(snapshot, rank),
+                    endpoint=endpoint,
+                    replay_endpoint=replay,
+                    snapshot_endpoint=snapshot,
                     bind=source.bind,
                     topic=source.topic.encode(),
                     clears=source.clears,
                     index=slot,
+                    found=source.where if isinstance(source, FoundSource) else "",
                 )
             )
         return out
@@ -219,10 +278,9 @@ class Config(Section):
 
 def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:
     """Return the topic frame of one stream: the template with its placeholders filled in."""
-    return topics.render(
-        template,
-        model=config.model or "",
-        worker=config.worker,
-        source=config.sources[stream.source_index].name,
-        rank=stream.rank,
-    )
+    return topic_for(template, config, config.sources[stream.source_index].name, stream.rank)
+
+
+def topic_for(template: str, config: Config, source: str, rank: int) -> bytes:
+    """Return the topic frame for a source of this name, which need not be in the configuration."""
+    return topics.render(template, model=config.model or "", worker=config.worker, source=source, rank=rank)

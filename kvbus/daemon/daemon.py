@@ -7,6 +7,7 @@ import logging
 import time
 from typing import Final
 
+from kvbus.admin.credentials import read_credentials
 from kvbus.admin.http import AdminServer
 from kvbus.config import Config, SourceStream
 from kvbus.core.commands import (
@@ -31,13 +32,23 @@ from kvbus.core.events import (
     Tick,
 )
 from kvbus.core.stats import OutputStats, ProcessStats
-from kvbus.daemon.build import add_reservations, new_stream, next_seqs, output_spec, reserve_seqs, source_spec
+from kvbus.daemon.build import (
+    add_reservation,
+    add_reservations,
+    new_stream,
+    next_seqs,
+    output_spec,
+    reserve_seqs,
+    source_spec,
+)
 from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
+from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
-from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
+from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
+from kvbus.daemon.placement import Placement, PlacementFile, forget, place, worker_of
 from kvbus.daemon.resume import identity, resume
 from kvbus.daemon.seq_reservation import MARGIN
 from kvbus.daemon.source_log import SourceLog
@@ -74,37 +85,52 @@ class Daemon:
         disk: the real one, or a test's.
 
     Raises:
-        ConfigError: a key file cannot be used.
+        ConfigError: a file with keys, tokens or certificates cannot be used.
         InUseError: another process uses the same state or the same numbering.
         UnsupportedError: libzmq is too old.
         StateDirError: ``state_dir`` cannot be used.
+        StateKeyError: the state cannot be opened with ``state_key_file``.
     """
 
     def __init__(self, config: Config, *, keep_seqs: bool = True, disk: Disk | None = None) -> None:
         check_library()
-        self.config = config
         self._loop = asyncio.get_running_loop()
+        self.changing = asyncio.Lock()
+        """Held while the configuration changes."""
+        self.streams: dict[int, SourceStream] = {}
+        self.discovery = Discovery(self, config)
+        as_configured, config = config, self.discovery.preview(config)
+        self.config = config
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
         self.keys = read_keys(config)
-        self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
         self.views = Views(config, self.keys)
+        state_keys = read_state_keys_of(config)
+        credentials = read_credentials(config)
         self.process = ProcessStats()
         self._disk = disk or Disk()
-        self._place = open_place(config, self._disk) if keep_seqs else Place()
+        self._place = open_place(as_configured, self._disk) if keep_seqs else Place()
         try:
             directory = self._place.seq_directory if keep_seqs else None
-            self.reservations = reserve_seqs(config, self.streams, directory, self._disk, self.views)
-            found = resume(
-                config,
-                self.streams,
-                self._place.directory,
-                self.reservations,
-                self._disk,
-                self.clock.time(),
-                self.views,
-                self.keys,
-            )
+            self._placement_file = PlacementFile(directory, config, self._disk)
+            self.placement = place(self._placement_file.read(), config)
+            self.streams = self.placement.streams(config)
+            self.reservations = reserve_seqs(config, self.placement, directory, self._disk, self.views)
+            try:
+                found = resume(
+                    config,
+                    self.placement,
+                    self._place.directory,
+                    self.reservations,
+                    self._disk,
+                    self.clock.time(),
+                    state_keys,
+                    self.views,
+                    self.views.identity(config, self.keys),
+                )
+            except BaseException:
+                self.reservations.release()
+                raise
         except BaseException:
             self._place.release()
             raise
@@ -117,7 +143,7 @@ class Daemon:
         self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
-        self.admin = AdminServer(self)
+        self.admin = AdminServer(self, credentials)
         self._cache_resets = CacheResets(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
@@ -151,12 +177,12 @@ class Daemon:
         try:
             await self.admin.start()
             for number, driver in enumerate(self.outputs.drivers):
-                for slot, stream in self.relay.outputs[number].open_streams.items():
+                for slot, stream in self.relay.outputs[number].served_streams.items():
                     driver.open(slot, stream.topic, self._output_policy(number))
             self._serve_views()
             for source in self.streams.values():
                 self.source_sockets.open(source, self._source_policy(source))
-            self._widen()
+            self._keep_slots()
             self._begin_state()
             if not self.restored:
                 self.feed(Started(time.time()))
@@ -166,11 +192,21 @@ class Daemon:
         self._next_tick = self._loop.time() + TICK
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
         self.started = True
+        self.discovery.start()
+
+    def _keep_slots(self) -> None:
+        """Keep who has which slot, before anything of them is sent."""
+        placement, process = self.placement, self.process
+        self._placement_file.keep(placement)
+        process.slots_gone = len(placement.gone)
+        process.slots_present = len(placement.slots) - len(placement.gone)
+        process.slots_limit = self.config.limits.max_sources
+        self._widen()
 
     def _widen(self) -> None:
         for number, view in enumerate(self.views.all):
             if not view.closed and self.config.outputs[view.output].layout == "merged":
-                self.reservations.widen(number, max(self.streams) + 1)
+                self.reservations.widen(number, max(self.streams, default=-1) + 1)
 
     @property
     def drivers(self) -> list[OutputDriver]:
@@ -258,6 +294,7 @@ class Daemon:
         try:
             self.feed(Tick(time.time()))
             self._unreachable.look()
+            self.discovery.look()
             self._source_log.look(self.relay, self.streams)
             self.admin.look(now)
             self._cache_resets.look()
@@ -286,10 +323,12 @@ class Daemon:
             ConfigError: the owners of keys have too many different rights; nothing has changed.
         """
         self.views.wanted(change.config, keys)
-        self._open_streams(change)
+        placement = self._make_room(change)
+        self._open_streams(change, placement)
         self.config = change.config
-        self.streams = {stream.index: stream for stream in change.config.streams()}
-        self._widen()
+        self.placement = placement
+        self.streams = placement.streams(change.config)
+        self._keep_slots()
         for slot in change.removed:
             self._remove(slot)
         for stream in change.replaced:
@@ -302,6 +341,8 @@ class Daemon:
         await self.apply_keys(keys, without=frozenset(stream.index for stream in change.replaced))
         for stream in change.replaced:
             await self._open_source(stream)
+        for stream in change.moved:
+            await self._reconnect(stream)
         if change.replaced or change.removed:
             if self.state is not None:
                 self.catch_up()
@@ -344,9 +385,13 @@ class Daemon:
             domain = source_domain(self.config.sources[stream.source_index].name)
             if slot not in without and must_reconnect(before.get(domain), keys.get(domain)):
                 log.info("source %s: keys changed or removed, connecting again", stream.label, extra=stream.log_fields)
-                self.feed(SourceDown(slot))
-                self.source_sockets.close(slot)
-                await self._open_source(stream)
+                await self._reconnect(stream)
+
+    async def _reconnect(self, stream: SourceStream) -> None:
+        """Connect to the engine of a source anew: whether it is in the same epoch shows then."""
+        self.feed(SourceDown(stream.index))
+        self.source_sockets.close(stream.index)
+        await self._open_source(stream)
 
     @property
     def _identity(self) -> list[str]:
@@ -365,7 +410,7 @@ class Daemon:
             view = self.views.all[number]
             self.reservations.drop(number, before)
             if not view.closed:
-                add_reservations(self.reservations, self.config, view, number, self.streams)
+                add_reservations(self.reservations, self.config, view, number, self.placement)
                 self.reservations.skip(unseen, output=number)
         return changed
 
@@ -383,24 +428,51 @@ class Daemon:
         self._serve_views()
         self.carry_out(commands)
 
-    def _open_streams(self, change: Change) -> None:
+    def _make_room(self, change: Change) -> Placement:
+        """End the streams under topics whose workers lose their slots to others.
+
+        Routers that are connected have got the clear before; one that comes later never hears of them.
+        """
+        if all(output.layout == "per_source" for output in self.config.outputs):
+            return change.placement
+        lost = {slot: worker for worker, slot in self.placement.slots.items() if worker not in change.placement.slots}
+        numbers = [number for number, output in enumerate(self.config.outputs) if output.layout == "per_topic"]
+        reached = [self.reservations.first(number, slot) for number in numbers for slot in lost]
+        placement = forget(change.placement, reached)
+        self._placement_file.keep(placement)  # before the files of those that it forgets are gone
+        for slot, worker in lost.items():
+            log.warning("source %s, rank %d: another one needs its slot %d", *worker, slot)
+            if not self.relay.sources[slot].gone:
+                self._remove(slot)
+            for number in numbers:
+                self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
+                self.reservations.forget(number, slot)
+        self.process.slots_reused += len(lost)
+        return placement
+
+    def _open_streams(self, change: Change, placement: Placement) -> None:
         """Open the outputs' streams of added sources: all of them, or none.
 
         A change leaves the outputs as they are.
         """
         config = change.config
         opened: list[tuple[OutputDriver, int]] = []
-        slots = [stream.index for stream in change.added]
         try:
             for number, view in enumerate(self.views.all):
-                if view.closed or config.outputs[view.output].layout == "merged":
+                layout = config.outputs[view.output].layout
+                if view.closed or layout == "merged":
                     continue
-                add_reservations(self.reservations, config, view, number, slots)
                 if number >= len(self.outputs.drivers):
+                    add_reservations(self.reservations, config, view, number, placement)
                     continue
                 driver = self.outputs.drivers[number]
-                for stream in change.added:
-                    topic = new_stream(config, view, stream, 0).topic or b""
+                by_topic = layout == "per_topic"
+                for stream in change.replaced if by_topic else change.added:
+                    if by_topic and stream.index in driver.streams:
+                        continue  # it was here before
+                    worker = worker_of(config, stream)
+                    add_reservation(self.reservations, config, view, number, placement, worker)
+                    topic = new_stream(config, view, worker, 0).topic or b""
                     driver.open(stream.index, topic, peer_policy_of(config, number, self.keys, self.views))
                     opened.append((driver, stream.index))
         except BaseException:
@@ -412,7 +484,7 @@ class Daemon:
         self.source_sockets.close(slot)
         self.feed(SourceRemoved(slot))
         for number, output in enumerate(self.config.outputs):
-            if output.layout != "merged":
+            if output.layout == "per_source":
                 self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
 
     def _replace(self, stream: SourceStream) -> None:
@@ -423,7 +495,7 @@ class Daemon:
             new_stream(
                 self.config,
                 view,
-                stream,
+                worker_of(self.config, stream),
                 0 if self.config.outputs[view.output].layout == "merged" else self.reservations.first(number, slot),
             )
             for number, view in enumerate(self.views.all)
@@ -464,6 +536,7 @@ class Daemon:
                 ``shutdown_timeout``.
         """
         until = self._loop.time() + (self.config.shutdown_timeout if drain is None else drain)
+        await self.discovery.close()
         if self._ticker is not None:
             self._ticker.cancel()
         await self._cache_resets.close()

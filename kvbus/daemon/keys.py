@@ -9,6 +9,7 @@ from typing import TypeVar
 from kvbus.config import Config, OutputConfig, SourceConfig, parse_endpoint
 from kvbus.config.paths import parse
 from kvbus.config.problems import example_at
+from kvbus.daemon.state_keys import StateKeys, read_state_keys
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve, KeyFileError, read_allowed, read_public, read_secret
 from kvbus.transport.grants import EVERYTHING, Clients
@@ -52,6 +53,8 @@ def _cannot_limit(at: SourceConfig | OutputConfig) -> str:
         return "a key on a source's list has no rights: whoever publishes reads nothing"
     if at.type != "zmq":
         return f"rights are for outputs of type zmq, and this one is of type {at.type}"
+    if at.layout == "per_topic":
+        return "rights are for outputs with a port for each source, or with one stream (layout per_source or merged)"
     if not at.bind:
         return "an output that dials has one stream for whom it dials: it cannot be limited by keys"
     return ""
@@ -70,6 +73,21 @@ def who_reads_what(config: Config, keys: Keys) -> list[str]:
     return found
 
 
+def read_state_keys_of(config: Config) -> StateKeys:
+    """Read ``state_key_file``.
+
+    Raises:
+        ConfigError: kvbus cannot use it.
+    """
+    path = config.state_key_file
+    try:
+        return read_state_keys(path)
+    except KeyFileError as error:
+        raise ConfigError(
+            [Problem("state_key_file", str(error), str(path), example_at(("state_key_file",)))]
+        ) from error
+
+
 def in_clear(config: Config) -> list[str]:
     """Return a warning for each output that other machines can reach without CURVE."""
     found = []
@@ -79,7 +97,8 @@ def in_clear(config: Config) -> list[str]:
         endpoints = (output.endpoint, output.replay_endpoint, output.snapshot_endpoint)
         open_ones = [each for each in endpoints if each is not None and not parse_endpoint(each).is_loopback]
         if open_ones:
-            found.append(f"output {output.name}: token ids leave this machine in clear ({', '.join(open_ones)})")
+            what = "token ids" if output.token_ids == "keep" else "block hashes"
+            found.append(f"output {output.name}: {what} leave this machine in clear ({', '.join(open_ones)})")
     return found
 
 

@@ -1,4 +1,4 @@
-"""SIGHUP and changed key files: load, check, and hand the change to the daemon.
+"""SIGHUP and changed files with keys, tokens or certificates: load, check, and hand the change to the daemon.
 
 A configuration that is bad, or asks for more than can be changed, is refused as a whole with all its mistakes, and the
 configuration before it stays in force. A change touches only what it is about: other sources keep their sockets, their
@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from kvbus.admin.credentials import read_again
 from kvbus.config import Config
 from kvbus.daemon.change import change_to
 from kvbus.daemon.daemon import Daemon
@@ -32,16 +33,16 @@ class Reloader:
     def __init__(self, daemon: Daemon, load: Callable[[], Config]) -> None:
         self._daemon = daemon
         self._load = load
-        self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._key_problem = ""
+        self._credentials_problem = ""
 
     def reload(self) -> None:
-        """Load the configuration and its key files again, soon."""
+        """Load the configuration and all files that it names again, soon."""
         self._begin(self._reload())
 
     def watch(self) -> None:
-        """Look at the key files every ``key_reload_interval``."""
+        """Look at those files every ``key_reload_interval``."""
         self._begin(self._watch())
 
     def _begin(self, work: Any) -> None:
@@ -56,26 +57,31 @@ class Reloader:
 
     async def _reload(self) -> None:
         daemon = self._daemon
-        async with self._lock:
+        async with daemon.changing:
+            await self._look_at_credentials()
             try:
                 config = await asyncio.to_thread(self._load)
-                keys = await asyncio.to_thread(read_keys, config)
-                change = change_to(daemon.config, config, daemon.source_sockets.is_open)
+                with_found = daemon.discovery.preview(config)
+                keys = await asyncio.to_thread(read_keys, with_found)
+                change = change_to(daemon.config, with_found, daemon.source_sockets.is_open, daemon.placement)
                 await daemon.apply(change, keys)
+                await daemon.discovery.adopt(config)
             except KvbusError as error:
                 daemon.process.config_reloads["refused"] += 1
                 log.error("configuration refused, the one before stays in force: %s", error)  # noqa: TRY400
             else:
                 daemon.process.config_reloads["applied"] += 1
-                log.info("configuration loaded: %d sources", len(config.sources))
+                log.info("configuration loaded: %d sources", len(daemon.config.sources))
 
     async def _watch(self) -> None:
         daemon = self._daemon
         while True:
             await asyncio.sleep(daemon.config.key_reload_interval or 1.0)
-            if daemon.config.key_reload_interval and daemon.started and daemon.keys:
-                async with self._lock:
-                    await self._look_at_keys()
+            if daemon.config.key_reload_interval and daemon.started:
+                async with daemon.changing:
+                    await self._look_at_credentials()
+                    if daemon.keys:
+                        await self._look_at_keys()
 
     async def _look_at_keys(self) -> None:
         daemon = self._daemon
@@ -91,3 +97,18 @@ class Reloader:
                 log.error("key files refused, the keys before stay in force: %s", error)  # noqa: TRY400
             return
         self._key_problem = ""
+
+    async def _look_at_credentials(self) -> None:
+        """Read HTTP's tokens and certificates again. What is bad changes nothing; what is good counts at once."""
+        daemon = self._daemon
+        before = daemon.admin.credentials
+        found, problems = await asyncio.to_thread(read_again, daemon.config, before)
+        text = str(ConfigError(problems)) if problems else ""
+        if text not in ("", self._credentials_problem):
+            daemon.process.key_reloads["refused"] += 1
+            log.error("HTTP tokens or certificates refused, those before stay in force: %s", text)
+        self._credentials_problem = text
+        if found != before:
+            daemon.admin.renew(found)
+            daemon.process.key_reloads["applied"] += 1
+            log.info("HTTP: other tokens or another certificate in force, %d tokens", len(found.tokens))

@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbus.config import Config, OutputConfig, SourceStream, render_topic
+from kvbus.config import Config, OutputConfig, topic_for
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.keys import Keys, output_domain
+from kvbus.daemon.placement import Worker, worker_of
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.grants import EVERYTHING, Grant
 
@@ -47,17 +48,13 @@ class View:
             name += f"#{_digest(repr((replace(self.grant, salts=None), salts)))}"
         return f"{name}+{self.since}" if self.since else name
 
-    def sees(self, config: Config, stream: SourceStream) -> bool:
+    def sees(self, config: Config, worker: Worker) -> bool:
         """Return whether anything of a source may be read."""
         if self.closed:
             return False
-        topic = fixed_topic(config, config.outputs[self.output], stream)
-        return self.grant.reads_source(
-            config.sources[stream.source_index].name,
-            stream.label,
-            config.model,
-            None if topic is None else topic.decode(),
-        )
+        topic = topic_of(config, config.outputs[self.output], worker)
+        label = f"{worker.source}/{worker.rank}"
+        return self.grant.reads_source(worker.source, label, config.model, None if topic is None else topic.decode())
 
 
 class Views:
@@ -145,23 +142,22 @@ class Views:
         return {key: number for key, number in found.items() if number is not None}
 
     def identity(self, config: Config, keys: Keys) -> list[str]:
-        """Return what a state on disk depends on: the views by number, and who reads which of them."""
-        names = ["" if view.closed else view.name(config) for view in self.all]
+        """Return what a state on disk depends on: the views by number, and who reads which; nothing without views."""
+        names = ["" if view.closed else view.name(config) for view in self.all[self._outputs :]]
         readers = [
-            (output, sorted(self.by_key(output, curve.clients).items()))
+            sorted(self.by_key(output, curve.clients).items())
             for output, at in enumerate(config.outputs)
             if (curve := keys.get(output_domain(at.name))) is not None
         ]
-        if any(numbers for _, numbers in readers):
-            names.append(_digest(repr(readers)))
-        return names
+        return [*names, _digest(repr(readers))] if names else []
 
     def hidden(self, config: Config, output: int) -> dict[int, frozenset[int]]:
         """Return by slot the views of an output that see nothing of the source there."""
         views = self.of_output(output)
+        workers = {stream.index: worker_of(config, stream) for stream in config.streams()}
         return {
-            stream.index: frozenset(number for number, view in views.items() if not view.sees(config, stream))
-            for stream in config.streams()
+            slot: frozenset(number for number, view in views.items() if not view.sees(config, worker))
+            for slot, worker in workers.items()
         }
 
 
@@ -169,8 +165,10 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def fixed_topic(config: Config, output: OutputConfig, stream: SourceStream) -> bytes | None:
-    """Return the topic that a source has on an output; None if it is the source's own."""
+def topic_of(config: Config, output: OutputConfig, worker: Worker) -> bytes | None:
+    """Return the topic of a worker's stream; None where it is the source's own."""
     if PROFILES[output.profile].topics == "empty":
         return b""
-    return None if output.topic is None else render_topic(output.topic, stream, config)
+    if output.topic is None:
+        return None
+    return topic_for(output.topic, config, *worker)

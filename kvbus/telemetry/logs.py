@@ -25,8 +25,8 @@ BURST: Final = 5
 WINDOW_S: Final = 10.0
 _MAX_TEMPLATES: Final = 8192
 """Templates of sources and outputs that are remembered: two for each of the most ranks that a source may have."""
-_SUBJECTS: Final = ("source", "output", "stream")
-"""Fields of a record by which the limit tells lines apart: no rank and no output hides another."""
+_SUBJECTS: Final = ("source", "output", "stream", "caller", "path", "status")
+"""Fields of a record by which the limit tells lines apart: no rank, no output and no reader hides another."""
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
     "asctime",

@@ -34,7 +34,7 @@ REPLAY_OUTCOMES: Final = (
     "cut_off",
 )
 STATE_REASONS: Final = ("subscribed", "lost")
-HTTP_REASONS: Final = ("too_many", "slow")
+HTTP_REASONS: Final = ("too_many", "slow", "handshake", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 
@@ -189,7 +189,7 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     by(
         "reason",
         "events_filtered_total",
-        "Valid batches, events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do.",
+        "Valid batches, events and blocks that do not leave as they came, by reason.",
         lambda s: counts(s.stats.filtered, Filtered),
     ),
     by(
@@ -341,6 +341,18 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         "Files of a saved state that could not be used and were moved aside.",
         lambda p: p.state_refused,
     ),
+    by(
+        "state",
+        "source_slots",
+        "Sources, all ranks counted, that have a slot: present, or gone and remembered.",
+        lambda p: [("present", p.slots_present), ("gone", p.slots_gone)],
+    ),
+    one("source_slots_limit", "The most of them: limits.max_sources.", lambda p: p.slots_limit),
+    one(
+        "source_slots_reused_total",
+        "Slots of sources that are gone and that others needed.",
+        lambda p: p.slots_reused,
+    ),
     one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
     one("http_listeners", "Clients that follow /events.", lambda p: p.http_listeners),
     one("http_dumps", "Answers of /blocks under way.", lambda p: p.http_dumps),
@@ -364,7 +376,7 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     by(
         "reason",
         "http_refused_total",
-        "HTTP requests for token ids that were refused, by reason.",
+        "HTTP requests that were refused, by reason.",
         lambda p: ((reason, p.http_refused[reason]) for reason in HttpRefusal),
     ),
     by(
@@ -376,7 +388,7 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     by(
         "outcome",
         "key_reloads_total",
-        "CURVE key files found changed, without a SIGHUP, by outcome.",
+        "Key files, HTTP tokens and certificates found changed, without a SIGHUP, by outcome.",
         lambda p: counts(p.key_reloads, RELOAD_OUTCOMES),
     ),
 )

@@ -117,17 +117,27 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
     Raises:
         KeyFileError: the file cannot be read, others may read it, or it holds no single key pair.
     """
-    text, mode = _read(path)
+    text, mode = read_file(path)
     keys = _single(_keys(text))
     secret = keys.get(SECRET) or keys.get(BARE)
     if secret is None:
         raise KeyFileError("holds no secret key" + (", but a public one" if PUBLIC in keys else ""))
-    if mode & _OTHERS:
-        raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
+    _keep_private(mode)
     public = zmq.curve_public(secret)
     if keys.get(PUBLIC, public) != public:
         raise KeyFileError("its public key does not belong to its secret key")
     return public, secret
+
+
+def read_private(path: Path) -> str:
+    """Read the text of a file with other secret keys, for which the same rules hold.
+
+    Raises:
+        KeyFileError: the file cannot be read, or others may read it.
+    """
+    text, mode = read_file(path)
+    _keep_private(mode)
+    return text
 
 
 def read_public(path: Path) -> bytes:
@@ -136,7 +146,7 @@ def read_public(path: Path) -> bytes:
     Raises:
         KeyFileError: the file cannot be read, or it holds a secret key or no single public key.
     """
-    keys = _single(_keys(_read(path)[0]))
+    keys = _single(_keys(read_file(path)[0]))
     public = keys.get(PUBLIC) or keys.get(BARE)
     if SECRET in keys:
         raise KeyFileError("holds a secret key; give the peer's public one")
@@ -171,7 +181,7 @@ def read_allowed(path: Path) -> Clients:
 def _allowed(path: Path, name: str) -> dict[bytes, Client]:
     """Read one file; whoever has no name there gets this one."""
     allowed: dict[bytes, Client] = {}
-    for number, kind, key, rest in _lines(_read(path)[0]):
+    for number, kind, key, rest in _lines(read_file(path)[0]):
         if kind == SECRET:
             raise KeyFileError("holds a secret key; an allow-list holds public ones")
         try:
@@ -223,8 +233,17 @@ def _is_key(text: str) -> bool:
         return False
 
 
-def _read(path: Path) -> tuple[str, int]:
-    """Return the file's text, and its permissions."""
+def _keep_private(mode: int) -> None:
+    if mode & _OTHERS:
+        raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
+
+
+def read_file(path: Path) -> tuple[str, int]:
+    """Return a file's text, and its permissions.
+
+    Raises:
+        KeyFileError: it cannot be read, or is no small regular file.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never wait for a pipe
     except OSError as error:

@@ -26,7 +26,8 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from kvbus.admin.query import MAX_BODY, MSGPACK, Queries
+from kvbus.admin.query import Queries
+from kvbus.admin.query_body import MAX_BODY, MSGPACK
 from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.events import BatchReceived, SourceUp
 from kvbus.core.normalizing.rules import Rules

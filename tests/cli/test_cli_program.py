@@ -174,5 +174,20 @@ def test_ctrl_c_is_quiet():
 
 
 def test_the_declared_subcommands():
-    names = ["run", "demo", "check", "doctor", "top", "query", "tail", "dump", "record", "play", "sim", "keygen"]
+    names = [
+        "run",
+        "demo",
+        "check",
+        "doctor",
+        "top",
+        "query",
+        "tail",
+        "dump",
+        "record",
+        "anonymize",
+        "play",
+        "sim",
+        "keygen",
+        "token",
+    ]
     assert list(main.subcommands) == names

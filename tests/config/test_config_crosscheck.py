@@ -310,3 +310,23 @@ def test_keys_of_an_output_need_libsodium(monkeypatch, problems):
     found = problems(text)
     assert set(found) == {"outputs[0].curve_secret_key_file"}
     assert "need libsodium, which is not installed; for example pip install kvbus[curve]" in str(found)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_an_output_without_tokens_is_refused_where_routers_hash_them(problems, read, profile):
+    output = f"[{{profile: {profile}, token_ids: drop, topic: 'kv@{{worker}}@m'}}]"
+    if profile == "vllm":
+        assert read(_text("[{}]", output)).outputs[0].token_ids == "drop"
+        return
+    wrong = problems(_text("[{}]", output))["outputs[0].token_ids"]
+    assert f"routers of profile {profile} hash the tokens themselves" in wrong
+    assert "for example token_ids: keep" in wrong
+
+
+def test_a_state_key_needs_libsodium_and_a_state(monkeypatch, problems):
+    text = _text("[{}]", "[{}]", "state_key_file: /k")
+    assert "no state to seal with state_dir: null" in problems(f"{text}\nstate_dir: null")["state_key_file"]
+    monkeypatch.setattr(parts, "has_libsodium", lambda: False)
+    found = problems(text)
+    assert set(found) == {"state_key_file"}
+    assert "sealing needs libsodium, which is not installed; for example pip install kvbus[curve]" in str(found)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from kvbus.admin.credentials import Credentials, read_credentials
+from kvbus.admin.tokens import line_of, new_token
 from kvbus.config import Config, load
 from kvbus.core.stats import ProcessStats
 from kvbus.daemon import reload
 from kvbus.daemon.change import Change
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, read_keys
+from kvbus.daemon.placement import Placement, place
 from kvbus.daemon.reload import Reloader
 from kvbus.errors import BindError
 from tests.security.keys import Keyring
@@ -25,10 +29,15 @@ class Recorder:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.placement = place(Placement(), config)
         self.keys = read_keys(config)
         self.started = True
         self.process = ProcessStats()
         self.source_sockets = self
+        self.admin = self
+        self.credentials = read_credentials(config)
+        self.discovery = self
+        self.changing = asyncio.Lock()
         self.applied: list[Change] = []
         self.taken = False
         """Another process has an address that a change needs."""
@@ -36,15 +45,24 @@ class Recorder:
     def is_open(self, _slot: int) -> bool:
         return True
 
+    def preview(self, config: Config) -> Config:
+        return config
+
+    async def adopt(self, config: Config) -> None:
+        """Nothing discovers here."""
+
     async def apply(self, change: Change, keys: Keys) -> None:
         if self.taken:
             raise BindError("ipc:///run/b", "address in use")
-        self.config = change.config
+        self.config, self.placement = change.config, change.placement
         self.applied.append(change)
         await self.apply_keys(keys)
 
     async def apply_keys(self, keys: Keys) -> None:
         self.keys = keys
+
+    def renew(self, credentials: Credentials) -> None:
+        self.credentials = credentials
 
 
 class Fixture:
@@ -149,3 +167,48 @@ async def test_a_bad_key_file_is_said_once_until_it_is_another_mistake(
     await eventually(lambda: refused["applied"], "good again")
     assert refused == {"refused": 2, "applied": 1}
     assert caplog.text.count("the keys before stay in force") == 2
+
+
+def replace(file: Path, text: str) -> None:
+    """Put another file in its place, so that nobody reads a part of it."""
+    file.with_name("new").write_text(text)
+    file.with_name("new").rename(file)
+
+
+async def test_tokens_change_without_a_signal_and_a_bad_file_throws_nobody_out(
+    fixture: Fixture, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, tokens = tmp_path / "tokens", [new_token(), new_token()]
+    file.write_text(line_of("a", tokens[0], content=True))
+    fixture.settings["http_tokens_file"] = file
+    daemon = Recorder(fixture.load())
+    reloader, counts = Reloader(cast("Daemon", daemon), fixture.load), daemon.process.key_reloads
+    reloader.watch()
+    try:
+        for bad in ("", "a sha256:abc", "# of a\na"):
+            before = counts["refused"]
+            replace(file, bad)
+            await eventually(lambda before=before: counts["refused"] > before, "refused")
+            assert [token.name for token in daemon.credentials.tokens] == ["a"]
+        file.unlink()
+        await eventually(lambda: counts["refused"] == 4, "refused")
+        replace(file, line_of("b", tokens[1], content=True))
+        await eventually(lambda: [token.name for token in daemon.credentials.tokens] == ["b"], "another token")
+        assert counts == {"refused": 4, "applied": 1}
+    finally:
+        reloader.close()
+    assert "those before stay in force" in caplog.text
+    assert not any(token in caplog.text for token in tokens)
+
+
+async def test_tokens_are_read_at_a_signal_though_the_configuration_is_bad(fixture: Fixture, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(line_of("a", new_token(), content=True))
+    fixture.settings["http_tokens_file"] = file
+    daemon = Recorder(fixture.load())
+    reloader = Reloader(cast("Daemon", daemon), fixture.load)
+    fixture.settings["block_size"] = 32
+    file.write_text("# nobody\n")
+    reloader.reload()
+    await eventually(lambda: daemon.process.config_reloads["refused"], "refused")
+    assert daemon.credentials.tokens == ()

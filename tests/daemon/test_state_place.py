@@ -36,7 +36,10 @@ def config(*, outputs: list[dict[str, Any]] | None = None, **settings: Any) -> C
 
 def somebody_elses(path: Path) -> None:
     path.mkdir(mode=0o700)
-    os.chown(path, 12345, 12345)
+    try:
+        os.chown(path, 12345, 12345)
+    except OSError as error:  # a user who is not root, or root of a namespace with that user alone
+        pytest.skip(f"a directory cannot be given away here: {error}")
 
 
 class Machine:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from msgspec import UNSET, structs
 
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import decode_value, encode_value
-from kvbus.core.wire.schema import PER_BLOCK, AllBlocksCleared
+from kvbus.core.wire.schema import PER_BLOCK, AllBlocksCleared, BlockStored
 from kvbus.core.wire.tokens import are_pairs
+
+NOTHING: Final = encode_value([])
+"""No tokens, in a field that every decoder asks for."""
+
+CONTENT: Final = frozenset({"token_ids", "extra_keys", "session_id", "cache_salt", "lookahead_token_ids"})
+"""The fields of a store that hold tokens, name images and adapters of a prompt, or say whose it is."""
+
+_ROUTING: Final = {"type", *BlockStored.__struct_fields__} - CONTENT
 
 
 def is_store(event: AnyEvent) -> bool:
@@ -69,6 +77,20 @@ def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
                 changes[name] = encode_value(entries[first:end])
         found.append(changed(event, changes))
     return found
+
+
+def without_content(event: AnyEvent) -> AnyEvent:
+    """A store without token ids, and without what else tells of a prompt or of who sent it; any other as it is.
+
+    A field that no struct knows may be anything, so it does not leave either.
+    """
+    if not is_store(event):
+        return event
+    if isinstance(event, dict):
+        return {name: each for name, each in event.items() if name in _ROUTING} | {"token_ids": NOTHING}
+    return structs.replace(
+        event, token_ids=NOTHING, extra_keys=UNSET, session_id=UNSET, cache_salt=UNSET, lookahead_token_ids=UNSET
+    )
 
 
 def block_by_block(event: AnyEvent) -> list[AnyEvent]:

@@ -6,13 +6,13 @@ from collections.abc import Container, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import Framing
-from kvbus.core.wire.parts import block_by_block, changed, field, first_of_pairs, is_store, value
+from kvbus.core.wire.parts import block_by_block, changed, field, first_of_pairs, is_store, value, without_content
 from kvbus.core.wire.schema import AllBlocksCleared
 
 Encoding = Literal["map", "array"]
@@ -42,17 +42,25 @@ class Wire(msgspec.Struct, frozen=True):
     """EAGLE's pairs leave as their first tokens, for a family that reads plain tokens alone."""
     drop_group: bool = False
     """Groups leave without their number. See :attr:`Profile.one_group`."""
+    drop_tokens: bool = False
+    """Stores leave without token ids, and without whatever else tells of a prompt or of who sent it."""
 
     @property
     def by_event(self) -> bool:
         """Whether events have to be looked at one by one."""
         return bool(
-            self.fold_hashes or self.media or self.one_block or self.fill_kinds or self.fold_pairs or self.drop_group
+            self.fold_hashes
+            or self.media
+            or self.one_block
+            or self.fill_kinds
+            or self.fold_pairs
+            or self.drop_group
+            or self.drop_tokens
         )
 
     def accepts_as_is(self, *, bytes_hashes: bool, pairs: bool, media: Container[str], grouped: bool) -> bool:
         """Whether canonical map events with such hashes, tokens, media and groups need no translation on this wire."""
-        if self.encoding != "map" or self.one_block or (bytes_hashes and self.fold_hashes):
+        if self.encoding != "map" or self.one_block or self.drop_tokens or (bytes_hashes and self.fold_hashes):
             return False
         if pairs and self.fold_pairs:
             return False
@@ -83,6 +91,13 @@ class Profile(msgspec.Struct, frozen=True):
     """Events of the largest batch it takes; 0: any number."""
     max_bytes: int = 0
     """Bytes of the largest batch it takes; 0: any number."""
+    hashes_tokens: bool = False
+    """The router hashes the tokens of each store itself, and finds prompts by that. Without tokens it would be wrong,
+    and say nothing of it."""
+
+    def without_tokens(self) -> Profile:
+        """The same family, for an output that tells nothing of prompts."""
+        return structs.replace(self, wire=structs.replace(self.wire, drop_tokens=True))
 
     @property
     def as_it_comes(self) -> bool:
@@ -94,22 +109,39 @@ CANONICAL: Final = Wire()
 """Maps, with hashes and media as the engine named them."""
 
 _DYNAMO: Final = Wire("map", fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
+_DYNAMO_PLANE: Final = Wire("map", fold_hashes=True, drop_group=True)
+"""What the driver of Dynamo's event plane makes its events of. They have no groups, and tiers instead of media."""
 _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
     "vllm": Profile(CANONICAL, "4"),
-    "dynamo": Profile(_DYNAMO, "4", filled_replay=False),
+    "dynamo": Profile(_DYNAMO, "4", filled_replay=False, hashes_tokens=True),
+    "dynamo-plane": Profile(_DYNAMO_PLANE, "4", one_group=True, hashes_tokens=True),
     "llm-d": Profile(
-        Wire(fill_kinds=True, fold_pairs=True), "4", late_replay=False, clears="pod", topics="pod and model"
+        Wire(fill_kinds=True, fold_pairs=True),
+        "4",
+        late_replay=False,
+        clears="pod",
+        topics="pod and model",
+        hashes_tokens=True,
     ),
     "llm-d-sglang": Profile(
-        Wire("array", fold_pairs=True), "4", late_replay=False, clears="pod", topics="pod and model"
+        Wire("array", fold_pairs=True), "4", late_replay=False, clears="pod", topics="pod and model", hashes_tokens=True
     ),
-    "aibrix": Profile(Wire("array", one_block=True), "4", filled_replay=False, clears="pod or nothing", one_copy=True),
-    "sglang": Profile(CANONICAL, "3"),
-    "vllm-router": Profile(CANONICAL, "4", filled_replay=False, topics="empty", max_events=4096, max_bytes=16 * _MIB),
-    "smg": Profile(CANONICAL, "4", filled_replay=False, max_bytes=4 * _MIB),
-    "mooncake": Profile(Wire(drop_group=True), "4", one_group=True),
+    "aibrix": Profile(
+        Wire("array", one_block=True),
+        "4",
+        filled_replay=False,
+        clears="pod or nothing",
+        one_copy=True,
+        hashes_tokens=True,
+    ),
+    "sglang": Profile(CANONICAL, "3", hashes_tokens=True),
+    "vllm-router": Profile(
+        CANONICAL, "4", filled_replay=False, topics="empty", max_events=4096, max_bytes=16 * _MIB, hashes_tokens=True
+    ),
+    "smg": Profile(CANONICAL, "4", filled_replay=False, max_bytes=4 * _MIB, hashes_tokens=True),
+    "mooncake": Profile(Wire(drop_group=True), "4", one_group=True, hashes_tokens=True),
 }
 """By the name of ``outputs[].profile``. Where each rule comes from is in docs/decisions/profiles-of-routers.md."""
 
@@ -146,6 +178,8 @@ def _translated(wire: Wire, event: AnyEvent) -> list[AnyEvent]:
     if grouped and wire.fill_kinds and is_store(event) and value(event, "kv_cache_spec_kind") is None:
         changes["kv_cache_spec_kind"] = "full_attention"
     event = changed(event, changes)
+    if wire.drop_tokens:
+        event = without_content(event)
     if wire.fold_pairs:
         event = first_of_pairs(event)
     return block_by_block(event) if wire.one_block else [event]

@@ -1,5 +1,7 @@
 """The ZeroMQ driver: for each stream a live side and, where configured, a replay and a snapshot server.
 
+With ``layout: per_topic`` all streams have one endpoint, and a :class:`~kvbus.transport.live.hub.Hub` has its routers.
+
 kvbus speaks ZMTP itself (:mod:`kvbus.transport.zmtp`): so it knows each router, sends the state to one alone, and
 counts what each of them loses.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
@@ -17,6 +21,7 @@ from kvbus.outputs.contract import Services
 from kvbus.outputs.zmq.doors import Doors, NoDoor
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.live.behind import UNSENT
+from kvbus.transport.live.hub import Hub
 from kvbus.transport.live.stream import Endpoint, LivePublisher
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
@@ -24,13 +29,16 @@ from kvbus.transport.sockets import PLAIN, PeerPolicy
 from kvbus.transport.zmtp.dialler import Dialler
 from kvbus.transport.zmtp.limits import DEFAULT, Limits
 from kvbus.transport.zmtp.listener import Listener
-from kvbus.transport.zmtp.peer import PeerHandler
+from kvbus.transport.zmtp.peer import Peer, PeerHandler
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp_keys import Keys
 
 log = logging.getLogger("kvbus.daemon")
+
+_HUB: Final = -1
+"""Stands for all streams of an output that share an endpoint."""
 
 
 class ZmqOutput:
@@ -53,6 +61,8 @@ class ZmqOutput:
         self._waiting: list[Callable[[], None]] = []
         self._topics: dict[int, bytes] = {}
         self._keys: dict[int, Keys] = {}
+        """By stream; the hub's at :data:`_HUB`."""
+        self._hub: Hub | None = None
         self._replays: dict[int, ReplayServer] = {}
         self._snapshots: dict[int, ReplayServer] = {}
         services.stats.router_queue_limit = config.send_hwm
@@ -70,6 +80,9 @@ class ZmqOutput:
         self._topics[stream] = topic
         endpoints = config.stream_endpoints(stream)
         try:
+            if config.layout == "per_topic" and self._hub is None:
+                opener, stats = self._opener(_HUB, endpoints.endpoint), self._services.stats
+                self._hub = Hub(config.name, opener, stats=stats, max_bytes=config.send_bytes, name_of=self._name_of)
             self._live[self._output, stream] = self._live_side(stream, topic, endpoints.endpoint)
             verb, fields = "bound" if config.bind else "connecting to", {"output": config.name, "stream": stream}
             log.info("output %s: %s %s", config.name, verb, endpoints.endpoint, extra=fields)
@@ -87,31 +100,38 @@ class ZmqOutput:
             self.close(stream)
             raise
 
-    def _live_side(self, stream: int, topic: bytes, endpoint: str) -> LivePublisher:
-        config, services, policy = self._config, self._services, self._policy.at(stream)
+    def _opener(self, key: int, endpoint: str) -> Callable[[PeerHandler], Endpoint]:
+        """What binds or dials a live endpoint, for whoever handles its peers."""
+        config, services, policy = self._config, self._services, self._policy.at(key)
         limits = DEFAULT
         if policy.max_frame_bytes >= 0:
             limits = Limits(frame_bytes=policy.max_frame_bytes, message_bytes=policy.max_frame_bytes)
         settings = Settings(limits, unsent_bytes=UNSENT)
-        keys = self._keys[stream] = Keys(policy.curve, bind=config.bind)
+        keys = self._keys[key] = Keys(policy.curve, bind=config.bind)
 
         def refused(reason: str, address: str) -> None:
             services.stats.refused[reason] += 1
-            fields = {"output": config.name, "stream": stream, "peer": address}
+            fields = {"output": config.name, "peer": address} | ({} if key == _HUB else {"stream": key})
             log.info("output %s: refused %s: %s", config.name, address or "a connection", reason, extra=fields)
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
             kind = Listener if config.bind else Dialler
-            if policy.curve is not None and config.bind:
-                handler = Doors(lambda peer: self._live.get((self._view_of(peer.key), stream)))
+            if policy.curve is not None and config.bind and self._hub is None:
+                handler = Doors(lambda peer: self._live.get((self._view_of(peer.key), key)))
             return kind(endpoint, Role.PUB, handler, settings=settings, refused=refused, mechanism=keys.mechanism)
 
-        return self._publisher(self._output, stream, topic, open_endpoint)
+        return open_endpoint
+
+    def _live_side(self, stream: int, topic: bytes, endpoint: str) -> LivePublisher:
+        hub = self._hub
+        opener: Callable[[LivePublisher], Endpoint]
+        opener = self._opener(stream, endpoint) if hub is None else partial(hub.open, stream, topic)
+        return self._publisher(self._output, stream, topic, opener)
 
     def _publisher(
-        self, number: int, stream: int, topic: bytes, open_endpoint: Callable[[PeerHandler], Endpoint]
+        self, number: int, stream: int, topic: bytes, opener: Callable[[LivePublisher], Endpoint]
     ) -> LivePublisher:
-        config, services = self._config, self._services
+        config, services, hub = self._config, self._services, self._hub
 
         def request_state(routers: tuple[int, ...]) -> None:
             services.feed(Subscribed(number, stream, routers))
@@ -120,16 +140,17 @@ class ZmqOutput:
             stream,
             topic,
             config.name,
-            open_endpoint,
+            opener,
             stats=services.stats,
-            name_of=self._name_of,
-            left=None if number == self._output else self._live[self._output, stream].views.left,
             queue_limit=config.queue_batches,
             max_batches=config.send_hwm,
             max_bytes=config.send_bytes,
             before_send=services.before_send,
             request_state=request_state if config.on_subscribe == "state" else None,
             waiting=self._waiting,
+            shared=None if hub is None else hub.shared,
+            name_of=self._name_of,
+            left=None if number == self._output else self._live[self._output, stream].views.left,
         )
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
@@ -215,6 +236,8 @@ class ZmqOutput:
     @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last."""
+        if self._hub is not None:
+            return self._hub.routers
         return [
             view
             for (number, _), live in self._live.items()
@@ -237,25 +260,34 @@ class ZmqOutput:
             return False
         before, self._policy = self._policy.curve, policy
         known = {} if before is None else before.clients
+        # whoever has other rights now comes back to another view
+        moved = {key for key, each in policy.curve.clients.items() if key in known and known[key].grant != each.grant}
         for stream, keys in self._keys.items():
             clients = policy.clients(stream)
-            # whoever has other rights now comes back to another view
-            stay = {key: each for key, each in clients.items() if key in known and known[key].grant == each.grant}
-            peers = [peer for (_, at), live in self._live.items() if at == stream for peer in live.peers]
-            for allowed in (stay, clients):
-                keys.allow(allowed, peers)
-                for servers in (self._replays, self._snapshots):
-                    if stream in servers:
-                        servers[stream].allow(allowed)
+            for allowed in (clients.keys() - moved, clients):
+                keys.allow(allowed, self._peers_of(stream))
+        for servers in (self._replays, self._snapshots):
+            for stream, server in servers.items():
+                clients = policy.clients(stream)
+                server.allow(clients.keys() - moved)
+                server.allow(clients)
         return True
+
+    def _peers_of(self, stream: int) -> list[Peer]:
+        if self._hub is not None:
+            return self._hub.peers
+        return [peer for (_, at), live in self._live.items() if at == stream for peer in live.peers]
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Open all sockets again, with other keys."""
         self._policy = policy
-        for stream in self.streams:
-            self._live[self._output, stream].close()
-            endpoint = self._config.stream_endpoints(stream).endpoint
-            self._live[self._output, stream] = self._live_side(stream, self._topics[stream], endpoint)
+        if self._hub is not None:
+            self._hub.reopen(self._opener(_HUB, self._config.endpoint))
+        else:
+            for stream in self.streams:
+                self._live[self._output, stream].close()
+                endpoint = self._config.stream_endpoints(stream).endpoint
+                self._live[self._output, stream] = self._live_side(stream, self._topics[stream], endpoint)
         for servers in (self._replays, self._snapshots):
             for stream, server in servers.items():
                 server.reopen(policy.at(stream))

@@ -28,11 +28,13 @@ class Router:
 
     Args:
         peer: the connection.
+        stream: the stream's slot.
         name: of its key's owner; empty where it has none.
     """
 
-    def __init__(self, peer: Peer, name: str = "") -> None:
+    def __init__(self, peer: Peer, stream: int = 0, name: str = "") -> None:
         self.peer = peer
+        self.stream = stream
         self.name = name
         self.state = RouterState.IDLE
 

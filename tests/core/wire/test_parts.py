@@ -4,7 +4,17 @@ import pytest
 from msgspec import UNSET
 
 from kvbus.core.wire.codec import Batch, decode
-from kvbus.core.wire.parts import block_by_block, changed, first_of_pairs, hashes_of, is_store, parts, value
+from kvbus.core.wire.encoding import encode_value, with_extras
+from kvbus.core.wire.parts import (
+    block_by_block,
+    changed,
+    first_of_pairs,
+    hashes_of,
+    is_store,
+    parts,
+    value,
+    without_content,
+)
 from kvbus.core.wire.schema import AllBlocksCleared
 from tests.doubles.payloads import payload, plain_all, removed, store, tokens_of
 from tests.typed import well_formed
@@ -79,3 +89,17 @@ def test_fields_of_every_form():
     assert not is_store(struct(removed([1])))
     assert hashes_of(AllBlocksCleared()) == ()
     assert changed({"a": 1, "b": 2}, {"a": UNSET}) == {"b": 2}
+
+
+@pytest.mark.parametrize("extras", [{}, {"novelty": encode_value([7])}])
+def test_without_content_a_store_says_where_blocks_are_and_nothing_of_the_prompt(extras):
+    place = {"group": 2, "lora_id": 1, "lora_name": "a", "locality": "LOCAL", "ownership": "kvcr"}
+    content = {"extra_keys": KEYS, "session_id": "s", "cache_salt": "x", "lookahead_token_ids": [[7]] * 3}
+    event = struct(store([1, 2, 3], 9, **place, **content))
+    bare = without_content(with_extras(event, extras) if extras else event)
+    assert plain_all([bare]) == [store([1, 2, 3], 9, tokens=[], **place)]
+
+
+def test_without_content_other_events_are_as_they_were():
+    for event in (struct(removed([1], locality="LOCAL")), AllBlocksCleared()):
+        assert without_content(event) is event

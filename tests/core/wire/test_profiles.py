@@ -1,4 +1,5 @@
 import pytest
+from msgspec import structs
 
 from kvbus.core.wire.profiles import PROFILES, Profile, Wire, encode, fold
 from kvbus.core.wire.schema import AllBlocksCleared
@@ -21,6 +22,15 @@ def test_every_profile_a_configuration_may_name():
         "smg": ("map", "4", False, True, "rank", "any"),
         "mooncake": ("map", "4", True, True, "rank", "any"),
     }
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_no_batch_passes_as_it_is_where_tokens_are_dropped(name):
+    profile = PROFILES[name].without_tokens()
+    assert not profile.wire.accepts_as_is(bytes_hashes=False, pairs=False, media=(), grouped=False)
+    assert profile.wire.by_event
+    assert profile == structs.replace(PROFILES[name], wire=profile.wire)
+    assert PROFILES[name].hashes_tokens == (name != "vllm")
 
 
 @pytest.mark.parametrize("encoding", ["map", "array"])

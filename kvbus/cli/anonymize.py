@@ -1,0 +1,161 @@
+"""``kvbus anonymize``: a capture that can be shown to others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import click
+
+from kvbus.capture.anonymize import Anonymizer
+from kvbus.capture.format import CaptureError, CaptureWriter, read_capture
+from kvbus.capture.pseudonyms import Pseudonyms
+from kvbus.cli.until import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_MIN_KEY: Final = 32
+_OTHERS: Final = 0o007
+_STDIO: Final = Path("-")
+
+
+def key_file_option(function: F) -> F:
+    """Add the option for `anonymizer` to a command."""
+    return click.option(
+        "--key-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Key of the names, at least 32 bytes, for files whose names shall match; by default a new one each time.",
+    )(function)
+
+
+def anonymizer(key_file: Path | None) -> Anonymizer:
+    """Return a renaming with the key of a file, or with a new key that nobody has.
+
+    Raises:
+        click.UsageError: the file is not a key that is secret.
+    """
+    return Anonymizer(Pseudonyms(secrets.token_bytes(_MIN_KEY) if key_file is None else _key(key_file)))
+
+
+@click.command("anonymize")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The file to write; by default stream.anonymized.jsonl beside stream.jsonl.",
+)
+@key_file_option
+def command(*, file: Path, output: Path | None, key_file: Path | None) -> None:
+    """Write a capture of `kvbus record` under other names, to show it to others.
+
+    \b
+    Examples:
+      kvbus anonymize stream.jsonl.gz -o for-others.jsonl.gz
+      kvbus anonymize stream.jsonl                # writes stream.anonymized.jsonl
+      head -c 32 /dev/urandom > key; chmod 600 key
+      kvbus anonymize rank-0.jsonl --key-file key; kvbus anonymize rank-1.jsonl --key-file key
+
+    Token ids, hashes, salts, extra keys, sessions, LoRA and model names, topics and every field that kvbus does not
+    know get pseudonyms: equal ones the same, different ones different, none longer or shorter. The key of them is new
+    each time and is written nowhere. kvbus counts, refuses and relays the result as it does the capture, so it shows
+    the same defect when it is played.
+
+    \b
+    What it still tells, to whoever reads it:
+      how many requests there were, when, how long, and how much of their prompts was equal, across users too
+      how often each token occurs: with enough of it, common words can be guessed
+      whether a token id is below 128, 256, 32768, 65536 or 2^31; lengths of names, and which of their characters
+        are letters or digits
+      sizes, groups, ranks, media, times, sequence numbers, the engine's names of fields and events
+    Who has the key file can undo it.
+
+    kvbus writes no file over another one, and leaves none behind when it is interrupted.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    renaming = anonymizer(key_file)
+    if output is None:
+        output = _STDIO if file == _STDIO else _beside(file)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    with _new_file(output) as place, CaptureWriter(place) as writer:
+        written = _progress(lambda: writer.written)
+        for message in read_capture(file):
+            writer.write(renaming.message(message))
+            next(written)
+    unreadable = f", {renaming.unreadable} of them not msgpack" if renaming.unreadable else ""
+    say(f"wrote {writer.written} messages to {output}{unreadable}; kvbus anonymize --help says what they still tell")
+
+
+def _key(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            key = opened.read()
+    except OSError as error:
+        raise click.UsageError(f"--key-file {file}: {error.strerror}") from error
+    if mode & _OTHERS:
+        raise click.UsageError(f"--key-file {file}: others may read it (mode {mode & 0o777:04o}): chmod o=")
+    if len(key) < _MIN_KEY:
+        raise click.UsageError(
+            f"--key-file {file}: {len(key)} bytes are too few for a key, {_MIN_KEY} are needed: "
+            f"head -c {_MIN_KEY} /dev/urandom > {file}"
+        )
+    return key
+
+
+def _beside(file: Path) -> Path:
+    zipped = ".gz" if file.suffix == ".gz" else ""
+    whole = file.with_name(file.name.removesuffix(zipped)) if zipped else file
+    return whole.with_name(f"{whole.stem}.anonymized{whole.suffix}{zipped}")
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[Path]:
+    """Where to write a file that gets its name when it is whole. It is gone if writing it fails."""
+    if path == _STDIO:
+        yield path
+        return
+    _refuse(path)
+    try:
+        fd, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=f".partial{path.suffix}", dir=path.parent)
+    except OSError as error:
+        raise CaptureError(f"{path}: {error.strerror}") from error
+    os.close(fd)
+    partial = Path(name)
+    try:
+        yield partial
+        _refuse(path)
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _refuse(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise click.UsageError(f"{path} exists already; name another file with -o")
+
+
+def _progress(written: Callable[[], int]) -> Iterator[None]:
+    """Show how far it is, once a second, to whoever watches."""
+    shown = time.monotonic()
+    while True:
+        if sys.stderr.isatty() and time.monotonic() - shown >= 1:
+            shown = time.monotonic()
+            click.echo(f"\rkvbus: {written():,} messages ", err=True, nl=False)
+        yield
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)

@@ -1,0 +1,221 @@
+"""Anonymized captures: kvbus does the same with them, under other names, and nothing of the input is in them."""
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvbus.capture.anonymize import Anonymizer
+from kvbus.capture.format import Message
+from kvbus.capture.pseudonyms import Pseudonyms
+from kvbus.core.types import Reason
+from kvbus.core.wire.codec import decode_batch
+from tests.doubles.payloads import pack, payload, removed, store
+from tests.doubles.renaming import run, same_but_for_names
+from tests.hostile.bad import BATCHES, fields, with_field
+from tests.wire.captures import CAPTURES, load
+
+KEY = b"k" * 32
+
+
+def anonymized(messages, key=KEY):
+    anonymizer = Anonymizer(Pseudonyms(key))
+    return [anonymizer.message(message) for message in messages]
+
+
+def renamed(raw, key=KEY):
+    return Anonymizer(Pseudonyms(key)).payload(raw)
+
+
+def streamed(payloads):
+    return [Message(0.5 * seq, b"kv@pod@model", seq, raw) for seq, raw in enumerate(payloads)]
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_capture_is_the_same_but_for_its_names(name):
+    """Live, by the engine's replay where a fifth is lost, and in what routers get as a replay."""
+    messages = load(name)
+    names = anonymized(messages)
+    for message, other in zip(messages, names, strict=True):
+        assert (message.t, message.seq, len(message.payload)) == (other.t, other.seq, len(other.payload))
+    renaming = same_but_for_names(run(messages, lost=0.2), run(names, lost=0.2))
+    assert len(renaming.names) > 10
+    assert not [value for (_, value), other in renaming.names.items() if value == other and recognisable(value)]
+
+
+def recognisable(value):
+    """A hash, or a name of at least four bytes. Of smaller values some must stay, or the others would be known."""
+    return abs(value) >= 2**32 if isinstance(value, int) else not isinstance(value, float) and len(value) >= 4
+
+
+BAD = [bad.payload for bad in BATCHES if bad.name not in ("nested", "nested maps")]  # one of a million levels is enough
+BAD += [payload(with_field(*field)) for field in fields()]
+
+
+@pytest.mark.parametrize("raw", BAD, ids=range(len(BAD)))
+def test_what_is_refused_is_refused_for_the_same_reason(raw):
+    around = [payload(store([1, 2])), raw, payload(store([3], 2), removed([1]))]
+    messages = streamed(around)
+    same_but_for_names(run(messages), run(anonymized(messages)))
+
+
+SEEDS = [message.payload for name in CAPTURES for message in load(name)[:3]] + [bad.payload for bad in BATCHES[:-1]]
+SEEDS = [raw for raw in SEEDS if len(raw) < 3000]
+
+
+@st.composite
+def mutated(draw):
+    """A batch of an engine, or a bad one, that bytes were changed in, lost from or put into."""
+    raw = bytearray(draw(st.sampled_from(SEEDS)))
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(raw)))
+        what = draw(st.sampled_from(["byte", "byte", "cut", "put", "drop"]))
+        if what == "byte" and at < len(raw):
+            raw[at] = draw(st.integers(0, 255))
+        elif what == "cut":
+            del raw[at:]
+        elif what == "put":
+            raw[at:at] = draw(st.binary(max_size=12))
+        else:
+            del raw[at : at + draw(st.integers(1, 12))]
+    return bytes(raw)
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.integers(0, 300),
+    st.floats(),
+    st.text(max_size=12),
+    st.binary(max_size=12),
+    st.sampled_from(["BlockStored", "GPU", "cpu", "full_attention", "cache_salt", "events", "kv@x@y"]),
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+)
+NAMES = ("block_hashes", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx")
+MORE = (
+    "session_id",
+    "cache_salt",
+    "locality",
+    "lookahead_token_ids",
+    "kv_cache_spec_kind",
+    "new_field",
+    "x y",
+    "parent",
+)
+
+
+@st.composite
+def batches(draw):
+    """A batch of stores with anything in some of their fields, or anything as an event."""
+    events = []
+    for at in range(draw(st.integers(0, 3))):
+        event = store([100 + at], 99 + at if at else None)
+        event |= draw(st.dictionaries(st.sampled_from(NAMES + MORE), VALUES, max_size=2))
+        events.append(draw(st.sampled_from([event, list(event.values()), draw(VALUES)])))
+    return pack([1.0, events, 0, *draw(st.lists(VALUES, max_size=1))])
+
+
+@given(st.lists(mutated() | batches() | VALUES.map(pack) | st.binary(max_size=40), min_size=1, max_size=4))
+@example([b"\xd9\x05a", b"\xdc\x00", b"\xcd\x01", b"\x93\xcb\x00", b"\xc7\x00"])
+@example([pack([1.0, [store([5], medium="f\u017f"), store([6], 5, medium="QQ")], 0])])
+@example([b"\x93\x01\x91\x93\xa3a\xff\xa3\x01\x02\xc0", b"\xd6\xff" + bytes(4), b"\xd7\xff" + b"\xff" * 8])
+def test_whatever_comes_is_the_same_but_for_its_names(payloads):
+    messages = streamed([payload(store([1, 2])), *payloads, payload(store([3], 2))])
+    names = anonymized(messages)
+    assert [len(message.payload) for message in names] == [len(message.payload) for message in messages]
+    same_but_for_names(run(messages), run(names))
+    rules: Any = {"groups": "all", "duplicates": "ignore"}
+    same_but_for_names(run(messages, **rules), run(names, **rules))
+
+
+@given(mutated() | batches() | VALUES.map(pack))
+def test_a_batch_decodes_as_it_did(raw):
+    before, after = decode_batch(raw), decode_batch(renamed(raw))
+    if isinstance(before, Reason) or isinstance(after, Reason):
+        assert before == after
+    else:
+        facts = [(len(each.events), each.rejects, each.canonical, each.form, each.uniform) for each in (before, after)]
+        assert facts[0] == facts[1]
+
+
+NUMBERS = [0x5EC2E700 + at for at in range(64)]
+HASHES = [0x5EC2E75EC2E70000 + at for at in range(4)]
+
+
+def told():
+    """A stream with recognisable values in every place that an engine, or a defect, may put them."""
+    event = store(
+        HASHES,
+        0x5EC2E75EC2E7FFFF,
+        tokens=NUMBERS,
+        lora_id=0x5EC2E7FF,
+        lora_name="secret-adapter",
+        session_id="secret-session",
+        cache_salt="secret-salt",
+        extra_keys=[["secret-image", 7], ["secret-adapter"], [b"secret-digest", 0x5EC2E7AA], None],
+        lookahead_token_ids=[NUMBERS[:2]] * 4,
+        locality="secret-place",
+        ownership="secret-owner",
+        new_field={"secret-key": ["secret-value", 0x5EC2E7BB, struct.unpack("d", b"secret-f")[0]]},
+    )
+    positional = ["BlockStored", HASHES, None, NUMBERS, 16, None, "GPU", {"cache_salt": "secret-salt"}]
+    bytes_ = store([b"secret-hash" * 3], tokens=NUMBERS[:16], kv_cache_spec_kind="secret kind", medium="secret-tier")
+    unknown = {"type": "secret event!", "secret field!": "secret-value", "token_ids": NUMBERS}
+    good = payload(event, positional, bytes_, unknown, ["BlockMoved", "secret-moved", NUMBERS])
+    ext = msgspec.msgpack.Ext(5, b"secret-extension")
+    raws = [good, good[:-7], good + b"secret-tail", pack({"events": "secret", "secret key!": NUMBERS}), pack([ext])]
+    raws += [b"secret text and no msgpack", b"\xc1secret", pack("secret-text"), pack(b"secret-bytes")]
+    raws += [good.replace(b"secret-salt", b"secret-\xff\xfe\xfd\xfc"), b"\xd9\x40secret-and-cut-off"]
+    topics = [b"kv@secret-pod:5557@secret/model", b"secret-topic", b"secret\xff\xfe", b""]
+    return [Message(0.1 * at, topics[at % 4], at, raw) for at, raw in enumerate(raws)]
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_nothing_of_the_input_is_in_the_output(number):
+    messages = told()
+    assert all(b"secret" in message.payload for message in messages)
+    out = b"".join(message.topic + message.payload for message in anonymized(messages, b"%032d" % number))
+    assert b"secret" not in out
+    for value in (*NUMBERS, 0x5EC2E7FF, 0x5EC2E7AA, 0x5EC2E7BB, *HASHES, 0x5EC2E75EC2E7FFFF):
+        assert value.to_bytes(4 if value < 2**32 else 8, "big") not in out
+    assert all(word in out for word in (b"BlockStored", b"BlockMoved", b"new_field", b"cache_salt"))
+
+
+def test_equal_keys_make_equal_files_and_other_keys_others():
+    messages = told()
+    assert anonymized(messages) == anonymized(messages)
+    other = anonymized(messages, b"o" * 32)
+    assert not [one for one, two in zip(anonymized(messages), other, strict=True) if one.payload == two.payload]
+
+
+def test_a_topic_keeps_its_parts():
+    topic = Anonymizer(Pseudonyms(KEY)).topic
+    for before in (b"kv@10.0.0.1:5557@org/model", b"kv-events", b"", b"@@", b"kv@", b"kv@\xff@x"):
+        after = topic(before)
+        assert (len(after), after.count(b"@")) == (len(before), before.count(b"@"))
+        assert after.startswith(b"kv@") == before.startswith(b"kv@")
+    assert topic(b"kv@a-pod@model").split(b"@")[0] == b"kv"
+
+
+def test_a_message_that_is_no_msgpack_is_counted():
+    anonymizer = Anonymizer(Pseudonyms(KEY))
+    for raw in (b"", b"\x93", b"\xc1", pack([1.0, [], 0]) + b"x", b"\xd9\x05a"):
+        anonymizer.payload(raw)
+    anonymizer.payload(pack([1.0, [], 0]))
+    anonymizer.payload(pack(["whatever"]))
+    assert anonymizer.unreadable == 5
+
+
+def test_values_that_are_forgotten_get_the_same_names_again():
+    raw = pack([1.0, [store([7], lora_name="adapter")], 0])
+    others = pack([*range(100), *map(str, range(100))])
+    anonymizer = Anonymizer(Pseudonyms(KEY), remembered=32)
+    first = anonymizer.payload(raw)
+    anonymizer.payload(others)
+    assert anonymizer.payload(raw) == first == renamed(raw)

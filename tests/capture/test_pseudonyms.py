@@ -1,0 +1,119 @@
+"""Keyed permutations: one name each, in the same class."""
+
+import math
+import struct
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvbus.capture.pseudonyms import Pseudonyms
+
+NAMES = Pseudonyms(b"key")
+
+
+@pytest.mark.parametrize(("low", "high"), [(-(2**7), -33), (-32, -1), (0, 127), (128, 255)])
+def test_a_small_class_is_permuted(low, high):
+    numbers = range(low, high + 1)
+    names = list(map(NAMES.number, numbers))
+    assert sorted(names) == list(numbers)
+    assert names != list(numbers)
+
+
+def spelled(number):
+    """The narrowest signed and unsigned types that hold a number."""
+    signed = next(bits for bits in (6, 8, 16, 32, 64, 65) if -(2 ** (bits - 1)) <= number < 2 ** (bits - 1))
+    return number < 0, signed, next(bits for bits in (7, 8, 16, 32, 64) if abs(number) < 2**bits)
+
+
+@given(st.integers(-(2**63), 2**64 - 1), st.integers(-(2**63), 2**64 - 1))
+@example(2**64 - 1, 2**63)
+@example(-(2**63), -(2**31) - 1)
+@example(2**31 - 1, 2**31)
+def test_numbers_stay_in_their_types_and_apart(one, two):
+    names = NAMES.number(one), NAMES.number(two)
+    assert (names[0] == names[1]) == (one == two)
+    for number, name in zip((one, two), names, strict=True):
+        if number >= 0:
+            assert spelled(number)[2] == spelled(name)[2]
+            assert (number < 2**63, number < 2**31, number < 2**15) == (name < 2**63, name < 2**31, name < 2**15)
+        else:
+            assert spelled(number)[:2] == spelled(name)[:2]
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_byte_strings_keep_their_lengths(one, two):
+    names = NAMES.octets(one), NAMES.octets(two)
+    assert (names[0] == names[1]) == (one == two)
+    assert list(map(len, names)) == [len(one), len(two)]
+
+
+def test_all_bytes_are_permuted():
+    assert len({NAMES.octets(bytes([value])) for value in range(256)}) == 256
+
+
+def test_the_end_of_a_byte_string_is_renamed_as_the_number_that_it_is():
+    number = 0x0123456789ABCDEF
+    ends = {NAMES.octets(head * 24 + number.to_bytes(8, "big"))[-8:] for head in (b"a", b"b", b"")}
+    assert ends == {NAMES.number(number).to_bytes(8, "big")}
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+@example("a" * 5000, "a" * 4999 + "b")
+def test_texts_stay_utf8_of_the_same_length(one, two):
+    names = NAMES.text(one.encode()), NAMES.text(two.encode())
+    assert (names[0] == names[1]) == (one == two)
+    for text, name in zip((one, two), names, strict=True):
+        assert len(name) == len(text.encode())
+        assert [len(character.encode()) for character in name.decode()] == [len(c.encode()) for c in text]
+
+
+def is_utf8(raw):
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@given(st.binary(min_size=1, max_size=8), st.binary(min_size=1, max_size=8))
+@example(b"\xc3\xa9\xff", b"\xff")
+def test_what_is_no_utf8_stays_so(one, two):
+    names = NAMES.text(one), NAMES.text(two)
+    assert (names[0] == names[1]) == (one == two)
+    assert list(map(is_utf8, names)) == [is_utf8(one), is_utf8(two)]
+
+
+def test_a_name_that_is_taken_is_not_given():
+    letters = [chr(code) for code in range(0x41, 0x7F)]
+    taken = set("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    names = [NAMES.text(letter.encode(), taken.__contains__).decode() for letter in letters if letter not in taken]
+    assert sorted(names) == sorted(set(letters) - taken)
+
+
+@given(st.floats(), st.floats())
+def test_floats_stay_finite(one, two):
+    names = []
+    for value in (one, two):
+        bits = int.from_bytes(struct.pack(">d", value), "big")
+        name = NAMES.floating(bits, 8)
+        names.append((bits, name))
+        found = struct.unpack(">d", name.to_bytes(8, "big"))[0]
+        assert math.isfinite(found) == math.isfinite(value)
+        if value == 0 or not math.isfinite(value):
+            assert name == bits
+    assert (names[0][0] == names[1][0]) == (names[0][1] == names[1][1])
+
+
+def test_the_same_key_gives_the_same_names_and_another_one_others():
+    other = Pseudonyms(b"other")
+    assert Pseudonyms(b"key").number(2**40) == NAMES.number(2**40) != other.number(2**40)
+    assert Pseudonyms(b"key").text(b"adapter") == NAMES.text(b"adapter") != other.text(b"adapter")
+    assert Pseudonyms(b"key").octets(b"0123456789") == NAMES.octets(b"0123456789") != other.octets(b"0123456789")
+
+
+def test_what_begins_alike_does_not_end_alike():
+    """A long value is renamed in pieces; each depends on those before it."""
+    one, two = NAMES.octets(b"a" * 9000), NAMES.octets(b"b" + b"a" * 8999)
+    assert one[5000:8992] != two[5000:8992]
+    assert len(set(one[:4096])) > 100

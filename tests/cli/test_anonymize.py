@@ -1,0 +1,183 @@
+"""``kvbus anonymize`` and ``kvbus record --anonymize``: files that can be shown, whole or not there."""
+
+import gzip
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvbus.capture.format import CaptureWriter, Message, read_capture
+from kvbus.cli import main
+from tests.doubles.payloads import pack
+from tests.doubles.renaming import run, same_but_for_names
+from tests.ports import free_port
+from tests.wire.captures import DATA, load
+
+NAME = "vllm033_map_extras"
+CAPTURE = str(DATA / f"{NAME}.jsonl")
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def invoke(*args, **more):
+    return CliRunner().invoke(main, ["anonymize", *map(str, args)], **more)
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    """The command ends at these signals; the tests of this process do not."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+def test_it_writes_a_capture_that_is_the_same_but_for_its_names(name, tmp_path):
+    out = tmp_path / name
+    done = invoke(CAPTURE, "-o", out)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert re.fullmatch(
+        rf"kvbus: wrote {len(load(NAME))} messages to .*{name}; kvbus anonymize --help .*\n", done.stderr
+    )
+    assert names(tmp_path) == [name]
+    assert (out.read_bytes()[:2] == b"\x1f\x8b") is name.endswith(".gz")
+    same_but_for_names(run(load(NAME)), run(list(read_capture(out))))
+    assert b"adapter" not in b"".join(message.payload for message in read_capture(out))
+
+
+def test_the_file_is_beside_the_capture_by_default_and_never_over_another(tmp_path):
+    with CaptureWriter(tmp_path / "stream.jsonl.gz") as writer:
+        writer.write(Message(0.0, b"", 0, pack([1.0, [], 0])))
+    assert invoke(tmp_path / "stream.jsonl.gz").exit_code == 0
+    written = tmp_path / "stream.anonymized.jsonl.gz"
+    before = written.read_bytes()
+    again = invoke(tmp_path / "stream.jsonl.gz")
+    assert (again.exit_code, "exists already; name another file with -o" in again.stderr) == (2, True)
+    over = invoke(tmp_path / "stream.jsonl.gz", "-o", tmp_path / "stream.jsonl.gz")
+    assert (over.exit_code, written.read_bytes()) == (2, before)
+
+
+def test_standard_input_and_output(tmp_path):
+    with Path(CAPTURE).open("rb") as capture:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvbus", "anonymize", "-"],
+            stdin=capture,
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(done.stdout)
+    same_but_for_names(run(load(NAME)), run(list(read_capture(out))))
+
+
+def test_a_new_key_each_time_unless_there_is_a_file(tmp_path):
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    made = {}
+    for name, options in {"a": (), "b": (), "c": ("--key-file", key), "d": ("--key-file", key)}.items():
+        assert invoke(CAPTURE, "-o", tmp_path / name, *options).exit_code == 0
+        made[name] = (tmp_path / name).read_bytes()
+    assert made["c"] == made["d"]
+    assert len(set(made.values())) == 3
+    assert bytes(range(32)) not in b"".join(made.values())
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "wrong"),
+    [
+        (None, 0, "No such file"),
+        (b"k" * 31, 0o600, "31 bytes are too few for a key, 32 are needed: head -c 32 /dev/urandom > "),
+        (b"k" * 32, 0o604, r"others may read it \(mode 0604\): chmod o="),
+    ],
+)
+def test_a_bad_key_is_refused_before_anything_is_written(content, mode, wrong, tmp_path):
+    key = tmp_path / "key"
+    if content is not None:
+        key.write_bytes(content)
+        key.chmod(mode)
+    done = invoke(CAPTURE, "-o", tmp_path / "out", "--key-file", key)
+    assert done.exit_code == 2
+    assert re.search(wrong, done.stderr)
+    assert not (tmp_path / "out").exists()
+    alone = CliRunner().invoke(main, ["record", "tcp://127.0.0.1:1", str(tmp_path / "out"), "--key-file", str(key)])
+    assert (alone.exit_code, "--key-file is for --anonymize" in alone.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        (b'{"t":0,"topic":"","seq":0,"payload":"kA=="}\n{"t":0,"secret', r"in\.jsonl:2: not a recorded message"),
+        (None, r"in\.jsonl:1: No such file"),
+    ],
+)
+def test_a_bad_capture_leaves_nothing(lines, wrong, tmp_path):
+    if lines is not None:
+        (tmp_path / "in.jsonl").write_bytes(lines)
+    done = invoke(tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
+    assert done.exit_code == 78
+    assert re.search(wrong, str(done.stderr))
+    assert names(tmp_path) == (["in.jsonl"] if lines is not None else [])
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    done = invoke(CAPTURE, "-o", tmp_path / "nowhere" / "out.jsonl")
+    assert (done.exit_code, "out.jsonl: No such file" in done.stderr) == (78, True)
+
+
+def test_what_is_no_msgpack_is_said(tmp_path):
+    with CaptureWriter(tmp_path / "in.jsonl") as writer:
+        for seq, payload in enumerate((b"\xc1", pack([1.0, [], 0]))):
+            writer.write(Message(0.0, b"", seq, payload))
+    assert "wrote 2 messages" in (said := invoke(tmp_path / "in.jsonl").stderr)
+    assert ", 1 of them not msgpack;" in said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_an_interrupted_run_leaves_no_file(number, code, tmp_path):
+    """It reads a pipe that nobody closes: it is in the middle when the signal comes."""
+    out = tmp_path / "out.jsonl"
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvbus", "anonymize", "-", "-o", out], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b'{"t":0,"topic":"","seq":0,"payload":"kA=="}\n')
+        process.stdin.flush()
+        done = threading.Event()
+        while not [name for name in names(tmp_path) if ".partial" in name]:
+            assert process.poll() is None
+            done.wait(0.01)
+        process.send_signal(number)
+        process.wait(60)
+    assert process.returncode == code
+    assert names(tmp_path) == []
+
+
+def test_recording_under_other_names_over_sockets(tmp_path):
+    """An engine that is played is recorded anonymized, and the record is the same to kvbus but for its names."""
+    port = free_port()
+    out = tmp_path / "out.jsonl.gz"
+    endpoint = f"tcp://127.0.0.1:{port}"
+    messages = load(NAME)
+    count = str(len(messages))
+    record = [sys.executable, "-m", "kvbus", "record", endpoint, str(out), "--anonymize", "--count", count]
+    play = [sys.executable, "-m", "kvbus", "play", CAPTURE, "--endpoint", endpoint, "--bind", "--rate", "5000"]
+    with subprocess.Popen(record, stderr=subprocess.PIPE) as recorder:
+        subprocess.run(
+            [*play, "--subscribers", "1", "--exit-after", "0.2"], check=True, timeout=60, capture_output=True
+        )
+        assert recorder.wait(60) == 0
+    recorded = list(read_capture(out))
+    assert b"adapter" not in b"".join(message.payload for message in recorded)
+    same_but_for_names(run(messages), run(recorded))
+    with gzip.open(out, "rb") as opened:
+        assert len(opened.read().splitlines()) == len(messages)

@@ -1,0 +1,174 @@
+"""Two runs of the relay that are the same but for names, and whether the names are one renaming."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kvbus.capture.format import Message
+from kvbus.core.commands import AnswerReplay, Command, Publish, RequestReplay
+from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUp
+from kvbus.core.remarks import reasons
+from kvbus.core.wire.frames import END_SEQ
+from tests.core.dsl import Script, asked, tick
+from tests.doubles.answers import reading
+
+STAYS: Final = frozenset({"type", "block_size", "medium", "group_idx", "kv_cache_spec_sliding_window"})
+"""Fields of events that have the same values under any names."""
+
+
+class Renaming:
+    """A bijection between the values of two runs that is found out as they are compared."""
+
+    def __init__(self) -> None:
+        self.names: dict[tuple[type, Any], Any] = {}
+        self._values: dict[tuple[type, Any], Any] = {}
+
+    def pair(self, value: Any, name: Any) -> None:
+        """The value has this name, and none has it beside it."""
+        if isinstance(value, float):  # NaN equals nothing
+            value, name = value.hex(), name.hex()
+        kind = type(value)
+        assert type(name) is kind
+        assert self.names.setdefault((kind, value), name) == name, f"{value!r} has two names"
+        assert self._values.setdefault((kind, name), value) == value, f"{value!r} has the name of another"
+
+    def same(self, value: Any, name: Any) -> None:
+        """Two values of one shape, every scalar in the one named by that in the other."""
+        assert type(value) is type(name), (value, name)
+        if isinstance(value, dict):
+            assert len(value) == len(name)
+            for (key, inner), (other, renamed) in zip(value.items(), name.items(), strict=True):
+                if key != other:
+                    self.pair(key, other)
+                if key in STAYS:
+                    assert inner == renamed
+                elif key != "kv_cache_spec_kind" or inner != renamed:  # a word of the engine's stays, others do not
+                    self.same(inner, renamed)
+        elif isinstance(value, list | tuple):
+            assert len(value) == len(name)
+            for inner, renamed in zip(value, name, strict=True):
+                self.same(inner, renamed)
+        elif value is None or isinstance(value, bool):
+            assert value == name
+        else:
+            self.pair(value, name)
+
+    def same_batch(self, value: bytes, name: bytes) -> None:
+        """Two batches that a relay has sent: its words are the same, and what engines said is renamed."""
+        (ts, events, rank), (other, renamed, same_rank) = msgspec.msgpack.decode(value), msgspec.msgpack.decode(name)
+        assert (ts, rank, len(value)) == (other, same_rank, len(name))
+        self.same([_named(event) for event in events], [_named(event) for event in renamed])
+
+
+def _named(event: Any) -> Any:
+    """A positional event by the names of its fields, so that what stays is known."""
+    if isinstance(event, dict):
+        return event
+    fields = (
+        "block_hashes",
+        "parent",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "keys",
+        "group_idx",
+    )
+    names = fields if event[0] == "BlockStored" else ("block_hashes", "medium", "group_idx")
+    return {"type": event[0], **dict(zip(names, event[1:], strict=False))}
+
+
+@dataclasses.dataclass
+class Run:
+    """What a relay did, and what it says of itself."""
+
+    commands: list[Command]
+    replays: list[list[bytes]]
+    facts: dict[str, Any]
+
+
+def run(messages: Sequence[Message], *, lost: float = 0.0, seed: int = 0, replay: bool = True, **rules: Any) -> Run:
+    """Relay what an engine published: some batches are lost live, and its replay has all of them."""
+    script = Script(replay=replay, profiles=("vllm", "dynamo", "aibrix"), journal_batches=5, **rules)
+    rng = random.Random(seed)
+    commands: list[Command] = []
+    buffer: dict[int, bytes] = {}
+
+    def handle(event: Any) -> None:
+        for command in script.handle(event):
+            commands.append(command)
+            if isinstance(command, RequestReplay):
+                for seq in sorted(seq for seq in buffer if seq >= command.start):
+                    frames = [b"", seq.to_bytes(8, "big"), buffer[seq]]
+                    handle(ReplayReceived(0, command.request, frames))
+                handle(ReplayReceived(0, command.request, [b"", END_SEQ, b""]))
+
+    handle(SourceUp(0))
+    last = -1
+    for message in messages:
+        if message.seq < last:
+            handle(SourceDown(0))
+            buffer.clear()
+            handle(SourceUp(0))
+        last = message.seq
+        buffer[message.seq] = message.payload
+        if rng.random() >= lost:
+            handle(BatchReceived(0, [message.topic, message.seq.to_bytes(8, "big"), message.payload]))
+    for _ in range(5):
+        script.now += 60
+        handle(tick().make(script))
+    replays: list[list[bytes]] = []
+    for output in range(3):
+        for command in script.handle(asked(0, output=output).make(script)):
+            if isinstance(command, AnswerReplay):
+                reader = reading(script.handle, command)
+                while (part := reader.next_message()) is not None:
+                    replays += [part] if part else []
+    return Run(commands, replays, _facts(script))
+
+
+def _facts(script: Script) -> dict[str, Any]:
+    source = script.relay.sources[0]
+    normalizer = source.normalizer
+    return {
+        "stats": msgspec.to_builtins(source.stats),
+        "state": source.sequencer.state,
+        "partial": source.sequencer.partial,
+        "epoch": source.sequencer.epoch,
+        "dialect": source.dialect.name,
+        "said": [(said.about, said.key, said.text) for said in reasons(source)],
+        "examples": sorted(source.examples),
+        "entries": normalizer.entries,
+        "bytes": normalizer.index_bytes,
+        "groups": normalizer.known_groups,
+        "media": normalizer.media,
+        "blocks": {key: len(table.blocks) for key, table in normalizer.index.tables.items()},
+    }
+
+
+def same_but_for_names(value: Run, name: Run) -> Renaming:
+    """Two runs that did the same, each batch of the one the other's under other names."""
+    assert value.facts == name.facts
+    renaming = Renaming()
+    assert [type(command) for command in value.commands] == [type(command) for command in name.commands]
+    for command, renamed in zip(value.commands, name.commands, strict=True):
+        if isinstance(command, Publish):
+            assert isinstance(renamed, Publish)
+            facts = (command.output, command.stream, command.seq, command.events)
+            assert facts == (renamed.output, renamed.stream, renamed.seq, renamed.events)
+            renaming.pair(command.topic, renamed.topic)
+            renaming.same_batch(command.payload, renamed.payload)
+        elif isinstance(command, RequestReplay):
+            assert command == renamed
+    assert len(value.replays) == len(name.replays)
+    for frames, others in zip(value.replays, name.replays, strict=True):
+        assert list(map(len, frames)) == list(map(len, others))
+        if frames[-2] != END_SEQ:
+            renaming.same_batch(frames[-1], others[-1])
+    return renaming

@@ -1,0 +1,1 @@
+"""docs/spec: the clauses, the schema of payloads and the vectors, each held to what kvbus does."""

@@ -1,0 +1,3 @@
+module kvbus/spec/reader
+
+go 1.19

@@ -1,0 +1,116 @@
+"""The vectors at the real Dynamo indexer: what it makes of each is a row of docs/spec/matrix.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import zmq
+
+from tests.interop.dynamo import MASK, PYTHON_ENV, DynamoIndexer
+from tests.spec.vectors import DIRECTORY, END, VECTORS, Vector, message, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
+
+MATRIX: Final = (DIRECTORY.parent / "matrix.md").read_text()
+WRONG: Final = dict(re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|", MATRIX, re.MULTILINE))
+TIERS: Final = {"GPU": "device", "CPU": "host_pinned", "DISK": "disk"}
+LAST: Final = 999
+"""A block that is stored behind each vector: a reader that has it has read all."""
+
+
+class Publisher:
+    """A publisher that sends frames as they are, and answers replay requests as a vector says."""
+
+    def __init__(self, context: zmq.Context[Any], vector: Vector) -> None:
+        self._live = context.socket(zmq.XPUB)
+        self._replay = context.socket(zmq.ROUTER)
+        self.live = f"tcp://127.0.0.1:{self._live.bind_to_random_port('tcp://127.0.0.1')}"
+        self.replay = f"tcp://127.0.0.1:{self._replay.bind_to_random_port('tcp://127.0.0.1')}"
+        self._answer = vector.replay or [END]
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._over.is_set():
+            if self._replay.poll(50):
+                peer = self._replay.recv_multipart()[0]
+                for frames in self._answer:
+                    self._replay.send_multipart([peer, *frames])
+
+    def wait_for_a_subscription(self) -> None:
+        assert self._live.poll(10_000)
+        self._live.recv()
+
+    def send(self, frames: list[bytes]) -> None:
+        self._live.send_multipart(frames)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        for each in (self._live, self._replay):
+            each.close(0)
+
+
+@pytest.fixture(scope="module")
+def indexer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoIndexer]:
+    if not os.environ.get(PYTHON_ENV):
+        pytest.skip(f"{PYTHON_ENV} names no Python with ai-dynamo-runtime; .ci/run does that")
+    with DynamoIndexer(tmp_path_factory.mktemp("dynamo") / "log") as running:
+        yield running
+
+
+@pytest.fixture
+def publish() -> Iterator[Any]:
+    made: list[Publisher] = []
+    context = zmq.Context()
+
+    def make(vector: Vector) -> Publisher:
+        made.append(Publisher(context, vector))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    context.term()
+
+
+def next_seq(vector: Vector) -> int:
+    """The number behind the last that is one."""
+    numbers = [int.from_bytes(frames[1][:8], "big") for frames in vector.live if len(frames[1]) >= 8]
+    return max(number for number in numbers if number < 2**63) + 1
+
+
+def test_the_table_names_vectors() -> None:
+    assert WRONG.keys() <= VECTORS.keys()
+
+
+def finds(indexer: DynamoIndexer, model: str, tokens: list[int]) -> bool:
+    try:
+        indexer.wait_until_finds(model, tokens, 3.0)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_what_the_indexer_makes_of_it(name: str, indexer: DynamoIndexer, publish: Any) -> None:
+    vector = VECTORS[name]
+    engine = publish(vector)
+    indexer.register(name, engine.live, engine.replay, 2)
+    engine.wait_for_a_subscription()
+    for frames in [*vector.live, message(next_seq(vector), stored(LAST))]:
+        engine.send(frames)
+    reads_on = finds(indexer, name, stored(LAST)["token_ids"])
+    found = {(block.tier, block.hash) for block in indexer.blocks(name) if block.hash != LAST}
+    view = {(TIERS[medium], block & MASK if isinstance(block, int) else block) for _, medium, block in vector.view}
+    missing, dead = len(view - found), len(found - view)
+    said = ", ".join([f"{missing} missing"] * bool(missing) + [f"{dead} dead"] * bool(dead))
+    assert (said + ("" if reads_on else ", and it reads no further")).removeprefix(", ") == WRONG.get(name, "")
