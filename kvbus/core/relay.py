@@ -28,6 +28,7 @@ from kvbus.core.events import (
     CacheResetTried,
     ClearsEveryTier,
     HandshakeFailed,
+    OutputPlaced,
     Oversize,
     RelayEvent,
     ReplayAborted,
@@ -90,6 +91,7 @@ class Relay:
             Started: self._started,
             SourcePlaced: self._placed,
             SourceRemoved: self._removed,
+            OutputPlaced: self._output_placed,
             BatchReceived: self._batch,
             Oversize: self._oversize,
             ReplayReceived: self._replayed,
@@ -209,6 +211,9 @@ class Relay:
             self._applier.clear(slot, source, now)
         self.sources[slot] = self._source(nobody(source.rank))
         self._out.close(slot, closed=True)
+
+    def _output_placed(self, event: OutputPlaced, now: float) -> None:
+        self._out.place(event.output, event.spec, now)
 
     # -- what they say ---------------------------------------------------------------------------------------------
 

@@ -127,6 +127,7 @@ class RouterView(msgspec.Struct, frozen=True):
         dropped_events: events in those.
         left: why the connection ended; None while it stands.
         left_at: time of day at which it ended.
+        name: of its key's owner; empty where it has none.
     """
 
     stream: int
@@ -144,6 +145,7 @@ class RouterView(msgspec.Struct, frozen=True):
     dropped_events: int
     left: str | None = None
     left_at: float | None = None
+    name: str = ""
 
 
 class Histogram:
