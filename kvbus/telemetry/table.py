@@ -35,7 +35,7 @@ REPLAY_OUTCOMES: Final = (
     "cut_off",
 )
 STATE_REASONS: Final = ("subscribed", "lost")
-HTTP_REASONS: Final = ("too_many", "slow", "handshake", "revoked")
+HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
