@@ -106,6 +106,7 @@ class Daemon:
         state_keys = read_state_keys_of(config)
         credentials = read_credentials(config)
         self.process = ProcessStats()
+        self.process.views_limit = config.limits.max_views
         self._disk = disk or Disk()
         self._place = open_place(config, self._disk) if keep_seqs else Place()
         try:
