@@ -80,8 +80,8 @@ class Caller(NamedTuple):
 
 LOOPBACK: Final = Caller("loopback")
 
-Review = Callable[[str, str, str], Awaitable[Caller | HttpRefusal]]
-"""Asks a third party whose token it is: given the token, the method and the path."""
+Review = Callable[[str, str, str], Awaitable[tuple[str, float] | HttpRefusal]]
+"""Asks a third party whose token it is, and until when, given the token, the method and the path."""
 
 
 class Access:
@@ -136,7 +136,8 @@ class Access:
             return Caller(found.name, found.content, found.digest)
         if self._review is None:
             return HttpRefusal.TOKEN
-        return await self._review(token, request.method, request.path)
+        reviewed = await self._review(token, request.method, request.path)
+        return reviewed if isinstance(reviewed, HttpRefusal) else Caller(reviewed[0], until=reviewed[1])
 
     def refusal(self, request: web.Request) -> HttpRefusal | None:
         """Return why a request is not one of this machine's own; None if it is."""

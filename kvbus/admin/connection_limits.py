@@ -9,13 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Final, cast
 
 from kvbus.core.stats import ProcessStats
 
 MAX_CONNECTIONS: Final = 64
-"""Connections at once. One more closes the oldest without a request under way, so that a probe always gets in."""
+"""Connections at once. One more closes another of the address that has the most, so that a probe always gets in.
+
+That is the oldest that has had an answer and asks nothing now. If there is none, it is the last whose request waits for
+its turn, or else the oldest that asks nothing.
+"""
 
 CONNECTION_TIMEOUT: Final = 10.0
 """Seconds a client may take for TLS and its next request, and to read an answer."""
@@ -39,26 +45,39 @@ class ConnectionLimits:
         self._stats = stats
         self._context = context
         self._open: dict[Connection, None] = {}
+        self._waiting: dict[Connection, None] = {}
 
     def __call__(self) -> Connection:
         """Make a new connection's protocol."""
         return Connection(self, cast("asyncio.Protocol", self._serve()), self._context())
 
     def admit(self, connection: Connection) -> bool:
-        """Make room for a connection; return False if all others have requests under way."""
+        """Make room for a connection; return False if all others are being answered."""
         if len(self._open) >= MAX_CONNECTIONS:
             self._stats.http_closed["too_many"] += 1
-            oldest = next((other for other in self._open if not other.busy), None)
-            if oldest is None:
+            other = next(filter(None, map(self._dispensable, self._addresses())), None)
+            if other is None:
                 return False
-            oldest.abort()
+            other.abort()
         self._open[connection] = None
         self._stats.http_connections = len(self._open)
         return True
 
+    def _addresses(self) -> Iterator[str]:
+        """The addresses of clients, those with the most connections first."""
+        return (address for address, _ in Counter(each.address for each in self._open).most_common())
+
+    def _dispensable(self, address: str) -> Connection | None:
+        """The connection of an address that is closed first; None if all of them are being answered."""
+        idle = [each for each in self._open if each.address == address and not each.busy]
+        served = (each for each in idle if each.served)
+        waiting = (each for each in reversed(self._waiting) if each.address == address)
+        return next(chain(served, waiting, idle), None)
+
     def forget(self, connection: Connection) -> None:
         """Remove a connection."""
         self._open.pop(connection, None)
+        self._waiting.pop(connection, None)
         self._stats.http_connections = len(self._open)
 
     def close(self, connection: Connection, reason: str) -> None:
@@ -72,6 +91,18 @@ class ConnectionLimits:
             if reason:
                 self._stats.http_closed[reason] += 1
             connection.abort()
+
+    @contextlib.contextmanager
+    def waiting(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
+        """A connection's request waits for its turn, and may be given up for a new connection."""
+        connection = None if transport is None else transport.get_protocol()
+        if isinstance(connection, Connection):
+            self._waiting[connection] = None
+        try:
+            yield
+        finally:
+            if isinstance(connection, Connection):
+                self._waiting.pop(connection, None)
 
     @contextlib.contextmanager
     def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
@@ -105,11 +136,15 @@ class Connection(asyncio.Protocol):
         """What came with the end of the handshake, before aiohttp has the connection."""
         self._handed_over = False
         self._closed = False
+        self.address = ""
         self.busy = 0
+        self.served = False
+        """It has had an answer."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit a connection, or close it."""
         self._transport = cast("asyncio.Transport", transport)
+        self.address = str((transport.get_extra_info("peername") or ("",))[0])
         if not self._limits.admit(self):
             self.abort()
             return
@@ -147,6 +182,7 @@ class Connection(asyncio.Protocol):
     def end(self) -> None:
         """Start the timeout: the client has to read the answer and send its next request in time."""
         self.busy -= 1
+        self.served = True
         self._wait()
 
     def _wait(self) -> None:

@@ -10,24 +10,26 @@ import logging
 import ssl
 import time
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from kvbus.admin.access import Access, Caller, how_to_get_in
+from kvbus.admin.access import Access, Caller, Review, how_to_get_in
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.content_log import ContentLog, current
 from kvbus.admin.credentials import Credentials
 from kvbus.admin.events import Events
 from kvbus.admin.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
 from kvbus.admin.openapi import document
+from kvbus.admin.pace import Pace
 from kvbus.admin.page import FILES, about, status_page
-from kvbus.admin.query import MAX_BODY, Queries
+from kvbus.admin.query import Queries
+from kvbus.admin.query_body import MAX_BODY
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
-from kvbus.config import Config, SourceStream
+from kvbus.config import Config, SourceStream, parts
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.core.types import HASH_FORMS
@@ -69,11 +71,12 @@ class AdminServer:
 
     def __init__(self, observed: Observed, credentials: Credentials | None = None) -> None:
         self._observed = observed
-        self._access = Access(observed.config.http_allowed_hosts, credentials)
+        self._access = Access(observed.config.http_allowed_hosts, credentials, _review(observed.config))
         self._content_log = ContentLog()
         self._under_way: dict[int, tuple[web.Request, Caller]] = {}
         self._exposition = Exposition(observed)
-        self._queries = Queries(observed)
+        self._pace = Pace()
+        self._queries = Queries(observed, self._pace)
         self._dumping = asyncio.Lock()
         self.timeline = Timeline()
         self.history = History()
@@ -88,17 +91,18 @@ class AdminServer:
     def application(self) -> web.Application:
         """Return the application with its paths."""
         app = web.Application(middlewares=[self._answering], client_max_size=MAX_BODY)
+        paced = self._paced
         for path in FILES:
             app.router.add_get(path, status_page)
-        app.router.add_get("/livez", self._livez)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/overview", self._status(self._overview))
-        app.router.add_get("/history", self._status(self._source_history))
+        app.router.add_get("/livez", paced(self._livez, probe=True))
+        app.router.add_get("/readyz", paced(self._readyz, probe=True))
+        app.router.add_get("/overview", self._status(paced(self._overview)))
+        app.router.add_get("/history", self._status(paced(self._source_history)))
         app.router.add_get("/events", self._status(self._stream), allow_head=False)
         app.router.add_get("/openapi.json", self._status(_openapi))
-        app.router.add_get("/metrics", self._status(self._metrics))
-        app.router.add_get("/sources", self._status(self._sources))
-        app.router.add_get("/routers", self._status(self._routers))
+        app.router.add_get("/metrics", self._status(paced(self._metrics)))
+        app.router.add_get("/sources", self._status(paced(self._sources)))
+        app.router.add_get("/routers", self._status(paced(self._routers)))
         app.router.add_get("/blocks", self._content(self._blocks))
         app.router.add_post("/query", self._content(self._queries.handle))
         return app
@@ -166,6 +170,20 @@ class AdminServer:
         """What is in force."""
         return self._access.credentials
 
+    def _paced(self, handler: Handler, *, probe: bool = False) -> Handler:
+        """Let a handler make its whole answer when it is its turn."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            limits = None if probe else self.connections
+            async with contextlib.AsyncExitStack() as stack:
+                with contextlib.nullcontext() if limits is None else limits.waiting(request.transport):
+                    await stack.enter_async_context(self._pace.piece(probe=probe))
+                if request.transport is None:  # given up meanwhile
+                    return web.Response(status=503)
+                return await handler(request)
+
+        return answer
+
     def _status(self, handler: Handler) -> Handler:
         """Guard a handler whose answer has no content: a configuration may close it."""
         return handler if self._observed.config.http_open == "status" else self._guarded(handler, content=False)
@@ -204,7 +222,7 @@ class AdminServer:
     def _how(self, refusal: HttpRefusal, path: str) -> str:
         config = self._observed.config
         scheme = "http" if config.http_tls_certificate_file is None else "https"
-        others = config.http_tokens_file or config.http_client_ca_file
+        others = config.http_tokens_file or config.http_client_ca_file or config.http_token_review
         how = how_to_get_in(refusal, path, f"{scheme}://127.0.0.1:{0 if self.address is None else self.address[1]}")
         return f"{how}, or show a credential that this bus knows (docs/SECURITY.md)" if others else how
 
@@ -305,7 +323,7 @@ class AdminServer:
         sources = read_sources(relay)
         return _json(
             [
-                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint)
+                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint, stream.found or None)
                 for slot, stream in sorted(streams.items())
             ]
         )
@@ -359,6 +377,14 @@ class AdminServer:
                 part += few
             await asyncio.sleep(DUMP_REST * (time.perf_counter() - begun))
             return part.encode()
+
+
+def _review(config: Config) -> Review | None:
+    """What reviews tokens of service accounts, if they are asked for."""
+    if config.http_token_review is None:
+        return None
+    reviewer = parts.load(parts.REVIEWS, "kubernetes")(config.http_token_review, rights=config.http_access_review)
+    return cast("Review", reviewer.review)
 
 
 def _authorities(credentials: Credentials) -> bytes:

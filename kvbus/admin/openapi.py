@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple, TypedDict
 
 import msgspec
 
-from kvbus.admin.query import MSGPACK, Answer, Request
+from kvbus.admin.query import Answer
+from kvbus.admin.query_body import MSGPACK, Request
 from kvbus.admin.views import RouterEntry, SourceEntry
 from kvbus.core.types import HASH_FORMS
 

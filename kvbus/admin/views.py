@@ -78,6 +78,7 @@ class SourceEntry(msgspec.Struct):
     rank: int
     endpoint: str
     replay_endpoint: str | None
+    found: str | None
     state: State
     partial: bool
     partial_since: float | None
@@ -88,6 +89,7 @@ class SourceEntry(msgspec.Struct):
     epoch: int
     last_seq: int
     dialect: str | None
+    unknown: list[str]
     block_size: int | None
     queue_depth: int
     unverified: int
@@ -116,8 +118,10 @@ class RouterEntry(msgspec.Struct):
     left_at: float | None
 
 
-def source_entry(source: SourceReading, endpoint: str, replay_endpoint: str | None) -> SourceEntry:
-    """Return the entry of a source."""
+def source_entry(
+    source: SourceReading, endpoint: str, replay_endpoint: str | None, found: str | None = None
+) -> SourceEntry:
+    """Return the entry of a source; ``found`` says who has found it where, None if the configuration names it."""
     stats, why = source.stats, source.missing
     ways = {
         "as_it_came": Ways(stats.as_they_came, stats.as_they_came_blocks),
@@ -129,16 +133,18 @@ def source_entry(source: SourceReading, endpoint: str, replay_endpoint: str | No
         source,
         endpoint=endpoint,
         replay_endpoint=replay_endpoint,
+        found=found,
         partial_reason=why.reason if why else None,
         missing_before=why.before if why else None,
         heals=why.heals if why else None,
         counts=_entry(Counts, stats, pending=source.pending, ways=ways),
         blocks={medium: count for medium, count in source.blocks.items() if count},
-        analytics=None if source.analytics is None else _analytics(source.analytics),
+        analytics=None if source.analytics is None else analytics_entry(source.analytics),
     )
 
 
-def _analytics(analytics: AnalyticsReading) -> Analytics:
+def analytics_entry(analytics: AnalyticsReading) -> Analytics:
+    """Return the entry of what is known of a source's blocks over time."""
     lifetimes = analytics.lifetimes
     buckets = dict(zip([*map(str, lifetimes.bounds), "+Inf"], lifetimes.counts, strict=True))
     return _entry(

@@ -26,6 +26,7 @@ _BUILDING: Final = 503
 @click.option("--hashes", metavar="HASH,…", help="The hashes of the prompt's blocks, first to last.")
 @click.option("--lora", metavar="NAME", help="The adapter.")
 @click.option("--salt", metavar="TEXT", help="The cache salt.")
+@click.option("--analytics", is_flag=True, help="How long blocks live, how many come and go; with analytics: true.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, metavar="S")
 @click.option("--json", "as_json", is_flag=True, help="Print the bus's answer.")
 def command(
@@ -35,6 +36,7 @@ def command(
     hashes: str | None,
     lora: str | None,
     salt: str | None,
+    analytics: bool,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -46,15 +48,21 @@ def command(
       kvbus query --hashes 6280583736533942967,-4611686018427387904
       curl -s localhost:8000/tokenize -d '{"prompt": "Hello"}' | kvbus query --tokens -
       kvbus query --tokens prompt.txt --lora adapter-1 --json | jq '.results[0].matches[0].source'
+      kvbus query --analytics
 
     FILE is a JSON list, a JSON object with one under "tokens", or integers with commas or blanks between them. Only
     programs on the bus's own host may ask; through `kubectl port-forward` everybody is there.
 
     Exit codes: 0 answered, 2 a bad question, 69 no answer.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    if (tokens is None) == (hashes is None):
-        raise click.UsageError("give either --tokens FILE or --hashes HASH,…")
-    question: dict[str, Any] = {"lora": lora, "salt": salt}
+    asked = tokens is not None or hashes is not None
+    if (asked and tokens is not None and hashes is not None) or not (asked or analytics):
+        raise click.UsageError("give either --tokens FILE or --hashes HASH,…, or --analytics")
+    if not asked and (lora, salt) != (None, None):
+        raise click.UsageError("--lora and --salt are for --tokens")
+    question: dict[str, Any] = {"analytics": True} if analytics else {}
+    if asked:
+        question |= {"lora": lora, "salt": salt}
     if tokens is not None:
         question["tokens"] = token_ids(tokens.read())
     elif hashes is not None:
@@ -75,15 +83,41 @@ def command(
     if as_json:
         click.echo(json.dumps(answer))
         return
-    for match in answer["results"][0]["matches"]:
+    for source in answer.get("analytics", ()):
+        click.echo(f"{source['source']}  {_said(source['blocks'])}{_unsure(source)}")
+    for match in answer["results"][0]["matches"] if asked else ():
         tiers = ", ".join(f"{medium} {count}" for medium, count in match["tiers"].items())
-        unsure = " (partial)" if match["partial"] else "" if match["state"] == "live" else f" ({match['state']})"
-        click.echo(f"{match['source']}  {match['blocks']} blocks, {match['tokens']} tokens: {tiers}{unsure}")
-    if not answer["results"][0]["matches"]:
+        click.echo(f"{match['source']}  {match['blocks']} blocks, {match['tokens']} tokens: {tiers}{_unsure(match)}")
+    if asked and not answer["results"][0]["matches"]:
         say("no source holds anything of it")
     for source in answer["incomplete"]:
         state = "partial" if source["partial"] else source["state"]
         say(f"note: {source['source']} is {state}; it may hold more than is known")
+
+
+def _unsure(source: dict[str, Any]) -> str:
+    return " (partial)" if source["partial"] else "" if source["state"] == "live" else f" ({source['state']})"
+
+
+def _said(blocks: dict[str, Any]) -> str:
+    """The analytics of a source, in a line."""
+    again = blocks["stored_again"] / max(blocks["stored"], 1)
+    rates = f"{blocks['stored_per_second']:.3g} stored and {blocks['removed_per_second']:.3g} removed a second"
+    return (
+        f"{blocks['live']:,} live blocks, {blocks['shared']:.0%} of them elsewhere too; {rates}; "
+        f"{again:.0%} of {blocks['stored']:,} stored again; {lifetime(blocks['lifetimes']['buckets'])}"
+    )
+
+
+def lifetime(buckets: dict[str, int]) -> str:
+    """How long half of the blocks have lived."""
+    whole, seen, last = sum(buckets.values()), 0, "0"
+    for bound, count in buckets.items():
+        seen += count
+        if count and 2 * seen >= whole:
+            return f"half live up to {bound} s" if bound != "+Inf" else f"half live longer than {last} s"
+        last = bound
+    return "none has gone that was seen to come"
 
 
 def token_ids(text: str) -> list[int]:

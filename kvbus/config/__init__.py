@@ -4,18 +4,23 @@
 values and contradictions between keys. It returns a frozen `Config`.
 """
 
+from kvbus.config.discovering import FoundRank
+from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import Address, endpoint_offset, parse_address, parse_endpoint
 from kvbus.config.limits import Limits
 from kvbus.config.load import load
-from kvbus.config.models import Config, SourceStream, render_topic
+from kvbus.config.models import Config, SourceStream, render_topic, topic_for
 from kvbus.config.outputs import OutputConfig, StreamEndpoints
-from kvbus.config.sources import SourceConfig
+from kvbus.config.sources import FoundSource, SourceConfig
 from kvbus.errors import ConfigError, Problem
 
 __all__ = [
     "Address",
     "Config",
     "ConfigError",
+    "DynamoPlane",
+    "FoundRank",
+    "FoundSource",
     "Limits",
     "OutputConfig",
     "Problem",
@@ -27,4 +32,5 @@ __all__ = [
     "parse_address",
     "parse_endpoint",
     "render_topic",
+    "topic_for",
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvbus.config import parts, topics
+from kvbus.config import dynamo, parts, topics
 from kvbus.config.endpoints import MAX_PORT, Address, parse_endpoint
+from kvbus.config.models import render_topic
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
 from kvbus.core.wire.profiles import PROFILES
@@ -24,6 +25,13 @@ _ONE_OF_EACH: Final = {
     "outputs": "outputs: [{endpoint: 'tcp://*:5657', replay_endpoint: 'tcp://*:5658'}]",
 }
 _LLM_D_PARTS: Final = 3
+_OF_ONE_ENGINE: Final = ("endpoint", "replay_endpoint", "snapshot_endpoint", "bind", "api", "slot")
+_NOT_BY_TOPIC: Final = {
+    "aibrix": "know a worker by its connection, and need one for each",
+    "vllm-router": "take batches without a topic alone",
+    "smg": "keep one seq for each connection",
+}
+"""Profiles whose routers cannot read several streams on one connection, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +70,18 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.ports()
     checks.topics()
     checks.tokens()
+    checks.one_topic_each()
+    checks.sources()
     checks.snapshots()
     checks.apis()
     checks.slots()
+    checks.discovery()
     checks.curve()
     checks.libsodium()
     checks.state()
     checks.tls()
+    checks.dynamo()
+    checks.reviews()
     return checks.problems
 
 
@@ -130,9 +143,34 @@ class _Checks:
             return
         for i, source in enumerate(self.config.sources):
             key: Path = ("sources", i, "api")
-            if source.api is None and self.sound(key):
+            if source.api is None and source.discover is None and self.sound(key):
                 wrong = "null, and on_partial: reset needs the engine's HTTP API"
                 self.report(key, wrong, example="api: http://127.0.0.1:8000")
+
+    def discovery(self) -> None:
+        """Refuse what cannot be where engines are found: keys that only one engine can have, and ports of their own."""
+        sources = self.config.sources
+        finding = [i for i, source in enumerate(sources) if source.discover is not None]
+        if not finding:
+            return
+        for i in finding:
+            for name in _OF_ONE_ENGINE:
+                value = getattr(sources[i], name)
+                if value != type(sources[i]).model_fields[name].default and self.sound(("sources", i, name)):
+                    self.report(("sources", i, name), "discover finds it out for each engine", value=value)
+        for i, source in enumerate(sources):
+            if source.slot is not None and i not in finding:
+                wrong = f"{show(('sources', finding[0], 'discover'))} gives out slots as engines come"
+                self.report(("sources", i, "slot"), wrong, value=source.slot)
+        for i, output in enumerate(self.config.outputs):
+            if output.layout == "per_source" and self.sound(("outputs", i, "layout")):
+                wrong = "the ports of engines that are found would move as they come and go"
+                self.report(("outputs", i, "layout"), wrong, value=output.layout, example="layout: merged")
+            template: Path = ("outputs", i, "topic")
+            named = {"source", "rank"} & topics.fields(output.topic or "") if self.sound(template) else set()
+            if output.layout == "merged" and named:
+                wrong = f"one topic for all engines that are found cannot have {{{min(named)}}}"
+                self.report(template, wrong, value=output.topic, example="topic: kv@{worker}@{model}")
 
     def streams_sound(self) -> bool:
         """Return whether the slots of all sources are known."""
@@ -142,11 +180,12 @@ class _Checks:
         )
 
     def slots(self) -> None:
-        """Refuse two sources in one slot."""
+        """Refuse two sources in one slot. Where none has a port by its slot, only those that name one have it."""
         if not self.streams_sound():
             return
         taken: dict[int, str] = {}
-        slots = self.config.slots()
+        by_list = any(output.layout == "per_source" for output in self.config.outputs)
+        slots = [each for each in self.config.slots() if by_list or self.config.sources[each[0]].slot is not None]
         for i, _, slot in slots:
             source = self.config.sources[i]
             if slot in taken:
@@ -197,6 +236,22 @@ class _Checks:
                 example = f"{name}: /etc/kvbus/tls/{'tls.crt' if 'certificate' in name else 'tls.key'}"
                 self.report((name,), f"needed with {given[0]}", example=example)
 
+    def dynamo(self) -> None:
+        """Refuse what Dynamo's event plane does not have, or cannot carry."""
+        for i in range(len(self.config.outputs)):
+            for name, wrong, value, example in dynamo.wrongs(self.config, i):
+                if self.sound(("outputs", i, "type"), ("outputs", i, name)):
+                    self.report(("outputs", i, name), wrong, value=value, example=example)
+
+    def reviews(self) -> None:
+        """Refuse tokens of service accounts where nothing can have them reviewed."""
+        key: Path = ("http_token_review",)
+        if self.config.http_token_review is not None and self.sound(key):
+            if not self.config.http_token_review:
+                self.report(key, "must name an audience, or be null", value="", example="http_token_review: kvbus")
+            elif "kubernetes" not in parts.installed(parts.REVIEWS):
+                self.report(key, "needs the part kvbus.reviews.kubernetes, which is not installed")
+
     def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
         """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""
         own = (*section, "curve_secret_key_file")
@@ -222,6 +277,8 @@ class _Checks:
         """Refuse ``*`` where kvbus connects, because it names no peer."""
         connected: list[tuple[Path, str | None]] = []
         for i, source in enumerate(self.config.sources):
+            if source.discover is not None:
+                continue
             if not source.bind and self.sound(("sources", i, "bind")):
                 connected.append((("sources", i, "endpoint"), source.endpoint))
             connected.append((("sources", i, "replay_endpoint"), source.replay_endpoint))
@@ -262,7 +319,7 @@ class _Checks:
         config = self.config
         for i, source in enumerate(config.sources):
             ranks = source.data_parallel_size
-            if self.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
+            if source.discover is None and self.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
                 for name, ours in (("endpoint", source.bind), ("replay_endpoint", False), ("snapshot_endpoint", False)):
                     yield from self.run(("sources", i, name), range(ranks), "rank", ours=ours)
         slots = [slot for _, _, slot in config.slots()] if self.streams_sound() else [0]
@@ -335,6 +392,56 @@ class _Checks:
                 text = topics.render(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
                 if not _names_pod_and_model(text):
                     self.llm_d(key, f"this renders to {text!r}")
+
+    def one_topic_each(self) -> None:
+        """Refuse ``layout: per_topic`` where streams cannot be told from each other, or a late router is lost."""
+        for i, output in enumerate(self.config.outputs):
+            at: Path = ("outputs", i)
+            if output.layout != "per_topic" or not self.sound((*at, "layout")):
+                continue
+            for name in ("replay_endpoint", "snapshot_endpoint"):
+                if getattr(output, name) is not None and self.sound((*at, name)):
+                    wrong = "a request names no topic, so with layout: per_topic nobody knows which stream is asked for"
+                    self.report((*at, name), wrong, value=getattr(output, name), example=f"{name}: null")
+            if output.on_subscribe != "state" and self.sound((*at, "on_subscribe")):
+                wrong = "with layout: per_topic there is no replay, so a router needs the state"
+                self.report((*at, "on_subscribe"), wrong, value=output.on_subscribe, example="on_subscribe: state")
+            reads = _NOT_BY_TOPIC.get(output.profile)
+            if reads is not None and self.sound((*at, "profile")):
+                wrong = f"routers of profile {output.profile} {reads}"
+                self.report((*at, "layout"), wrong, value=output.layout, example="layout: merged")
+            elif self.sound((*at, "topic")):
+                self.topic_of_each((*at, "topic"), output.topic)
+
+    def topic_of_each(self, key: Path, template: str | None) -> None:
+        """Refuse a template that is the same for two streams."""
+        if not self.streams_sound() or not self.sound(("worker",), ("model",)):
+            return
+        several_ranks = any(source.data_parallel_size > 1 for source in self.config.sources)
+        example = 'topic: "kv@{source}' + (".{rank}" if several_ranks else "") + '@{model}"'
+        used = set() if template is None else topics.fields(template)
+        for needed in ("source", "rank") if several_ranks else ("source",):
+            if template is None or needed not in used:
+                wrong = f"with layout: per_topic each stream needs a topic of its own, by {{{needed}}} in it"
+                self.report(key, wrong, value=template, example=example)
+                return
+        first: dict[bytes, str] = {}
+        for stream in self.config.streams():
+            topic = render_topic(template or "", stream, self.config)
+            other = first.setdefault(topic, stream.label)
+            if other != stream.label:
+                wrong = f"{other} and {stream.label} would both have the topic {topic.decode()!r}"
+                self.report(key, wrong, value=template, example=example)
+                return
+
+    def sources(self) -> None:
+        """Refuse more sources than there may be."""
+        most, key = self.config.limits.max_sources, ("limits", "max_sources")
+        if self.streams_sound() and self.sound(("limits",), key):
+            count = len(self.config.slots())
+            if count > most:
+                wrong = f"there are {count} sources, all ranks counted"
+                self.report(key, wrong, value=most, example=f"max_sources: {count}")
 
     def llm_d_own(self, key: Path) -> None:
         """Refuse the sources' own topics where they are known only once the engine publishes."""

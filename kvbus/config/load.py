@@ -51,7 +51,12 @@ class _Draft:
             name, number = path[0], path[-1]
             elements = self.data.get(str(name))
             begun = elements[-1] if isinstance(elements, list) else None
-            if number and isinstance(elements, list) and isinstance(begun, dict) and "endpoint" not in begun:
+            if (
+                number
+                and isinstance(elements, list)
+                and isinstance(begun, dict)
+                and not {"endpoint", "discover"} & begun.keys()
+            ):
                 elements.pop()
                 last = f"the last is {name}[{len(elements) - 1}]"
                 wrong = f"there is no such element ({last}); a new one begins with its endpoint"

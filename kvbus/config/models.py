@@ -11,11 +11,11 @@ from typing import Any, Literal
 from ruamel.yaml import YAML
 
 from kvbus.config import topics
-from kvbus.config.endpoints import endpoint_offset, parse_address
+from kvbus.config.endpoints import parse_address
 from kvbus.config.limits import Limits
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.section import Section, key
-from kvbus.config.sources import SourceConfig
+from kvbus.config.sources import FoundSource, SourceConfig
 from kvbus.config.values import BlockSize, HttpAddress, HttpHosts, Int, LogLevel, Seconds, StateDir, Text
 
 
@@ -34,6 +34,7 @@ class SourceStream:
         topic: subscription prefix.
         clears: what the engine's AllBlocksCleared speaks of.
         index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
+        found: who found its engine where; empty if the configuration names it.
     """
 
     label: str
@@ -46,6 +47,7 @@ class SourceStream:
     topic: bytes
     clears: Literal["auto", "device", "all"]
     index: int
+    found: str = ""
 
     @property
     def log_fields(self) -> dict[str, str | int]:
@@ -61,11 +63,13 @@ class Config(Section):
     block_size: BlockSize = key(
         "auto", "Block size on every output; auto: learned per source.", example=16, unit="tokens"
     )
-    duplicates: Literal["count", "ignore"] = key(
-        "count",
-        "A hash stored again is one more copy (count), or the same block announced again (ignore; for an "
-        "engine with `kv_cache_report_mode=full`).",
-        example="count",
+    duplicates: Literal["auto", "count", "ignore", "last"] = key(
+        "auto",
+        "A block stored several times goes with as many removals (count: vLLM up to 0.33), or with one: the engine "
+        "removes the last copy alone (last: vllm#55092), or it was the same block announced again (ignore: requests "
+        "with `kv_cache_report_mode=full`). auto: with one, until the stream or `api` shows that the engine removes "
+        "each copy.",
+        example="auto",
     )
     groups: Literal["prefix", "all"] = key(
         "prefix",
@@ -90,6 +94,14 @@ class Config(Section):
         example=30,
         unit="s",
         gt=0,
+    )
+    discovery_grace: Seconds = key(
+        10.0,
+        "Time after which a found engine that its discovery no longer lists leaves; one that is back by then was never "
+        "away.",
+        example=10.0,
+        unit="s",
+        ge=0,
     )
     replay_timeout: Seconds = key(
         2.0, "Time without progress before a replay answer is given up.", example=2.0, unit="s", gt=0
@@ -159,6 +171,18 @@ class Config(Section):
         "Authorities, PEM, each of whose client certificates may read over HTTP from elsewhere.",
         example="/etc/kvbus/tls/client-ca.crt",
     )
+    http_token_review: Text | None = key(
+        None,
+        "Audience of service accounts' tokens that Kubernetes reviews, so that their accounts may read over HTTP from "
+        "elsewhere; null: none.",
+        example="kvbus",
+    )
+    http_access_review: bool = key(
+        True,
+        "Whether such an account also needs the right to the path (a nonResourceURL of its ClusterRole); false: every "
+        "account with a token for the audience may read.",
+        example=True,
+    )
     state_dir: StateDir | None = key(
         "auto",
         "Directory that keeps seq and state over a restart of kvbus. auto: one of its own in `$STATE_DIRECTORY`, else "
@@ -209,8 +233,9 @@ class Config(Section):
         slot = 0
         for source_index, source in enumerate(self.sources):
             slot = slot if source.slot is None else source.slot
-            out += [(source_index, rank, slot + rank) for rank in range(source.data_parallel_size)]
-            slot += source.data_parallel_size
+            ranks = source.rank_slots(slot)
+            out += [(source_index, rank, at) for rank, at in ranks]
+            slot += len(ranks)
         return out
 
     def streams(self) -> list[SourceStream]:
@@ -219,19 +244,20 @@ class Config(Section):
         for source_index, rank, slot in self.slots():
             source = self.sources[source_index]
             several = source.data_parallel_size > 1
-            replay, snapshot = source.replay_endpoint, source.snapshot_endpoint
+            endpoint, replay, snapshot = source.rank_endpoints(rank)
             out.append(
                 SourceStream(
                     label=f"{source.name}/{rank}" if several else source.name,
                     source_index=source_index,
                     rank=rank,
-                    endpoint=endpoint_offset(source.endpoint, rank),
-                    replay_endpoint=None if replay is None else endpoint_offset(replay, rank),
-                    snapshot_endpoint=None if snapshot is None else endpoint_offset(snapshot, rank),
+                    endpoint=endpoint,
+                    replay_endpoint=replay,
+                    snapshot_endpoint=snapshot,
                     bind=source.bind,
                     topic=source.topic.encode(),
                     clears=source.clears,
                     index=slot,
+                    found=source.where if isinstance(source, FoundSource) else "",
                 )
             )
         return out
@@ -252,10 +278,9 @@ class Config(Section):
 
 def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:
     """Return the topic frame of one stream: the template with its placeholders filled in."""
-    return topics.render(
-        template,
-        model=config.model or "",
-        worker=config.worker,
-        source=config.sources[stream.source_index].name,
-        rank=stream.rank,
-    )
+    return topic_for(template, config, config.sources[stream.source_index].name, stream.rank)
+
+
+def topic_for(template: str, config: Config, source: str, rank: int) -> bytes:
+    """Return the topic frame for a source of this name, which need not be in the configuration."""
+    return topics.render(template, model=config.model or "", worker=config.worker, source=source, rank=rank)

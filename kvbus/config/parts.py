@@ -1,7 +1,7 @@
 """Optional parts. A part is a folder of code, an entry point that registers it, and an extra with its dependencies.
 
-Output drivers register under ``kvbus.outputs``. A configuration that names a part that is not installed gets an error
-that lists the installed ones.
+Output drivers register under ``kvbus.outputs``, ways to find engines under ``kvbus.discovery``. A configuration that
+names a part that is not installed gets an error that lists the installed ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from typing import Any, Final
 
 OUTPUTS: Final = "kvbus.outputs"
 """Entry point group of the drivers for ``outputs[].type``; see :mod:`kvbus.outputs`."""
+DISCOVERY: Final = "kvbus.discovery"
+"""Entry point group of the kinds of ``sources[].discover``; see :mod:`kvbus.discovery`."""
+
+REVIEWS: Final = "kvbus.reviews"
+"""Entry point group of third parties that know credentials; see :mod:`kvbus.reviews`."""
 
 
 def _found(group: str) -> dict[str, EntryPoint]:

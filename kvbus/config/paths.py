@@ -22,6 +22,8 @@ Path = tuple[str | int, ...]
 LISTS: Final[dict[str, type[BaseModel]]] = {"sources": SourceConfig, "outputs": OutputConfig}
 PLAIN_LISTS: Final = frozenset({"http_allowed_hosts"})
 """Lists whose elements are single values."""
+PARTS: Final = frozenset({"discover"})
+"""Keys whose value is a mapping that an optional part reads."""
 SECTIONS: Final[dict[str, type[BaseModel]]] = {"limits": Limits}
 
 _PIECE: Final = re.compile(r"\.?([^.\[\]]+)|\[(\d{1,6})\]")
@@ -81,7 +83,9 @@ def field_at(path: Path) -> FieldInfo | None:
 
 
 def is_structure(path: Path) -> bool:
-    """Return whether a path is a list, a list's element or a section, and not a single value."""
+    """Return whether a path is a list, a list's element, a section or a part's mapping, and not a single value."""
+    if len(path) == 3 and path[-1] in PARTS:
+        return True
     return model_at(path) is not None or (len(path) == 1 and path[0] in {*LISTS, *PLAIN_LISTS})
 
 

@@ -23,6 +23,7 @@ _WORDS: Final = {
     "path": "must be a path",
     "tuple": "must be a list",
     "model": "must be a mapping of keys",
+    "missing": "must be given",
 }
 _BOUNDS: Final = {
     "greater_than": ("gt", "above"),
@@ -68,7 +69,7 @@ def from_pydantic(error: ErrorDetails, origins: Mapping[Path, str]) -> Problem:
     """Make a problem from one of pydantic's errors."""
     path: Path = tuple(error["loc"])
     origin = _origin(path, origins)
-    value = shown(error["input"])
+    value = None if error["type"] == "missing" else shown(error["input"])
     if error["type"] in {"extra_forbidden", "invalid_key"}:
         near = suggest(path)
         wrong = "unknown key" if near is None else f"unknown key, did you mean {near}?"

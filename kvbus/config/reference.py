@@ -1,4 +1,7 @@
-"""The reference of all keys, from the models: ``python -m kvbus.config.reference`` prints it."""
+"""The reference of all keys, from the models: ``python -m kvbus.config.reference`` prints it.
+
+With ``discover`` behind it, it prints the settings of the kinds of ``sources[].discover``.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
 
+from kvbus.config import parts
+from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.limits import Limits
 from kvbus.config.models import Config
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.sources import SourceConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
@@ -22,6 +27,7 @@ _SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("", Config),
     ("sources[].", SourceConfig),
     ("outputs[].", OutputConfig),
+    ("outputs[].dynamo.", DynamoPlane),
     ("limits.", Limits),
 )
 _NAMES: Final = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}
@@ -30,16 +36,26 @@ _NAMES: Final = {"str": "text", "int": "integer", "float": "number", "bool": "tr
 def rows() -> Iterator[tuple[str, str, str, str, str]]:
     """Yield key, type, default, unit and meaning of every key, in the order of the models."""
     for prefix, model in _SECTIONS:
-        for name, field in model.model_fields.items():
-            extra = field.json_schema_extra
-            unit, default = (str(extra["unit"]), extra["default_text"]) if isinstance(extra, dict) else ("", None)
-            shown = str(default) if default is not None else f"`{_default(field)}`"
-            yield f"{prefix}{name}", type_text(field), shown, unit, field.description or ""
+        yield from _rows(prefix, model)
 
 
-def table() -> str:
-    """Return the rows as a Markdown table."""
-    lines = [f"| `{key}` | " + " | ".join(rest) + " |" for key, *rest in rows()]
+def _rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, str, str]]:
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra
+        unit, default = (str(extra["unit"]), extra["default_text"]) if isinstance(extra, dict) else ("", None)
+        shown = str(default) if default is not None else "none" if field.is_required() else f"`{_default(field)}`"
+        yield f"{prefix}{name}", type_text(field), shown, unit, field.description or ""
+
+
+def kinds() -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield the same of every setting of the kinds of ``sources[].discover`` that are installed."""
+    for kind in parts.installed(parts.DISCOVERY):
+        yield from _rows(f"discover.{kind}.", parts.load(parts.DISCOVERY, kind).Settings)
+
+
+def table(of: Iterable[tuple[str, str, str, str, str]] | None = None) -> str:
+    """Return rows as a Markdown table; those of all keys unless others are given."""
+    lines = [f"| `{key}` | " + " | ".join(rest) + " |" for key, *rest in (rows() if of is None else of)]
     return "\n".join([HEADER, *lines]) + "\n"
 
 
@@ -63,6 +79,8 @@ def _words(annotation: Any) -> Iterator[str]:
         yield from (f"`{value}`" for value in get_args(annotation))
     elif origin is tuple:
         yield "list"
+    elif origin is dict:
+        yield "mapping"
     elif origin is not None:  # Annotated
         yield from _words(get_args(annotation)[0])
     elif annotation is type(None):
@@ -80,7 +98,7 @@ def _default(field: FieldInfo) -> str:
         return str(value).lower()
     if value == ():
         return "[]"
-    if isinstance(value, Limits):
+    if isinstance(value, Limits) or value == {}:
         return "{}"
     if isinstance(value, float):
         return f"{value:g}"
@@ -88,4 +106,4 @@ def _default(field: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table())
+    sys.stdout.write(table(kinds() if sys.argv[1:] == ["discover"] else None))

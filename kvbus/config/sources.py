@@ -1,4 +1,4 @@
-"""The keys of ``sources[]``: where an engine's events are."""
+"""The keys of ``sources[]``: where an engine's events are, or who finds engines."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
+from kvbus.config.discovering import FoundRank
+from kvbus.config.endpoints import endpoint_offset
 from kvbus.config.section import Section, key
-from kvbus.config.values import ApiUrl, Endpoint, Int, Name, Text
+from kvbus.config.values import ApiUrl, Discover, Endpoint, Int, Name, Text
 
 
 class SourceConfig(Section):
     """One engine: its live stream, its replay, and how many data-parallel ranks it has."""
 
     name: Name = key("engine", "Metrics label, unique; rank r of several is `NAME/r`.", example="engine")
+    discover: Discover | None = key(
+        None,
+        "Find engines in place of `endpoint`: one of the kinds below, with its settings. Each engine found is a source "
+        "under its own name; the other keys here are for all of them.",
+        example={"file": {"path": "/etc/kvbus/engines.yaml"}},
+    )
     endpoint: Endpoint = key(
         "tcp://127.0.0.1:5557",
         "The engine's publisher, `tcp://host:port` or `ipc://path`.",
@@ -42,7 +50,7 @@ class SourceConfig(Section):
     data_parallel_size: Int = key(
         1,
         "Ranks of this engine; rank r is at port + r of both endpoints, with `ipc://` at `PATH-r` "
-        "(rank 0: `PATH`) or where the path says `{rank}`.",
+        "(rank 0: `PATH`) or where the path says `{rank}`. With `discover`: of each engine that says nothing else.",
         example=1,
         unit="ranks",
         ge=1,
@@ -85,6 +93,36 @@ class SourceConfig(Section):
     @classmethod
     def _default_replay(cls, data: Any) -> Any:
         # the default replay endpoint belongs to the default endpoint: beside another one it would be another engine's
-        if isinstance(data, dict) and "endpoint" not in data:
+        if isinstance(data, dict) and "endpoint" not in data and data.get("discover") is None:
             return {"replay_endpoint": "tcp://127.0.0.1:5558", **data}
         return data
+
+    def rank_slots(self, first: int) -> list[tuple[int, int]]:
+        """Return each rank with its slot, where rank 0 has the first one; none where engines are to be found."""
+        return [] if self.discover is not None else [(rank, first + rank) for rank in range(self.data_parallel_size)]
+
+    def rank_endpoints(self, rank: int) -> tuple[str, str | None, str | None]:
+        """Return the publisher, the replay and the snapshots of one rank."""
+        replay, snapshot = self.replay_endpoint, self.snapshot_endpoint
+        return (
+            endpoint_offset(self.endpoint, rank),
+            None if replay is None else endpoint_offset(replay, rank),
+            None if snapshot is None else endpoint_offset(snapshot, rank),
+        )
+
+
+class FoundSource(SourceConfig):
+    """An engine that was found: its keys are those of the entry that found it, and each rank has its own endpoints."""
+
+    ranks: tuple[FoundRank, ...] = ()
+    where: str = ""
+    """Who found it where, for people."""
+
+    def rank_slots(self, first: int) -> list[tuple[int, int]]:
+        """Return each rank with a slot, which it has unless its name has another one."""
+        return [(each.rank, first + at) for at, each in enumerate(self.ranks)]
+
+    def rank_endpoints(self, rank: int) -> tuple[str, str | None, str | None]:
+        """Return the publisher and the replay of one rank; found engines have no snapshots."""
+        found = next(each for each in self.ranks if each.rank == rank)
+        return found.endpoint, found.replay_endpoint, None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator
 
-from kvbus.config import parts, topics
+from kvbus.config import discovering, parts, topics
 from kvbus.config.endpoints import host_name, parse_address, parse_endpoint
 from kvbus.core.wire.profiles import PROFILES
 
@@ -113,6 +113,7 @@ if TYPE_CHECKING:
 else:
     ProfileName = Literal[*PROFILES]
 """A family of routers. The core's table of profiles is their only list."""
+Discover = Annotated[dict[str, dict[str, Any]], PlainValidator(discovering.checked)]
 OutputType = Annotated[str, AfterValidator(_output_type)]
 Template = Annotated[Text, AfterValidator(topics.check_template)]
 HttpAddress = Annotated[str, AfterValidator(_address)]

@@ -60,9 +60,12 @@ class Applier:
         batch = codec.decode(payload, self._max_events, normalizer.form)
         if isinstance(batch, Reason):
             stats.rejected[batch] += 1
+            normalizer.missed()
             keep_batch(source, record.seq, payload, batch)
             return
         stats.last_batch = source.ts = batch.ts
+        if batch.unknown and len(source.unknown) < codec.MAX_UNKNOWN:
+            source.unknown |= set(sorted(batch.unknown - source.unknown)[: codec.MAX_UNKNOWN - len(source.unknown)])
         rank = batch.rank
         if rank is not None and (rank != source.rank or not source.ranked):
             self._see_rank(slot, source, rank, now)
@@ -120,6 +123,8 @@ class Applier:
         source.lost += record.count
         if source.spec.on_lost == "clear":
             self._forget(record.source, now, same_epoch=True)
+        else:
+            source.normalizer.missed()
 
     def _expired(self, record: wal.Expired, now: float) -> None:
         source = self._sources[record.source]

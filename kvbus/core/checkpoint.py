@@ -35,9 +35,9 @@ def dump(relay: Relay) -> Iterator[bytes]:
         ],
     }
     frozen = [
-        ([slot, whose, key], table)
+        ([slot, output, which, key], table)
         for slot, source in enumerate(relay.sources)
-        for whose, index in _indexes(relay, slot, source)
+        for output, which, index in _indexes(relay, slot, source)
         for key, table in _tables(index)
     ]
     yield _encode(["head", head])
@@ -47,13 +47,13 @@ def dump(relay: Relay) -> Iterator[bytes]:
     yield _encode(["end"])
 
 
-def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | str, Index]]:
-    """A source's blocks, its tails, and what the views of outputs hold of it."""
-    yield "blocks", source.normalizer.index
-    yield "tails", source.normalizer.tails
+def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | None, int, Index]]:
+    """What a source's normalizer keeps, and what the views of outputs hold of it, by the output's number."""
+    for which, index in enumerate(source.normalizer.indexes):
+        yield None, which, index
     for number, output in enumerate(relay.outputs):
         if output.view is not None and slot in output.view.indexes:
-            yield number, output.view.index(slot)
+            yield number, 0, output.view.index(slot)
 
 
 def _source_head(source: Source) -> dict[str, Any]:
@@ -172,13 +172,12 @@ class Loader:
                 if stream.publisher_id and publisher_id:
                     stream.publisher_id = publisher_id
 
-    def _table(self, slot: int, whose: int | str, key: list[Any]) -> Table:
-        normalizer = self._relay.sources[slot].normalizer
-        if isinstance(whose, str):
-            return (normalizer.tails if whose == "tails" else normalizer.index).table(*key)
-        view = self._relay.outputs[whose].view
+    def _table(self, slot: int, output: int | None, which: int, key: list[Any]) -> Table:
+        if output is None:
+            return self._relay.sources[slot].normalizer.indexes[which].table(*key)
+        view = self._relay.outputs[output].view
         if view is None:
-            raise StateError(f"output {whose} has no view")
+            raise StateError(f"output {output} has no view")
         return view.index(slot).table(*key)
 
     def _chunk(self, table: Table, row: list[Any]) -> None:

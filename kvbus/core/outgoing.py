@@ -83,6 +83,8 @@ class Outgoing:
                 output.add_stream(new.topic, rank, new.first_seq, new.publisher_id)
             stream = output.streams[i]
             stream.closed = new.hidden
+            if output.spec.by_topic and stream.topic != new.topic:
+                stream.resume_at(new.first_seq)  # a topic has a numbering of its own
             stream.rank, stream.topic, stream.keeps_topic = rank, new.topic or b"", new.topic is None
             stream.publisher_id = stream.publisher_id or new.publisher_id
             if not stream.next_seq:  # nobody has been here in this process
@@ -360,7 +362,7 @@ class Outgoing:
         """
         number, at = event.output, event.stream
         streams = self._outputs[number].streams
-        if at >= len(streams) or streams[at].closed:
+        if at >= len(streams) or not self._outputs[number].serves(streams[at]):
             return  # its source is about to be added, or is gone
         stream = streams[at]
         if not stream.next_seq:

@@ -27,6 +27,7 @@ class Remark(StrEnum):
     REFUSED = "refused"
     NO_PREFIX = "no_prefix"
     REANNOUNCED = "reannounced"
+    COPIES = "copies"
 
 
 MIN_LEFT_OUT: Final = 32
@@ -56,6 +57,7 @@ ABOUT: Final = {
     Remark.BLOCK_SIZE: About("block_size", "set it to the engine's, or to auto"),
     Remark.REFUSED: About("sources[].endpoint", "name an engine's event port; kvbus record keeps what comes"),
     Remark.NO_PREFIX: About("groups", "groups: all, if the routers can use such blocks"),
+    Remark.COPIES: About("duplicates", "duplicates: count for vLLM up to 0.33, last for one with vllm#55092"),
     Remark.REANNOUNCED: About("duplicates", "duplicates: ignore, if requests set kv_cache_report_mode=full"),
 }
 
@@ -92,8 +94,12 @@ def remarks(source: Source) -> dict[Remark, str]:
             "no group of this model carries prefixes (sliding window, chunked local, mamba): routers get no block; "
             "groups: all passes them to routers that can use them"
         )
-    counts = source.spec.rules.duplicates == "count"
-    if counts and stats.reannounced >= MIN_REANNOUNCED and stats.most_copies >= MIN_COPIES:
+    if source.normalizer.unsure:
+        found[Remark.COPIES] = (
+            f"{source.normalizer.unsure:,} blocks were stored several times, removed once, and are taken as gone: "
+            "whether the engine removes each copy or only the last one is known when it removes one of them again"
+        )
+    if source.normalizer.counts_copies and stats.reannounced >= MIN_REANNOUNCED and stats.most_copies >= MIN_COPIES:
         found[Remark.REANNOUNCED] = (
             f"{stats.reannounced:,} stores announced whole prefixes that were live, and one block counts "
             f"{stats.most_copies:,} copies: if requests set kv_cache_report_mode=full, blocks that the engine has "

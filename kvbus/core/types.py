@@ -46,13 +46,15 @@ class Reason(StrEnum):
 class Filtered(StrEnum):
     """What was noticed about valid batches and events, or blocks of them. Bounded, as :class:`Reason`.
 
-    They are left out, but for ``ORPHAN_PASSED`` and ``OTHER_RANK``: these leave, and are counted all the same.
+    They are left out, but for ``ORPHAN_PASSED``, ``OTHER_RANK`` and ``COPY_UNSURE``: these leave, and are counted, too.
     """
 
     GROUP = "group"
     COARSE = "coarse"
     TAIL = "tail"
     COPY = "copy"
+    COPY_UNSURE = "copy_unsure"
+    COPY_FORGOTTEN = "copy_forgotten"
     NO_HASHES = "no_hashes"
     TOKENLESS = "tokenless"
     UNKNOWN_BLOCK = "unknown_block"
@@ -60,6 +62,7 @@ class Filtered(StrEnum):
     ORPHAN_DROPPED = "orphan_dropped"
     OTHER_RANK = "other_rank"
     OLD_EPOCH = "old_epoch"
+    INACTIVE = "inactive"
 
 
 class Refused(StrEnum):

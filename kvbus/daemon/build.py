@@ -5,27 +5,46 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from msgspec import structs
 
-from kvbus.config import Config, OutputConfig, SourceStream, render_topic
+from kvbus.config import Config, OutputConfig, SourceStream, topic_for
 from kvbus.core import analytics
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source_spec import NOBODY, SourceSpec
+from kvbus.core.source_spec import SourceSpec, nobody
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.placement import Placement, Worker, worker_of
 from kvbus.daemon.seq_reservation import SeqReservations, StreamKey
 
+_NOBODY_IS_GONE: Final[Mapping[int, Worker]] = {}
 
-def make_relay(config: Config, streams: Mapping[int, SourceStream], reservations: SeqReservations) -> Relay:
-    """Make a relay with a source for each slot. Slots that the configuration leaves out are free."""
+
+def make_relay(
+    config: Config,
+    streams: Mapping[int, SourceStream],
+    reservations: SeqReservations,
+    gone: Mapping[int, Worker] = _NOBODY_IS_GONE,
+) -> Relay:
+    """Make a relay with a source for each slot. Slots that the configuration leaves out are free.
+
+    Args:
+        config: the configuration.
+        streams: the sources' streams by slot.
+        reservations: of all streams.
+        gone: workers that have left, by slot.
+    """
+    specs = [nobody(gone[slot].rank if slot in gone else 0) for slot in range(max((*streams, *gone), default=-1) + 1)]
+    for slot, stream in streams.items():
+        specs[slot] = source_spec(config, stream)
     return Relay(
-        [source_spec(config, streams[slot]) if slot in streams else NOBODY for slot in range(max(streams) + 1)],
-        [_output_spec(config, number, streams, reservations) for number in range(len(config.outputs))],
+        specs,
+        [_output_spec(config, number, streams, reservations, gone) for number in range(len(config.outputs))],
         FrameLimits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
     )
 
@@ -63,29 +82,42 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     )
 
 
-def new_stream(config: Config, output: OutputConfig, stream: SourceStream, first_seq: int) -> NewStream:
-    """Return the specification of one output's stream of one source."""
-    topic = None if output.topic is None else render_topic(output.topic, stream, config)
+def topic_of(config: Config, output: OutputConfig, worker: Worker) -> bytes | None:
+    """Return the topic of a worker's stream; None where it is the source's own."""
     if PROFILES[output.profile].topics == "empty":
-        topic = b""
+        return b""
+    if output.topic is None:
+        return None
+    return topic_for(output.topic, config, *worker)
+
+
+def new_stream(config: Config, output: OutputConfig, worker: Worker, first_seq: int) -> NewStream:
+    """Return the specification of one output's stream of one source."""
+    topic = topic_of(config, output, worker)
     publisher_id = secrets.token_bytes(PUBLISHER_ID_BYTES) if output.snapshot_endpoint else b""
     return NewStream(topic, first_seq, publisher_id)
 
 
 def _output_spec(
-    config: Config, number: int, streams: Mapping[int, SourceStream], reservations: SeqReservations
+    config: Config,
+    number: int,
+    streams: Mapping[int, SourceStream],
+    reservations: SeqReservations,
+    gone: Mapping[int, Worker],
 ) -> OutputSpec:
     output = config.outputs[number]
     merged = output.layout == "merged"
-    slots = (0,) if merged else range(max(streams) + 1)
+    workers = {slot: worker_of(config, stream) for slot, stream in streams.items()}
     if merged:
-        new = [new_stream(config, output, streams[min(streams)], reservations.first(number, 0))]
+        first = workers[min(workers)] if workers else Worker("", 0)  # no source is found yet
+        new = [new_stream(config, output, first, reservations.first(number, 0))]
     else:
+        served = workers | (dict(gone) if output.layout == "per_topic" else {})
         new = [
-            new_stream(config, output, streams[slot], reservations.first(number, slot))
-            if slot in streams
+            new_stream(config, output, served[slot], reservations.first(number, slot))
+            if slot in served
             else NewStream()
-            for slot in slots
+            for slot in range(max((*streams, *gone), default=-1) + 1)
         ]
     profile = PROFILES[output.profile]
     if output.token_ids == "drop":
@@ -102,42 +134,59 @@ def _output_spec(
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
         reservations.slots(number) if merged else 0,
+        output.layout == "per_topic",
     )
 
 
 def reserve_seqs(
-    config: Config, streams: Mapping[int, SourceStream], directory: Path | None, disk: Disk | None = None
+    config: Config, placement: Placement, directory: Path | None, disk: Disk | None = None
 ) -> SeqReservations:
     """Find the reservations of all streams.
 
     Args:
         config: says which outputs there are.
-        streams: the sources' streams by slot.
+        placement: the workers' slots.
         directory: where the files are; None keeps none.
         disk: the real one, or a test's.
 
     Raises:
         InUseError: another process numbers one of these streams.
     """
+    gone = set(placement.gone)
     reservations = SeqReservations(directory, disk, sync=config.state_sync == "batch")
     try:
         for number, output in enumerate(config.outputs):
-            for slot in (0,) if output.layout == "merged" else streams:
-                add_reservation(reservations, config, number, slot)
+            if output.layout == "merged":  # one stream, also while no source is found yet
+                reservations.add(number, 0, _stream_name(output, 0))
+                continue
+            for worker in placement.slots:
+                if output.layout == "per_topic" or worker not in gone:
+                    add_reservation(reservations, config, number, placement, worker)
     except BaseException:
         reservations.release()
         raise
     return reservations
 
 
-def add_reservation(reservations: SeqReservations, config: Config, number: int, slot: int) -> None:
-    """Find the reservation of one stream. A stream is known by its output's name and its endpoint.
+def add_reservation(
+    reservations: SeqReservations, config: Config, number: int, placement: Placement, worker: Worker
+) -> None:
+    """Find the reservation of one source's stream; a stream is known by its output's name and endpoint, and its topic.
 
     Raises:
         InUseError: another process numbers it; nothing has changed.
     """
-    output = config.outputs[number]
-    reservations.add(number, slot, f"{output.name} {output.stream_endpoints(slot).endpoint}")
+    output, slot = config.outputs[number], placement.slots[worker]
+    name = _stream_name(output, slot)
+    if output.layout == "per_source":
+        reservations.add(number, slot, name)
+        return
+    topic = topic_of(config, output, worker) or b""
+    reservations.add(number, slot, f"{name} {topic.decode()}", placement.forgotten)
+
+
+def _stream_name(output: OutputConfig, slot: int) -> str:
+    return f"{output.name} {output.stream_endpoints(slot).endpoint}"
 
 
 def next_seqs(relay: Relay) -> dict[StreamKey, int]:

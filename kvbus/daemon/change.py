@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvbus.config import Config, SourceStream
+from kvbus.daemon.placement import Placement, place, worker_of
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve
 
-RELOADABLE: Final = frozenset({"sources", "log_level", "shutdown_timeout", "key_reload_interval"})
+RELOADABLE: Final = frozenset({"sources", "log_level", "shutdown_timeout", "key_reload_interval", "discovery_grace"})
 """Keys that a reload may change; everything else takes a restart."""
 
 
@@ -23,12 +24,17 @@ class Change:
         added: streams of sources in slots that were free.
         changed: streams of sources that take the place of others, or that have no connection yet.
         removed: slots that become free.
+        moved: streams of found engines that are at another address now: the same workers, which may be in the same
+            epoch.
+        placement: the workers' slots from now on.
     """
 
     config: Config
+    placement: Placement
     added: tuple[SourceStream, ...]
     changed: tuple[SourceStream, ...]
     removed: tuple[int, ...]
+    moved: tuple[SourceStream, ...] = ()
 
     @property
     def replaced(self) -> tuple[SourceStream, ...]:
@@ -36,33 +42,48 @@ class Change:
         return *self.changed, *self.added
 
 
-def change_to(running: Config, wanted: Config, is_open: Callable[[int], bool]) -> Change:
+def change_to(
+    running: Config, wanted: Config, is_open: Callable[[int], bool], placement: Placement | None = None
+) -> Change:
     """Compare two configurations.
 
     Args:
         running: the configuration in force.
         wanted: the new configuration.
         is_open: says whether the source in a slot has a connection.
+        placement: the slots in force; None: as the configuration in force has them by itself.
 
     Raises:
         ConfigError: the new configuration changes what a reload cannot change. It names every such key.
     """
-    refuse(running, wanted)
-    old = {stream.index: stream for stream in running.streams()}
-    new = {stream.index: stream for stream in wanted.streams()}
+    before = placement or place(Placement(), running)
+    after = place(before, wanted)
+    refuse(running, wanted, before, after)
+    old, new = before.streams(running), after.streams(wanted)
+    others = [
+        stream for slot, stream in new.items() if slot in old and not (_same(old[slot], stream) and is_open(slot))
+    ]
+    moved = tuple(stream for stream in others if _moved(old[stream.index], stream))
     return Change(
         wanted,
+        after,
         added=tuple(new[slot] for slot in new if slot not in old),
-        changed=tuple(
-            stream for slot, stream in new.items() if slot in old and not (_same(old[slot], stream) and is_open(slot))
-        ),
+        changed=tuple(stream for stream in others if stream not in moved),
         removed=tuple(slot for slot in old if slot not in new),
+        moved=moved,
     )
 
 
 def _same(one: SourceStream, other: SourceStream) -> bool:
-    """Whether both are one publisher, wherever it stands in the list."""
-    return replace(one, source_index=0) == replace(other, source_index=0)
+    """Whether both are one publisher, wherever it stands in the list and whoever has found it."""
+    return replace(one, source_index=0, found="") == replace(other, source_index=0, found="")
+
+
+def _moved(one: SourceStream, other: SourceStream) -> bool:
+    """Whether both are one engine that was found, at two addresses, and can be asked the same at both."""
+    if not (one.found and other.found) or (one.replay_endpoint is None) != (other.replay_endpoint is None):
+        return False
+    return _same(replace(one, endpoint=other.endpoint, replay_endpoint=other.replay_endpoint), other)
 
 
 def only_list(before: Curve | None, now: Curve | None) -> bool:
@@ -77,7 +98,7 @@ def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
     return replace(before, clients=now.clients) != now or not before.clients <= now.clients
 
 
-def refuse(running: Config, wanted: Config) -> None:
+def refuse(running: Config, wanted: Config, before: Placement, after: Placement) -> None:
     """Refuse a configuration that changes what a reload cannot change.
 
     Raises:
@@ -87,16 +108,15 @@ def refuse(running: Config, wanted: Config) -> None:
         Problem(key, "cannot change without a restart", None if value is None else str(value))
         for key, value in _differences(running.to_dict(), wanted.to_dict())
     ]
-    slots = {stream.label: stream.index for stream in running.streams()}
-    for stream in wanted.streams():
-        before = slots.get(stream.label, stream.index)
-        if before != stream.index:
-            first = before - stream.rank
+    there = {worker: slot for worker, slot in before.slots.items() if worker not in before.gone}
+    for slot, stream in after.streams(wanted).items():
+        was = there.get(worker_of(wanted, stream), slot)
+        if was != slot:
             problems.append(
                 Problem(
                     f"sources[{stream.source_index}].slot",
-                    f"{stream.label} would move from slot {before} to {stream.index}, and its ports with it",
-                    example=f"slot: {first}",
+                    f"{stream.label} would move from slot {was} to {slot}, and its ports with it",
+                    example=f"slot: {was - stream.rank}",
                 )
             )
     if problems:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
 from typing import Final
 
 from kvbus.admin.credentials import read_credentials
@@ -28,9 +27,12 @@ from kvbus.daemon.build import add_reservation, new_stream, next_seqs, reserve_s
 from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
+from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
+from kvbus.daemon.placement import Placement, PlacementFile, forget, place, worker_of
 from kvbus.daemon.resume import identity, resume
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
@@ -39,6 +41,7 @@ from kvbus.daemon.state_store import StateStore
 from kvbus.daemon.unreachable import Unreachable
 from kvbus.errors import BindError, StateDirError
 from kvbus.outputs.contract import OutputDriver
+from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
@@ -74,24 +77,31 @@ class Daemon:
 
     def __init__(self, config: Config, *, keep_seqs: bool = True, disk: Disk | None = None) -> None:
         check_library()
-        self.config = config
         self._loop = asyncio.get_running_loop()
+        self.changing = asyncio.Lock()
+        """Held while the configuration changes."""
+        self.streams: dict[int, SourceStream] = {}
+        self.discovery = Discovery(self, config)
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
-        self.keys = read_keys(config)
         state_keys = read_state_keys_of(config)
         credentials = read_credentials(config)
-        self.streams: dict[int, SourceStream] = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
         self._disk = disk or Disk()
         self._place = open_place(config, self._disk) if keep_seqs else Place()
         try:
             directory = self._place.seq_directory if keep_seqs else None
-            self.reservations = reserve_seqs(config, self.streams, directory, self._disk)
+            self.discovery.begin_with(FoundFile(directory, config, self._disk))
+            self.config = config = self.discovery.preview(config)
+            self.keys = read_keys(config)
+            self._placement_file = PlacementFile(directory, config, self._disk)
+            self.placement = place(self._placement_file.read(), config)
+            self.streams = self.placement.streams(config)
+            self.reservations = reserve_seqs(config, self.placement, directory, self._disk)
             try:
                 found = resume(
                     config,
-                    self.streams,
+                    self.placement,
                     self._place.directory,
                     self.reservations,
                     self._disk,
@@ -147,11 +157,11 @@ class Daemon:
         try:
             await self.admin.start()
             for number, output in enumerate(self.relay.outputs):
-                for slot, stream in output.open_streams.items():
+                for slot, stream in output.served_streams.items():
                     self.outputs.drivers[number].open(slot, stream.topic, self._output_policy(number))
             for source in self.streams.values():
                 self.source_sockets.open(source, self._source_policy(source))
-            self._widen()
+            self._keep_slots()
             self._begin_state()
             if not self.restored:
                 self.feed(Started(time.time()))
@@ -161,11 +171,18 @@ class Daemon:
         self._next_tick = self._loop.time() + TICK
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
         self.started = True
+        self.discovery.start()
 
-    def _widen(self) -> None:
+    def _keep_slots(self) -> None:
+        """Keep who has which slot, before anything of them is sent."""
+        placement, process = self.placement, self.process
+        self._placement_file.keep(placement)
+        process.slots_gone = len(placement.gone)
+        process.slots_present = len(placement.slots) - len(placement.gone)
+        process.slots_limit = self.config.limits.max_sources
         for number, output in enumerate(self.config.outputs):
             if output.layout == "merged":
-                self.reservations.widen(number, max(self.streams) + 1)
+                self.reservations.widen(number, max(self.streams, default=-1) + 1)
 
     @property
     def drivers(self) -> list[OutputDriver]:
@@ -176,6 +193,11 @@ class Daemon:
     def output_stats(self) -> list[OutputStats]:
         """What each driver counts."""
         return self.outputs.stats
+
+    @property
+    def discoveries(self) -> list[DiscoveryStats]:
+        """What each entry counts that finds engines."""
+        return self.discovery.stats
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -235,6 +257,7 @@ class Daemon:
         try:
             self.feed(Tick(time.time()))
             self._unreachable.look()
+            self.discovery.look()
             self._source_log.look(self.relay, self.streams)
             self.admin.look(now)
             self._cache_resets.look()
@@ -261,10 +284,12 @@ class Daemon:
             BindError: an endpoint of an added stream cannot be bound; nothing has changed.
             InUseError: another process numbers an added stream; nothing has changed.
         """
-        self._open_streams(change.added)
+        placement = self._make_room(change)
+        self._open_streams(change, placement)
         self.config = change.config
-        self.streams = {stream.index: stream for stream in change.config.streams()}
-        self._widen()
+        self.placement = placement
+        self.streams = placement.streams(change.config)
+        self._keep_slots()
         for slot in change.removed:
             self._remove(slot)
         for stream in change.replaced:
@@ -272,6 +297,8 @@ class Daemon:
         await self.apply_keys(keys, without=frozenset(stream.index for stream in change.replaced))
         for stream in change.replaced:
             await self._open_source(stream)
+        for stream in change.moved:
+            await self._reconnect(stream)
         if change.replaced or change.removed:
             if self.state is not None:
                 self.catch_up()
@@ -306,11 +333,39 @@ class Daemon:
             domain = source_domain(self.config.sources[stream.source_index].name)
             if slot not in without and must_reconnect(before.get(domain), keys.get(domain)):
                 log.info("source %s: keys changed or removed, connecting again", stream.label, extra=stream.log_fields)
-                self.feed(SourceDown(slot))
-                self.source_sockets.close(slot)
-                await self._open_source(stream)
+                await self._reconnect(stream)
 
-    def _open_streams(self, added: Iterable[SourceStream]) -> None:
+    async def _reconnect(self, stream: SourceStream) -> None:
+        """Connect to the engine of a source anew: whether it is in the same epoch shows then."""
+        self.feed(SourceDown(stream.index))
+        self.source_sockets.close(stream.index)
+        await self._open_source(stream)
+
+    def _make_room(self, change: Change) -> Placement:
+        """End the streams under topics whose workers lose their slots to others.
+
+        Routers that are connected get the clear before; one that comes later never hears of them.
+        """
+        if all(output.layout == "per_source" for output in self.config.outputs):
+            return change.placement
+        lost = {slot: worker for worker, slot in self.placement.slots.items() if worker not in change.placement.slots}
+        numbers = [number for number, output in enumerate(self.config.outputs) if output.layout == "per_topic"]
+        for slot, worker in lost.items():
+            log.warning("source %s, rank %d: another one needs its slot %d", *worker, slot)
+            if not self.relay.sources[slot].gone:
+                self._remove(slot)
+            for number in numbers:
+                self.outputs.drivers[number].retire(slot)
+        reached = [self.reservations.first(number, slot) for number in numbers for slot in lost]
+        placement = forget(change.placement, reached)
+        self._placement_file.keep(placement)  # before the files of those that it forgets are gone
+        for number in numbers:
+            for slot in lost:
+                self.reservations.forget(number, slot)
+        self.process.slots_reused += len(lost)
+        return placement
+
+    def _open_streams(self, change: Change, placement: Placement) -> None:
         """Open the outputs' streams of added sources: all of them, or none.
 
         A change leaves the outputs as they are, so the running configuration describes them.
@@ -321,9 +376,13 @@ class Daemon:
                 if output.layout == "merged":
                     continue
                 driver = self.outputs.drivers[number]
-                for stream in added:
-                    add_reservation(self.reservations, self.config, number, stream.index)
-                    topic = new_stream(self.config, output, stream, 0).topic or b""
+                by_topic = output.layout == "per_topic"
+                for stream in change.replaced if by_topic else change.added:
+                    if by_topic and stream.index in driver.streams:
+                        continue  # it was here before
+                    worker = worker_of(change.config, stream)
+                    add_reservation(self.reservations, self.config, number, placement, worker)
+                    topic = new_stream(self.config, output, worker, 0).topic or b""
                     driver.open(stream.index, topic, self._output_policy(number))
                     opened.append((driver, stream.index))
         except BaseException:
@@ -335,7 +394,7 @@ class Daemon:
         self.source_sockets.close(slot)
         self.feed(SourceRemoved(slot))
         for number, output in enumerate(self.config.outputs):
-            if output.layout != "merged":
+            if output.layout == "per_source":
                 self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
 
     def _replace(self, stream: SourceStream) -> None:
@@ -346,7 +405,7 @@ class Daemon:
             new_stream(
                 self.config,
                 output,
-                stream,
+                worker_of(self.config, stream),
                 0 if output.layout == "merged" else self.reservations.first(number, slot),
             )
             for number, output in enumerate(self.config.outputs)
@@ -387,6 +446,7 @@ class Daemon:
                 ``shutdown_timeout``.
         """
         until = self._loop.time() + (self.config.shutdown_timeout if drain is None else drain)
+        await self.discovery.close()
         if self._ticker is not None:
             self._ticker.cancel()
         await self._cache_resets.close()

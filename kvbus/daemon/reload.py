@@ -33,7 +33,6 @@ class Reloader:
     def __init__(self, daemon: Daemon, load: Callable[[], Config]) -> None:
         self._daemon = daemon
         self._load = load
-        self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._key_problem = ""
         self._credentials_problem = ""
@@ -58,26 +57,28 @@ class Reloader:
 
     async def _reload(self) -> None:
         daemon = self._daemon
-        async with self._lock:
+        async with daemon.changing:
             await self._look_at_credentials()
             try:
                 config = await asyncio.to_thread(self._load)
-                keys = await asyncio.to_thread(read_keys, config)
-                change = change_to(daemon.config, config, daemon.source_sockets.is_open)
+                with_found = daemon.discovery.preview(config)
+                keys = await asyncio.to_thread(read_keys, with_found)
+                change = change_to(daemon.config, with_found, daemon.source_sockets.is_open, daemon.placement)
                 await daemon.apply(change, keys)
+                await daemon.discovery.adopt(config)
             except KvbusError as error:
                 daemon.process.config_reloads["refused"] += 1
                 log.error("configuration refused, the one before stays in force: %s", error)  # noqa: TRY400
             else:
                 daemon.process.config_reloads["applied"] += 1
-                log.info("configuration loaded: %d sources", len(config.sources))
+                log.info("configuration loaded: %d sources", len(daemon.config.sources))
 
     async def _watch(self) -> None:
         daemon = self._daemon
         while True:
             await asyncio.sleep(daemon.config.key_reload_interval or 1.0)
             if daemon.config.key_reload_interval and daemon.started:
-                async with self._lock:
+                async with daemon.changing:
                     await self._look_at_credentials()
                     if daemon.keys:
                         await self._look_at_keys()

@@ -16,6 +16,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon.build import make_relay, next_seqs
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.placement import Placement
 from kvbus.daemon.seq_reservation import SeqReservations
 from kvbus.daemon.state_keys import NO_KEYS, StateKeys
 from kvbus.daemon.state_store import StateStore
@@ -39,7 +40,7 @@ class Beginning(NamedTuple):
 
 def resume(
     config: Config,
-    streams: Mapping[int, SourceStream],
+    placement: Placement,
     directory: Path | None,
     reservations: SeqReservations,
     disk: Disk,
@@ -50,7 +51,7 @@ def resume(
 
     Args:
         config: the configuration.
-        streams: the sources' streams by slot.
+        placement: the workers' slots.
         directory: where the state is; None: it is not kept.
         reservations: of all streams.
         disk: the real one, or a test's.
@@ -61,7 +62,8 @@ def resume(
         OSError: the directory cannot be made.
         StateKeyError: the state that is there cannot be opened.
     """
-    relay = make_relay(config, streams, reservations)
+    streams, gone = placement.streams(config), placement.gone_slots
+    relay = make_relay(config, streams, reservations, gone)
     if directory is None:
         return Beginning(relay, None, restored=False)
     store = StateStore(directory, identity(config, streams), disk, sync=config.state_sync == "batch", keys=keys)
@@ -72,7 +74,7 @@ def resume(
         restored = False
     if not restored:
         store.reserved = reservations.skip(store.reserved, margin=store.may_be_older)
-        return Beginning(make_relay(config, streams, reservations), store, restored=False)
+        return Beginning(make_relay(config, streams, reservations, gone), store, restored=False)
     if not store.may_be_older and not _behind(relay, reservations):
         return Beginning(relay, store, restored=True)
     log.warning("the state may be older than what routers have got: they are cleared and get it again")
@@ -88,7 +90,7 @@ def _behind(relay: Relay, reservations: SeqReservations) -> bool:
     return any(
         stream.next_seq < reservations.lowest(number, slot)
         for number, output in enumerate(relay.outputs)
-        for slot, stream in output.open_streams.items()
+        for slot, stream in output.served_streams.items()
     )
 
 

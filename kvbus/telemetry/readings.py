@@ -70,6 +70,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     epoch: int
     last_seq: int
     dialect: str | None
+    unknown: list[str]
     block_size: int | None
     pending: int
     queue_depth: int
@@ -113,19 +114,26 @@ class OutputReading(msgspec.Struct, frozen=True):
 
 def read_sources(relay: Relay) -> dict[int, SourceReading]:
     """Read all sources, by slot."""
-    followed = {
-        slot: source.analytics
-        for slot, source in enumerate(relay.sources)
-        if source.analytics is not None and not source.expired
-    }
-    shared = dict(zip(followed, shares([*followed.values()]), strict=True))
+    analytics = read_analytics(relay)
     return {
-        slot: read_source(source, shared.get(slot, 0.0)) for slot, source in enumerate(relay.sources) if not source.gone
+        slot: read_source(source, analytics.get(slot)) for slot, source in enumerate(relay.sources) if not source.gone
     }
 
 
-def read_source(source: Source, shared: float = 0.0) -> SourceReading:
-    """Read one source; ``shared`` is what only all sources together know."""
+def read_analytics(relay: Relay) -> dict[int, AnalyticsReading]:
+    """Read what is known of the blocks of all sources that follow them, by slot. An expired one shares none."""
+    followed = {
+        slot: (source.analytics, source.expired)
+        for slot, source in enumerate(relay.sources)
+        if source.analytics is not None and not source.gone
+    }
+    live = [slot for slot, (_, expired) in followed.items() if not expired]
+    shared = dict(zip(live, shares([followed[slot][0] for slot in live]), strict=True))
+    return {slot: analytics.reading(shared.get(slot, 0.0)) for slot, (analytics, _) in followed.items()}
+
+
+def read_source(source: Source, analytics: AnalyticsReading | None = None) -> SourceReading:
+    """Read one source; ``analytics`` are what only all sources together know."""
     sequencer, normalizer, spec = source.sequencer, source.normalizer, source.spec
     media = normalizer.index.media()
     return SourceReading(
@@ -139,6 +147,7 @@ def read_source(source: Source, shared: float = 0.0) -> SourceReading:
         epoch=sequencer.epoch,
         last_seq=sequencer.next - 1,
         dialect=source.dialect.name,
+        unknown=sorted(source.unknown),
         block_size=normalizer.block_size,
         pending=sequencer.pending,
         queue_depth=len(sequencer.held) + len(sequencer.actions),
@@ -155,7 +164,7 @@ def read_source(source: Source, shared: float = 0.0) -> SourceReading:
         blocks=dict.fromkeys(media, 0) if source.expired else dict(media),
         examples=source.examples.copy(),
         stats=_copied(source.stats),
-        analytics=None if source.analytics is None else source.analytics.reading(shared),
+        analytics=analytics,
     )
 
 

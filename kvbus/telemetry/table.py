@@ -15,6 +15,7 @@ from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM, CacheReset, Filtered, Reason, Refused
+from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.telemetry.readings import OutputReading, SourceReading
 from kvbus.telemetry.row import Row, by, counts, known, one
 
@@ -37,6 +38,7 @@ STATE_REASONS: Final = ("subscribed", "lost")
 HTTP_REASONS: Final = ("too_many", "slow", "handshake", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
+DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
 
 
 SOURCES: Final[tuple[Row[SourceReading], ...]] = (
@@ -189,7 +191,7 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     by(
         "reason",
         "events_filtered_total",
-        "Valid batches, events and blocks that do not leave as they came, by reason; orphan_passed and other_rank do.",
+        "Valid batches, events and blocks that do not leave as they came, by reason.",
         lambda s: counts(s.stats.filtered, Filtered),
     ),
     by(
@@ -324,6 +326,28 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     ),
 )
 
+DISCOVERY: Final[tuple[Row[DiscoveryStats], ...]] = (
+    one("discovery_engines", "Engines that a discovery lists.", lambda d: d.engines),
+    one(
+        "discovery_failing",
+        "1 while a discovery cannot be asked: what it found before stays in force.",
+        lambda d: float(bool(d.failing)),
+    ),
+    one("discovery_failures_total", "Attempts to ask a discovery that failed.", lambda d: d.failures),
+    by(
+        "change",
+        "discovery_changes_total",
+        "Sources (ranks) that a discovery has made join, leave or move to another address.",
+        lambda d: counts(d.changes, DISCOVERY_CHANGES),
+    ),
+    by(
+        "reason",
+        "discovery_left_out",
+        "Engines that a discovery lists and that are no sources, by reason.",
+        lambda d: d.left_out.items(),
+    ),
+)
+
 PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     Row(
         "build_info",
@@ -340,6 +364,18 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         "state_refused_total",
         "Files of a saved state that could not be used and were moved aside.",
         lambda p: p.state_refused,
+    ),
+    by(
+        "state",
+        "source_slots",
+        "Sources, all ranks counted, that have a slot: present, or gone and remembered.",
+        lambda p: [("present", p.slots_present), ("gone", p.slots_gone)],
+    ),
+    one("source_slots_limit", "The most of them: limits.max_sources.", lambda p: p.slots_limit),
+    one(
+        "source_slots_reused_total",
+        "Slots of sources that are gone and that others needed.",
+        lambda p: p.slots_reused,
     ),
     one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
     one("http_listeners", "Clients that follow /events.", lambda p: p.http_listeners),

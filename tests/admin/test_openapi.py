@@ -8,7 +8,8 @@ import msgspec
 
 from kvbus.admin.http import AdminServer
 from kvbus.admin.openapi import JSON, PATHS, BlockEntry, Problem, document
-from kvbus.admin.query import Answer, Request
+from kvbus.admin.query import Answer
+from kvbus.admin.query_body import Request
 from tests.admin.test_query import LARGE, TOKENS, asking
 from tests.doubles.payloads import store
 from tests.doubles.socket_router import SocketRouter

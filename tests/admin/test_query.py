@@ -17,12 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvbus.admin import query as module
-from kvbus.admin import query_index
+from kvbus.admin import query_body, query_index
 from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.blocks.prefix_labels import packed
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
-from tests.doubles.payloads import store
+from tests.doubles.payloads import removed, store
 from tests.system.bus import eventually, running_bus
 
 SIZE = 16
@@ -188,7 +188,7 @@ async def test_bad_bodies_are_refused_with_a_sentence_and_the_next_one_is_answer
 
 def taken_out(body):
     """What :func:`in_pieces` makes of a body, and how many pieces it was."""
-    work, pieces = module.in_pieces(body), 0
+    work, pieces = query_body.in_pieces(body), 0
     while True:
         try:
             next(work)
@@ -204,8 +204,8 @@ ODD = st.sampled_from(
 
 def questions(body, lists=()):
     try:
-        queries = module.read(body, lists)
-    except module.RefusedError as refused:
+        queries, _ = query_body.read(body, lists)
+    except query_body.RefusedError as refused:
         return refused.status
     for each in queries:
         each.tokens = packed(each.tokens) if isinstance(each.tokens, list) else each.tokens
@@ -221,7 +221,7 @@ def questions(body, lists=()):
 @example(b'1,2],"salt":"tokens', 1)
 def test_a_body_read_in_pieces_asks_what_it_asks_read_whole(odd, size):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PIECE", size)
+        patch.setattr(query_body, "PIECE", size)
         for body in (odd, b'{"tokens":[' + odd, b'{"tokens":[%b]}' % odd, b'{"queries":[{"tokens":[%b]}]}' % odd):
             short, lists, _ = taken_out(body)
             assert questions(short, lists) == questions(body)
@@ -232,9 +232,9 @@ def test_a_long_list_is_read_in_pieces_and_no_more_lists_than_questions():
     body = json.dumps({"tokens": ids, "salt": "s"}).encode()
     short, lists, pieces = taken_out(body)
     assert (short, lists) == (b'{"tokens": [0], "salt": "s"}', [packed(ids)])
-    assert pieces == len(body) // module.PIECE
-    many = json.dumps({"queries": [{"tokens": []}] * (module.MAX_QUERIES + 1)}).encode()
-    assert taken_out(many) == (many, [], module.MAX_QUERIES)
+    assert pieces == len(body) // query_body.PIECE
+    many = json.dumps({"queries": [{"tokens": []}] * (query_body.MAX_QUERIES + 1)}).encode()
+    assert taken_out(many) == (many, [], query_body.MAX_QUERIES)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ async def test_what_asks_too_much_at_once_is_refused(limit, body):
     async with asking() as here:
         status, answer = await here.post(body)
         assert status == 413
-        assert str(getattr(module, limit)) in answer["error"]
+        assert str(getattr(query_body, limit)) in answer["error"]
         assert here.outcomes == {"too_large": 1}
 
 
@@ -346,10 +346,10 @@ async def test_however_many_ask_each_turn_of_the_loop_has_one_piece_of_their_wor
         turn += 1
         timer[0] = asyncio.get_running_loop().call_soon(look)
 
-    monkeypatch.setattr(module, "packed", counted(packed))
+    monkeypatch.setattr(query_body, "packed", counted(packed))
     monkeypatch.setattr(PrefixIndex, "matches", counted(PrefixIndex.matches))
     body = json.dumps({"tokens": TOKENS + [100_000] * 16_384}).encode()
-    assert len(body) > 3 * module.PIECE
+    assert len(body) > 3 * query_body.PIECE
     few = aiohttp.TCPConnector(limit=50)  # kvbus takes 64 connections
     async with asking() as here, aiohttp.ClientSession(connector=few) as here.session:
         await here.ask(tokens=TOKENS)
@@ -380,3 +380,39 @@ async def test_other_sites_and_proxies_may_not_ask():
         async with here.session.get(here.url) as answer:
             assert answer.status == 405
         assert here.outcomes == {}
+
+
+async def test_analytics_of_every_source_beside_questions_or_alone():
+    async with asking(analytics=True) as here:
+        await here.say(removed([3]))
+        await here.say(store([3], 2, tokens=TOKENS[2 * SIZE : 3 * SIZE]))
+        alone = await here.ask(analytics=True)
+        assert (alone["results"], alone["incomplete"]) == ([], [])
+        (source,) = alone["analytics"]
+        blocks = source.pop("blocks")
+        assert source == {"source": "engine", "rank": 0, "worker": "pod-a", "state": "live", "partial": False}
+        base = here.url.removesuffix("/query")
+        async with here.session.get(f"{base}/sources") as answer:
+            (shown,) = await answer.json()
+        fading = {"stored_per_second", "removed_per_second", "churn"}
+        assert {name: value for name, value in blocks.items() if name not in fading} == {
+            name: value for name, value in shown["analytics"].items() if name not in fading
+        }
+        assert (blocks["live"], blocks["stored"], blocks["removed"], blocks["stored_again"]) == (3, 4, 1, 1)
+        both = await here.ask(tokens=TOKENS, analytics=True)
+        assert [match["blocks"] for match in both["results"][0]["matches"]] == [3]
+        assert both["analytics"][0]["blocks"]["live"] == 3
+        many = await here.ask(queries=[{"tokens": TOKENS}, {"hashes": [2]}], analytics=True)
+        assert (len(many["results"]), len(many["analytics"])) == (2, 1)
+        assert "analytics" not in await here.ask(tokens=TOKENS, analytics=False)
+        assert (await here.post({"queries": [{"analytics": True}]}))[0] == 400
+        assert (await here.post({"analytics": 1}))[0] == 400
+        assert (await here.post({"analytics": False}))[0] == 400
+
+
+async def test_analytics_that_are_off_are_said_to_be():
+    async with asking() as here:
+        refused = 400, {"error": "analytics are off; the configuration has to say analytics: true"}
+        for body in ({"analytics": True}, {"tokens": TOKENS, "analytics": True}):
+            assert await here.post(body) == refused
+        assert here.outcomes == {"invalid": 2}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from . import core, delivery, fanout, ingest, late, latency, state, workloads
+from . import asking, core, delivery, fanout, ingest, late, latency, state, workloads
 from .processes import pin
 from .render import render
 from .report import Section, plain
@@ -23,6 +23,7 @@ SECTIONS: Final[dict[str, Callable[..., Section]]] = {
     "ingest": ingest.run,
     "latency": latency.run,
     "late": late.run,
+    "asking": asking.run,
     "ranks": fanout.run_ranks,
     "engine": fanout.run_engine,
     "fan-out": delivery.run_fan_out,

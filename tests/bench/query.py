@@ -26,7 +26,9 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from kvbus.admin.query import MAX_BODY, MSGPACK, Queries
+from kvbus.admin.pace import Pace
+from kvbus.admin.query import Queries
+from kvbus.admin.query_body import MAX_BODY, MSGPACK
 from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.events import BatchReceived, SourceUp
 from kvbus.core.normalizing.rules import Rules
@@ -128,7 +130,7 @@ async def turns(load: Load, kind: str, questions: int) -> list[list[float]]:
     A callback comes round with every turn; the clock is the thread's own, so that other programs do not count.
     """
     observed: Any = SimpleNamespace(relay=load.relay, process=ProcessStats(), config=SimpleNamespace(worker="w"))
-    queries = Queries(observed)
+    queries = Queries(observed, Pace())
     app = web.Application(client_max_size=MAX_BODY)
     app.router.add_post("/query", queries.handle)
     runner = web.AppRunner(app, access_log=None)

@@ -22,7 +22,7 @@ import msgspec
 from kvbus.daemon.seq_reservation import SeqReservations
 from tests.ports import ports_in_a_row
 
-from . import engine, reader, router
+from . import asker, engine, reader, router
 from .counters import Counters
 from .processes import (
     LOAD_CORE,
@@ -241,6 +241,12 @@ class Running:
     def reader(self, spec: reader.Spec) -> Child:
         """A late router's process, which waits to be told to ask."""
         child = self._child("reader", spec)
+        child.expect("ready")
+        return child
+
+    def asker(self, spec: asker.Spec) -> Child:
+        """Clients of kvbus's HTTP port, which wait to be told to ask."""
+        child = self._child("asker", spec)
         child.expect("ready")
         return child
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import click
 import pytest
@@ -10,9 +11,10 @@ from click.testing import CliRunner
 from kvbus.admin import query as module
 from kvbus.admin.access import Access
 from kvbus.cli import main
-from kvbus.cli.query import token_ids
+from kvbus.cli.query import lifetime, token_ids
 from kvbus.core.stats import HttpRefusal
 from tests.admin.test_query import BEST, LARGE, TOKENS, asking
+from tests.doubles.payloads import removed
 from tests.ports import free_port
 
 
@@ -74,3 +76,36 @@ async def test_a_bus_that_refuses_says_why(monkeypatch):
     async with asking() as here:
         refused = await invoke("--http", here.url.removesuffix("/query"), "--tokens", "-")
         assert "the Host header has to be localhost" in refused.stderr
+
+
+async def test_analytics(monkeypatch):
+    monkeypatch.setattr("kvbus.cli.query.run_until_signal", run)
+    async with asking(analytics=True) as here:
+        where = ["--http", here.url.removesuffix("/query"), "--analytics"]
+        await here.say(removed([3]))
+        shown = await invoke(*where)
+        assert (shown.exit_code, shown.stderr) == (0, "")
+        assert re.fullmatch(
+            r"engine  2 live blocks, 0% of them elsewhere too; 0\.0\d* stored and 0\.0\d* removed a second; "
+            r"0% of 3 stored again; half live up to 1\.0 s\n",
+            shown.stdout,
+        )
+        both = await invoke(*where, "--tokens", "-")
+        assert both.stdout.splitlines()[1].startswith("engine  2 blocks, 32 tokens: GPU 2")
+        assert json.loads((await invoke(*where, "--json")).stdout)["analytics"][0]["blocks"]["live"] == 2
+    assert (await invoke()).exit_code == (await invoke("--analytics", "--lora", "a")).exit_code == 2
+    async with asking() as here:
+        off = await invoke("--http", here.url.removesuffix("/query"), "--analytics")
+        assert (off.exit_code, "analytics are off; the configuration has to say" in off.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "said"),
+    [
+        ({"1.0": 0, "+Inf": 0}, "none has gone that was seen to come"),
+        ({"1.0": 1, "3.0": 1, "+Inf": 1}, "half live up to 3.0 s"),
+        ({"1.0": 1, "3.0": 0, "+Inf": 2}, "half live longer than 3.0 s"),
+    ],
+)
+def test_half_of_the_lifetimes(buckets, said):
+    assert lifetime(buckets) == said

@@ -16,12 +16,13 @@ def test_defaults_are_the_documented_ones(read):
     assert effective == {
         "model": None,
         "block_size": "auto",
-        "duplicates": "count",
+        "duplicates": "auto",
         "groups": "prefix",
         "orphans": "pass",
         "on_lost": "clear",
         "on_partial": "keep",
         "source_timeout": 30.0,
+        "discovery_grace": 10.0,
         "replay_timeout": 2.0,
         "probe_interval": 1.0,
         "reorder_batches": 20_000,
@@ -29,6 +30,7 @@ def test_defaults_are_the_documented_ones(read):
         "sources": [
             {
                 "name": "engine",
+                "discover": None,
                 "endpoint": "tcp://127.0.0.1:5557",
                 "replay_endpoint": "tcp://127.0.0.1:5558",
                 "snapshot_endpoint": None,
@@ -66,6 +68,7 @@ def test_defaults_are_the_documented_ones(read):
                 "curve_secret_key_file": None,
                 "curve_client_keys": None,
                 "curve_server_key_file": None,
+                "dynamo": None,
             }
         ],
         "http": "127.0.0.1:9477",
@@ -75,6 +78,8 @@ def test_defaults_are_the_documented_ones(read):
         "http_tls_certificate_file": None,
         "http_tls_key_file": None,
         "http_client_ca_file": None,
+        "http_token_review": None,
+        "http_access_review": True,
         "state_dir": "auto",
         "state_key_file": None,
         "state_sync": "none",
@@ -86,6 +91,7 @@ def test_defaults_are_the_documented_ones(read):
             "max_frame_bytes": 67_108_864,
             "max_frames": 16,
             "max_events": 65_536,
+            "max_sources": 1024,
             "max_blocks": 20_000_000,
             "max_index_bytes": 4_294_967_296,
             "max_groups": 64,

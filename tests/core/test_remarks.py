@@ -75,6 +75,19 @@ def test_where_copies_do_not_count_there_is_nothing_to_say():
     assert remarks(source) == {}
 
 
+def test_it_is_said_that_it_is_not_known_what_a_removal_means_until_it_is():
+    once = [[PREFIX], [PREFIX], [removed([3, 2, 1])]]
+    source = fed(*once, duplicates="auto")
+    assert list(remarks(source)) == [Remark.COPIES]
+    assert remarks(source)[Remark.COPIES].startswith("3 blocks ")
+    assert remarks(fed(*once, [removed([3])], duplicates="auto")) == {}
+
+
+def test_what_was_found_out_to_count_may_be_hits_too():
+    source = fed([PREFIX, PREFIX, removed([3, 3])], *([PREFIX] for _ in range(MIN_COPIES)), duplicates="auto")
+    assert list(remarks(source)) == [Remark.REANNOUNCED]
+
+
 def test_copies_that_are_removed_are_copies():
     source = fed([PREFIX], *([PREFIX, removed([3, 2, 1])] for _ in range(2 * MIN_COPIES)))
     assert remarks(source) == {}

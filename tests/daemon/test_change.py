@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.config import Config, load
+from kvbus.config import Config, FoundRank, FoundSource, SourceConfig, load
 from kvbus.daemon.change import Change, change_to, must_reconnect, only_list
 from kvbus.errors import ConfigError
 from kvbus.transport.curve import Curve
@@ -129,3 +129,29 @@ OTHER_LIST = Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"b"}))
 )
 def test_another_list_alone(before: Curve | None, now: Curve | None, only: bool) -> None:
     assert only_list(before, now) is only
+
+
+def found(name: str, port: int, replay: int | None = None, where: str = "dns") -> FoundSource:
+    rank = FoundRank(0, f"tcp://a:{port}", None if replay is None else f"tcp://a:{replay}")
+    return FoundSource.model_construct(**{**dict(SourceConfig()), "name": name, "ranks": (rank,), "where": where})
+
+
+def with_source(source: FoundSource) -> Config:
+    return config(one("a")).model_copy(update={"sources": (source,)})
+
+
+def test_a_found_engine_at_another_address_has_moved_and_is_no_other_one() -> None:
+    change = change_to(with_source(found("a", 1, 2)), with_source(found("a", 3, 4)), lambda _slot: True)
+    assert labels(change) == ([], [], [])
+    assert [stream.endpoint for stream in change.moved] == ["tcp://a:3"]
+
+
+def test_a_found_engine_that_is_found_elsewhere_at_the_same_address_is_no_change() -> None:
+    change = change_to(with_source(found("a", 1)), with_source(found("a", 1, where="file")), lambda _slot: True)
+    assert (labels(change), change.moved) == (([], [], []), ())
+
+
+@pytest.mark.parametrize("other", [found("b", 3, 4), found("a", 1)])
+def test_another_name_or_another_way_to_ask_is_another_source(other: FoundSource) -> None:
+    change = change_to(with_source(found("a", 1, 2)), with_source(other), lambda _slot: True)
+    assert (labels(change), change.moved) == (([], [other.name], []), ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from kvbus.daemon import reload
 from kvbus.daemon.change import Change
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, read_keys
+from kvbus.daemon.placement import Placement, place
 from kvbus.daemon.reload import Reloader
 from kvbus.errors import BindError
 from tests.security.keys import Keyring
@@ -27,12 +29,15 @@ class Recorder:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.placement = place(Placement(), config)
         self.keys = read_keys(config)
         self.started = True
         self.process = ProcessStats()
         self.source_sockets = self
         self.admin = self
         self.credentials = read_credentials(config)
+        self.discovery = self
+        self.changing = asyncio.Lock()
         self.applied: list[Change] = []
         self.taken = False
         """Another process has an address that a change needs."""
@@ -40,10 +45,16 @@ class Recorder:
     def is_open(self, _slot: int) -> bool:
         return True
 
+    def preview(self, config: Config) -> Config:
+        return config
+
+    async def adopt(self, config: Config) -> None:
+        """Nothing discovers here."""
+
     async def apply(self, change: Change, keys: Keys) -> None:
         if self.taken:
             raise BindError("ipc:///run/b", "address in use")
-        self.config = change.config
+        self.config, self.placement = change.config, change.placement
         self.applied.append(change)
         await self.apply_keys(keys)
 

@@ -75,7 +75,7 @@ async def test_an_upgrade_and_the_way_back(
 ) -> None:
     """Each version finds what the other one wrote: it says so, counts it, and goes on from a higher number."""
     used = 0
-    for version, other in ((b"010", None), (b"011", b"010"), (b"010", b"011")):
+    for version, other in ((b"011", None), (b"012", b"011"), (b"011", b"012")):
         monkeypatch.setattr(state_file, "MAGIC", b"kvbus-state-%s\n" % version)
         caplog.clear()
         async with running_bus(**settings(tmp_path)) as bus:

@@ -32,7 +32,7 @@ def all_accounted_for(source: Counted) -> None:
 
 def size_is_true(normalizer: Normalizer) -> None:
     """What an index is counted to hold is what it holds."""
-    for index in (normalizer.index, normalizer.tails):
+    for index in normalizer.indexes:
         tables = index.tables.values()
         held = {id(chunk): chunk_bytes(chunk) for table in tables for chunk in table.blocks.values()}
         assert index.size.blocks == sum(len(table.blocks) for table in tables)

@@ -86,8 +86,7 @@ class Driven:
     def publish(self, count: int, stream: int = 0, *, size: int = 10, events: int = 1) -> None:
         """Hand over so many batches; nothing has to leave before `flush`."""
         for _ in range(count):
-            payload = b"%d" % len(self.sent[stream])
-            payload += bytes(size - len(payload))
+            payload = self.kind.payload(len(self.sent[stream]), size)
             seq = self._streams[stream].append(payload, 0.0)
             self.sent[stream].append((TOPIC, seq, payload))
             self.driver.publish(Publish(0, stream, TOPIC, seq, payload, events))

@@ -45,6 +45,9 @@ class LinesKind:
     def joined(self, stats: OutputStats, readers: list[LinesReader]) -> bool:
         return True
 
+    def payload(self, number: int, size: int) -> bytes:
+        return (b"%d" % number).ljust(size, b"\0")
+
     def places(self, config: OutputConfig, stream: int) -> list[str]:
         return [config.stream_endpoints(stream).endpoint.removeprefix("ipc://")]
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from kvbus.config import OutputConfig
 from kvbus.core.stats import OutputStats
+from tests.outputs.dynamo_reader import DynamoKind
 from tests.outputs.lines_reader import LinesKind
 from tests.outputs.zmq_reader import ZmqKind
 
@@ -55,6 +56,9 @@ class Kind(Protocol):
     def joined(self, stats: OutputStats, readers: list[Any]) -> bool:
         """Whether all readers there are will be sent what is published from now on."""
 
+    def payload(self, number: int, size: int) -> bytes:
+        """A batch of about this size, different for each number, that a reader can give back as it was."""
+
     def places(self, config: OutputConfig, stream: int) -> list[str]:
         """All that one stream opens, as an error names it."""
 
@@ -62,4 +66,4 @@ class Kind(Protocol):
         """Keep a place from being opened."""
 
 
-KINDS: dict[str, Kind] = {"lines": LinesKind(), "zmq": ZmqKind()}
+KINDS: dict[str, Kind] = {"dynamo": DynamoKind(), "lines": LinesKind(), "zmq": ZmqKind()}

@@ -79,6 +79,9 @@ class ZmqKind:
             reader.look()
         return stats.subscribers == len(readers)
 
+    def payload(self, number: int, size: int) -> bytes:
+        return (b"%d" % number).ljust(size, b"\0")
+
     def places(self, config: OutputConfig, stream: int) -> list[str]:
         return [place for place in config.stream_endpoints(stream) if place is not None]
 

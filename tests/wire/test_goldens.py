@@ -1,9 +1,11 @@
 """Recorded streams of real engines through the core, without sockets: what leaves is the engine's truth, well-formed."""
 
+from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.normalizing.rules import Rules
@@ -13,7 +15,7 @@ from kvbus.core.wire.codec import Batch, decode
 from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.profiles import PROFILES, encode, fold
 from tests.core.dsl import Script, raw, tick
-from tests.doubles.payloads import payload, plain_all, removed, store
+from tests.doubles.payloads import pack, payload, plain_all, removed, store, unpack
 from tests.doubles.router import PlainSetRouter, events_of
 from tests.typed import there, well_formed
 from tests.wire.captures import BY_PREFIX, CAPTURES, digest, lives, load, matches_truth, points, truth
@@ -54,7 +56,7 @@ class Played:
         self.router = PlainSetRouter()
         self.sent = []
         seq = 0
-        for life in lives(name):
+        for life in self.lives(name):
             self.normalizer.reset()
             self.router.blocks.clear()  # the relay says AllBlocksCleared here
             for message in life:
@@ -68,6 +70,9 @@ class Played:
                     seq += 1
                 if each is not None:
                     each(self)
+
+    def lives(self, name):
+        return lives(name)
 
 
 @pytest.fixture(scope="module", params=CAPTURES)
@@ -240,6 +245,53 @@ def test_all_groups_on_request(capture):
 def test_counting_copies_is_what_makes_the_mamba_capture_exact():
     """The control: without it blocks are missing, so this capture does test it."""
     assert matches_truth("vllm033_mamba_64_16", Played("vllm033_mamba_64_16", duplicates="ignore").router) is not None
+
+
+class OnlyTheLast(Played):
+    """A capture as an engine with vllm#55092 would have sent it: a removal only of the last copy."""
+
+    def lives(self, name):
+        for life in super().lives(name):
+            copies = Counter[Any]()
+            yield [structs.replace(message, payload=pack(self._batch(message, copies))) for message in life]
+
+    def _batch(self, message, copies):
+        ts, events, *rank = unpack(message.payload)
+        return [ts, [event for event in events if self._kept(event, copies)], *rank]
+
+    def _kept(self, event, copies):
+        if event["type"] == "AllBlocksCleared":
+            copies.clear()
+            return True
+        keys = [(event.get("group_idx"), event.get("medium"), block) for block in event["block_hashes"]]
+        if event["type"] == "BlockStored":
+            copies.update(keys)
+            return True
+        copies.subtract(keys)
+        event["block_hashes"] = [key[2] for key in keys if copies[key] <= 0]
+        return bool(event["block_hashes"])
+
+
+class TestCopies:
+    def test_nothing_is_dead_while_it_is_not_known_what_a_removal_means(self, name):
+        played = Played(name, duplicates="auto")
+        assert set(played.router.blocks) <= truth(name) or name in BY_PREFIX
+        undecided = played.normalizer.unsure > 0
+        assert (matches_truth(name, played.router) is None) != (name == "vllm033_map_extras")
+        assert undecided == (name in {"vllm033_map_extras", "vllm033_restart"})
+        assert played.router.violations == []
+
+    @pytest.mark.parametrize("rule", ["auto", "last"])
+    def test_an_engine_that_removes_the_last_copy_alone(self, name, rule):
+        if not name.startswith("vllm033"):
+            return
+        played = OnlyTheLast(name, duplicates=rule)
+        assert matches_truth(name, played.router) is None
+        assert played.normalizer.dump()["each"] == []
+
+    def test_counting_it_leaves_dead_blocks(self):
+        """The control: these streams do have copies that go by one removal."""
+        assert "dead" in str(matches_truth("vllm033_window", OnlyTheLast("vllm033_window").router))
 
 
 def pair(hashes, parent=None, **more):

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from msgspec import Raw, UnsetType
+from msgspec import Raw, UnsetType, structs
 
 from kvbus.core.blocks.chains import PAUSE, Run, chains, keys_of, tokens_of
-from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.chunk import Chunk, Rest
 from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, raw_or_unset, set_of_chunks, slice_array
 from kvbus.core.blocks.live_order import in_order, live_runs
 from kvbus.core.types import Hash
@@ -125,14 +125,32 @@ def _derived_names(index: Index) -> Iterator[tuple[TableKey, Hash]]:
 
 def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
     """Stores that announce blocks ``[a, b)`` of a chunk whose blocks leave as they came."""
-    whole = a == 0 and b == len(chunk.hashes)
-    size = chunk.block_size
-    tokens = Raw(chunk.tokens) if whole else slice_array(chunk.tokens, a * size, b * size)
-    keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
-    if not whole:
-        keys, lookahead = _entries(keys, a, b), _entries(lookahead, a, b)
+    tokens, keys, lookahead = _part(chunk, a, b)
     parent = out_parent(index, group_of(chunk), chunk.parent_of(a))
-    return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, size, keys, lookahead)]
+    return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, chunk.block_size, keys, lookahead)]
+
+
+def single(chunk: Chunk, at: int) -> Chunk:
+    """Block ``at`` of a chunk as a chunk of its own, as the engine stored it."""
+    tokens, keys, lookahead = _part(chunk, at, at + 1)
+    rest = None if chunk.rest is None else Rest(chunk.extras)
+    meta = structs.replace(chunk.meta, lookahead=lookahead)
+    return Chunk(chunk.hashes[at : at + 1], chunk.parent_of(at), bytes(tokens), meta, keys, rest)
+
+
+def store_of(chunk: Chunk) -> BlockStored[Any]:
+    """The engine's store of a chunk, without fields no struct knows."""
+    keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
+    return _as_store(chunk, chunk.hashes, chunk.parent, Raw(chunk.tokens), chunk.block_size, keys, lookahead)
+
+
+def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None]:
+    """The tokens of blocks ``[a, b)``, and their entries in the fields that have one for each block."""
+    keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
+    if a == 0 and b == len(chunk.hashes):
+        return Raw(chunk.tokens), keys, lookahead
+    size = chunk.block_size
+    return slice_array(chunk.tokens, a * size, b * size), _entries(keys, a, b), _entries(lookahead, a, b)
 
 
 def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
@@ -216,8 +234,23 @@ def _as_event(
     keys: bytes | None,
     lookahead: bytes | None,
 ) -> AnyEvent:
+    event = _as_store(chunk, hashes, parent, tokens, block_size, keys, lookahead)
+    if chunk.extras:
+        return with_extras(event, {name: Raw(value) for name, value in chunk.extras.items()})
+    return event
+
+
+def _as_store(
+    chunk: Chunk,
+    hashes: Sequence[Hash],
+    parent: Hash | None,
+    tokens: Raw,
+    block_size: int,
+    keys: bytes | None,
+    lookahead: bytes | None,
+) -> BlockStored[Any]:
     meta = chunk.meta
-    event: BlockStored[Any] = BlockStored(
+    return BlockStored(
         tuple(hashes),
         parent,
         tokens,
@@ -235,6 +268,3 @@ def _as_event(
         raw_or_unset(meta.cache_salt),
         raw_or_unset(lookahead),
     )
-    if chunk.extras:
-        return with_extras(event, {name: Raw(value) for name, value in chunk.extras.items()})
-    return event

@@ -2,7 +2,8 @@
 
 *Coarse* blocks repeat what a finer stream says; of them the number of copies is enough. *Tail blocks* are the ends of
 prompts that do not fill a block: vLLM announces them before the block is full, and removes them when it is. They are
-kept whole: if the group's blocks turn out to be of their size, they have to be announced after all.
+kept whole: if the group's blocks turn out to be of their size, they have to be announced after all. *Unsure* blocks are
+in :mod:`~kvbus.core.normalizing.copies`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index, Table, TableKey
 from kvbus.core.blocks.size import ITEM_BYTES, chunk_bytes
 from kvbus.core.normalizing.block_size import Treatment
+from kvbus.core.normalizing.copies import Copies
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash
 
@@ -25,24 +27,24 @@ class LeftOut:
 
     Args:
         stats: where blocks that are left out are counted.
-        count_copies: a copy has to be removed once more, before the block is gone.
+        copies: whether a copy has to be removed once more, before the block is gone.
     """
 
-    def __init__(self, stats: SourceStats, *, count_copies: bool) -> None:
+    def __init__(self, stats: SourceStats, copies: Copies) -> None:
         self._stats = stats
-        self._count_copies = count_copies
+        self.copies = copies
         self.coarse: dict[TableKey, dict[Hash, int]] = {}
         """Copies, by table and hash; no table is empty."""
         self._coarse_blocks = 0
         self.tails = Index()
 
     def __len__(self) -> int:
-        return self._coarse_blocks + self.tails.size.blocks
+        return self._coarse_blocks + self.tails.size.blocks + self.copies.blocks
 
     @property
     def bytes(self) -> int:
         """About what is held."""
-        return ITEM_BYTES * self._coarse_blocks + self.tails.size.bytes
+        return ITEM_BYTES * self._coarse_blocks + self.tails.size.bytes + self.copies.bytes
 
     @property
     def media(self) -> set[str]:
@@ -73,7 +75,7 @@ class LeftOut:
         table = self.tails.table(*key)
         if block not in table.blocks:
             self.tails.size.add(chunk, 1, chunk_bytes(chunk), first=True)
-        table.add(block, chunk, copies, count=self._count_copies)
+        table.add(block, chunk, copies, count=self.copies.one_by_one(key[1]))
 
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
         """Take over the blocks of the index that are not announced any more. The caller counts both anew."""
@@ -93,7 +95,7 @@ class LeftOut:
                 del table.blocks[block]
                 copies = table.copies.pop(block, 0)
                 if treatment is Treatment.NATIVE or treatment is Treatment.REBLOCK:
-                    index.table(*key).add(block, chunk, copies, count=self._count_copies)
+                    index.table(*key).add(block, chunk, copies, count=True)
                 else:
                     self._take(key, block, chunk, copies, treatment)
 
@@ -109,12 +111,12 @@ class LeftOut:
         return {key for key, table in self.coarse.items() if key[1] == medium and block in table}
 
     def remove_coarse(self, key: TableKey, block: Hash) -> bool:
-        """Forget one copy of a coarse block; False if there is none."""
+        """Forget a coarse block, or one copy of it; False if there is none."""
         table = self.coarse.get(key, {})
         left = table.get(block)
         if left is None:
             return False
-        if left == 1:
+        if left == 1 or not self.copies.one_by_one(key[1]):
             self._coarse_blocks -= 1
             del table[block]
             if not table:
@@ -143,3 +145,4 @@ class LeftOut:
         for key in [key for key in self.coarse if key[1] not in media]:
             self._coarse_blocks -= len(self.coarse.pop(key))
         self.tails.keep(media)
+        self.copies.keep(media)

@@ -18,8 +18,9 @@ from msgspec import structs
 
 from kvbus.core.blocks.announce import announce, removals_of
 from kvbus.core.blocks.index import Index
-from kvbus.core.normalizing.admission import Admission, Checked
+from kvbus.core.normalizing.admission import Admission, Checked, Step
 from kvbus.core.normalizing.block_size import BlockSizeDetector
+from kvbus.core.normalizing.copies import Copies
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.normalizing.plain import PlainEvents
@@ -29,7 +30,7 @@ from kvbus.core.normalizing.shape import Sizes
 from kvbus.core.normalizing.stores import Stores
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import DEVICE_MEDIUM
-from kvbus.core.wire.codec import AnyEvent, Batch
+from kvbus.core.wire.codec import ARRAYS, AnyEvent, Batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvbus.core.wire.tokens import are_pairs
 
@@ -68,14 +69,22 @@ class Normalizer:
             max_groups=rules.max_groups,
         )
 
-    def _begin(self, admission: Admission, *, seen_to_clear_all: bool = False, presumed: bool = False) -> None:
+    def _begin(
+        self,
+        admission: Admission,
+        *,
+        each: set[str] | None = None,
+        seen_to_clear_all: bool = False,
+        presumed: bool = False,
+    ) -> None:
         # What was learned of the stream.
         self._admission = admission
         self._seen_to_clear_all = seen_to_clear_all
         """The stream, or what the engine is, has shown that AllBlocksCleared speaks of every tier."""
 
         # What the engine holds beside the index, and what is certain of it.
-        self._left_out = LeftOut(self.stats, count_copies=self.rules.duplicates == "count")
+        self._copies = Copies(self.rules.duplicates, self.stats, each or set())
+        self._left_out = LeftOut(self.stats, self._copies)
         self.emptied = False
         """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
         self._presumed = presumed
@@ -107,8 +116,14 @@ class Normalizer:
         self._refused.clear()
         admission.forget()
         if same_epoch:
-            self._begin(admission, seen_to_clear_all=self._seen_to_clear_all, presumed=self._presumed)
+            self._begin(
+                admission,
+                each=self._copies.each,
+                seen_to_clear_all=self._seen_to_clear_all,
+                presumed=self._presumed,
+            )
         else:
+            self.form = 0
             self._begin(self._new_admission())
 
     @property
@@ -200,20 +215,49 @@ class Normalizer:
             leaving.cleared = []
         if batch.rejects:
             admission.count_rejects(batch.rejects)
-        if batch.uniform:
+            self._copies.forget()
+        if batch.uniform and batch.form != self.form:
             self.form = batch.form
+            if batch.form >= ARRAYS:
+                self._copies.known()
         rest = self._plain.apply(batch, out)
         if rest:
             self._apply_rest(rest, batch)
         if self._removals.busy:
+            if self._copies.changed:
+                self._settle_copies(missed=bool(batch.rejects))
             self._removals.finish()
         self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == events
         return out
 
+    def _settle_copies(self, *, missed: bool) -> None:
+        """The engine removes each copy: blocks that are gone after one removal, and had copies, are live again."""
+        self._copies.changed = False
+        if missed:
+            self._copies.forget()
+        steps: list[Step] = []
+        again = list(self._copies.settle())
+        for key, block, chunk, copies in again:
+            table = self.index.table(*key)
+            if block in table.blocks:
+                table.add(block, chunk, copies - 1, count=True)
+            else:
+                steps.append(self._admission.as_checked(chunk))
+        for at in range(len(steps)):
+            self._stores.store(steps, at)
+        self._stores.finish()
+        for key, block, _, copies in again:
+            table = self.index.table(*key)
+            if copies > 1 and block not in table.copies and block in table.blocks:
+                table.copies[block] = copies - 1
+        self._stores.make_room()
+
     def _apply_rest(self, events: list[Event], batch: Batch) -> None:
         """Apply the remaining events of a batch: all are checked before any is applied."""
         admission, removals, stores = self._admission, self._removals, self._stores
+        refused = self.stats.rejected.total()
         steps = admission.check_all(events, batch)
+        missed = self.stats.rejected.total() != refused
         if admission.relearned and (len(self.index) or len(self.tails)):
             removals.leave()
             self._rebuild()
@@ -227,6 +271,8 @@ class Normalizer:
                 self._clear(second=clears > 0)
                 clears += 1
         stores.finish()
+        if missed:
+            self._copies.forget()
 
     def dump(self) -> dict[str, Any]:
         """What has been learned about the stream beside its blocks, as plain data."""
@@ -239,6 +285,7 @@ class Normalizer:
             "clears_all_tiers": self._seen_to_clear_all,
             "media": sorted(self.media),
             "presumed": self._presumed,
+            "each": sorted(self._copies.each),
             "refused": sorted(self._refused),
         }
 
@@ -252,6 +299,7 @@ class Normalizer:
         self._seen_to_clear_all = data["clears_all_tiers"]
         self._admission.media |= set(data["media"])
         self._presumed = data["presumed"]
+        self._copies.each.update(data["each"])
         self._refused.update(data["refused"])
 
     @property
@@ -279,8 +327,9 @@ class Normalizer:
 
     def count(self) -> None:
         """Blocks were put in or taken out without being counted: count them all."""
-        self.index.count()
-        self.tails.count()
+        for index in self.indexes:
+            index.count()
+        self._copies.count()
         self._stores.make_room()
 
     @property
@@ -288,10 +337,29 @@ class Normalizer:
         """The tails that are left out, as an index of their own."""
         return self._left_out.tails
 
+    @property
+    def indexes(self) -> tuple[Index, Index, Index]:
+        """All blocks that are kept: the live ones, the tails, and those that went by one removal and had copies."""
+        return self.index, self.tails, self._copies.unsure
+
+    @property
+    def unsure(self) -> int:
+        """Blocks that went by one removal and had copies, on media of which it is not known what a removal means."""
+        return self._copies.blocks
+
+    @property
+    def counts_copies(self) -> bool:
+        """Whether a live block goes with as many removals as it had stores, on any medium."""
+        return any(map(self._copies.one_by_one, self.media))
+
+    def missed(self) -> None:
+        """A batch cannot be read, or will never come, and what is known of the cache is kept."""
+        self._copies.forget()
+
     def merge_overlays(self) -> None:
         """Frozen copies of the index may have gone: see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""
-        self.index.merge_overlays()
-        self.tails.merge_overlays()
+        for index in self.indexes:
+            index.merge_overlays()
 
     def announce(self) -> Iterable[AnyEvent]:
         """The stores that build the live set from nothing; see :func:`kvbus.core.blocks.announce.announce`."""

@@ -18,11 +18,12 @@ from kvbus.core.blocks.size import MANY
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.normalizing.removal_order import leaf_first
+from kvbus.core.normalizing.validate import counts_left
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash, medium_key
 from kvbus.core.wire.schema import BlockRemoved
 
-_NONE: Final = (UNSET, UNSET)
+_NONE: Final = (UNSET, UNSET, UNSET)
 
 
 class Removals:
@@ -76,11 +77,17 @@ class Removals:
         table = self._index.tables.get(key)
         hashes = event.block_hashes
         self.waiting = self.busy = True
+        if table is None and group is not None and not self._left_out:
+            self._as_they_came = False
+            self._unknown[group] = self._unknown.get(group, 0) + len(hashes)
+            return
+        carried: tuple[Any, ...] = (event.locality, event.ownership, event.remaining_copy_counts)
+        plain = carried == _NONE
+        if not plain and carried[2] is not UNSET:
+            self._remove_counted(event, key)
+            return
         if table is None or key in self._left_out.coarse:
             self._as_they_came = False
-            if table is None and group is not None and not self._left_out:
-                self._unknown[group] = self._unknown.get(group, 0) + len(hashes)
-                return
             for block in hashes:
                 self.remove_one(key, block)
             return
@@ -90,8 +97,6 @@ class Removals:
         pop, copies = table.blocks.pop, table.copies
         size = self._index.size
         watched = size.left
-        carried: tuple[Any, Any] = (event.locality, event.ownership)
-        plain = carried == _NONE
         before: Chunk | None = None
         """Whose block went last."""
         at = -1
@@ -99,9 +104,7 @@ class Removals:
         names: tuple[Hash, ...] = ()
         went = 0
         for block in hashes:
-            if copies and block in copies:
-                table.remove(block)
-                self._stats.filtered[Filtered.COPY] += 1
+            if copies and block in copies and self._left_out.copies.keeps(key, table, block):
                 plain = False
                 continue
             chunk = pop(block, None)
@@ -170,18 +173,28 @@ class Removals:
         if self._left_out.coarse and self._left_out.remove_coarse(key, block):
             return
         if table is None or block not in table.blocks:
-            if not self._left_out.remove_tail(key, block):
+            if not self._left_out.remove_tail(key, block) and not self._removed_again(key, block):
                 self._unknown[group] = self._unknown.get(group, 0) + 1
             return
-        chunk = table.remove(block)
-        if chunk is None:
-            self._stats.filtered[Filtered.COPY] += 1
+        if block in table.copies and self._left_out.copies.keeps(key, table, block):
             return
+        chunk = table.blocks.pop(block)
         self._index.size.remove(table, block, chunk)
         if chunk.derived is None:
             self._gone.setdefault(key, {})[block] = chunk
         else:
             self._unreference(key, table, chunk, chunk.hashes.index(block))
+
+    def _removed_again(self, key: TableKey, block: Hash) -> bool:
+        return key[0] not in self._no_prefix and self._left_out.copies.removed_again(key, block)
+
+    def _remove_counted(self, event: BlockRemoved[Any], key: TableKey) -> None:
+        """Apply an event that says how many copies are left of each block; one that says it badly, as if it did not."""
+        counts = counts_left(event)
+        self._as_they_came = False
+        for at, block in enumerate(event.block_hashes):
+            if counts is None or not self._left_out.copies.say(key, self._index.tables.get(key), block, counts[at]):
+                self.remove_one(key, block)
 
     def just_removed(self, group: int | None, block: Hash) -> Chunk | None:
         """The chunk of a block that this batch has removed."""

@@ -6,12 +6,14 @@ from typing import Literal
 
 import msgspec
 
+from kvbus.core.normalizing.copies import Duplicates
+
 
 class Rules(msgspec.Struct, frozen=True):
     """The operator's choices for one source. ``block_size`` None: learned from the stream."""
 
     block_size: int | None = None
-    duplicates: Literal["count", "ignore"] = "count"
+    duplicates: Duplicates = "count"
     groups: Literal["prefix", "all"] = "prefix"
     orphans: Literal["pass", "drop"] = "pass"
     clears: Literal["auto", "device", "all"] = "auto"

@@ -139,6 +139,7 @@ class Stores:
         runs = self._offloaded(event, shape)
         if not runs:
             self._stats.filtered[Filtered.TOKENLESS] += 1
+            self._left_out.copies.forget()
         for run in runs:
             self.place(run, shape, chunk_of(self._index, run, step.extras), step.extras)
 
@@ -149,6 +150,7 @@ class Stores:
         treatment = detector.treatment(chunk.block_size, len(hashes))
         if treatment is Treatment.REJECT:
             self._stats.rejected[Reason.BLOCK_SIZE] += 1
+            self._left_out.copies.forget()
             return
         key = (shape.group, shape.medium)
         if treatment is Treatment.COARSE or treatment is Treatment.TAIL:
@@ -187,6 +189,9 @@ class Stores:
         room_bytes = rules.max_index_bytes - size.at_most - held - left_out.bytes
         if room >= 0 and (room_bytes >= 0 or room_bytes + size.at_most - size.bytes >= 0):
             return True
+        if left_out.copies.blocks:
+            left_out.copies.forget()
+            return self.fits(blocks, held)
         self._stats.rejected[Reason.INDEX_FULL] += 1
         return False
 
@@ -207,10 +212,12 @@ class Stores:
         parent = chunk.parent
         if parent in chunk.hashes and parent not in table.blocks:
             self._stats.rejected[Reason.SELF_PARENT] += 1
+            self._left_out.copies.forget()
             return False
         if parent is not None and self._index.find(shape.group, parent) is None:
             if self._rules.orphans == "drop":
                 self._stats.filtered[Filtered.ORPHAN_DROPPED] += 1
+                self._left_out.copies.forget()
                 if self._refused:
                     self._refused.add(shape.medium)  # its parent may be what the limit has kept out
                 return False
@@ -256,7 +263,7 @@ class Stores:
     def _store_copies(self, key: TableKey, table: Table, chunk: Chunk) -> None:
         """Apply a store of which some blocks are live: those are copies, the others leave as one store per run."""
         blocks, copies, stats = table.blocks, table.copies, self._stats
-        counted = self._rules.duplicates == "count"
+        counted = self._left_out.copies.counted
         first_new = None
         live = 0
         mine: list[bytes] | None = None

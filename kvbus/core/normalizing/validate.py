@@ -18,6 +18,7 @@ MAX_SIZE: Final = 2**31
 """The largest block size."""
 
 _decode_text: Final = msgspec.msgpack.Decoder(str | None).decode
+_decode_counts: Final = msgspec.msgpack.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]] | None).decode
 _decode_lists: Final = msgspec.msgpack.Decoder(
     list[list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]]] | None
 ).decode
@@ -115,6 +116,15 @@ def keys_ok(raw: Raw | bytes, count: int) -> bool:
     if keys.count(None) == len(keys):
         return True
     return all(each is None or (isinstance(each, list) and all(map(_is_key, each))) for each in keys)
+
+
+def counts_left(event: BlockRemoved[Any]) -> list[int] | None:
+    """How many copies of each block are left after a removal (vllm#48933); None if that is not said for each."""
+    try:
+        counts = _decode_counts(event.remaining_copy_counts)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    return counts if counts is not None and len(counts) == len(event.block_hashes) else None
 
 
 def _is_key(key: Any) -> bool:

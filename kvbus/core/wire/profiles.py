@@ -109,11 +109,14 @@ CANONICAL: Final = Wire()
 """Maps, with hashes and media as the engine named them."""
 
 _DYNAMO: Final = Wire("map", fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
+_DYNAMO_PLANE: Final = Wire("map", fold_hashes=True, drop_group=True)
+"""What the driver of Dynamo's event plane makes its events of. They have no groups, and tiers instead of media."""
 _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
     "vllm": Profile(CANONICAL, "4"),
     "dynamo": Profile(_DYNAMO, "4", filled_replay=False, hashes_tokens=True),
+    "dynamo-plane": Profile(_DYNAMO_PLANE, "4", one_group=True, hashes_tokens=True),
     "llm-d": Profile(
         Wire(fill_kinds=True, fold_pairs=True),
         "4",

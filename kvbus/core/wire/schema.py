@@ -62,20 +62,29 @@ class BlockStored(
 class BlockRemoved(
     msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False
 ):
-    """One copy of each named block left one medium (of one group)."""
+    """One copy of each named block left one medium (of one group), or the last one did.
+
+    ``remaining_copy_counts`` says for each block how many copies are left (vllm#48933).
+    """
 
     block_hashes: tuple[HashT, ...]
     medium: str | UnsetType | None = UNSET
     group_idx: Small | UnsetType | None = UNSET
     locality: Raw = UNSET  # type: ignore[assignment]
     ownership: Raw = UNSET  # type: ignore[assignment]
+    remaining_copy_counts: Raw = UNSET  # type: ignore[assignment]
 
 
 class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
     """The engine reset its prefix cache."""
 
 
+class BlockInactive(msgspec.Struct, tag_field="type", tag="BlockInactive"):
+    """No request uses these blocks any more; they stay in the cache (vllm#50732). No router is known to read it."""
+
+
 Event = BlockStored[Any] | BlockRemoved[Any] | AllBlocksCleared
+"""What anything follows from. BlockInactive is decoded beside them, counted, and goes no further."""
 
 CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
 """Fields of :class:`BlockStored` that kvbus hands on without reading them."""
@@ -123,7 +132,7 @@ class MapBatch(msgspec.Struct, Generic[HashT], array_like=True, gc=False):
     """``[ts, events, rank]`` of maps with known fields and hashes of one kind: decoded in one go."""
 
     ts: float
-    events: list[BlockStored[HashT] | BlockRemoved[HashT] | AllBlocksCleared]
+    events: list[BlockStored[HashT] | BlockRemoved[HashT] | AllBlocksCleared | BlockInactive]
     rank: Rank | None = None
 
 

@@ -1,5 +1,7 @@
 """The ZeroMQ driver: for each stream a live side and, where configured, a replay and a snapshot server.
 
+With ``layout: per_topic`` all streams have one endpoint, and a :class:`~kvbus.transport.live.hub.Hub` has its routers.
+
 kvbus speaks ZMTP itself (:mod:`kvbus.transport.zmtp`): so it knows each router, sends the state to one alone, and
 counts what each of them loses.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
@@ -16,6 +20,7 @@ from kvbus.core.stats import RouterView
 from kvbus.outputs.contract import Services
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.live.behind import UNSENT
+from kvbus.transport.live.hub import Hub
 from kvbus.transport.live.stream import Endpoint, LivePublisher
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
@@ -30,6 +35,9 @@ from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp_keys import Keys
 
 log = logging.getLogger("kvbus.daemon")
+
+_HUB: Final = -1
+"""Stands for all streams of an output that share an endpoint."""
 
 
 class ZmqOutput:
@@ -50,6 +58,8 @@ class ZmqOutput:
         self._waiting: list[Callable[[], None]] = []
         self._topics: dict[int, bytes] = {}
         self._keys: dict[int, Keys] = {}
+        """By stream; the hub's at :data:`_HUB`."""
+        self._hub: Hub | None = None
         self._replays: dict[int, ReplayServer] = {}
         self._snapshots: dict[int, ReplayServer] = {}
         services.stats.router_queue_limit = config.send_hwm
@@ -66,6 +76,9 @@ class ZmqOutput:
         self._topics[stream] = topic
         endpoints = config.stream_endpoints(stream)
         try:
+            if config.layout == "per_topic" and self._hub is None:
+                opener = self._opener(_HUB, endpoints.endpoint, policy)
+                self._hub = Hub(config.name, opener, stats=self._services.stats, max_bytes=config.send_bytes)
             self._live[stream] = self._live_side(stream, topic, endpoints.endpoint, policy)
             verb, fields = "bound" if config.bind else "connecting to", {"output": config.name, "stream": stream}
             log.info("output %s: %s %s", config.name, verb, endpoints.endpoint, extra=fields)
@@ -83,22 +96,30 @@ class ZmqOutput:
             self.close(stream)
             raise
 
-    def _live_side(self, stream: int, topic: bytes, endpoint: str, policy: PeerPolicy) -> LivePublisher:
+    def _opener(self, key: int, endpoint: str, policy: PeerPolicy) -> Callable[[PeerHandler], Endpoint]:
+        """What binds or dials a live endpoint, for whoever handles its peers."""
         config, services = self._config, self._services
         limits = DEFAULT
         if policy.max_frame_bytes >= 0:
             limits = Limits(frame_bytes=policy.max_frame_bytes, message_bytes=policy.max_frame_bytes)
         settings = Settings(limits, unsent_bytes=UNSENT)
-        keys = self._keys[stream] = Keys(policy.curve, bind=config.bind)
+        keys = self._keys[key] = Keys(policy.curve, bind=config.bind)
 
         def refused(reason: str, address: str) -> None:
             services.stats.refused[reason] += 1
-            fields = {"output": config.name, "stream": stream, "peer": address}
+            fields = {"output": config.name, "peer": address} | ({} if key == _HUB else {"stream": key})
             log.info("output %s: refused %s: %s", config.name, address or "a connection", reason, extra=fields)
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
             kind = Listener if config.bind else Dialler
             return kind(endpoint, Role.PUB, handler, settings=settings, refused=refused, mechanism=keys.mechanism)
+
+        return open_endpoint
+
+    def _live_side(self, stream: int, topic: bytes, endpoint: str, policy: PeerPolicy) -> LivePublisher:
+        config, services, hub = self._config, self._services, self._hub
+        opener: Callable[[LivePublisher], Endpoint]
+        opener = self._opener(stream, endpoint, policy) if hub is None else partial(hub.open, stream, topic)
 
         def request_state(routers: tuple[int, ...]) -> None:
             services.feed(Subscribed(self._output, stream, routers))
@@ -107,7 +128,7 @@ class ZmqOutput:
             stream,
             topic,
             config.name,
-            open_endpoint,
+            opener,
             stats=services.stats,
             queue_limit=config.queue_batches,
             max_batches=config.send_hwm,
@@ -115,6 +136,7 @@ class ZmqOutput:
             before_send=services.before_send,
             request_state=request_state if config.on_subscribe == "state" else None,
             waiting=self._waiting,
+            shared=None if hub is None else hub.shared,
         )
 
     def _server(
@@ -166,6 +188,8 @@ class ZmqOutput:
     @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last."""
+        if self._hub is not None:
+            return self._hub.routers
         return [view for live in self._live.values() for view in live.views.routers]
 
     @property
@@ -183,18 +207,21 @@ class ZmqOutput:
         if policy.curve is None:
             return False
         clients = policy.curve.clients
-        for stream, live in self._live.items():
-            self._keys[stream].allow(clients, live.peers)
+        for key, keys in self._keys.items():
+            keys.allow(clients, self._live[key].peers if self._hub is None else self._hub.peers)
         for server in self._servers:
             server.allow(clients)
         return True
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Open all sockets again, with other keys."""
-        for stream, live in self._live.items():
-            live.close()
-            endpoint = self._config.stream_endpoints(stream).endpoint
-            self._live[stream] = self._live_side(stream, self._topics[stream], endpoint, policy)
+        if self._hub is not None:
+            self._hub.reopen(self._opener(_HUB, self._config.endpoint, policy))
+        else:
+            for stream, live in self._live.items():
+                live.close()
+                endpoint = self._config.stream_endpoints(stream).endpoint
+                self._live[stream] = self._live_side(stream, self._topics[stream], endpoint, policy)
         for server in self._servers:
             server.reopen(policy)
 
@@ -215,6 +242,13 @@ class ZmqOutput:
     def end_answers(self) -> int:
         """Send END for every answer that is not sent whole, and count them; how many they were."""
         return sum(server.end() for server in self._servers)
+
+    def retire(self, stream: int) -> None:
+        """Serve one stream no more. Whoever lacks something of it gets the state before, which is empty."""
+        live = self._live.get(stream)
+        if live is not None:
+            live.retire()
+        self.close(stream)
 
     def close(self, stream: int, linger: float = 0.0) -> None:
         """Close one stream's sockets; queued messages have ``linger`` seconds to leave."""

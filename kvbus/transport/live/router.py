@@ -28,10 +28,12 @@ class Router:
 
     Args:
         peer: the connection.
+        stream: the stream's slot.
     """
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, stream: int = 0) -> None:
         self.peer = peer
+        self.stream = stream
         self.state = RouterState.IDLE
 
         # What it gets next: the rest of a state, then batches of the ring from a position on.

@@ -14,6 +14,7 @@ from msgspec import structs
 from kvbus.core.stats import RouterView
 from kvbus.transport.live.ring import Ring
 from kvbus.transport.live.router import Router, RouterState
+from kvbus.transport.zmtp.peer import Peer
 
 RECENT: Final = 60.0
 """Seconds after a state within which a replay from 0 is the question of the router that got it."""
@@ -97,6 +98,11 @@ class Views:
         """The connected routers, and those that left last."""
         return [*map(self._view, self._routers.values()), *self._left]
 
+    def of(self, peer: Peer) -> RouterView | None:
+        """The view of one connected router."""
+        router = self._routers.get(peer.id)
+        return None if router is None else self._view(router)
+
     def _behind_seconds(self, router: Router) -> float:
         since = router.lost_at
         if since is None and router.peer.id in self._behind:
@@ -106,12 +112,13 @@ class Views:
     def _view(self, router: Router) -> RouterView:
         peer = router.peer
         wall = time.time() - self._loop.time()
+        topics, subscriptions = shown_topics(peer)
         return RouterView(
             self.stream,
             peer.address,
             wall + peer.since,
-            [_shown(topic) for topic in islice(peer.topics, TOPICS)],
-            len(peer.topics),
+            topics,
+            subscriptions,
             router.state.value,
             router.states_sent,
             None if router.state_sent_at is None else wall + router.state_sent_at,
@@ -121,6 +128,11 @@ class Views:
             router.dropped_batches,
             router.dropped_events,
         )
+
+
+def shown_topics(peer: Peer) -> tuple[list[str], int]:
+    """The first topics that a router has subscribed to, and how many there are."""
+    return [_shown(topic) for topic in islice(peer.topics, TOPICS)], len(peer.topics)
 
 
 def _shown(topic: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from kvbus.transport.zmtp import tcp
@@ -74,6 +75,7 @@ class Peer:
         written_bytes: given to :meth:`write` so far, sealed.
         unsent_bytes: what the kernel had not taken when the connection ended; None while it stands, and where it broke.
         closed: True from :meth:`close` or the end of the connection on; writes do nothing then.
+        rewrite: makes what this peer gets of what :meth:`write` is given; None: nothing has to be made of it.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Peer:
         self.written_bytes = 0
         self.unsent_bytes: int | None = None
         self.closed = False
+        self.rewrite: Callable[[bytes], bytes] | None = None
 
         self._steering = steering
         self._transport = transport
@@ -144,6 +147,8 @@ class Peer:
     def write(self, data: bytes) -> None:
         """Send encoded messages, whole ones. Join what is to be sent in one turn: every call costs the same."""
         if not self.closed:
+            if self.rewrite is not None:
+                data = self.rewrite(data)
             if self._sealing is not None:
                 data = self._sealing.seal(data)
             self.written_bytes += len(data)

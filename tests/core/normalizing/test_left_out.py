@@ -6,6 +6,7 @@ from kvbus.core.blocks.chunk import Chunk, Meta
 from kvbus.core.blocks.index import Index
 from kvbus.core.blocks.size import ITEM_BYTES, chunk_bytes
 from kvbus.core.normalizing.block_size import Treatment
+from kvbus.core.normalizing.copies import Copies
 from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.stats import SourceStats
 
@@ -19,7 +20,7 @@ def chunk_of(*names, size=16):
 
 @pytest.fixture
 def left_out():
-    return LeftOut(SourceStats(), count_copies=True)
+    return LeftOut(stats := SourceStats(), Copies("count", stats, set()))
 
 
 def test_each_copy_is_removed_once(left_out):

@@ -1,0 +1,187 @@
+"""The body of ``POST /query``: what may be asked, and how a long one is read in pieces beside the stream."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator, Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from kvbus.core.blocks.prefix_labels import packed
+from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Hash
+
+MAX_BODY: Final = 1024 * 1024
+"""Bytes of a request."""
+
+MAX_QUERIES: Final = 256
+"""Questions of one request."""
+
+MAX_ITEMS: Final = 131_072
+"""Token ids and hashes of one request."""
+
+MAX_HASHES: Final = 16_384
+"""Hashes of one question, and look-ups by hash in one go."""
+
+PIECE: Final = 32 * 1024
+"""Bytes of a list of token ids that are read in one go: 0.15 ms. A shorter body is read whole."""
+
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
+
+
+class Query(msgspec.Struct, forbid_unknown_fields=True):
+    """One question: ``tokens``, or ``hashes`` in the engine's own numbers or texts, from the prompt's beginning on.
+
+    Tokens are ids, or bytes (base64 in JSON): little-endian integers of 32 bits, which are read faster.
+    """
+
+    tokens: list[TokenId] | bytes | None = None
+    hashes: list[int | str] | None = None
+    lora: int | str | None = None
+    salt: str | None = None
+
+
+class Request(Query, forbid_unknown_fields=True):
+    """One question, or a list of them and none beside it.
+
+    ``analytics`` asks for those of every source, beside questions or alone.
+    """
+
+    queries: list[Query] | None = None
+    analytics: bool = False
+
+
+class RefusedError(Exception):
+    """A request gets no answer: its status, its outcome, and a sentence."""
+
+    def __init__(self, status: int, outcome: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.outcome = outcome
+
+
+MSGPACK: Final = "application/msgpack"
+"""Content type of a body that is msgpack and not JSON: there packed tokens are bytes as they are."""
+
+_of_json: Final = msgspec.json.Decoder(Request).decode
+_of_msgpack: Final = msgspec.msgpack.Decoder(Request).decode
+_ids: Final = msgspec.json.Decoder(list[int]).decode
+"""Ids beyond 32 bits are found as they are packed, which is cheaper."""
+
+_TOKENS: Final = b'"tokens"'
+_list: Final = re.compile(_TOKENS + rb"[ \t\r\n]*:[ \t\r\n]*\[").match
+_is_number: Final = re.compile(r"-?[0-9]{1,20}|0[xX][0-9a-fA-F]{1,16}").fullmatch
+_is_hex: Final = re.compile(rf"(?:[0-9a-fA-F]{{2}}){{1,{MAX_HASH_BYTES}}}").fullmatch
+
+
+def in_pieces(body: bytes) -> Generator[None, None, tuple[bytes, list[bytes]]]:
+    """Take the token ids out of a JSON body, a piece at a time: they are packed, and ``[n]`` stands for the n-th list.
+
+    What looks like a list of token ids is one: ``"`` is escaped inside a JSON string. A list is its pieces with commas
+    between them, each with an id at least. Any other body comes back as it is, and is read whole.
+    """
+    rest: list[bytes] = []
+    lists: list[bytes] = []
+    done, at = 0, body.find(_TOKENS)
+    while at >= 0:
+        found = _list(body, at)
+        at += len(_TOKENS)
+        if found is not None:
+            at = found.end()
+            rest.append(b"%b%d" % (body[done:at], len(lists)))
+            end, to = body.find(b"]", at), -1
+            if end < 0 or len(lists) == MAX_QUERIES:
+                return body, []
+            pieces: list[bytes] = []
+            while to < end:
+                to = body.find(b",", at + PIECE, end)
+                to = end if to < 0 else to
+                try:
+                    ids = packed(_ids(b"[%b]" % body[at:to]))
+                except (ValueError, UnicodeDecodeError):  # msgspec's errors are among them
+                    return body, []
+                if not ids and (pieces or to != end):
+                    return body, []
+                pieces.append(ids)
+                at = to + 1
+                yield
+            lists.append(b"".join(pieces))
+            done = at = end
+        at = body.find(_TOKENS, at)
+    rest.append(body[done:])
+    short = b"".join(rest)
+    # an escape may hide a list's name
+    return (body, []) if b"\\" in short else (short, lists)
+
+
+def read(body: bytes, lists: Sequence[bytes] = (), *, msgpack: bool = False) -> tuple[list[Query], bool]:
+    """The questions of a body, from which :func:`in_pieces` may have taken the lists of token ids.
+
+    Beside them whether it asks for analytics.
+
+    Raises:
+        RefusedError: it is none, or asks too much at once.
+    """
+    try:
+        request = _of_msgpack(body) if msgpack else _of_json(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = str(error).partition(" (byte")[0] if lists else error  # the place is another one without the lists
+        raise RefusedError(400, "invalid", f'{text}; for example {{"tokens": [1, 2, 3]}}') from error
+    queries: Sequence[Query] = [request] if request.queries is None else request.queries
+    if request == Request(analytics=True):
+        queries = []
+    if request.queries is not None and request != Request(queries=request.queries, analytics=request.analytics):
+        raise RefusedError(400, "invalid", "queries stands alone: what else is asked belongs into its entries")
+    if len(queries) > MAX_QUERIES:
+        raise RefusedError(413, "too_large", f"{len(queries)} questions; {MAX_QUERIES} are allowed in a request")
+    for number, query in enumerate(queries):
+        if lists and isinstance(query.tokens, list):
+            query.tokens = lists[query.tokens[0]]
+        if (query.tokens is None) == (query.hashes is None):
+            raise RefusedError(400, "invalid", f"question {number}: either tokens or hashes")
+        if query.hashes is not None and (query.lora, query.salt) != (None, None):
+            text = f"question {number}: hashes are of one adapter and salt; leave lora and salt out"
+            raise RefusedError(400, "invalid", text)
+        if query.hashes is not None and len(query.hashes) > MAX_HASHES:
+            text = f"question {number}: {len(query.hashes)} hashes; {MAX_HASHES} are allowed"
+            raise RefusedError(413, "too_large", text)
+        if isinstance(query.tokens, bytes) and len(query.tokens) % 4:
+            text = f"question {number}: packed tokens are four bytes each, and there are {len(query.tokens)}"
+            raise RefusedError(400, "invalid", text)
+    items = sum(_items(query) for query in queries)
+    if items > MAX_ITEMS:
+        raise RefusedError(413, "too_large", f"{items} token ids and hashes; {MAX_ITEMS} are allowed in a request")
+    return list(queries), request.analytics
+
+
+def _items(query: Query) -> int:
+    return len(query.tokens) // 4 if isinstance(query.tokens, bytes) else len(query.tokens or query.hashes or ())
+
+
+def names_of(hashes: Sequence[int | str]) -> Iterator[list[Hash]]:
+    """The names that hashes may stand for: all integers, or all byte strings in hexadecimal.
+
+    Raises:
+        ValueError: one of them is neither, or they are not of one kind.
+    """
+    numbers, texts = [_number(each) for each in hashes], [_bytes(each) for each in hashes]
+    whole = [kind for kind in (numbers, texts) if None not in kind]
+    if not whole:
+        odd = next((at for at, pair in enumerate(zip(numbers, texts, strict=True)) if pair == (None, None)), None)
+        if odd is None:
+            raise ValueError("hashes are all integers, or all byte strings in hexadecimal")
+        raise ValueError(f"hashes[{odd}] is neither an integer of 64 bits nor a byte string in hexadecimal")
+    return iter(whole)  # type: ignore[arg-type]
+
+
+def _number(text: int | str) -> int | None:
+    if isinstance(text, str):
+        if _is_number(text) is None:
+            return None
+        text = int(text, 0 if text[:2] in {"0x", "0X"} else 10)
+    return text if -(2**63) <= text < 2**64 else None
+
+
+def _bytes(text: int | str) -> bytes | None:
+    return bytes.fromhex(text) if isinstance(text, str) and _is_hex(text) else None

@@ -1,0 +1,104 @@
+"""The keys of ``outputs[].dynamo``, and what else an output of ``type: dynamo`` has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import unquote, urlsplit
+
+from pydantic import AfterValidator, Field
+
+from kvbus.config.endpoints import host_name, parse_endpoint
+from kvbus.config.section import Section, key
+from kvbus.config.values import Text
+
+if TYPE_CHECKING:
+    from kvbus.config.models import Config
+
+TYPE: Final = "dynamo"
+PROFILE: Final = "dynamo-plane"
+TOPIC: Final = "{source}@{rank}"
+"""How the driver hears whose stream it is. It is on no wire."""
+
+Wrong = tuple[str, str, object, str]
+"""A key, what is wrong with it, its value, and a better one."""
+
+
+def _discovery(value: str) -> str:
+    try:
+        url = urlsplit(value)
+        files = url.scheme == "file" and not url.netloc and unquote(url.path).startswith("/")
+        etcd = url.scheme == "http" and url.hostname and url.port != 0 and url.path in {"", "/"}
+    except ValueError:
+        files, etcd = False, None
+    if not (files or etcd) or "@" in value or "?" in value or "#" in value:
+        raise ValueError("must be file:///DIRECTORY or http://host:2379, etcd's")
+    return value.rstrip("/")
+
+
+def _host(value: str) -> str:
+    if host_name(value) is None or ":" in value.rpartition("]")[2]:
+        raise ValueError("must be a host name or an address, without a port")
+    return value
+
+
+def _segment(value: str) -> str:
+    if not value or not value.isprintable() or "/" in value or " " in value:
+        raise ValueError("must be a name without slashes and spaces")
+    return value
+
+
+Discovery = Annotated[str, AfterValidator(_discovery)]
+Host = Annotated[str, AfterValidator(_host)]
+Segment = Annotated[Text, AfterValidator(_segment)]
+WorkerId = Annotated[int, Field(ge=0, le=2**64 - 1, strict=True)]
+
+
+class DynamoPlane(Section):
+    """Where an output of ``type: dynamo`` is announced, and for which workers."""
+
+    discovery: Discovery = key(
+        "file:///tmp/dynamo_store_kv",
+        "Dynamo's discovery: `file://` and the directory in `DYN_FILE_KV`, or `http://host:2379` of etcd.",
+        example="http://etcd:2379",
+    )
+    namespace: Segment = key("dynamo", "Of the endpoint that the workers serve.", example="dynamo")
+    component: Segment = key("backend", "Of the endpoint that the workers serve.", example="backend")
+    endpoint: Segment = key("generate", "The endpoint that the workers serve.", example="generate")
+    advertise: Host | None = key(
+        None,
+        "The host at which frontends reach kvbus. null: that of `endpoint`, or what this host's name stands for.",
+        example="10.0.0.7",
+    )
+    workers: dict[str, WorkerId] = key(
+        {},
+        "Dynamo's id of each source's worker, by the source's name. One that is not named is the only worker with a "
+        "model card, or the only one at the host that kvbus advertises.",
+        example={"engine-0": 7587888543},
+    )
+
+
+def defaults(data: dict[str, Any]) -> dict[str, Any]:
+    """What follows from the type, where nothing else is said."""
+    return {"profile": PROFILE, "topic": TOPIC, "replay_endpoint": None, **data}
+
+
+def wrongs(config: Config, at: int) -> Iterator[Wrong]:
+    """What cannot be with one output."""
+    output = config.outputs[at]
+    if output.type != TYPE:
+        if output.dynamo is not None:
+            yield "dynamo", f"only type: {TYPE} has these keys, and the type is {output.type}", None, f"type: {TYPE}"
+        return
+    for name, wanted in (("profile", PROFILE), ("topic", TOPIC), ("bind", True), ("layout", "per_source")):
+        if (given := getattr(output, name)) != wanted:
+            text = str(wanted).lower() if isinstance(wanted, bool) else wanted
+            yield name, f"type: {TYPE} goes with {name}: {text} alone", given, f"leave out {name}"
+    for name in ("replay_endpoint", "snapshot_endpoint", "curve_secret_key_file"):
+        if (given := getattr(output, name)) is not None:
+            yield name, "Dynamo's event plane has no such thing", given, f"leave out {name}"
+    if parse_endpoint(output.endpoint).is_ipc:
+        yield "endpoint", "Dynamo's frontends connect over TCP alone", output.endpoint, "endpoint: tcp://*:5857"
+    known = {source.name for source in config.sources}
+    for name in (output.dynamo.workers if output.dynamo is not None else {}).keys() - known:
+        yield "dynamo", f"workers names {name!r}, and no source has this name", None, "workers: {engine-0: 7587888543}"

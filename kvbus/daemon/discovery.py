@@ -1,0 +1,287 @@
+"""Discovery while the daemon runs: asks who knows the engines, and changes the sources as a reload would.
+
+Each entry has a discoverer, and a task that follows it. One that fails is asked again in growing intervals, and what it
+found before stays in force. One more task makes the sources follow from all that was found, one change after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from kvbus.config import Config, SourceConfig, SourceStream, parts
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.phases import SEPARATED
+from kvbus.daemon.change import Change, change_to
+from kvbus.daemon.found import LEFT_OUT, Listed, Outcome, with_found
+from kvbus.daemon.found_file import FoundFile
+from kvbus.daemon.keys import Keys, read_keys
+from kvbus.daemon.placement import Placement
+from kvbus.daemon.source_sockets import SourceSockets
+from kvbus.discovery.contract import Discoverer, DiscoveryError, Engine, Services
+from kvbus.errors import KvbusError
+from kvbus.telemetry.discovery import DiscoveryStats
+
+log = logging.getLogger("kvbus.daemon.discovery")
+
+FIRST_PAUSE: Final = 0.5
+LAST_PAUSE: Final = 30.0
+"""Seconds before a discoverer that has failed is asked again; they double from one to the other."""
+
+
+class Daemon(Protocol):
+    """What has sources."""
+
+    config: Config
+    placement: Placement
+    streams: dict[int, SourceStream]
+    relay: Relay
+    source_sockets: SourceSockets
+    changing: asyncio.Lock
+
+    async def apply(self, change: Change, keys: Keys) -> None:
+        """Change to another configuration."""
+
+
+class Entry:
+    """One entry of the configuration that discovers: its discoverer, what that has found, and how it fares.
+
+    Args:
+        source: the entry.
+        before: the entry of that name before, whose engines stay until it is known what this one finds.
+    """
+
+    def __init__(self, source: SourceConfig, before: Entry | None = None) -> None:
+        self.source = source
+        self.known = False
+        """Whether a set has come."""
+        self.found = Listed()
+        self.stats = DiscoveryStats(source.name, dict.fromkeys(LEFT_OUT, 0))
+        if before is not None:
+            self.found, self.stats = before.found, before.stats
+        self.disconnected = asyncio.Event()
+        self.discoverer = discoverer_of(source, self.disconnected)
+        self.task: asyncio.Task[None] | None = None
+
+
+def discoverer_of(source: SourceConfig, disconnected: asyncio.Event) -> Discoverer:
+    """Make the discoverer of an entry."""
+    ((kind, settings),) = (source.discover or {}).items()
+    cls: type[Discoverer] = parts.load(parts.DISCOVERY, kind)
+    return cls(cls.Settings.model_validate(settings), Services(source.name, source.data_parallel_size, disconnected))
+
+
+class Discovery:
+    """Follows the discoverers of a daemon.
+
+    Args:
+        daemon: has the sources.
+        config: as configured.
+    """
+
+    def __init__(self, daemon: Daemon, config: Config) -> None:
+        self._daemon = daemon
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._entries = {source.name: Entry(source) for source in config.sources if source.discover is not None}
+        self._left_out: Mapping[tuple[str, str], str] = {}
+        self._changed = asyncio.Event()
+        self._applying: asyncio.Task[None] | None = None
+        self._away: set[int] = set()
+        self._refusal = ""
+        self._file: FoundFile | None = None
+
+    @property
+    def stats(self) -> list[DiscoveryStats]:
+        """What each entry counts."""
+        return [entry.stats for entry in self._entries.values()]
+
+    def begin_with(self, file: FoundFile) -> None:
+        """Begin with what an earlier process has found, and keep there what is found from now on."""
+        self._file = file
+        for name, engines in file.read().items():
+            if name in self._entries:
+                self._entries[name].found.take(engines, 0.0)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        if self._entries:
+            self._applying = self._loop.create_task(self._apply_changes())
+        for entry in self._entries.values():
+            self._follow(entry)
+
+    async def close(self) -> None:
+        """Ask no more, and change nothing any more."""
+        tasks = [entry.task for entry in self._entries.values()]
+        await _cancel([*tasks, self._applying])
+
+    def look(self) -> None:
+        """Tell discoverers that engines they have found have lost their connections."""
+        if not self._entries:
+            return
+        away = {
+            slot
+            for slot, stream in self._daemon.streams.items()
+            if stream.found and self._daemon.relay.sources[slot].sequencer.phase in SEPARATED
+        }
+        for slot in away - self._away:
+            entry = self._entries.get(self._daemon.streams[slot].found.partition(":")[0])
+            if entry is not None:
+                entry.disconnected.set()
+        self._away = away
+
+    # -- another configuration ---------------------------------------------------------------------------------------
+
+    def preview(self, config: Config) -> Config:
+        """Return a configuration with what was found; an entry that finds in another way begins with what there is."""
+        return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._there).config
+
+    async def adopt(self, config: Config) -> None:
+        """From now on follow the entries of another configuration."""
+        self._config = config
+        before, self._entries = self._entries, {}
+        for source in config.sources:
+            if source.discover is None:
+                continue
+            old = before.get(source.name)
+            if old is not None and _same(old.source, source):
+                old.source = source
+                self._entries[source.name] = before.pop(source.name)
+            else:
+                self._entries[source.name] = Entry(source, old)
+        await _cancel([entry.task for entry in before.values()])
+        for entry in self._entries.values():
+            if entry.task is None:
+                self._follow(entry)
+        if self._entries and self._applying is None:
+            self._applying = self._loop.create_task(self._apply_changes())
+        self._changed.set()
+
+    @property
+    def _there(self) -> set[str]:
+        return {stream.label for stream in self._daemon.streams.values()}
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def _follow(self, entry: Entry) -> None:
+        entry.task = self._loop.create_task(self._ask(entry))
+
+    async def _ask(self, entry: Entry) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                async with contextlib.aclosing(entry.discoverer.watch()) as sets:
+                    async for engines in sets:
+                        pause = FIRST_PAUSE
+                        self._take(entry, engines)
+                why = "it has ended"
+            except DiscoveryError as error:
+                why = str(error)
+            except Exception:
+                log.exception("discovery %s: a defect", entry.source.name)
+                why = "a defect, see the log"
+            self._fail(entry, why)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+
+    def _take(self, entry: Entry, engines: Sequence[Engine]) -> None:
+        stats, name = entry.stats, entry.source.name
+        if stats.failing or not entry.known:
+            log.info("discovery %s: %d engines found", name, len(engines), extra={"discovery": name})
+        stats.failing = ""
+        entry.known = True
+        stats.engines = len(engines)
+        entry.found.take(engines, self._loop.time() + self._config.discovery_grace)
+        self._changed.set()
+
+    def _fail(self, entry: Entry, why: str) -> None:
+        stats, name = entry.stats, entry.source.name
+        stats.failures += 1
+        if why != stats.failing:
+            text = "discovery %s fails, what it found before stays in force: %s"
+            log.warning(text, name, why, extra={"discovery": name})
+        stats.failing = why
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    async def _apply_changes(self) -> None:
+        while True:
+            due = min((at for entry in self._entries.values() for at in entry.found.leaving.values()), default=None)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._changed.wait()
+            self._changed.clear()
+            async with self._daemon.changing:
+                await self._apply()
+
+    async def _apply(self) -> None:
+        """Make the sources those that were found."""
+        daemon = self._daemon
+        for entry in self._entries.values():
+            entry.found.leave(self._loop.time())
+        outcome = with_found(self._config, {name: entry.found for name, entry in self._entries.items()}, self._there)
+        self._show_left_out(outcome.left_out)
+        try:
+            change = change_to(daemon.config, outcome.config, daemon.source_sockets.is_open, daemon.placement)
+            if not (change.added or change.changed or change.removed or change.moved):
+                return
+            keys = await asyncio.to_thread(read_keys, outcome.config)
+            before = daemon.streams
+            await daemon.apply(change, keys)
+        except KvbusError as error:
+            if str(error) != self._refusal:
+                log.error("discovery: the engines found are no sources yet: %s", error)  # noqa: TRY400
+            self._refusal = str(error)
+            self._loop.call_later(LAST_PAUSE, self._changed.set)
+            return
+        self._refusal = ""
+        self._keep(outcome)
+        self._report(change, before)
+
+    def _keep(self, outcome: Outcome) -> None:
+        """Keep the engines that are sources, whose state is on disk."""
+        if self._file is not None:
+            found = {
+                name: [engine for engine in entry.found.engines.values() if (name, engine.name) not in outcome.left_out]
+                for name, entry in self._entries.items()
+            }
+            self._file.keep(found)
+
+    def _report(self, change: Change, before: dict[int, SourceStream]) -> None:
+        """Log and count each change."""
+        streams = self._daemon.streams
+        done = [("left", before[slot]) for slot in (*change.removed, *(stream.index for stream in change.changed))]
+        done += [("joined", streams[stream.index]) for stream in change.replaced]
+        done += [("moved", streams[stream.index]) for stream in change.moved]
+        for what, stream in done:
+            name = stream.found.partition(":")[0]
+            if name in self._entries:
+                self._entries[name].stats.changes[what] += 1
+                text = "discovery %s: source %s has %s, %s (%s)"
+                fields = {**stream.log_fields, "discovery": name}
+                log.info(text, name, stream.label, what, stream.endpoint, stream.found, extra=fields)
+
+    def _show_left_out(self, left_out: Mapping[tuple[str, str], str]) -> None:
+        for (name, engine), reason in left_out.items():
+            if self._left_out.get((name, engine)) != reason:
+                text = "discovery %s: engine %s is left out: %s"
+                log.warning(text, name, engine, reason, extra={"discovery": name, "reason": reason})
+        self._left_out = left_out
+        for name, entry in self._entries.items():
+            for reason in LEFT_OUT:
+                entry.stats.left_out[reason] = sum(each == reason for (of, _), each in left_out.items() if of == name)
+
+
+def _same(one: SourceConfig, other: SourceConfig) -> bool:
+    """Whether both find the same engines."""
+    return one.discover == other.discover and one.data_parallel_size == other.data_parallel_size
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None] | None]) -> None:
+    for task in tasks:
+        if task is not None:
+            task.cancel()
+    await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)

@@ -1,0 +1,137 @@
+"""Clients of kvbus's HTTP port, as a process: a probe now and then, questions at a rate, or a crowd that never waits.
+
+Started with a JSON :class:`Spec`; says ``ready``, begins when it is told ``run``, ends at ``stop``, and says what it got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import sys
+from collections import Counter
+from typing import Any, Final, Literal
+
+import aiohttp
+import msgspec
+
+from tests.doubles.router import events_of
+
+from .loads import load_named, monotonic
+
+PROBES: Final = ("/livez", "/metrics")
+CROWD: Final = ("/query", "/metrics", "/sources", "/livez", "/readyz")
+PROBE_EVERY: Final = 0.05
+BLOCKS: Final = 2048
+"""Of a prompt, of which the bus holds the first sequence."""
+
+
+Kind = Literal["probe", "questions", "crowd"]
+
+
+class Spec(msgspec.Struct):
+    """Whom to ask, and how: ``rate`` is questions a second, ``clients`` how many make up the crowd."""
+
+    http: str
+    kind: Kind
+    load: str
+    rate: float = 50.0
+    clients: int = 100
+    nice: int = 0
+
+
+class Asked(msgspec.Struct):
+    """Answers by status (0: the connection broke), and the seconds that those of a path took which were answered."""
+
+    statuses: dict[int, int]
+    times: dict[str, list[float]]
+
+
+def prompt(load: str) -> list[int]:
+    """A prompt whose first sequence of the load is stored."""
+    chains: dict[Any, list[int]] = {}
+    for event in itertools.chain.from_iterable(map(events_of, load_named(load).take(64))):
+        chains[event["block_hashes"][-1]] = chains.pop(event["parent_block_hash"], []) + event["token_ids"]
+    tokens = max(chains.values(), key=len)
+    rng = random.Random(1)
+    return tokens + [rng.randrange(150_000) for _ in range(BLOCKS * 16 - len(tokens))]
+
+
+class Asker:
+    """Asks until it is cancelled."""
+
+    def __init__(self, spec: Spec, session: aiohttp.ClientSession) -> None:
+        self.spec = spec
+        self.asked = Asked(Counter(), {})
+        self._session = session
+        self._body = msgspec.json.encode({"tokens": prompt(spec.load)})
+
+    async def ask(self, path: str) -> None:
+        """One request, waited for."""
+        began = monotonic()
+        try:
+            url = f"http://{self.spec.http}{path}"
+            asking = self._session.post(url, data=self._body) if path == "/query" else self._session.get(url)
+            async with asking as answer:
+                await answer.read()
+        except (aiohttp.ClientError, OSError):
+            self.asked.statuses[0] += 1
+            await asyncio.sleep(0.01)
+            return
+        self.asked.statuses[answer.status] += 1
+        if answer.status == 200:
+            self.asked.times.setdefault(path, []).append(monotonic() - began)
+
+    async def run(self) -> None:
+        """Ask as it was said to."""
+        async with asyncio.TaskGroup() as group:
+            if self.spec.kind == "crowd":
+                for first in range(self.spec.clients):
+                    group.create_task(self._one_of_many(first))
+                return
+            paths, every = (PROBES, PROBE_EVERY) if self.spec.kind == "probe" else (("/query",), 1 / self.spec.rate)
+            due = monotonic()
+            for path in itertools.cycle(paths):
+                group.create_task(self.ask(path))
+                due += every
+                await asyncio.sleep(max(0.0, due - monotonic()))
+
+    async def _one_of_many(self, first: int) -> None:
+        for at in itertools.count(first):
+            await self.ask(CROWD[at % len(CROWD)])
+
+
+async def main(spec: Spec) -> None:
+    """Do as is said on stdin."""
+    loop = asyncio.get_running_loop()
+    # a kubelet and a Prometheus that has been away come with a new connection, and from addresses of their own
+    probe = spec.kind == "probe"
+    connector = aiohttp.TCPConnector(limit=0, force_close=probe, local_addr=("127.0.0.2", 0) if probe else None)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        asker = Asker(spec, session)
+        if spec.kind == "questions":
+            while 200 not in asker.asked.statuses:  # the first one has the tree built
+                await asker.ask("/query")
+            asker.asked = Asked(Counter(), {})
+        _say("ready")
+        while (command := (await loop.run_in_executor(None, sys.stdin.readline)).strip()) == "run":
+            asking = asyncio.create_task(asker.run())
+            await loop.run_in_executor(None, sys.stdin.readline)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            _say(msgspec.to_builtins(asker.asked, str_keys=True))
+            asker.asked = Asked(Counter(), {})
+        if command:
+            raise RuntimeError(f"told {command!r}")
+
+
+def _say(what: Any) -> None:
+    sys.stdout.write(msgspec.json.encode(what).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    told = msgspec.json.decode(sys.argv[1], type=Spec)
+    os.nice(told.nice)
+    asyncio.run(main(told))

@@ -1,0 +1,115 @@
+"""What the live stream, the probes and ``/metrics`` notice of clients that ask over HTTP.
+
+Every run has a bus of its own with a filled index, a live stream at a rate, and a client that probes now and then. Cases
+take turns: nobody else asks; nobody again, which says how much two equal runs differ here; questions at a rate; a crowd.
+Whoever asks is polite (nice): on two cores they share one with engine and router, and kvbus has the other to itself.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from . import asker
+from .report import Section, Series, Table, Target, ratios
+from .setups import Setup, percentile, running
+from .turns import alternate
+
+RATE: Final = 1000
+QUESTIONS: Final = 50.0
+CLIENTS: Final = 100
+CASES: Final[dict[str, asker.Kind | None]] = {
+    "nobody": None,
+    "nobody, again": None,
+    f"{QUESTIONS:.0f} questions a second": "questions",
+    f"{CLIENTS} clients that never wait": "crowd",
+}
+SHARES: Final = {"p50": 0.5, "p99": 0.99}
+
+
+class Noticed(NamedTuple):
+    """One run: of the stream and of each probed path the percentiles in seconds, and what those who asked got.
+
+    ``failed`` are probes without an answer.
+    """
+
+    stream: dict[str, float]
+    probes: dict[str, dict[str, float]]
+    failed: int
+    answered: float
+    refused: float
+
+
+def run(*, quick: bool, runs: int) -> Section:
+    """All cases in turn."""
+    blocks, seconds = (64_000, 2) if quick else (1_000_000, 20)
+    section = Section(
+        "asking", f"The stream while clients ask, at {blocks:,} live blocks and {RATE:,} batches a second"
+    )
+    found = alternate("asking", runs, list(CASES), lambda case: _measure(case, blocks, seconds))
+    alone = found["nobody"]
+    table = Table(
+        f"By the same turn's run in which nobody asked; prompts of {asker.BLOCKS:,} blocks as JSON",
+        [
+            "",
+            "stream p50, us",
+            "p50 x",
+            "p99, us",
+            "p99 x",
+            "/livez p99 x",
+            "/metrics p99 x",
+            "probes failed",
+            "answers/s",
+            "refused/s",
+        ],
+    )
+    for case, results in found.items():
+        times = {name: [each.stream[name] for each in results] for name in SHARES}
+        by = {name: ratios(times[name], [each.stream[name] for each in alone]) for name in SHARES}
+        probed = [
+            ratios([each.probes[path]["p99"] for each in results], [each.probes[path]["p99"] for each in alone])
+            for path in asker.PROBES
+        ]
+        table.add(
+            case,
+            Series(times["p50"]).median * 1e6,
+            _with_spread(by["p50"]),
+            Series(times["p99"]).median * 1e6,
+            _with_spread(by["p99"]),
+            *map(_with_spread, probed),
+            sum(each.failed for each in results),
+            Series([each.answered for each in results]).median,
+            Series([each.refused for each in results]).median,
+        )
+        if CASES[case] is not None:
+            section.targets.append(Target(f"asking-{CASES[case]}", f"the stream's p99 with {case}", by["p99"], 1.2))
+    section.tables.append(table)
+    return section
+
+
+def _with_spread(series: Series) -> str:
+    return f"{series.median:.2f} ({series.spread})"
+
+
+def _measure(case: str, blocks: int, seconds: int) -> Noticed:
+    fill = blocks // 64
+    setup = Setup("kvbus", f"filled:{fill}", fill + seconds * RATE, rate=RATE, prefill=fill)
+    with running(setup) as processes:
+        probe = processes.asker(asker.Spec(processes.http, "probe", setup.load))
+        kind = CASES[case]
+        others = [processes.asker(asker.Spec(processes.http, kind, setup.load, QUESTIONS, CLIENTS, 19))] if kind else []
+        for child in (probe, *others):
+            child.tell("run")
+        result = processes.run()
+        probed, *asked = [msgspec.convert(child.ask("stop"), asker.Asked, strict=False) for child in (probe, *others)]
+        processes.check_kvbus()
+    answered = sum(each.statuses.get(200, 0) for each in asked)
+    refused = sum(sum(each.statuses.values()) for each in asked) - answered
+    probes = {path: _shares(sorted(times)) for path, times in probed.times.items()}
+    failed = sum(probed.statuses.values()) - probed.statuses.get(200, 0)
+    return Noticed(_shares(result.latencies), probes, failed, answered / result.seconds, refused / result.seconds)
+
+
+def _shares(ordered: list[float]) -> dict[str, float]:
+    return {name: percentile(ordered, share) for name, share in SHARES.items()}

@@ -1,0 +1,210 @@
+"""Workers that come, go, move and flap under traffic, found by a daemon on real sockets; the others notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from tests.discovery.fleet import Bus, Worker, running, write
+from tests.system.bus import eventually
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "engines.json"
+
+
+def found_in(file):
+    return {"file": {"path": str(file), "interval": 0.02}}
+
+
+async def test_workers_come_and_go_and_the_others_notice_nothing(file):
+    one, two, three = (Worker(f"pod-{n}", n) for n in (1, 2, 3))
+    for worker in (one, two, three):
+        await worker.start()
+    write(file, [one.entry])
+    async with running(Bus(found_in(file))) as bus:
+        await bus.sources("pod-1")
+        before = bus.source("pod-1")
+        write(file, [three.entry, one.entry, two.entry])
+        await bus.sources("pod-1", "pod-2", "pod-3")
+        slots = bus.labels
+        await bus.exact(one, two, three)
+        one.go_on()
+        write(file, [three.entry, one.entry])
+        await bus.sources("pod-1", "pod-3")
+        await bus.exact(one, three)
+        assert bus.labels == {name: slot for name, slot in slots.items() if name != "pod-2"}
+        assert bus.source("pod-1") is before
+        assert bus.clears("pod-1") == bus.clears("pod-3") == 0
+        assert before.stats.gaps == before.stats.restarts == 0
+        assert bus.stats.changes == {"joined": 3, "left": 1}
+    for worker in (one, two, three):
+        await worker.stop()
+
+
+async def test_an_empty_list_is_an_answer_and_a_broken_one_is_none(file):
+    one = Worker("pod-1", 1)
+    await one.start()
+    write(file, [one.entry])
+    async with running(Bus(found_in(file), discovery_grace=0)) as bus:
+        await bus.sources("pod-1")
+        file.write_text("[{")
+        await eventually(lambda: bus.stats.failures, "a failure counted")
+        file.unlink()
+        await eventually(lambda: "No such file" in bus.stats.failing, "another failure counted")
+        assert set(bus.labels) == {"pod-1"}
+        await bus.exact(one)
+        write(file, [])
+        await bus.sources()
+        await bus.exact()
+        assert (bus.stats.failing, bus.stats.engines) == ("", 0)
+    await one.stop()
+
+
+async def test_the_same_name_at_another_address_is_the_same_worker_in_the_same_epoch(file):
+    """It is asked whether it is in the same epoch, and nothing of it is cleared."""
+    one = Worker("pod-1", 1)
+    await one.start()
+    write(file, [one.entry])
+    async with running(Bus(found_in(file))) as bus:
+        await bus.sources("pod-1")
+        source = bus.source("pod-1")
+        await eventually(lambda: source.sequencer.next > 3, "some batches")
+        elsewhere = {**one.entry, "endpoint": one.endpoint.replace("127.0.0.1", "localhost")}
+        write(file, [elsewhere])
+        await eventually(lambda: bus.stats.changes["moved"], "the move")
+        await bus.exact(one)
+        assert bus.source("pod-1") is source
+        assert bus.daemon.streams[bus.labels["pod-1"]].endpoint == elsewhere["endpoint"]
+        assert (bus.clears("pod-1"), source.sequencer.epoch, source.stats.lost) == (0, 0, 0)
+    await one.stop()
+
+
+async def test_the_same_name_at_another_address_in_another_epoch_begins_anew(file):
+    one = Worker("pod-1", 1)
+    await one.start()
+    write(file, [one.entry])
+    async with running(Bus(found_in(file))) as bus:
+        await bus.sources("pod-1")
+        source, slot = bus.source("pod-1"), bus.labels["pod-1"]
+        await eventually(lambda: source.sequencer.next > 3, "some batches")
+        await one.stop()
+        again = Worker("pod-1", 2)
+        await again.start()
+        write(file, [again.entry])
+        await eventually(lambda: bus.stats.changes["moved"], "the move")
+        await bus.exact(again)
+        assert bus.source("pod-1") is source
+        assert bus.labels == {"pod-1": slot}
+        await again.stop()
+
+
+async def test_a_worker_that_is_missing_for_a_moment_was_never_away(file):
+    one, two = Worker("pod-1", 1), Worker("pod-2", 2)
+    for worker in (one, two):
+        await worker.start()
+    write(file, [one.entry, two.entry])
+    async with running(Bus(found_in(file), discovery_grace=30)) as bus:
+        await bus.sources("pod-1", "pod-2")
+        for _ in range(5):
+            write(file, [two.entry])
+            await eventually(lambda: bus.stats.engines == 1, "one engine listed")
+            write(file, [one.entry, two.entry])
+            await eventually(lambda: bus.stats.engines == 2, "both listed")
+        await bus.exact(one, two)
+        assert bus.stats.changes == {"joined": 2}
+    for worker in (one, two):
+        await worker.stop()
+
+
+async def test_who_takes_the_address_of_one_that_leaves_does_not_wait_for_it(file):
+    """One process under its new name: both names at once would be its blocks twice."""
+    one = Worker("pod-1", 1)
+    await one.start()
+    write(file, [one.entry])
+    async with running(Bus(found_in(file), discovery_grace=60)) as bus:
+        await bus.sources("pod-1")
+        one.name = "pod-1-again"
+        write(file, [one.entry])
+        await bus.sources("pod-1-again")
+        await bus.exact(one)
+    await one.stop()
+
+
+async def test_beyond_max_sources_those_stay_that_are_there(file, caplog):
+    workers = [Worker(f"pod-{n}", n) for n in (5, 3, 1)]
+    for worker in workers:
+        await worker.start()
+    five, three, one = workers
+    write(file, [five.entry])
+    async with running(Bus(found_in(file), limits={"max_sources": 2}, discovery_grace=0)) as bus:
+        await bus.sources("pod-5")
+        write(file, [worker.entry for worker in workers])
+        await bus.sources("pod-1", "pod-5")
+        assert +Counter(bus.stats.left_out) == {"max_sources": 1}
+        assert "engine pod-3 is left out: max_sources" in caplog.text
+        write(file, [three.entry, one.entry])
+        await bus.sources("pod-1", "pod-3")
+        await bus.exact(one, three)
+        assert bus.stats.left_out["max_sources"] == 0
+    for worker in workers:
+        await worker.stop()
+
+
+async def test_configured_sources_stand_beside_found_ones(file):
+    fixed, one = Worker("fixed", 1), Worker("pod-1", 2)
+    for worker in (fixed, one):
+        await worker.start()
+    same = {**fixed.entry, "name": "again"}
+    write(file, [one.entry, same, {**one.entry, "name": "fixed"}])
+    async with running(Bus(found_in(file), fixed=[fixed.entry])) as bus:
+        await bus.sources("fixed", "pod-1")
+        await bus.exact(fixed, one)
+        assert +Counter(bus.stats.left_out) == {"same_name": 1, "same_endpoint": 1}
+        write(file, [])
+        await bus.sources("fixed")
+        await bus.exact(fixed)
+    for worker in (fixed, one):
+        await worker.stop()
+
+
+async def test_a_daemon_ends_while_it_is_asking(file):
+    async with running(Bus(found_in(file))) as bus:
+        await eventually(lambda: bus.stats.failures, "the missing file")
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+async def test_a_restart_goes_on_with_what_was_found_even_if_nobody_can_be_asked(file, tmp_path):
+    """So the state is that of the same sources, and routers are not cleared."""
+    workers = [Worker(f"pod-{n}", n) for n in (3, 1, 2)]
+    for worker in workers:
+        await worker.start()
+    write(file, [worker.entry for worker in workers])
+    first = Bus(found_in(file), state_dir=str(tmp_path / "state"))
+    async with running(first):
+        await first.sources("pod-1", "pod-2", "pod-3")
+        write(file, [worker.entry for worker in workers[:2]])
+        await first.sources("pod-1", "pod-3")
+        await first.exact(*workers[:2])
+        slots, seq = first.labels, first.router.next
+    file.unlink()
+    again = Bus(found_in(file), state_dir=str(tmp_path / "state"), ports=first.ports)
+    assert again.daemon.restored
+    assert again.labels == slots
+    again.router.next = seq
+    again.view.views, again.view.next = first.view.views, seq
+    async with running(again):
+        await again.sources("pod-1", "pod-3")
+        await eventually(lambda: again.stats.failures, "nobody can be asked")
+        workers[0].go_on()
+        await eventually(lambda: again.source("pod-3").stats.batches > 3, "more batches")
+        await again.exact(*workers[:2])
+        assert again.clears("pod-1") == again.clears("pod-3") == 0
+        write(file, [workers[0].entry])
+        await again.sources("pod-3")
+        await again.exact(workers[0])
+    for worker in workers:
+        await worker.stop()

@@ -1,0 +1,173 @@
+"""Engines that remove each copy of a block, and engines that remove it once: nothing dead under ``duplicates: auto``."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.dsl import Bench
+from tests.doubles.payloads import cleared, removed, store
+from tests.properties.test_normalize import Naming, named, tokens
+
+WHERE = st.sampled_from([(0, "GPU"), (0, "GPU"), (0, "CPU"), (1, "GPU")])
+NODES = 5
+"""So few that most of them have copies."""
+
+
+@st.composite
+def paths(draw):
+    """Blocks in a row of a chain."""
+    first = draw(st.integers(0, NODES - 1))
+    return list(range(first, draw(st.integers(first, NODES - 1)) + 1))
+
+
+PICKS = st.lists(st.integers(0, NODES - 1), min_size=1, max_size=3)
+EVENTS = st.one_of(
+    st.tuples(st.just("store"), WHERE, paths()),
+    st.tuples(st.just("evict"), WHERE, PICKS),
+    st.tuples(st.just("store"), WHERE, paths()),
+    st.tuples(st.just("evict"), WHERE, PICKS),
+    st.tuples(st.just("store"), WHERE, paths()),
+    st.tuples(st.just("evict"), WHERE, PICKS),
+    st.tuples(st.just("evict"), WHERE, PICKS),
+    st.tuples(st.just("clear"), st.just((0, "GPU")), st.none()),
+)
+HISTORIES = st.lists(st.lists(EVENTS, max_size=5), min_size=1, max_size=20)
+
+
+class Pool:
+    """The engine's physical blocks, and how it speaks of them."""
+
+    def __init__(self, *, each: bool, says: bool = False) -> None:
+        self.copies = Counter[Any]()
+        self.each = each
+        """It removes each copy; else only the last one."""
+        self.says = says
+        """It says how many copies are left."""
+
+    @property
+    def live(self):
+        return {key for key, copies in self.copies.items() if copies}
+
+    def events(self, name, batch):
+        """What is sent of a batch of changes."""
+        sent = []
+        for what, (group, medium), detail in batch:
+            if what == "clear":
+                again = cleared() in sent
+                for key in list(self.copies):
+                    if (key[1] == "GPU") != again:
+                        del self.copies[key]
+                sent.append(cleared())
+            elif what == "store":
+                body = [token for node in detail for token in tokens(node)]
+                hashes, parent = [name(node) for node in detail], name(detail[0] - 1 if detail[0] else None)
+                sent.append(store(hashes, parent, tokens=body, block_size=4, medium=medium, group=group))
+                self.copies.update((group, medium, node) for node in detail)
+            else:
+                sent += self._evicted(name, group, medium, detail)
+        return sent
+
+    def _evicted(self, name, group, medium, picks):
+        gone, left = [], []
+        for pick in picks:
+            blocks = [key for key, copies in self.copies.items() if copies and key[:2] == (group, medium)]
+            if not blocks:
+                break
+            key = blocks[pick % len(blocks)]
+            self.copies[key] -= 1
+            if self.each or not self.copies[key]:
+                gone.append(name(key[2]))
+                left.append(self.copies[key])
+        said = {"remaining_copy_counts": left} if self.says else {}
+        return [removed(gone, medium=medium, group=group, **said)] if gone else []
+
+
+def unsure(bench, name):
+    """The blocks that kvbus keeps in mind, in case the engine still has them."""
+    index = bench.normalizer.indexes[2]
+    return {(group, medium, block) for (group, medium), table in index.tables.items() for block in table.blocks}
+
+
+def restart(bench):
+    """Another process goes on with everything the state has."""
+    before = bench.normalizer.indexes[2]
+    bench.restart()
+    for key, table in before.tables.items():
+        fresh = bench.normalizer.indexes[2].table(*key)
+        fresh.blocks.update(table.blocks)
+        fresh.copies.update(table.copies)
+    bench.normalizer.count()
+
+
+@given(HISTORIES, st.booleans(), st.sets(st.integers(0, 20)))
+def test_an_engine_that_removes_the_last_copy_is_known_exactly(history, says, restarts):
+    bench, pool, name = Bench(duplicates="auto"), Pool(each=False, says=says), Naming("signed")
+    for at, batch in enumerate(history):
+        if at in restarts:
+            restart(bench)
+        bench.feed(*pool.events(name, batch))
+        assert set(bench.router.blocks) == named(pool, name)
+        assert bench.router.violations == []
+    assert not bench.normalizer.dump()["each"], "what never happens in such an engine is taken for proof"
+
+
+@given(HISTORIES, st.sets(st.integers(0, 20)))
+def test_an_engine_that_removes_each_copy_is_never_believed_to_have_more(history, restarts):
+    bench, pool, name = Bench(duplicates="auto"), Pool(each=True), Naming("signed")
+    for at, batch in enumerate(history):
+        if at in restarts:
+            restart(bench)
+        bench.feed(*pool.events(name, batch))
+        live, blocks = named(pool, name), set(bench.router.blocks)
+        assert blocks <= live, "dead"
+        assert blocks | unsure(bench, name) == live, "a block that may be live is forgotten"
+        known = bench.normalizer.dump()["each"]
+        assert {key for key in blocks if key[1] in known} == {key for key in live if key[1] in known}, "still missing"
+        assert bench.router.violations == []
+
+
+@given(HISTORIES, st.booleans())
+def test_an_engine_that_says_how_many_are_left_is_known_exactly(history, each):
+    bench, pool, name = Bench(duplicates="auto"), Pool(each=each, says=True), Naming("signed")
+    for batch in history:
+        bench.feed(*pool.events(name, batch))
+        assert set(bench.router.blocks) == named(pool, name)
+    assert not unsure(bench, name)
+
+
+@given(HISTORIES, st.booleans(), st.sets(st.integers(0, 20)), st.sampled_from(["drop", "pass"]))
+def test_stores_that_are_not_taken_in_prove_nothing(history, each, broken, orphans):
+    """A block that kvbus was not told of anew is removed "again": that is no second copy."""
+    bench, pool, name = Bench(duplicates="auto", orphans=orphans), Pool(each=each), Naming("signed")
+    for at, batch in enumerate(history):
+        events = pool.events(name, batch)
+        if at in broken:
+            events = [event | {"token_ids": [1]} if event["type"] == "BlockStored" else event for event in events]
+        bench.feed(*events)
+        assert set(bench.router.blocks) <= named(pool, name), "dead"
+
+
+@given(HISTORIES, st.sets(st.integers(0, 20), min_size=1))
+def test_batches_that_are_lost_prove_nothing(history, lost):
+    """With ``on_lost: keep``: an engine that removes the last copy is not taken for one that removes each."""
+    bench, pool, name = Bench(duplicates="auto"), Pool(each=False), Naming("signed")
+    for at, batch in enumerate(history):
+        events = pool.events(name, batch)
+        if at in lost:
+            bench.normalizer.missed()
+        else:
+            bench.feed(*events)
+    assert not bench.normalizer.dump()["each"]
+
+
+@pytest.mark.parametrize("rule", ["last", "ignore"])
+@given(history=HISTORIES)
+def test_the_operator_may_say_that_it_is_the_last_one(rule, history):
+    bench, pool, name = Bench(duplicates=rule), Pool(each=False), Naming("signed")
+    for batch in history:
+        bench.feed(*pool.events(name, batch))
+        assert set(bench.router.blocks) == named(pool, name)
+    assert not unsure(bench, name)
