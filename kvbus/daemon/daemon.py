@@ -448,7 +448,8 @@ class Daemon:
         for slot, worker in lost.items():
             log.warning("source %s, rank %d: another one needs its slot %d", *worker, slot)
             if not self.relay.sources[slot].gone:
-                self._remove(slot)
+                self.source_sockets.close(slot)
+                self.feed(SourceRemoved(slot))
             for number in numbers:
                 self.outputs.drivers[number].retire(slot)
         reached = [self.reservations.first(number, slot) for number in numbers for slot in lost]
