@@ -28,6 +28,7 @@ from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.engine_watch import EngineWatch
 from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.resume import identity, resume
@@ -101,6 +102,7 @@ class Daemon:
         self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
         self.admin = AdminServer(self)
         self._cache_resets = CacheResets(self, self.feed)
+        self._engine_watch = EngineWatch(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
         self._source_log = SourceLog(self.admin.timeline.add)
@@ -144,6 +146,7 @@ class Daemon:
         except BaseException:
             await self.close(drain=0)
             raise
+        self._engine_watch.start()
         self._next_tick = self._loop.time() + TICK
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
         self.started = True
@@ -376,6 +379,7 @@ class Daemon:
         if self._ticker is not None:
             self._ticker.cancel()
         await self._cache_resets.close()
+        await self._engine_watch.close()
         await self._unreachable.close()
         self.source_sockets.close_all()
         await self.outputs.drain(until - self._loop.time())
