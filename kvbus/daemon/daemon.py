@@ -46,13 +46,9 @@ from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
-<<<<<<< HEAD
+from kvbus.daemon.engine_watch import EngineWatch
 from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, read_state_keys_of, source_domain
-=======
-from kvbus.daemon.engine_watch import EngineWatch
-from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
->>>>>>> nextwire
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.placement import Placement, PlacementFile, forget, place, worker_of
 from kvbus.daemon.resume import identity, resume

@@ -12,7 +12,7 @@ MOST_BYTES: Final = 64 * 1024 * 1024
 
 
 def read(disk: Disk, directory: Path, name: str) -> bytes | None:
-    """Return what a file holds; None if it cannot be read, or is somebody else's: everybody may write to some places."""
+    """Return what a file holds; None if it cannot be read, or is somebody else's (some places are everybody's)."""
     try:
         there = disk.open_directory(directory)
         try:
