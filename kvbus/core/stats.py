@@ -209,6 +209,8 @@ class ProcessStats:
         """By outcome: applied, refused."""
         self.key_reloads: Counter[str] = Counter()
         """Key files that changed beside the configuration, by outcome."""
+        self.views_limit = 0
+        """The most different rights that owners of keys may have."""
         self.slots_present = self.slots_gone = self.slots_limit = 0
         """Sources, all ranks counted, that have a slot; and the most of them."""
         self.slots_reused = 0

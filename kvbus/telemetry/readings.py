@@ -95,6 +95,8 @@ class OutputReading(msgspec.Struct, frozen=True):
 
     Attributes:
         sequences: the newest seq of each open stream, -1 for none.
+        views: the different rights that have streams of their own.
+        withheld: stores that these leave out, by reason.
         queue_max: the most batches that wait for one router.
         behind_seconds: how far behind the router is that is furthest behind.
         stats: the driver's counters, with what the relay had refused or left out before.
@@ -202,7 +204,8 @@ def _read_output(outputs: Sequence[Output], driver: Driver, stats: OutputStats) 
         journal_bytes_limit=spec.journal_bytes * served,
         views=len(outputs) - 1,
         withheld=Counter(
-            rights=sum(each.stats.not_read for each in outputs), unknown=sum(each.stats.undecided for each in outputs)
+            rights=sum(each.stats.not_read for each in outputs),
+            unknown_parent=sum(each.stats.undecided for each in outputs),
         ),
         queue_max=driver.queue_max,
         behind_seconds=driver.behind_seconds,

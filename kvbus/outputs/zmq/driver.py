@@ -312,7 +312,7 @@ class ZmqOutput:
 
     def retire(self, stream: int) -> None:
         """Serve one stream no more. Whoever lacks something of it gets the state before, which is empty."""
-        live = self._live.get(stream)
+        live = self._live.get((self._output, stream))
         if live is not None:
             live.retire()
         self.close(stream)
