@@ -484,6 +484,21 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             ),
         ),
         graph(
+            "Engines found",
+            "short",
+            "What each discovery lists, what of it is no source, and whether it can be asked at all (failing: 1).",
+            (f"kvbus_discovery_engines{{{TARGET}}}", "{{instance}} {{discovery}} found"),
+            (f"kvbus_discovery_left_out{{{TARGET}}}", "{{instance}} {{discovery}} left out: {{reason}}"),
+            (f"kvbus_discovery_failing{{{TARGET}}}", "{{instance}} {{discovery}} failing"),
+        ),
+        graph(
+            "Found engines that come and go",
+            "short",
+            "Sources that joined, left or moved to another address, and attempts to ask that failed, since the start.",
+            (f"kvbus_discovery_changes_total{{{TARGET}}}", "{{instance}} {{discovery}} {{change}}"),
+            (f"kvbus_discovery_failures_total{{{TARGET}}}", "{{instance}} {{discovery}} failed"),
+        ),
+        graph(
             "Reloads",
             "short",
             "Configurations read again at SIGHUP and key files found changed, since the start.",

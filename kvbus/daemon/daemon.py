@@ -46,6 +46,7 @@ from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.placement import Placement, PlacementFile, forget, place, worker_of
@@ -59,6 +60,7 @@ from kvbus.daemon.unreachable import Unreachable
 from kvbus.daemon.views import Views
 from kvbus.errors import BindError, StateDirError
 from kvbus.outputs.contract import OutputDriver, ViewDriver
+from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
@@ -99,20 +101,20 @@ class Daemon:
         """Held while the configuration changes."""
         self.streams: dict[int, SourceStream] = {}
         self.discovery = Discovery(self, config)
-        as_configured, config = config, self.discovery.preview(config)
-        self.config = config
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
-        self.keys = read_keys(config)
-        self.views = Views(config, self.keys)
         state_keys = read_state_keys_of(config)
         credentials = read_credentials(config)
         self.process = ProcessStats()
         self.process.views_limit = config.limits.max_views
         self._disk = disk or Disk()
-        self._place = open_place(as_configured, self._disk) if keep_seqs else Place()
+        self._place = open_place(config, self._disk) if keep_seqs else Place()
         try:
             directory = self._place.seq_directory if keep_seqs else None
+            self.discovery.begin_with(FoundFile(directory, config, self._disk))
+            self.config = config = self.discovery.preview(config)
+            self.keys = read_keys(config)
+            self.views = Views(config, self.keys)
             self._placement_file = PlacementFile(directory, config, self._disk)
             self.placement = place(self._placement_file.read(), config)
             self.streams = self.placement.streams(config)
@@ -218,6 +220,11 @@ class Daemon:
     def output_stats(self) -> list[OutputStats]:
         """What each driver counts."""
         return self.outputs.stats
+
+    @property
+    def discoveries(self) -> list[DiscoveryStats]:
+        """What each entry counts that finds engines."""
+        return self.discovery.stats
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -432,21 +439,23 @@ class Daemon:
     def _make_room(self, change: Change) -> Placement:
         """End the streams under topics whose workers lose their slots to others.
 
-        Routers that are connected have got the clear before; one that comes later never hears of them.
+        Routers that are connected get the clear before; one that comes later never hears of them.
         """
         if all(output.layout == "per_source" for output in self.config.outputs):
             return change.placement
         lost = {slot: worker for worker, slot in self.placement.slots.items() if worker not in change.placement.slots}
         numbers = [number for number, output in enumerate(self.config.outputs) if output.layout == "per_topic"]
-        reached = [self.reservations.first(number, slot) for number in numbers for slot in lost]
-        placement = forget(change.placement, reached)
-        self._placement_file.keep(placement)  # before the files of those that it forgets are gone
         for slot, worker in lost.items():
             log.warning("source %s, rank %d: another one needs its slot %d", *worker, slot)
             if not self.relay.sources[slot].gone:
                 self._remove(slot)
             for number in numbers:
-                self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
+                self.outputs.drivers[number].retire(slot)
+        reached = [self.reservations.first(number, slot) for number in numbers for slot in lost]
+        placement = forget(change.placement, reached)
+        self._placement_file.keep(placement)  # before the files of those that it forgets are gone
+        for number in numbers:
+            for slot in lost:
                 self.reservations.forget(number, slot)
         self.process.slots_reused += len(lost)
         return placement

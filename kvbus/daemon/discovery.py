@@ -16,7 +16,8 @@ from kvbus.config import Config, SourceConfig, SourceStream, parts
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
 from kvbus.daemon.change import Change, change_to
-from kvbus.daemon.found import LEFT_OUT, Listed, with_found
+from kvbus.daemon.found import LEFT_OUT, Listed, Outcome, with_found
+from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.keys import Keys, read_keys
 from kvbus.daemon.placement import Placement
 from kvbus.daemon.source_sockets import SourceSockets
@@ -91,11 +92,19 @@ class Discovery:
         self._applying: asyncio.Task[None] | None = None
         self._away: set[int] = set()
         self._refusal = ""
+        self._file: FoundFile | None = None
 
     @property
     def stats(self) -> list[DiscoveryStats]:
         """What each entry counts."""
         return [entry.stats for entry in self._entries.values()]
+
+    def begin_with(self, file: FoundFile) -> None:
+        """Begin with what an earlier process has found, and keep there what is found from now on."""
+        self._file = file
+        for name, engines in file.read().items():
+            if name in self._entries:
+                self._entries[name].found.take(engines, 0.0)
 
     def start(self) -> None:
         """Begin to ask."""
@@ -229,7 +238,17 @@ class Discovery:
             self._loop.call_later(LAST_PAUSE, self._changed.set)
             return
         self._refusal = ""
+        self._keep(outcome)
         self._report(change, before)
+
+    def _keep(self, outcome: Outcome) -> None:
+        """Keep the engines that are sources, whose state is on disk."""
+        if self._file is not None:
+            found = {
+                name: [engine for engine in entry.found.engines.values() if (name, engine.name) not in outcome.left_out]
+                for name, entry in self._entries.items()
+            }
+            self._file.keep(found)
 
     def _report(self, change: Change, before: dict[int, SourceStream]) -> None:
         """Log and count each change."""

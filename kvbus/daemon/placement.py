@@ -18,13 +18,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kvbus.config import Config, SourceStream, topic_for
+from kvbus.daemon import small_file
 from kvbus.daemon.disk import Disk
 from kvbus.errors import ConfigError, Problem
 
 log = logging.getLogger("kvbus.daemon.placement")
 
 _VERSION: Final = "kvbus-slots-1"
-_MOST_BYTES: Final = 64 * 1024 * 1024
 
 
 class Worker(NamedTuple):
@@ -170,18 +170,8 @@ class PlacementFile:
         """What was kept; nothing where there is no file, or a damaged one: then slots follow the list."""
         if self._directory is None:
             return Placement()
-        disk = self._disk
-        try:
-            there = disk.open_directory(self._directory)
-            try:
-                fd = disk.open(there, self._name)
-                try:
-                    content = disk.pread(fd, min(disk.size(fd), _MOST_BYTES), 0)
-                finally:
-                    disk.close(fd)
-            finally:
-                disk.close(there)
-        except OSError:
+        content = small_file.read(self._disk, self._directory, self._name)
+        if content is None:
             return Placement()
         try:
             found = msgspec.json.decode(content, type=_File)
@@ -202,20 +192,8 @@ class PlacementFile:
         self._kept = placement
         slots = [(*worker, slot) for worker, slot in placement.slots.items()]
         content = msgspec.json.encode(_File(_VERSION, slots, list(placement.gone), placement.forgotten))
-        disk, new = self._disk, f"{self._name}.new"
         try:
-            there = disk.open_directory(self._directory)
-            try:
-                fd = disk.create(there, new)
-                try:
-                    disk.pwrite(fd, content, 0)
-                    disk.sync(fd)
-                finally:
-                    disk.close(fd)
-                disk.rename(there, new, self._name)
-                disk.sync_directory(there)
-            finally:
-                disk.close(there)
+            small_file.replace(self._disk, self._directory, self._name, content)
         except OSError as error:
             log.error("%s cannot be written (%s): a restart numbers sources by the list", self._name, error)  # noqa: TRY400
 

@@ -103,6 +103,12 @@ class OutputDriver(Protocol):
             The number of unfinished answers.
         """
 
+    def retire(self, stream: int) -> None:
+        """Stop serving one stream for good: its source is gone, and so is its topic.
+
+        A reader that is connected has to learn that nothing is left of it, however far behind it is.
+        """
+
     def close(self, stream: int, linger: float = 0.0) -> None:
         """Stop serving one stream; queued messages have ``linger`` seconds to leave."""
 

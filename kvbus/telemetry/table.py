@@ -15,6 +15,7 @@ from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM, CacheReset, Filtered, Reason, Refused
+from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.telemetry.readings import OutputReading, SourceReading
 from kvbus.telemetry.row import Row, by, counts, known, one
 
@@ -36,9 +37,10 @@ REPLAY_OUTCOMES: Final = (
     "cut_off",
 )
 STATE_REASONS: Final = ("subscribed", "lost")
-HTTP_REASONS: Final = ("too_many", "slow", "handshake", "revoked")
+HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
+DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
 
 
 SOURCES: Final[tuple[Row[SourceReading], ...]] = (
@@ -330,6 +332,28 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
         "output_router_behind_seconds",
         "How long the oldest batch has been published that a connected router has not got.",
         lambda o: o.behind_seconds,
+    ),
+)
+
+DISCOVERY: Final[tuple[Row[DiscoveryStats], ...]] = (
+    one("discovery_engines", "Engines that a discovery lists.", lambda d: d.engines),
+    one(
+        "discovery_failing",
+        "1 while a discovery cannot be asked: what it found before stays in force.",
+        lambda d: float(bool(d.failing)),
+    ),
+    one("discovery_failures_total", "Attempts to ask a discovery that failed.", lambda d: d.failures),
+    by(
+        "change",
+        "discovery_changes_total",
+        "Sources (ranks) that a discovery has made join, leave or move to another address.",
+        lambda d: counts(d.changes, DISCOVERY_CHANGES),
+    ),
+    by(
+        "reason",
+        "discovery_left_out",
+        "Engines that a discovery lists and that are no sources, by reason.",
+        lambda d: d.left_out.items(),
     ),
 )
 

@@ -68,6 +68,7 @@ def test_defaults_are_the_documented_ones(read):
                 "curve_secret_key_file": None,
                 "curve_client_keys": None,
                 "curve_server_key_file": None,
+                "dynamo": None,
             }
         ],
         "http": "127.0.0.1:9477",

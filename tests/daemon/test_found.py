@@ -15,10 +15,14 @@ from kvbus.discovery.contract import Engine, Publisher
 DISCOVER = {"file": {"path": "/run/engines.yaml"}}
 
 
-def config(*entries: str, fixed: tuple[str, ...] = (), room: int = 100, **more: Any) -> Config:
+def config(
+    *entries: str, fixed: tuple[str, ...] = (), room: int = 100, by_topic: str | None = None, **more: Any
+) -> Config:
     sources: list[dict[str, Any]] = [{"name": name, "endpoint": f"ipc:///run/{name}"} for name in fixed]
     sources += [{"name": name, "discover": DISCOVER, **more} for name in entries]
     outputs = [{"endpoint": "ipc:///run/out", "layout": "merged"}]
+    if by_topic is not None:
+        outputs = [{"endpoint": "ipc:///run/out", "layout": "per_topic", "topic": by_topic}]
     return load(None, env={}, overrides={"sources": sources, "outputs": outputs, "limits": {"max_sources": room}})
 
 
@@ -99,6 +103,25 @@ def test_who_is_there_stays_where_there_is_no_room():
     made = with_found(config("one", "two", room=2), found, ("c",))
     assert labels(made.config) == ["a", "c"]
     assert made.left_out == {("one", "b"): "max_sources"}
+
+
+def test_ranks_that_would_share_a_topic_or_an_endpoint_cannot_be_told_apart():
+    found = {
+        "one": listed(engine("a", "tcp://a:1", "tcp://a:2"), engine("b", "tcp://b:1"), engine("c", *["tcp://c:1"] * 2))
+    }
+    made = with_found(config("one", by_topic="kv@{source}"), found, ())
+    assert labels(made.config) == ["b"]
+    assert made.left_out == {("one", "a"): "same_topic", ("one", "c"): "same_endpoint"}
+    assert labels(with_found(config("one", by_topic="kv@{source}@{rank}"), found, ()).config) == ["a/0", "a/1", "b"]
+
+
+def test_a_topic_that_a_configured_source_has_is_taken():
+    found = {"one": listed(engine("a-1", "tcp://a:1"))}
+    made = with_found(config("one", fixed=("a",), by_topic="kv@{source}-{rank}"), found, ())
+    assert made.left_out == {}
+    found = {"one": listed(Engine("a", (Publisher(0, "tcp://a:1"),), "here"), engine("a-0", "tcp://b:1"))}
+    made = with_found(config("one", fixed=("b",), by_topic="kv@{source}"), found, ())
+    assert labels(made.config) == ["b", "a", "a-0"]
 
 
 NAMES = st.sampled_from("abcdef")

@@ -201,4 +201,47 @@ class HttpWorld(World):
         return "workers"
 
 
-WORLDS: dict[str, Callable[[Path], World]] = {"dns": dns_world, "file": FileWorld, "http": HttpWorld}
+def kubernetes_world(directory: Path) -> World:
+    from tests.discovery.kube_server import KubeServer, pod  # noqa: PLC0415 - an extra
+
+    class KubernetesWorld(World):
+        """Pods with two named ports."""
+
+        kind = "kubernetes"
+
+        def __init__(self) -> None:
+            super().__init__(directory)
+            self.server = KubeServer()
+
+        @contextlib.asynccontextmanager
+        async def running(self) -> AsyncIterator[Self]:
+            async with self.server.running():
+                yield self
+
+        @property
+        def settings(self) -> dict[str, Any]:
+            kubeconfig = str(self.server.kubeconfig(self.directory))
+            return {"selector": "app=engine", "namespace": "default", "kubeconfig": kubeconfig}
+
+        def have(self, engines: dict[str, Place]) -> None:
+            for name in self.server.objects.keys() - engines.keys():
+                self.server.delete(name)
+            for name, at in engines.items():
+                self.server.put(pod(name, at.host, at.port, at.replay_port))
+
+        def fail(self) -> None:
+            self.server.status = 503
+            self.server.end_watches()
+
+        def heal(self) -> None:
+            self.server.status = 200
+
+    return KubernetesWorld()
+
+
+WORLDS: dict[str, Callable[[Path], World]] = {
+    "dns": dns_world,
+    "file": FileWorld,
+    "http": HttpWorld,
+    "kubernetes": kubernetes_world,
+}

@@ -10,6 +10,8 @@ from typing import Any, Self
 
 import pytest
 
+from kvbus.core.stats import OutputStats
+from kvbus.daemon.reload import Reloader
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -58,10 +60,13 @@ class Workers:
         await self.start_rank(self.fleet.engine(n), name, 0)
 
     async def start_rank(self, publisher: EnginePublisher, name: str, rank: int) -> None:
-        engine = await self._stack.enter_async_context(publisher)
-        self._engines[topic(name, rank)] = engine
+        await self.begin(publisher, name, rank)
+        await publisher.wait_for_subscriber(60)
+
+    async def begin(self, publisher: EnginePublisher, name: str, rank: int) -> None:
+        """Start an engine that nobody need follow yet."""
+        self._engines[topic(name, rank)] = await self._stack.enter_async_context(publisher)
         self.holds[topic(name, rank)] = set()
-        await engine.wait_for_subscriber(60)
 
     def publish(self, name: str, rank: int = 0, count: int = 1) -> None:
         for _ in range(count):
@@ -228,3 +233,56 @@ async def test_dialling_out() -> None:
             workers.publish("a")
             router.connect()
             await workers.exact(router)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact(tmp_path: Path, seed: int) -> None:
+    """Joins, leaves, other orders, restarts with the state and without it, routers that are away; six may be known."""
+    rng = random.Random(seed)
+    names = "abcdefghij"
+    fleet = Fleet("abc", output=dict(OUTPUT), state_dir=str(tmp_path), limits={"max_sources": 6})
+    everybody = {name: fleet.source(n, name) for n, name in enumerate(names)}
+    async with Workers(fleet) as workers:
+        for n, name in enumerate(names):
+            await workers.begin(fleet.engine(n), name, 0)
+        stays, away = TopicRouter(at(fleet.out)), TopicRouter(at(fleet.out))
+        with reading(stays, away):
+            for _ in range(4):
+                async with running(fleet):
+                    stats = fleet.daemon.output_stats[0]
+
+                    def both(stats: OutputStats = stats) -> bool:
+                        for router in (stays, away):
+                            router.read()  # libzmq subscribes anew when its socket is used
+                        return stats.subscribers == 2
+
+                    await eventually(both, "both routers", 20)
+                    for _ in range(4):
+                        chosen = rng.sample(names, rng.randrange(1, 7))
+                        if rng.random() < 0.5:
+                            away.disconnect()
+                        fleet.sources = [everybody[name] for name in chosen]
+                        await fleet.reload()
+                        present = fleet.daemon.relay.present
+                        await eventually(
+                            lambda present=present: all(source.state == "live" for source in present),
+                            "every source",
+                            20,
+                        )
+                        workers.all_publish()
+                        await workers.exact(stays)
+                        away.disconnect()
+                        away.connect()
+                        known = {topic(*worker) for worker in fleet.daemon.placement.slots}
+                        await eventually(
+                            lambda known=known: (
+                                {at: held for at, held in away.held.items() if at in known} == workers.truth
+                            ),
+                            "what is remembered",
+                            20,
+                        )
+                if rng.random() < 0.5:
+                    _lose_the_state(tmp_path)
+                fleet.daemon = type(fleet.daemon)(fleet.load())
+                fleet.reloader = Reloader(fleet.daemon, fleet.load)
+            await fleet.daemon.close(drain=0)

@@ -8,9 +8,9 @@ vLLM, ``GET /kv_event_sources``:
   "topic": ""}]``, in another version of it as ``{"sources": […]}``.
 
 SGLang, ``GET /server_info``, 0.5.23 (``describe_kv_events_publisher``): ``"kv_events": {"publisher": "zmq",
-"endpoint_host": "*", "endpoint_port_base": 5557, "replay_endpoint_port_base": 5558, "topic": "", "dp_size": 2, …}``, null
-where it publishes nothing; with sglang#38032 also ``"publishers": [{"dp_rank": 4, "endpoint": "tcp://10.0.0.2:5561"}]``;
-and of its own node ``"kv_event_sources": [{"dp_rank": 0, "endpoint": "tcp://127.0.0.1:5557", "topic": "", …}]``.
+"endpoint_host": "*", "endpoint_port_base": 5557, "replay_endpoint_port_base": 5558, "topic": "", "dp_size": 2, …}``,
+null where it publishes nothing; with sglang#38032 also ``"publishers": [{"dp_rank": 4, "endpoint": "tcp://a:5"}]``; of
+its own node ``"kv_event_sources": [{"dp_rank": 0, "endpoint": "tcp://127.0.0.1:5557", "topic": "", …}]``.
 """
 
 from __future__ import annotations

@@ -310,6 +310,13 @@ class ZmqOutput:
         """Send END for every answer that is not sent whole, and count them; how many they were."""
         return sum(server.end() for server in self._servers)
 
+    def retire(self, stream: int) -> None:
+        """Serve one stream no more. Whoever lacks something of it gets the state before, which is empty."""
+        live = self._live.get((self._output, stream))
+        if live is not None:
+            live.retire()
+        self.close(stream)
+
     def close(self, stream: int, linger: float = 0.0) -> None:
         """Close one stream's sockets; queued messages have ``linger`` seconds to leave."""
         for servers in (self._replays, self._snapshots):

@@ -397,6 +397,19 @@ class LivePublisher:
             self._behind.go_on(router)
         self._transfers.begin(begun)
 
+    def retire(self) -> None:
+        """Send the state, which is empty, to every router that lacks something: the stream is about to end for good."""
+        self.flush()
+        lacking = [router for router in self._routers.values() if router.state is not RouterState.IDLE]
+        lacking = [router for router in lacking if router.peer.id not in self._current]
+        for router in lacking:
+            self._set_aside(router, RouterState.WAITING)
+        if lacking:
+            self.request(lacking)
+        for router in lacking:
+            while router.reader is not None and not router.reader.done:
+                self._behind.send_piece(router, router.reader)
+
     @property
     def peers(self) -> list[Peer]:
         """The routers' connections."""
