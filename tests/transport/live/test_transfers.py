@@ -230,3 +230,17 @@ async def test_a_slow_router_is_slow_on_every_stream():
         b.transfers.close()
         b.transfers.look_again()
         assert b.asked == [(1,)]
+
+
+@on_its_own_clock
+async def test_a_place_that_becomes_free_at_the_end_is_nobodys():
+    async with bench() as b:
+        peer: Any = SimpleNamespace(id=1, acknowledged_bytes=0, writable=True)
+        first, second = Router(peer, 0), Router(peer, 1)
+        b.transfers.want(first)
+        b.transfers.want(second)
+        await asyncio.sleep(1.0)
+        b.transfers.forget(first)
+        b.transfers.close()
+        await asyncio.sleep(1.0)
+        assert b.asked == [(1,)]
