@@ -16,7 +16,7 @@ SETTINGS = {
     "http": "{http: {url: 'http://engine:8000'}}",
     "kubernetes": "{kubernetes: {selector: app=engine}}",
 }
-LIBRARIES = {"dns": "dns", "kubernetes": "kubernetes_asyncio"}
+LIBRARIES = {"dns": "dns"}
 
 
 @pytest.fixture
