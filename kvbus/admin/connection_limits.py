@@ -9,13 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Final, cast
 
+from kvbus.admin.secured import Secured
 from kvbus.core.stats import ProcessStats
 
 MAX_CONNECTIONS: Final = 64
-"""Connections at once. One more closes the oldest without a request under way, so that a probe always gets in."""
+"""Connections at once. One more closes another of the address that has the most, so that a probe always gets in.
+
+That is the oldest that has had an answer and asks nothing now. If there is none, it is the last whose request waits for
+its turn, or else the oldest that asks nothing.
+"""
 
 CONNECTION_TIMEOUT: Final = 10.0
 """Seconds a client may take for TLS and its next request, and to read an answer."""
@@ -39,32 +46,50 @@ class ConnectionLimits:
         self._stats = stats
         self._context = context
         self._open: dict[Connection, None] = {}
+        self._waiting: dict[Connection, None] = {}
 
     def __call__(self) -> Connection:
         """Make a new connection's protocol."""
         return Connection(self, cast("asyncio.Protocol", self._serve()), self._context())
 
     def admit(self, connection: Connection) -> bool:
-        """Make room for a connection; return False if all others have requests under way."""
+        """Make room for a connection; return False if all others are being answered."""
         if len(self._open) >= MAX_CONNECTIONS:
             self._stats.http_closed["too_many"] += 1
-            oldest = next((other for other in self._open if not other.busy), None)
-            if oldest is None:
+            other = next(filter(None, map(self._dispensable, self._addresses())), None)
+            if other is None:
                 return False
-            oldest.abort()
+            other.abort()
         self._open[connection] = None
         self._stats.http_connections = len(self._open)
         return True
 
+    def _addresses(self) -> Iterator[str]:
+        """The addresses of clients, those with the most connections first."""
+        return (address for address, _ in Counter(each.address for each in self._open).most_common())
+
+    def _dispensable(self, address: str) -> Connection | None:
+        """The connection of an address that is closed first; None if all of them are being answered."""
+        idle = [each for each in self._open if each.address == address and not each.busy]
+        served = (each for each in idle if each.served)
+        waiting = (each for each in reversed(self._waiting) if each.address == address)
+        return next(chain(served, waiting, idle), None)
+
     def forget(self, connection: Connection) -> None:
         """Remove a connection."""
         self._open.pop(connection, None)
+        self._waiting.pop(connection, None)
         self._stats.http_connections = len(self._open)
 
-    def close(self, connection: Connection, reason: str) -> None:
-        """Close and count a connection: slow, or its handshake failed."""
-        self._stats.http_closed[reason] += 1
+    def timed_out(self, connection: Connection) -> None:
+        """Close and count a connection that took too long."""
+        self._stats.http_closed["slow"] += 1
         connection.abort()
+
+    def fail(self, connection: Connection) -> None:
+        """Count a connection whose TLS is none, or shows a certificate that does not hold."""
+        if connection in self._open:
+            self._stats.http_closed["tls"] += 1
 
     def close_all(self, reason: str = "") -> None:
         """Close every connection, and count them if there is a reason."""
@@ -72,6 +97,18 @@ class ConnectionLimits:
             if reason:
                 self._stats.http_closed[reason] += 1
             connection.abort()
+
+    @contextlib.contextmanager
+    def waiting(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
+        """A connection's request waits for its turn, and may be given up for a new connection."""
+        connection = None if transport is None else transport.get_protocol()
+        if isinstance(connection, Connection):
+            self._waiting[connection] = None
+        try:
+            yield
+        finally:
+            if isinstance(connection, Connection):
+                self._waiting.pop(connection, None)
 
     @contextlib.contextmanager
     def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
@@ -87,10 +124,7 @@ class ConnectionLimits:
 
 
 class Connection(asyncio.Protocol):
-    """aiohttp's protocol, with a timeout, which counts from the first byte of TLS on.
-
-    asyncio would tell of a TLS connection only after its handshake: until then nothing would limit how many there are.
-    """
+    """aiohttp's protocol, with a timeout. With TLS the handshake is part of the first request."""
 
     def __init__(
         self, limits: ConnectionLimits, inner: asyncio.Protocol, context: ssl.SSLContext | None = None
@@ -99,45 +133,45 @@ class Connection(asyncio.Protocol):
         self._inner = inner
         self._context = context
         self._transport: asyncio.Transport | None = None
+        self._secured: Secured | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._securing: asyncio.Task[None] | None = None
-        self._early = bytearray()
-        """What came with the end of the handshake, before aiohttp has the connection."""
         self._handed_over = False
         self._closed = False
+        self.address = ""
         self.busy = 0
+        self.served = False
+        """It has had an answer."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit a connection, or close it."""
         self._transport = cast("asyncio.Transport", transport)
+        self.address = str((transport.get_extra_info("peername") or ("",))[0])
         if not self._limits.admit(self):
             self.abort()
             return
         self._wait()
         if self._context is None:
-            self._hand_over(transport)
+            self._hand_over(self._transport)
         else:
-            self._transport.pause_reading()
-            self._securing = asyncio.get_running_loop().create_task(self._secure(self._transport, self._context))
+            self._secured = Secured(self._transport, self._context)
 
-    async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        """Do the handshake, then hand the connection over."""
-        loop = asyncio.get_running_loop()
-        try:
-            secured = None if self._closed else await loop.start_tls(transport, self, context, server_side=True)
-        except OSError:  # ssl.SSLError is one
-            if not self._closed:  # else it is counted already
-                self._limits.close(self, "handshake")
-            return
-        if secured is not None and not self._closed:
-            self._hand_over(secured)
-            early, self._early = bytes(self._early), bytearray()
-            if early:
-                self._inner.data_received(early)
-
-    def _hand_over(self, transport: asyncio.BaseTransport) -> None:
+    def _hand_over(self, transport: asyncio.Transport) -> None:
         self._handed_over = True
         self._inner.connection_made(transport)
+
+    def _decrypt(self, secured: Secured, data: bytes) -> None:
+        try:
+            secured.take(data)
+            if secured.ready and not self._handed_over:
+                self._hand_over(secured)
+            if secured.ready:
+                for part in secured.parts():
+                    self._inner.data_received(part)
+        except ssl.SSLError:
+            self._limits.fail(self)
+            secured.close()
+        if secured.ended:
+            secured.close()
 
     def begin(self) -> None:
         """Stop the timeout: a whole request is here, and now the server takes its time."""
@@ -147,13 +181,14 @@ class Connection(asyncio.Protocol):
     def end(self) -> None:
         """Start the timeout: the client has to read the answer and send its next request in time."""
         self.busy -= 1
+        self.served = True
         self._wait()
 
     def _wait(self) -> None:
         self._stop()
         if self._closed:
             return
-        self._timer = asyncio.get_running_loop().call_later(CONNECTION_TIMEOUT, self._limits.close, self, "slow")
+        self._timer = asyncio.get_running_loop().call_later(CONNECTION_TIMEOUT, self._limits.timed_out, self)
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -173,10 +208,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Forward to aiohttp."""
-        if self._handed_over:
+        if self._secured is None:
             self._inner.data_received(data)
         else:
-            self._early += data
+            self._decrypt(self._secured, data)
 
     def eof_received(self) -> bool | None:
         """Forward to aiohttp."""

@@ -23,6 +23,7 @@ from kvbus.admin.credentials import Credentials
 from kvbus.admin.events import Events
 from kvbus.admin.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
 from kvbus.admin.openapi import document
+from kvbus.admin.pace import Pace
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import Queries
 from kvbus.admin.query_body import MAX_BODY
@@ -74,7 +75,8 @@ class AdminServer:
         self._content_log = ContentLog()
         self._under_way: dict[int, tuple[web.Request, Caller]] = {}
         self._exposition = Exposition(observed)
-        self._queries = Queries(observed)
+        self._pace = Pace()
+        self._queries = Queries(observed, self._pace)
         self._dumping = asyncio.Lock()
         self.timeline = Timeline()
         self.history = History()
@@ -89,17 +91,18 @@ class AdminServer:
     def application(self) -> web.Application:
         """Return the application with its paths."""
         app = web.Application(middlewares=[self._answering], client_max_size=MAX_BODY)
+        paced = self._paced
         for path in FILES:
             app.router.add_get(path, status_page)
-        app.router.add_get("/livez", self._livez)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/overview", self._status(self._overview))
-        app.router.add_get("/history", self._status(self._source_history))
+        app.router.add_get("/livez", paced(self._livez, probe=True))
+        app.router.add_get("/readyz", paced(self._readyz, probe=True))
+        app.router.add_get("/overview", self._status(paced(self._overview)))
+        app.router.add_get("/history", self._status(paced(self._source_history)))
         app.router.add_get("/events", self._status(self._stream), allow_head=False)
         app.router.add_get("/openapi.json", self._status(_openapi))
-        app.router.add_get("/metrics", self._status(self._metrics))
-        app.router.add_get("/sources", self._status(self._sources))
-        app.router.add_get("/routers", self._status(self._routers))
+        app.router.add_get("/metrics", self._status(paced(self._metrics)))
+        app.router.add_get("/sources", self._status(paced(self._sources)))
+        app.router.add_get("/routers", self._status(paced(self._routers)))
         app.router.add_get("/blocks", self._content(self._blocks))
         app.router.add_post("/query", self._content(self._queries.handle))
         return app
@@ -166,6 +169,20 @@ class AdminServer:
     def credentials(self) -> Credentials:
         """What is in force."""
         return self._access.credentials
+
+    def _paced(self, handler: Handler, *, probe: bool = False) -> Handler:
+        """Let a handler make its whole answer when it is its turn."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            limits = None if probe else self.connections
+            async with contextlib.AsyncExitStack() as stack:
+                with contextlib.nullcontext() if limits is None else limits.waiting(request.transport):
+                    await stack.enter_async_context(self._pace.piece(probe=probe))
+                if request.transport is None:  # given up meanwhile
+                    return web.Response(status=503)
+                return await handler(request)
+
+        return answer
 
     def _status(self, handler: Handler) -> Handler:
         """Guard a handler whose answer has no content: a configuration may close it."""
@@ -277,7 +294,7 @@ class AdminServer:
 
     async def _batches(self, request: web.Request) -> web.StreamResponse:
         name = request.query["output"]
-        outputs = {output.spec.name: output for output in self._observed.relay.outputs}
+        outputs = {each.spec.name: each for each in self._observed.relay.outputs if each.spec.view_of is None}
         if name not in outputs:
             return _problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
         return await self._follow(request, outputs[name])

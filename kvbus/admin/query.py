@@ -1,16 +1,14 @@
 """``POST /query``: which sources hold the longest prefix of a prompt, by token ids or by block hashes; and analytics.
 
 Whoever learns which prompts are cached learns something of what users wrote, so that the rule for token ids holds here.
-All questions together take at most half of the event loop's time; each limit has an answer and an outcome of
+Its work is done in pieces (:mod:`~kvbus.admin.pace`); each limit has an answer and an outcome of
 ``kvbus_query_requests_total``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -18,6 +16,7 @@ from aiohttp import web
 
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT
 from kvbus.admin.content_log import current
+from kvbus.admin.pace import Pace
 from kvbus.admin.query_body import MAX_BODY, MAX_HASHES, MSGPACK, PIECE, Query, RefusedError, in_pieces, names_of, read
 from kvbus.admin.query_index import QueryIndex
 from kvbus.admin.views import Analytics, analytics_entry
@@ -32,9 +31,6 @@ from kvbus.telemetry.readings import read_analytics
 
 MAX_WAITING: Final = 16
 """Requests that are read, wait for their turn, or are answered. One more gets 429."""
-
-BURST: Final = 0.01
-"""Seconds that work may be ahead of its share of the event loop's time."""
 
 BUILD_TIMEOUT: Final = 2.0
 """Seconds that a request waits for the tree to be built."""
@@ -110,14 +106,18 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Queries:
-    """Answers questions."""
+    """Answers questions.
 
-    def __init__(self, observed: Observed) -> None:
+    Args:
+        observed: what they are about.
+        pace: when which piece of work has its turn.
+    """
+
+    def __init__(self, observed: Observed, pace: Pace) -> None:
         self._observed = observed
+        self._pace = pace
         self._index = QueryIndex(observed.relay, observed.process)
         self._waiting = 0
-        self._turn = asyncio.Lock()
-        self._share_used_until = 0.0
 
     async def close(self) -> None:
         """Drop the tree."""
@@ -146,12 +146,12 @@ class Queries:
         lists: list[bytes] = []
         if len(body) > PIECE and not msgpack:
             body, lists = await self._in_turns(in_pieces(body))
-        async with self._paced():
+        async with self._pace.piece():
             queries, analytics = read(body, lists, msgpack=msgpack)
         if analytics and not self._observed.config.analytics:
             raise RefusedError(400, "invalid", "analytics are off; the configuration has to say analytics: true")
         results = await self._results(queries) if queries else []
-        async with self._paced():
+        async with self._pace.piece():
             answer = Answer(results, self._incomplete(), self._analytics() if analytics else None)
         await asyncio.sleep(0)  # the loop's other work first
         return answer
@@ -170,22 +170,10 @@ class Queries:
             results.append(Result(sorted(held, key=_worth, reverse=True)))
         return results
 
-    @contextlib.asynccontextmanager
-    async def _paced(self) -> AsyncIterator[None]:
-        """Wait for the turn of a piece of work, so that all of them leave the loop half of its time."""
-        async with self._turn:
-            await asyncio.sleep(max(0.0, self._share_used_until - BURST - time.perf_counter()))
-            begun = time.perf_counter()
-            try:
-                yield
-            finally:
-                now = time.perf_counter()
-                self._share_used_until = max(begun, self._share_used_until) + 2 * (now - begun)
-
     async def _in_turns(self, work: Generator[None, None, T]) -> T:
         """The result of work that is done in small pieces."""
         while True:
-            async with self._paced():
+            async with self._pace.piece():
                 try:
                     next(work)
                 except StopIteration as done:
@@ -194,17 +182,17 @@ class Queries:
     async def _held(self, index: PrefixIndex[int], query: Query) -> list[Held]:
         """What each source holds."""
         if query.tokens is not None:
-            async with self._paced():
+            async with self._pace.piece():
                 matches = index.matches(query.tokens, lora=query.lora, salt=query.salt)
                 found = [(self._source(slot), match) for slot, match in matches.items()]
-            async with self._paced():
+            async with self._pace.piece():
                 return [self._named(source, match) for source, match in found]
         held: list[Held] = []
         hashes = query.hashes or []
         for names in names_of(hashes):
             slots, at_once = index.workers, max(1, MAX_HASHES // max(1, len(hashes)))
             for first in range(0, len(slots), at_once):
-                async with self._paced():
+                async with self._pace.piece():
                     few = [(slot, index.named(slot, names)) for slot in slots[first : first + at_once]]
                     held += [self._named(self._source(slot), match) for slot, match in few if match is not None]
         return held

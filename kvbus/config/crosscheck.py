@@ -180,11 +180,12 @@ class _Checks:
         )
 
     def slots(self) -> None:
-        """Refuse two sources in one slot."""
+        """Refuse two sources in one slot. Where none has a port by its slot, only those that name one have it."""
         if not self.streams_sound():
             return
         taken: dict[int, str] = {}
-        slots = self.config.slots()
+        by_list = any(output.layout == "per_source" for output in self.config.outputs)
+        slots = [each for each in self.config.slots() if by_list or self.config.sources[each[0]].slot is not None]
         for i, _, slot in slots:
             source = self.config.sources[i]
             if slot in taken:

@@ -36,7 +36,7 @@ class OutputConfig(Section):
         None,
         "Where routers ask for a replay (always bound); null: none.",
         example="tcp://*:5658",
-        default_text="`tcp://*:5658` if `endpoint` is not set either, else null",
+        default_text="`tcp://*:5658` if `endpoint` is not set either (and `layout` is not `per_topic`), else null",
     )
     snapshot_endpoint: Endpoint | None = key(
         None,
@@ -133,7 +133,7 @@ class OutputConfig(Section):
     def _defaults(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("type") == dynamo.TYPE:
             return dynamo.defaults(data)
-        if isinstance(data, dict) and "endpoint" not in data:
+        if isinstance(data, dict) and "endpoint" not in data and data.get("layout") != "per_topic":
             data = {"replay_endpoint": "tcp://*:5658", **data}
         return data
 

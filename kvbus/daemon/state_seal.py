@@ -17,6 +17,8 @@ from nacl.bindings import (
 )
 from nacl.exceptions import CryptoError
 
+from kvbus.daemon.state_file import SEAL_BYTES
+
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 24
 
@@ -55,6 +57,8 @@ def open_with(key: bytes, head: bytes, wrapped: bytes) -> Seal | None:
 
 
 def _opened(sealed: bytes, head: bytes, nonce: bytes, key: bytes) -> bytes | None:
+    if len(sealed) < SEAL_BYTES:
+        return None
     try:
         return crypto_aead_xchacha20poly1305_ietf_decrypt(sealed, head, nonce, key)
     except CryptoError:

@@ -105,8 +105,9 @@ class Asker:
 async def main(spec: Spec) -> None:
     """Do as is said on stdin."""
     loop = asyncio.get_running_loop()
-    # a kubelet and a Prometheus that has been away come with a new connection
-    connector = aiohttp.TCPConnector(limit=0, force_close=spec.kind == "probe")
+    # a kubelet and a Prometheus that has been away come with a new connection, and from addresses of their own
+    probe = spec.kind == "probe"
+    connector = aiohttp.TCPConnector(limit=0, force_close=probe, local_addr=("127.0.0.2", 0) if probe else None)
     async with aiohttp.ClientSession(connector=connector) as session:
         asker = Asker(spec, session)
         if spec.kind == "questions":

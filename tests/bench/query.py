@@ -26,6 +26,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from kvbus.admin.pace import Pace
 from kvbus.admin.query import Queries
 from kvbus.admin.query_body import MAX_BODY, MSGPACK
 from kvbus.core.blocks.prefix_index import PrefixIndex
@@ -129,7 +130,7 @@ async def turns(load: Load, kind: str, questions: int) -> list[list[float]]:
     A callback comes round with every turn; the clock is the thread's own, so that other programs do not count.
     """
     observed: Any = SimpleNamespace(relay=load.relay, process=ProcessStats(), config=SimpleNamespace(worker="w"))
-    queries = Queries(observed)
+    queries = Queries(observed, Pace())
     app = web.Application(client_max_size=MAX_BODY)
     app.router.add_post("/query", queries.handle)
     runner = web.AppRunner(app, access_log=None)

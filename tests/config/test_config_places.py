@@ -68,6 +68,7 @@ def test_defaults_are_the_documented_ones(read):
                 "curve_secret_key_file": None,
                 "curve_client_keys": None,
                 "curve_server_key_file": None,
+                "dynamo": None,
             }
         ],
         "http": "127.0.0.1:9477",
@@ -96,6 +97,7 @@ def test_defaults_are_the_documented_ones(read):
             "max_groups": 64,
             "max_held_bytes": 268_435_456,
             "max_request_bytes": 65_536,
+            "max_views": 64,
             "max_replay_sessions": 64,
         },
     }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
+import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,8 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvbus.config import parse_endpoint
+from kvbus.outputs.dynamo.etcd import EtcdStore
 from kvbus.outputs.dynamo.hashing import blocks_of, seed, tokens_hash
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.chaos.proxy import Link
 from tests.doubles.payloads import cleared, payload, removed, store, tokens_of
 from tests.ports import ports_in_a_row
 
@@ -33,9 +40,9 @@ SIZE = 16
 class Frontend:
     """`programs/frontend.py`; ended by its process when the block ends."""
 
-    def __init__(self, directory: Path, **first: Any) -> None:
+    def __init__(self, directory: Path, env: dict[str, str] | None = None, **first: Any) -> None:
         self._log = directory / "frontend.log"
-        self._env = {**os.environ, "DYN_FILE_KV": str(directory / "discovery")}
+        self._env = {**os.environ, "DYN_FILE_KV": str(directory / "discovery"), **(env or {})}
         self._first = first
 
     def __enter__(self) -> Self:
@@ -78,6 +85,38 @@ class Frontend:
         self._process.stdin.flush()
 
 
+class Cable:
+    """Between kvbus at 127.0.0.1 and those who dial the same port at 127.0.0.2; it can be cut."""
+
+    def __init__(self, endpoint: str, rank: int = 0) -> None:
+        port = parse_endpoint(endpoint).port + rank
+        self._link = Link("router", port, port, host="127.0.0.2")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._do(self._link.start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._link.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def cut(self) -> None:
+        """End what is connected, and let nobody in."""
+        self._do(self._link.refuse())
+
+    def mend(self) -> None:
+        """Let everybody in."""
+        self._do(self._link.listen())
+
+    def _do(self, what: Any) -> None:
+        asyncio.run_coroutine_threadsafe(what, self._loop).result(60)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
     if not os.environ.get(PYTHON_ENV):
@@ -88,6 +127,31 @@ def installed() -> None:
 def frontend(tmp_path: Path) -> Iterator[Frontend]:
     with Frontend(tmp_path, backend="file", ranks=RANKS, block_size=SIZE) as running:
         yield running
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[str]:
+    """The address of an etcd of its own, or a skip that says that there is none."""
+    program = shutil.which("etcd")
+    if program is None:
+        pytest.skip("there is no etcd (Debian: etcd-server)")
+    first = ports_in_a_row(2)
+    client, peer = (f"http://127.0.0.1:{first + at}" for at in range(2))
+    urls = [f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}"]
+    more = [f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"]
+    with (tmp_path / "etcd.log").open("wb") as log:
+        process = subprocess.Popen([program, f"--data-dir={tmp_path}/etcd", *urls, *more], stdout=log, stderr=log)
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError):
+                return EtcdStore(client).find("v1/") == {}
+            return False
+
+        try:
+            wait_for(answers, f"etcd answers; log: {tmp_path}/etcd.log", 30)
+            yield client
+        finally:
+            stop_process(process)
 
 
 @pytest.fixture
@@ -107,17 +171,23 @@ def engines() -> Iterator[list[EnginePublisher]]:
 
 @pytest.fixture
 def kvbus(request: pytest.FixtureRequest, engines: list[EnginePublisher], tmp_path: Path) -> Iterator[Kvbus]:
-    discovery = {"discovery": f"file://{tmp_path}/discovery"}
-    output = {"type": "dynamo", "profile": "dynamo-plane", "replay_endpoint": None, "dynamo": discovery}
+    more = {"state_dir": str(tmp_path / "state")} if getattr(request, "param", False) else {}
+    with bus(engines, tmp_path, {"discovery": f"file://{tmp_path}/discovery"}, **more) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def bus(engines: list[EnginePublisher], directory: Path, plane: dict[str, Any], **more: Any) -> Iterator[Kvbus]:
+    output: dict[str, Any] = {"type": "dynamo", "profile": "dynamo-plane", "replay_endpoint": None, "dynamo": plane}
     output["endpoint"] = f"tcp://127.0.0.1:{ports_in_a_row(RANKS)}"
     source = {
         "name": "e",
         "endpoint": engines[0].endpoint,
         "replay_endpoint": engines[0].replay_endpoint,
-        "data_parallel_size": RANKS,
+        "data_parallel_size": len(engines),
     }
-    more = {"state_dir": str(tmp_path / "state")} if getattr(request, "param", False) else {}
-    with Kvbus(engines[0], tmp_path, output, sources=[source], probe_interval=0.5, **more) as running:
+    with Kvbus(engines[0], directory, output, sources=[source], probe_interval=0.5, **more) as running:
+        running.endpoint = output["endpoint"]
         for each in engines:
             wait_for_subscribers(each, 1)
         yield running
@@ -199,6 +269,53 @@ def test_a_worker_that_comes_after_kvbus_is_found_and_one_that_goes_is_forgotten
         second("router")
         second.holds(*truth)
         kvbus.kill()
+
+
+def test_a_connection_that_was_cut_brings_everything_when_it_is_back(
+    engines: list[EnginePublisher], frontend: Frontend, tmp_path: Path
+) -> None:
+    """The router knows the publisher by then, and the ids that it has had."""
+    plane = {"discovery": f"file://{tmp_path}/discovery", "advertise": "127.0.0.2"}
+    with bus(engines, tmp_path, plane) as kvbus, Cable(kvbus.endpoint) as first, Cable(kvbus.endpoint, 1) as second:
+        truth = fill(engines)
+        frontend("register")
+        frontend("router")
+        frontend.holds(*truth)
+        for block in (5, 6):
+            first.cut()
+            second.cut()
+            engines[0].publish(payload(removed([block - 1]), store([block]), store([block + 10], medium="CPU")))
+            truth = [(0, block), (0, block + 10), *(known for known in truth if known != (0, block - 1))]
+            first.mend()
+            second.mend()
+            frontend.holds(*truth)
+
+
+def test_an_engine_that_is_another_rank_than_its_place_says(
+    engines: list[EnginePublisher], frontend: Frontend, tmp_path: Path
+) -> None:
+    """One of several that a load balancer in front of them knows by their ranks."""
+    frontend("register")
+    frontend("router")
+    with bus(engines[:1], tmp_path, {"discovery": f"file://{tmp_path}/discovery"}):
+        engines[0].publish(payload(store([1]), rank=1))
+        frontend.holds((1, 1))
+        engines[0].publish(payload(store([2], parent=1), rank=1))
+        frontend.holds((1, 1), (1, 2))
+
+
+def test_discovery_in_etcd(engines: list[EnginePublisher], etcd: str, tmp_path: Path) -> None:
+    truth = fill(engines)
+    with bus(engines, tmp_path, {"discovery": etcd}) as kvbus:
+        with Frontend(tmp_path, {"ETCD_ENDPOINTS": etcd}, backend="etcd", ranks=RANKS, block_size=SIZE) as frontend:
+            frontend("register")
+            frontend("router")
+            frontend.holds(*truth)
+            kvbus.kill_and_start_again()
+            engines[0].publish(payload(store([30])))
+            frontend.holds((0, 30), *truth)
+            assert len(EtcdStore(etcd).find("v1/event_sources/")) == RANKS
+        wait_for(lambda: not EtcdStore(etcd).find("v1/event_"), "the records of a worker that is gone are gone too", 60)
 
 
 @pytest.mark.usefixtures("kvbus")

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from itertools import chain, repeat
+from typing import Any
 
 import pytest
 
 from kvbus.admin import connection_limits, http
+from kvbus.admin.pace import Pace
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -46,7 +48,7 @@ class Crowd:
         self.bus, self._stack = bus, stack
         self.closed = bus.daemon.process.http_closed
 
-    async def connect(self, **limits: int) -> Peer:
+    async def connect(self, **limits: Any) -> Peer:
         host, port = there(self.bus.daemon.http_address)
         reader, writer = await asyncio.open_connection(host, port, **limits)
 
@@ -127,6 +129,53 @@ async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
         await eventually(lambda: them.closed["too_many"] >= len(flood) - connection_limits.MAX_CONNECTIONS, "refused")
         assert them.open <= connection_limits.MAX_CONNECTIONS
         assert await them.probe() == 200
+
+
+async def test_a_probe_gets_in_while_every_connection_waits_for_its_turn(monkeypatch):
+    """Those that came last are closed for it; the others get their answers."""
+
+    class Watched(Pace):
+        asked = 0
+
+        @contextlib.asynccontextmanager
+        async def piece(self, *, probe: bool = False) -> AsyncIterator[None]:
+            self.asked += not probe
+            async with super().piece(probe=probe):
+                yield
+
+    pace = Watched()
+    monkeypatch.setattr(http, "Pace", lambda: pace)
+    async with crowd() as them:
+        async with pace.piece():
+            peers = [await them.connect() for _ in range(connection_limits.MAX_CONNECTIONS)]
+            for peer in peers:
+                peer.say("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            await eventually(lambda: pace.asked == 1 + len(peers), "all requests there")
+            for n in range(20):
+                assert await them.probe() == 200, n
+            assert them.closed == {"too_many": 1}
+            new = await them.connect()
+            await eventually(lambda: them.open == connection_limits.MAX_CONNECTIONS, "the new one there")
+            another = await them.connect()  # it takes the place of one that waits, and not of one that has just come
+            await eventually(lambda: them.closed["too_many"] == 2, "room made")
+            for peer in (new, another):
+                peer.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                assert await peer.status() == 200
+        for peer in peers[-2:]:
+            assert await peer.gone()
+        for peer in peers[:-2]:
+            assert await peer.status() == 200
+
+
+async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
+    """Of two addresses the one with more connections gives one up; of its own, one that has not said anything yet."""
+    async with crowd() as them:
+        (alone,) = [await them.connect(local_addr=("127.0.0.2", 0))]
+        crowded = [await them.connect() for _ in range(3 * connection_limits.MAX_CONNECTIONS)]
+        await eventually(lambda: them.closed["too_many"] == 1 + 2 * connection_limits.MAX_CONNECTIONS, "those too many")
+        assert await crowded[0].gone()
+        alone.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert await alone.status() == 200
 
 
 async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):

@@ -346,3 +346,26 @@ async def test_whatever_happens_every_reader_is_level_in_the_end(context: Any, s
                 "a level reader",
             )
             assert reader.wrong == []
+
+
+@both_loops
+async def test_a_stream_that_ends_for_good_tells_even_who_does_not_read(context: Any) -> None:
+    async with bench_of(context, max_bytes=200_000) as bench:
+        bench.add(b"ends", b"stays")
+        bench.streams[b"stays"].slices = Slices(1, 10)
+        slow, reads = bench.reader(slow=True), bench.reader()
+        await bench.level(slow)
+        await bench.level(reads)
+        while bench.stats.dropped_batches["slow_router"] < 50:
+            bench.publish(1, BIG)
+            await bench.level(reads)
+        one = bench.streams.pop(b"ends")
+        one.live.retire()
+        one.live.close()
+        states = dict(slow.states)
+        await eventually(lambda: slow.read().get(b"ends") == one.next_seq, "the last word")
+        assert slow.states[b"ends"] == states[b"ends"] + 1
+        await eventually(lambda: reads.read()[b"ends"] == one.next_seq, "an empty batch")
+        assert reads.states == {b"ends": 1, b"stays": 1}
+        await eventually(lambda: slow.read()[b"stays"] == bench.streams[b"stays"].next_seq, "the other stream")
+        assert slow.wrong == reads.wrong == []
