@@ -488,6 +488,17 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (f"kvbus_discovery_failures_total{{{TARGET}}}", "{{instance}} {{discovery}} failed"),
         ),
         graph(
+            "Views",
+            "short",
+            "Different rights of the owners of keys; and stores that views leave out, a second.",
+            (f"kvbus_output_views{{{OUTPUT}}}", f"{OF_OUTPUT}"),
+            (f"kvbus_views_limit{{{TARGET}}}", "{{instance}} limit"),
+            (
+                rate("kvbus_output_withheld_events_total", OUTPUT, f"{PER_OUTPUT}, reason"),
+                f"{OF_OUTPUT} {{{{reason}}}}",
+            ),
+        ),
+        graph(
             "Reloads",
             "short",
             "Configurations read again at SIGHUP and key files found changed, since the start.",

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from kvbus.admin.credentials import Credentials
 from kvbus.admin.tls import expiry_of, name_of
-from kvbus.admin.tokens import find
+from kvbus.admin.tokens import Token, find
 from kvbus.config.endpoints import host_name, is_loopback
 from kvbus.core.stats import HttpRefusal
 
@@ -68,13 +68,13 @@ class Caller(NamedTuple):
     Attributes:
         name: for the log.
         content: whether content, too.
-        token: hash of its token in the file; None for others.
+        token: its line of the file; None for others.
         until: time of day at which its credential ends.
     """
 
     name: str
     content: bool = True
-    token: bytes | None = None
+    token: Token | None = None
     until: float = math.inf
 
 
@@ -112,7 +112,7 @@ class Access:
 
     def holds(self, caller: Caller) -> bool:
         """Whether what let somebody in holds still."""
-        known = caller.token is None or any(caller.token == token.digest for token in self.credentials.tokens)
+        known = caller.token is None or caller.token in self.credentials.tokens
         return known and time.time() < caller.until
 
     async def _principal(self, request: web.Request) -> Caller | HttpRefusal | None:
@@ -133,7 +133,7 @@ class Access:
         token = token.strip()
         found = find(self.credentials.tokens, token)
         if found is not None:
-            return Caller(found.name, found.content, found.digest)
+            return Caller(found.name, found.content, found)
         if self._review is None:
             return HttpRefusal.TOKEN
         reviewed = await self._review(token, request.method, request.path)

@@ -294,7 +294,7 @@ class AdminServer:
 
     async def _batches(self, request: web.Request) -> web.StreamResponse:
         name = request.query["output"]
-        outputs = {output.spec.name: output for output in self._observed.relay.outputs}
+        outputs = {each.spec.name: each for each in self._observed.relay.outputs if each.spec.view_of is None}
         if name not in outputs:
             return _problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
         return await self._follow(request, outputs[name])

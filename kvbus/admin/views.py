@@ -105,6 +105,7 @@ class RouterEntry(msgspec.Struct):
     output: str
     stream: int
     peer: str
+    name: str
     since: float
     topics: list[str]
     subscriptions: int

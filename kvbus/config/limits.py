@@ -67,6 +67,15 @@ class Limits(Section):
         ge=1024,
         le=2**31 - 1,
     )
+    max_views: Int = key(
+        64,
+        "Most different rights of the owners of keys, on all outputs together: for each kvbus keeps streams, and the "
+        "blocks that may be read. A list with more is refused.",
+        example=64,
+        unit="views",
+        ge=1,
+        le=4096,
+    )
     max_replay_sessions: Int = key(
         64, "Replay answers being sent at once, per output.", example=64, unit="sessions", ge=1
     )

@@ -8,7 +8,7 @@ import msgspec
 
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
-from kvbus.core.outputs.spec import NewStream
+from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import CacheReset, Refused
 
@@ -38,6 +38,13 @@ class SourceRemoved(msgspec.Struct, frozen=True):
     """A source is taken away: its blocks are cleared downstream, and its slot is free."""
 
     source: int
+
+
+class OutputPlaced(msgspec.Struct, frozen=True):
+    """An output is put in place of the one with this number, or behind all others."""
+
+    output: int
+    spec: OutputSpec
 
 
 class SourceUp(msgspec.Struct, frozen=True):
@@ -165,6 +172,18 @@ class ClearsEveryTier(msgspec.Struct, gc=False):
     source: int
 
 
+class CopiesRemovedEach(msgspec.Struct, gc=False):
+    """What the engine is shows that it removes each copy of a block (vLLM up to 0.33)."""
+
+    source: int
+
+
+class EngineEmptied(msgspec.Struct, gc=False):
+    """The engine says that it sleeps: it holds no block, and its stream says so only when it wakes up."""
+
+    source: int
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed; sent several times a second, and at once while :attr:`Relay.backlog` is set.
 
@@ -178,6 +197,7 @@ RelayEvent = (
     Started
     | SourcePlaced
     | SourceRemoved
+    | OutputPlaced
     | SourceUp
     | SourceDown
     | SourceUnreachable
@@ -194,5 +214,7 @@ RelayEvent = (
     | AnswerPulled
     | Subscribed
     | ClearsEveryTier
+    | CopiesRemovedEach
+    | EngineEmptied
     | Tick
 )

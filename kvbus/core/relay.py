@@ -27,7 +27,10 @@ from kvbus.core.events import (
     BatchReceived,
     CacheResetTried,
     ClearsEveryTier,
+    CopiesRemovedEach,
+    EngineEmptied,
     HandshakeFailed,
+    OutputPlaced,
     Oversize,
     RelayEvent,
     ReplayAborted,
@@ -90,6 +93,7 @@ class Relay:
             Started: self._started,
             SourcePlaced: self._placed,
             SourceRemoved: self._removed,
+            OutputPlaced: self._output_placed,
             BatchReceived: self._batch,
             Oversize: self._oversize,
             ReplayReceived: self._replayed,
@@ -106,6 +110,8 @@ class Relay:
             AnswerPulled: self._out.pulled,
             Subscribed: self._out.subscribed,
             ClearsEveryTier: self._clears_every_tier,
+            CopiesRemovedEach: self._copies_removed_each,
+            EngineEmptied: self._engine_emptied,
             Tick: self._tick,
         }
 
@@ -209,6 +215,9 @@ class Relay:
             self._applier.clear(slot, source, now)
         self.sources[slot] = self._source(nobody(source.rank))
         self._out.close(slot, closed=True)
+
+    def _output_placed(self, event: OutputPlaced, now: float) -> None:
+        self._out.place(event.output, event.spec, now)
 
     # -- what they say ---------------------------------------------------------------------------------------------
 
@@ -340,6 +349,12 @@ class Relay:
 
     def _clears_every_tier(self, event: ClearsEveryTier, now: float) -> None:
         self._do(wal.EveryTierCleared(event.source), now)
+
+    def _copies_removed_each(self, event: CopiesRemovedEach, now: float) -> None:
+        self._do(wal.CopiesRemoved(event.source), now)
+
+    def _engine_emptied(self, event: EngineEmptied, now: float) -> None:
+        self._do(wal.CacheEmptied(event.source), now)
 
     def _run(self, slot: int, source: Source, now: float) -> None:
         """Carry out what the sequencer decided, a slice at a time."""

@@ -9,10 +9,10 @@ from typing import Final
 
 from msgspec import structs
 
-from kvbus.config import Config, OutputConfig, SourceStream, topic_for
+from kvbus.config import Config, SourceStream
 from kvbus.core import analytics
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.spec import NewStream, OutputSpec
+from kvbus.core.outputs.spec import NewStream, OutputSpec, Rights
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec, nobody
@@ -21,6 +21,7 @@ from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.placement import Placement, Worker, worker_of
 from kvbus.daemon.seq_reservation import SeqReservations, StreamKey
+from kvbus.daemon.views import View, Views, topic_of
 
 _NOBODY_IS_GONE: Final[Mapping[int, Worker]] = {}
 
@@ -30,6 +31,7 @@ def make_relay(
     streams: Mapping[int, SourceStream],
     reservations: SeqReservations,
     gone: Mapping[int, Worker] = _NOBODY_IS_GONE,
+    views: Views | None = None,
 ) -> Relay:
     """Make a relay with a source for each slot. Slots that the configuration leaves out are free.
 
@@ -38,13 +40,15 @@ def make_relay(
         streams: the sources' streams by slot.
         reservations: of all streams.
         gone: workers that have left, by slot.
+        views: the outputs' views.
     """
+    views = views or Views(config, {})
     specs = [nobody(gone[slot].rank if slot in gone else 0) for slot in range(max((*streams, *gone), default=-1) + 1)]
     for slot, stream in streams.items():
         specs[slot] = source_spec(config, stream)
     return Relay(
         specs,
-        [_output_spec(config, number, streams, reservations, gone) for number in range(len(config.outputs))],
+        [output_spec(config, view, number, streams, reservations, gone) for number, view in enumerate(views.all)],
         FrameLimits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
     )
 
@@ -82,48 +86,41 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     )
 
 
-def topic_of(config: Config, output: OutputConfig, worker: Worker) -> bytes | None:
-    """Return the topic of a worker's stream; None where it is the source's own."""
-    if PROFILES[output.profile].topics == "empty":
-        return b""
-    if output.topic is None:
-        return None
-    return topic_for(output.topic, config, *worker)
-
-
-def new_stream(config: Config, output: OutputConfig, worker: Worker, first_seq: int) -> NewStream:
-    """Return the specification of one output's stream of one source."""
+def new_stream(config: Config, view: View, worker: Worker, first_seq: int) -> NewStream:
+    """Return the specification of one output's, or one view's, stream of one source."""
+    output = config.outputs[view.output]
     topic = topic_of(config, output, worker)
     publisher_id = secrets.token_bytes(PUBLISHER_ID_BYTES) if output.snapshot_endpoint else b""
-    return NewStream(topic, first_seq, publisher_id)
+    return NewStream(topic, first_seq, publisher_id, hidden=not view.sees(config, worker))
 
 
-def _output_spec(
+def output_spec(
     config: Config,
+    view: View,
     number: int,
     streams: Mapping[int, SourceStream],
     reservations: SeqReservations,
-    gone: Mapping[int, Worker],
+    gone: Mapping[int, Worker] = _NOBODY_IS_GONE,
 ) -> OutputSpec:
-    output = config.outputs[number]
+    """Return the specification of one output or one view, by its number."""
+    output, grant = config.outputs[view.output], view.grant
     merged = output.layout == "merged"
     workers = {slot: worker_of(config, stream) for slot, stream in streams.items()}
     if merged:
         first = workers[min(workers)] if workers else Worker("", 0)  # no source is found yet
-        new = [new_stream(config, output, first, reservations.first(number, 0))]
+        new = [new_stream(config, view, first, reservations.first(number, 0))]
     else:
         served = workers | (dict(gone) if output.layout == "per_topic" else {})
         new = [
-            new_stream(config, output, served[slot], reservations.first(number, slot))
-            if slot in served
-            else NewStream()
+            new_stream(config, view, served[slot], reservations.first(number, slot)) if slot in served else NewStream()
             for slot in range(max((*streams, *gone), default=-1) + 1)
         ]
     profile = PROFILES[output.profile]
     if output.token_ids == "drop":
         profile = profile.without_tokens()
+    some = view.closed or grant.limits_sources
     return OutputSpec(
-        output.name,
+        view.name(config),
         structs.replace(profile, framing=output.framing),
         [each.topic for each in new],
         merged,
@@ -135,11 +132,19 @@ def _output_spec(
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
         reservations.slots(number) if merged else 0,
         output.layout == "per_topic",
+        Rights(grant.loras_expression, grant.salts),
+        frozenset(slot for slot, worker in workers.items() if not view.sees(config, worker)) if some else None,
+        view.output if number >= len(config.outputs) else None,
+        view.closed,
     )
 
 
 def reserve_seqs(
-    config: Config, placement: Placement, directory: Path | None, disk: Disk | None = None
+    config: Config,
+    placement: Placement,
+    directory: Path | None,
+    disk: Disk | None = None,
+    views: Views | None = None,
 ) -> SeqReservations:
     """Find the reservations of all streams.
 
@@ -148,36 +153,49 @@ def reserve_seqs(
         placement: the workers' slots.
         directory: where the files are; None keeps none.
         disk: the real one, or a test's.
+        views: the outputs' views.
 
     Raises:
         InUseError: another process numbers one of these streams.
     """
-    gone = set(placement.gone)
     reservations = SeqReservations(directory, disk, sync=config.state_sync == "batch")
     try:
-        for number, output in enumerate(config.outputs):
-            if output.layout == "merged":  # one stream, also while no source is found yet
-                reservations.add(number, 0, _stream_name(output, 0))
-                continue
-            for worker in placement.slots:
-                if output.layout == "per_topic" or worker not in gone:
-                    add_reservation(reservations, config, number, placement, worker)
+        for number, view in enumerate((views or Views(config, {})).all):
+            add_reservations(reservations, config, view, number, placement)
     except BaseException:
         reservations.release()
         raise
     return reservations
 
 
+def add_reservations(
+    reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement
+) -> None:
+    """Find the reservations of all streams of one output or view.
+
+    Raises:
+        InUseError: another process numbers one of them.
+    """
+    layout = config.outputs[view.output].layout
+    if layout == "merged":  # one stream, also while no source is found yet
+        reservations.add(number, 0, _stream_name(config, view, 0))
+        return
+    gone = set(placement.gone)
+    for worker in placement.slots:
+        if layout == "per_topic" or worker not in gone:
+            add_reservation(reservations, config, view, number, placement, worker)
+
+
 def add_reservation(
-    reservations: SeqReservations, config: Config, number: int, placement: Placement, worker: Worker
+    reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement, worker: Worker
 ) -> None:
     """Find the reservation of one source's stream; a stream is known by its output's name and endpoint, and its topic.
 
     Raises:
         InUseError: another process numbers it; nothing has changed.
     """
-    output, slot = config.outputs[number], placement.slots[worker]
-    name = _stream_name(output, slot)
+    output, slot = config.outputs[view.output], placement.slots[worker]
+    name = _stream_name(config, view, slot)
     if output.layout == "per_source":
         reservations.add(number, slot, name)
         return
@@ -185,8 +203,8 @@ def add_reservation(
     reservations.add(number, slot, f"{name} {topic.decode()}", placement.forgotten)
 
 
-def _stream_name(output: OutputConfig, slot: int) -> str:
-    return f"{output.name} {output.stream_endpoints(slot).endpoint}"
+def _stream_name(config: Config, view: View, slot: int) -> str:
+    return f"{view.name(config)} {config.outputs[view.output].stream_endpoints(slot).endpoint}"
 
 
 def next_seqs(relay: Relay) -> dict[StreamKey, int]:

@@ -87,6 +87,9 @@ class Reloader:
         daemon = self._daemon
         try:
             keys = await asyncio.to_thread(read_keys, daemon.config)
+            if keys != daemon.keys:
+                await daemon.apply_keys(keys)
+                daemon.process.key_reloads["applied"] += 1
         except ConfigError as error:
             if str(error) != self._key_problem:
                 self._key_problem = str(error)
@@ -94,9 +97,6 @@ class Reloader:
                 log.error("key files refused, the keys before stay in force: %s", error)  # noqa: TRY400
             return
         self._key_problem = ""
-        if keys != daemon.keys:
-            await daemon.apply_keys(keys)
-            daemon.process.key_reloads["applied"] += 1
 
     async def _look_at_credentials(self) -> None:
         """Read HTTP's tokens and certificates again. What is bad changes nothing; what is good counts at once."""

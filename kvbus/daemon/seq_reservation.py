@@ -132,6 +132,14 @@ class SeqReservations:
                 self.release()
         self._streams[key] = stream
 
+    def drop(self, output: int, next_seqs: Mapping[StreamKey, int]) -> None:
+        """Close the files of an output's streams, as :meth:`close` does: nobody is served there any more."""
+        for key in [key for key in self._streams if key[0] == output]:
+            stream = self._streams.pop(key)
+            if key in next_seqs:
+                self._set(stream, next_seqs[key], next_seqs[key])
+            self._close_file(stream)
+
     def forget(self, output: int, slot: int) -> None:
         """Take a stream away, with its file."""
         stream = self._streams.pop((output, slot))
@@ -155,16 +163,19 @@ class SeqReservations:
         """Return the lowest number a state may go on with. One with a lower number is older than what was sent."""
         return self._streams[output, slot].lowest
 
-    def skip(self, to: int, *, margin: bool = False) -> int:
-        """Let every stream begin at ``to`` or later. On disk nothing changes until a number is used.
+    def skip(self, to: int, *, margin: bool = False, output: int | None = None) -> int:
+        """Let every stream, or those of one output, begin at ``to`` or later.
+
+        On disk nothing changes until a number is used.
 
         It returns the highest number that a stream begins with.
 
         Args:
             to: a number that may have been reached.
             margin: all of these numbers may be older than what was sent.
+            output: the output; None: all of them.
         """
-        for stream in self._streams.values():
+        for stream in [stream for key, stream in self._streams.items() if output in {None, key[0]}]:
             stream.number = max(stream.number, to) + margin * MARGIN
         return max((stream.number for stream in self._streams.values()), default=to)
 
@@ -204,9 +215,12 @@ class SeqReservations:
     def release(self) -> None:
         """Close the files as they are: the reservations stay, and other processes may use them."""
         for stream in self._streams.values():
-            if stream.fd is not None:
-                self._disk.close(stream.fd)
-                stream.fd = None
+            self._close_file(stream)
+
+    def _close_file(self, stream: _Reservation) -> None:
+        if stream.fd is not None:
+            self._disk.close(stream.fd)
+            stream.fd = None
 
     def _set(self, stream: _Reservation, number: int, lowest: int) -> None:
         stream.number, stream.lowest = number, lowest

@@ -21,6 +21,8 @@ from kvbus.telemetry.row import Row, by, counts, known, one
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
+WITHHELD: Final = ("rights", "unknown_parent")
+"""Why a view leaves a store out."""
 EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
 """Of events, one more: the rest of their batch did leave."""
 REPLAY_OUTCOMES: Final = (
@@ -35,7 +37,7 @@ REPLAY_OUTCOMES: Final = (
     "cut_off",
 )
 STATE_REASONS: Final = ("subscribed", "lost")
-HTTP_REASONS: Final = ("too_many", "slow", "handshake", "revoked")
+HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
@@ -282,6 +284,13 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
         "Most payload bytes kept for replay, all streams together.",
         lambda o: o.journal_bytes_limit,
     ),
+    one("output_views", "Different rights of the owners of keys, which have streams of their own.", lambda o: o.views),
+    by(
+        "reason",
+        "output_withheld_events_total",
+        "Stores that a view leaves out: not of its rights, or of nobody knows whom.",
+        lambda o: known(o.withheld, WITHHELD),
+    ),
     by(
         "reason",
         "output_dropped_batches_total",
@@ -371,6 +380,7 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         "Sources, all ranks counted, that have a slot: present, or gone and remembered.",
         lambda p: [("present", p.slots_present), ("gone", p.slots_gone)],
     ),
+    one("views_limit", "The most views of all outputs together: limits.max_views.", lambda p: p.views_limit),
     one("source_slots_limit", "The most of them: limits.max_sources.", lambda p: p.slots_limit),
     one(
         "source_slots_reused_total",

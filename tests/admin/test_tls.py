@@ -42,7 +42,7 @@ def test_what_cannot_be_used_is_named_and_not_quoted(authority: Authority, issue
     readable.write_bytes(issued.key.read_bytes())
     readable.chmod(0o644)
     locked = tmp_path / "locked"
-    encrypt = ["openssl", "pkcs8", "-topk8", "-in", issued.key, "-out", locked, "-passout", "pass:hunter2"]
+    encrypt = ["openssl", "pkcs8", "-topk8", "-in", str(issued.key), "-out", str(locked), "-passout", "pass:hunter2"]
     subprocess.run(encrypt, check=True, capture_output=True, timeout=60)
     locked.chmod(0o600)
     pipe = tmp_path / "pipe"

@@ -97,6 +97,7 @@ def test_defaults_are_the_documented_ones(read):
             "max_groups": 64,
             "max_held_bytes": 268_435_456,
             "max_request_bytes": 65_536,
+            "max_views": 64,
             "max_replay_sessions": 64,
         },
     }

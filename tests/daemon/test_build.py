@@ -12,6 +12,7 @@ from kvbus.core.source_spec import NOBODY
 from kvbus.daemon.build import make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.placement import Placement, Worker, place
 from kvbus.daemon.seq_reservation import AHEAD, SeqReservations
+from kvbus.daemon.views import View
 from kvbus.errors import InUseError
 
 SOURCES = [
@@ -66,8 +67,8 @@ def test_block_size_auto_is_none() -> None:
 
 def test_a_topic_is_the_sources_own_or_rendered() -> None:
     made = config({"topic": "kv@{source}@{rank}"})
-    assert new_stream(made, made.outputs[0], Worker("a", 1), 5).topic == b"kv@a@1"
-    assert new_stream(config(), config().outputs[0], Worker("a", 1), 5).topic is None
+    assert new_stream(made, View(0), Worker("a", 1), 5).topic == b"kv@a@1"
+    assert new_stream(config(), View(0), Worker("a", 1), 5).topic is None
 
 
 def test_the_snapshot_protocol_needs_an_id_and_a_heartbeat_each_second() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.discovery.fleet import Bus, Worker, running, write
+from tests.discovery.fleet import Bus, Worker, write
 from tests.discovery.test_daemon import found_in
 from tests.doubles.topic_router import TopicRouter
 from tests.ports import free_port

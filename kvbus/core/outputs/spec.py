@@ -29,6 +29,8 @@ class OutputSpec(msgspec.Struct, frozen=True):
     have one endpoint: that of a source which is gone stays, with an empty state, for routers that have not heard of it.
     ``rights`` is what its routers
     may read, and ``hidden`` has the slots of sources of which they see nothing; None: they see every source.
+    ``view_of`` is the number of the output that has the endpoints; None: it is this one. One that is ``closed`` is not
+    served.
     """
 
     name: str
@@ -44,6 +46,8 @@ class OutputSpec(msgspec.Struct, frozen=True):
     by_topic: bool = False
     rights: Rights = Rights()
     hidden: frozenset[int] | None = None
+    view_of: int | None = None
+    closed: bool = False
 
 
 class NewStream(msgspec.Struct, frozen=True):

@@ -43,6 +43,7 @@ class _Member:
     """A connected router, and the streams that it has, by slot."""
 
     peer: Peer
+    name: str = ""
     streams: dict[int, LivePublisher] = field(default_factory=dict)
     subscriptions: int = 0
     turn: int = 0
@@ -57,6 +58,7 @@ class Hub:
         stats: counters of the output.
         max_bytes: bytes kept for routers that are behind, on all streams together.
         may_have: says whether a router may have the stream in a slot; None: every router may have every stream.
+        name_of: the name of a key's owner, for people.
     """
 
     def __init__(
@@ -67,11 +69,13 @@ class Hub:
         stats: OutputStats,
         max_bytes: int,
         may_have: Callable[[Peer, int], bool] | None = None,
+        name_of: Callable[[bytes], str] = lambda _: "",
     ) -> None:
         self._output = output
         self._open_endpoint = open_endpoint
         self._stats = stats
         self._may_have = may_have
+        self._name_of = name_of
         self._loop = asyncio.get_running_loop()
         self._endpoint: Endpoint | None = None
         self._streams: dict[int, LivePublisher] = {}
@@ -146,7 +150,7 @@ class Hub:
 
     def opened(self, peer: Peer) -> None:
         """Take in a new peer."""
-        self._members[peer.id] = _Member(peer)
+        self._members[peer.id] = _Member(peer, self._name_of(peer.key))
         self._stats.routers += 1
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
@@ -237,6 +241,7 @@ class Hub:
             behind_seconds=max((view.behind_seconds for view in views), default=0.0),
             dropped_batches=sum(view.dropped_batches for view in views),
             dropped_events=sum(view.dropped_events for view in views),
+            name=member.name,
         )
 
 

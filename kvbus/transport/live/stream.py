@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from kvbus.core.commands import SendState
-from kvbus.core.stats import OutputStats
+from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live.behind import Behind
 from kvbus.transport.live.ring import Entry, Ring, Share
@@ -59,6 +60,8 @@ class LivePublisher:
         request_state: asks for the stream's state for routers; None on streams that send none.
         waiting: :meth:`publish` appends :meth:`flush` to this list, and the list's owner calls it. None: the stream
             schedules it itself.
+        name_of: the name of a key's owner, for people.
+        left: keeps the views of routers that have left; None: a list of the stream's own.
         shared: what this stream has together with the others of its endpoint; None where it is the only one.
 
     Raises:
@@ -79,9 +82,12 @@ class LivePublisher:
         before_send: Callable[[], None] | None = None,
         request_state: Callable[[tuple[int, ...]], None] | None = None,
         waiting: list[Callable[[], None]] | None = None,
+        name_of: Callable[[bytes], str] = lambda _: "",
+        left: deque[RouterView] | None = None,
         shared: Shared | None = None,
     ) -> None:
         self._output = output
+        self._name_of = name_of
         self._stats = stats
         self._before_send = before_send
         self._sends_state = request_state is not None
@@ -110,7 +116,7 @@ class LivePublisher:
         """What was published since a router subscribed that may yet say that it asks for replays by itself."""
         self._transfers = Transfers(self.request, self.restart) if shared is None else shared.transfers
         self._behind = Behind(self._ring, self._current, before_send, self._transfers.forget)
-        self.views = Views(stream, self._routers, self._behind.routers, self._ring)
+        self.views = Views(stream, self._routers, self._behind.routers, self._ring, left)
         """What people ask of the routers."""
         self._closed = False
         self._endpoint = open_endpoint(self)
@@ -224,21 +230,21 @@ class LivePublisher:
         self._drop(router, "slow_router", 1, entry.events)
         router.position = self._ring.first
         if self._sends_state and not router.asks:
-            self._say(logging.WARNING, "output %s: router %s is too slow; it gets the state again", router.peer)
+            self._say(logging.WARNING, "output %s: router %s is too slow; it gets the state again", router)
             router.lost_at = entry.at
             self.restart(router)
         elif first:
             self._say(
                 logging.WARNING,
                 "output %s: router %s is too slow and loses batches; it has to ask the replay",
-                router.peer,
+                router,
             )
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
     def opened(self, peer: Peer) -> None:
         """Take in a new peer."""
-        self._routers[peer.id] = Router(peer, self.views.stream)
+        self._routers[peer.id] = Router(peer, self.views.stream, self._name_of(peer.key))
         if self._shared is None:
             self._stats.routers += 1
 
@@ -296,16 +302,19 @@ class LivePublisher:
         if not self._closed:
             stats.routers -= 1
             stats.subscribers -= router.subscriptions
-        self._say(logging.INFO, "output %s: router %s left: %s", peer, reason)
+        self._say(logging.INFO, "output %s: router %s left: %s", router, reason)
 
-    def _say(self, level: int, text: str, peer: Peer, *more: object) -> None:
+    def _say(self, level: int, text: str, router: Router, *more: object) -> None:
+        peer, name = router.peer, router.name
         fields = {"output": self._output, "stream": self.views.stream, "peer": peer.address}
-        log.log(level, text, self._output, peer.address, *more, extra=fields)
+        if name:
+            fields["router"] = name
+        log.log(level, text, self._output, f"{name} ({peer.address})" if name else peer.address, *more, extra=fields)
 
     def _begin(self, router: Router) -> None:
         self.flush()
         if self._shared is None:
-            self._say(logging.INFO, "output %s: router %s subscribed", router.peer)
+            self._say(logging.INFO, "output %s: router %s subscribed", router)
         if self._sends_state and not router.asks:
             router.reason = "subscribed"
             self._want_state(router)

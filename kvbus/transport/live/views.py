@@ -37,19 +37,27 @@ class Views:
         routers: all connected ones, by the id of their peer.
         behind: those that have not got everything.
         ring: batches that any of them lacks.
+        left: keeps the views of routers that have left; None: a list of its own.
     """
 
-    def __init__(self, stream: int, routers: Mapping[int, Router], behind: Mapping[int, Router], ring: Ring) -> None:
+    def __init__(
+        self,
+        stream: int,
+        routers: Mapping[int, Router],
+        behind: Mapping[int, Router],
+        ring: Ring,
+        left: deque[RouterView] | None = None,
+    ) -> None:
         self.stream = stream
         self._routers = routers
         self._behind = behind
         self._ring = ring
         self._loop = asyncio.get_running_loop()
-        self._left: deque[RouterView] = deque(maxlen=LEFT)
+        self.left = deque(maxlen=LEFT) if left is None else left
 
     def leave(self, router: Router, reason: str) -> None:
         """Keep the view of a router that leaves."""
-        self._left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
+        self.left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
 
     def claim_state(self, host: str) -> bool:
         """Let the state of a router at this address answer its request, if it has just got it, or is about to.
@@ -96,7 +104,12 @@ class Views:
     @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last."""
-        return [*map(self._view, self._routers.values()), *self._left]
+        return [*self.connected, *self.left]
+
+    @property
+    def connected(self) -> list[RouterView]:
+        """The connected routers."""
+        return [*map(self._view, self._routers.values())]
 
     def of(self, peer: Peer) -> RouterView | None:
         """The view of one connected router."""
@@ -127,6 +140,7 @@ class Views:
             self._behind_seconds(router),
             router.dropped_batches,
             router.dropped_events,
+            name=router.name,
         )
 
 
