@@ -19,7 +19,7 @@ from aiohttp import web
 
 from kvbus.admin.credentials import Credentials
 from kvbus.admin.tls import expiry_of, name_of
-from kvbus.admin.tokens import find
+from kvbus.admin.tokens import Token, find
 from kvbus.config.endpoints import host_name, is_loopback
 from kvbus.core.stats import HttpRefusal
 
@@ -68,20 +68,20 @@ class Caller(NamedTuple):
     Attributes:
         name: for the log.
         content: whether content, too.
-        token: hash of its token in the file; None for others.
+        token: its line of the file; None for others.
         until: time of day at which its credential ends.
     """
 
     name: str
     content: bool = True
-    token: bytes | None = None
+    token: Token | None = None
     until: float = math.inf
 
 
 LOOPBACK: Final = Caller("loopback")
 
-Review = Callable[[str, str, str], Awaitable[Caller | HttpRefusal]]
-"""Asks a third party whose token it is: given the token, the method and the path."""
+Review = Callable[[str, str, str], Awaitable[tuple[str, float] | HttpRefusal]]
+"""Asks a third party whose token it is, and until when, given the token, the method and the path."""
 
 
 class Access:
@@ -112,7 +112,7 @@ class Access:
 
     def holds(self, caller: Caller) -> bool:
         """Whether what let somebody in holds still."""
-        known = caller.token is None or any(caller.token == token.digest for token in self.credentials.tokens)
+        known = caller.token is None or caller.token in self.credentials.tokens
         return known and time.time() < caller.until
 
     async def _principal(self, request: web.Request) -> Caller | HttpRefusal | None:
@@ -133,10 +133,11 @@ class Access:
         token = token.strip()
         found = find(self.credentials.tokens, token)
         if found is not None:
-            return Caller(found.name, found.content, found.digest)
+            return Caller(found.name, found.content, found)
         if self._review is None:
             return HttpRefusal.TOKEN
-        return await self._review(token, request.method, request.path)
+        reviewed = await self._review(token, request.method, request.path)
+        return reviewed if isinstance(reviewed, HttpRefusal) else Caller(reviewed[0], until=reviewed[1])
 
     def refusal(self, request: web.Request) -> HttpRefusal | None:
         """Return why a request is not one of this machine's own; None if it is."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final, cast
 
+from kvbus.admin.secured import Secured
 from kvbus.core.stats import ProcessStats
 
 MAX_CONNECTIONS: Final = 64
@@ -80,10 +81,15 @@ class ConnectionLimits:
         self._waiting.pop(connection, None)
         self._stats.http_connections = len(self._open)
 
-    def close(self, connection: Connection, reason: str) -> None:
-        """Close and count a connection: slow, or its handshake failed."""
-        self._stats.http_closed[reason] += 1
+    def timed_out(self, connection: Connection) -> None:
+        """Close and count a connection that took too long."""
+        self._stats.http_closed["slow"] += 1
         connection.abort()
+
+    def fail(self, connection: Connection) -> None:
+        """Count a connection whose TLS is none, or shows a certificate that does not hold."""
+        if connection in self._open:
+            self._stats.http_closed["tls"] += 1
 
     def close_all(self, reason: str = "") -> None:
         """Close every connection, and count them if there is a reason."""
@@ -118,10 +124,7 @@ class ConnectionLimits:
 
 
 class Connection(asyncio.Protocol):
-    """aiohttp's protocol, with a timeout, which counts from the first byte of TLS on.
-
-    asyncio would tell of a TLS connection only after its handshake: until then nothing would limit how many there are.
-    """
+    """aiohttp's protocol, with a timeout. With TLS the handshake is part of the first request."""
 
     def __init__(
         self, limits: ConnectionLimits, inner: asyncio.Protocol, context: ssl.SSLContext | None = None
@@ -130,10 +133,8 @@ class Connection(asyncio.Protocol):
         self._inner = inner
         self._context = context
         self._transport: asyncio.Transport | None = None
+        self._secured: Secured | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._securing: asyncio.Task[None] | None = None
-        self._early = bytearray()
-        """What came with the end of the handshake, before aiohttp has the connection."""
         self._handed_over = False
         self._closed = False
         self.address = ""
@@ -150,29 +151,27 @@ class Connection(asyncio.Protocol):
             return
         self._wait()
         if self._context is None:
-            self._hand_over(transport)
+            self._hand_over(self._transport)
         else:
-            self._transport.pause_reading()
-            self._securing = asyncio.get_running_loop().create_task(self._secure(self._transport, self._context))
+            self._secured = Secured(self._transport, self._context)
 
-    async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        """Do the handshake, then hand the connection over."""
-        loop = asyncio.get_running_loop()
-        try:
-            secured = None if self._closed else await loop.start_tls(transport, self, context, server_side=True)
-        except OSError:  # ssl.SSLError is one
-            if not self._closed:  # else it is counted already
-                self._limits.close(self, "handshake")
-            return
-        if secured is not None and not self._closed:
-            self._hand_over(secured)
-            early, self._early = bytes(self._early), bytearray()
-            if early:
-                self._inner.data_received(early)
-
-    def _hand_over(self, transport: asyncio.BaseTransport) -> None:
+    def _hand_over(self, transport: asyncio.Transport) -> None:
         self._handed_over = True
         self._inner.connection_made(transport)
+
+    def _decrypt(self, secured: Secured, data: bytes) -> None:
+        try:
+            secured.take(data)
+            if secured.ready and not self._handed_over:
+                self._hand_over(secured)
+            if secured.ready:
+                for part in secured.parts():
+                    self._inner.data_received(part)
+        except ssl.SSLError:
+            self._limits.fail(self)
+            secured.close()
+        if secured.ended:
+            secured.close()
 
     def begin(self) -> None:
         """Stop the timeout: a whole request is here, and now the server takes its time."""
@@ -189,7 +188,7 @@ class Connection(asyncio.Protocol):
         self._stop()
         if self._closed:
             return
-        self._timer = asyncio.get_running_loop().call_later(CONNECTION_TIMEOUT, self._limits.close, self, "slow")
+        self._timer = asyncio.get_running_loop().call_later(CONNECTION_TIMEOUT, self._limits.timed_out, self)
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -209,10 +208,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Forward to aiohttp."""
-        if self._handed_over:
+        if self._secured is None:
             self._inner.data_received(data)
         else:
-            self._early += data
+            self._decrypt(self._secured, data)
 
     def eof_received(self) -> bool | None:
         """Forward to aiohttp."""

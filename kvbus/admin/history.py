@@ -91,7 +91,7 @@ class History:
         known = [course.latest for course in self.sources.values()]
         total = {name: sum(each[name] for each in known if each[name] == each[name]) for name in self.every.latest}
         self.every.add(place, seconds, (), total)
-        for output, driver, counted in zip(relay.outputs, drivers, stats, strict=True):
+        for output, driver, counted in zip(relay.outputs, drivers, stats, strict=False):
             course = self.outputs.setdefault(output.spec.name, Course(OUTPUT_RATES, OUTPUT_LEVELS))
             levels = {
                 "routers": counted.routers,

@@ -10,13 +10,13 @@ import logging
 import ssl
 import time
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from kvbus.admin.access import Access, Caller, how_to_get_in
+from kvbus.admin.access import Access, Caller, Review, how_to_get_in
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.content_log import ContentLog, current
 from kvbus.admin.credentials import Credentials
@@ -29,7 +29,7 @@ from kvbus.admin.query import Queries
 from kvbus.admin.query_body import MAX_BODY
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
-from kvbus.config import Config, SourceStream
+from kvbus.config import Config, SourceStream, parts
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.core.types import HASH_FORMS
@@ -71,7 +71,7 @@ class AdminServer:
 
     def __init__(self, observed: Observed, credentials: Credentials | None = None) -> None:
         self._observed = observed
-        self._access = Access(observed.config.http_allowed_hosts, credentials)
+        self._access = Access(observed.config.http_allowed_hosts, credentials, _review(observed.config))
         self._content_log = ContentLog()
         self._under_way: dict[int, tuple[web.Request, Caller]] = {}
         self._exposition = Exposition(observed)
@@ -222,7 +222,7 @@ class AdminServer:
     def _how(self, refusal: HttpRefusal, path: str) -> str:
         config = self._observed.config
         scheme = "http" if config.http_tls_certificate_file is None else "https"
-        others = config.http_tokens_file or config.http_client_ca_file
+        others = config.http_tokens_file or config.http_client_ca_file or config.http_token_review
         how = how_to_get_in(refusal, path, f"{scheme}://127.0.0.1:{0 if self.address is None else self.address[1]}")
         return f"{how}, or show a credential that this bus knows (docs/SECURITY.md)" if others else how
 
@@ -294,7 +294,7 @@ class AdminServer:
 
     async def _batches(self, request: web.Request) -> web.StreamResponse:
         name = request.query["output"]
-        outputs = {output.spec.name: output for output in self._observed.relay.outputs}
+        outputs = {each.spec.name: each for each in self._observed.relay.outputs if each.spec.view_of is None}
         if name not in outputs:
             return _problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
         return await self._follow(request, outputs[name])
@@ -323,7 +323,7 @@ class AdminServer:
         sources = read_sources(relay)
         return _json(
             [
-                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint)
+                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint, stream.found or None)
                 for slot, stream in sorted(streams.items())
             ]
         )
@@ -377,6 +377,14 @@ class AdminServer:
                 part += few
             await asyncio.sleep(DUMP_REST * (time.perf_counter() - begun))
             return part.encode()
+
+
+def _review(config: Config) -> Review | None:
+    """What reviews tokens of service accounts, if they are asked for."""
+    if config.http_token_review is None:
+        return None
+    reviewer = parts.load(parts.REVIEWS, "kubernetes")(config.http_token_review, rights=config.http_access_review)
+    return cast("Review", reviewer.review)
 
 
 def _authorities(credentials: Credentials) -> bytes:

@@ -78,6 +78,7 @@ class SourceEntry(msgspec.Struct):
     rank: int
     endpoint: str
     replay_endpoint: str | None
+    found: str | None
     state: State
     partial: bool
     partial_since: float | None
@@ -88,6 +89,7 @@ class SourceEntry(msgspec.Struct):
     epoch: int
     last_seq: int
     dialect: str | None
+    unknown: list[str]
     block_size: int | None
     queue_depth: int
     unverified: int
@@ -103,6 +105,7 @@ class RouterEntry(msgspec.Struct):
     output: str
     stream: int
     peer: str
+    name: str
     since: float
     topics: list[str]
     subscriptions: int
@@ -116,8 +119,10 @@ class RouterEntry(msgspec.Struct):
     left_at: float | None
 
 
-def source_entry(source: SourceReading, endpoint: str, replay_endpoint: str | None) -> SourceEntry:
-    """Return the entry of a source."""
+def source_entry(
+    source: SourceReading, endpoint: str, replay_endpoint: str | None, found: str | None = None
+) -> SourceEntry:
+    """Return the entry of a source; ``found`` says who has found it where, None if the configuration names it."""
     stats, why = source.stats, source.missing
     ways = {
         "as_it_came": Ways(stats.as_they_came, stats.as_they_came_blocks),
@@ -129,6 +134,7 @@ def source_entry(source: SourceReading, endpoint: str, replay_endpoint: str | No
         source,
         endpoint=endpoint,
         replay_endpoint=replay_endpoint,
+        found=found,
         partial_reason=why.reason if why else None,
         missing_before=why.before if why else None,
         heals=why.heals if why else None,

@@ -9,7 +9,7 @@ from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import Address, endpoint_offset, parse_address, parse_endpoint
 from kvbus.config.limits import Limits
 from kvbus.config.load import load
-from kvbus.config.models import Config, SourceStream, render_topic
+from kvbus.config.models import Config, SourceStream, render_topic, topic_for
 from kvbus.config.outputs import OutputConfig, StreamEndpoints
 from kvbus.config.sources import FoundSource, SourceConfig
 from kvbus.errors import ConfigError, Problem
@@ -32,4 +32,5 @@ __all__ = [
     "parse_address",
     "parse_endpoint",
     "render_topic",
+    "topic_for",
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvbus.config import dynamo, parts, topics
 from kvbus.config.endpoints import MAX_PORT, Address, parse_endpoint
+from kvbus.config.models import render_topic
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
 from kvbus.core.wire.profiles import PROFILES
@@ -25,6 +26,12 @@ _ONE_OF_EACH: Final = {
 }
 _LLM_D_PARTS: Final = 3
 _OF_ONE_ENGINE: Final = ("endpoint", "replay_endpoint", "snapshot_endpoint", "bind", "api", "slot")
+_NOT_BY_TOPIC: Final = {
+    "aibrix": "know a worker by its connection, and need one for each",
+    "vllm-router": "take batches without a topic alone",
+    "smg": "keep one seq for each connection",
+}
+"""Profiles whose routers cannot read several streams on one connection, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +70,18 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
     checks.ports()
     checks.topics()
     checks.tokens()
+    checks.one_topic_each()
+    checks.sources()
     checks.snapshots()
     checks.apis()
     checks.slots()
     checks.discovery()
     checks.curve()
     checks.libsodium()
+    checks.state()
     checks.tls()
     checks.dynamo()
+    checks.reviews()
     return checks.problems
 
 
@@ -139,11 +150,6 @@ class _Checks:
     def discovery(self) -> None:
         """Refuse what cannot be where engines are found: keys that only one engine can have, and ports of their own."""
         sources = self.config.sources
-        total = len(self.config.slots()) if self.streams_sound() else 0
-        if total > self.config.limits.max_sources and self.sound(("limits", "max_sources")):
-            wrong = f"the configuration alone has {total} sources, all ranks counted"
-            example = f"max_sources: {total}"
-            self.report(("limits", "max_sources"), wrong, value=self.config.limits.max_sources, example=example)
         finding = [i for i, source in enumerate(sources) if source.discover is not None]
         if not finding:
             return
@@ -174,11 +180,12 @@ class _Checks:
         )
 
     def slots(self) -> None:
-        """Refuse two sources in one slot."""
+        """Refuse two sources in one slot. Where none has a port by its slot, only those that name one have it."""
         if not self.streams_sound():
             return
         taken: dict[int, str] = {}
-        slots = self.config.slots()
+        by_list = any(output.layout == "per_source" for output in self.config.outputs)
+        slots = [each for each in self.config.slots() if by_list or self.config.sources[each[0]].slot is not None]
         for i, _, slot in slots:
             source = self.config.sources[i]
             if slot in taken:
@@ -198,14 +205,24 @@ class _Checks:
             self.curve_keys(("outputs", i), output, dials=not output.bind, binds=binds)
 
     def libsodium(self) -> None:
-        """Refuse CURVE keys of an output where nothing can use them."""
+        """Refuse keys where nothing can use them: CURVE keys of an output, and those of the state."""
         if parts.has_libsodium():
             return
+        if self.config.state_key_file is not None and self.sound(("state_key_file",)):
+            wrong = "sealing needs libsodium, which is not installed"
+            value = str(self.config.state_key_file)
+            self.report(("state_key_file",), wrong, value=value, example="pip install kvbus[curve]")
         for i, output in enumerate(self.config.outputs):
             key: Path = ("outputs", i, "curve_secret_key_file")
             if output.type == "zmq" and output.curve_secret_key_file is not None and self.sound(key):
                 wrong = "CURVE keys of an output need libsodium, which is not installed"
                 self.report(key, wrong, value=str(output.curve_secret_key_file), example="pip install kvbus[curve]")
+
+    def state(self) -> None:
+        """Refuse a key where no state is kept."""
+        config, key = self.config, ("state_key_file",)
+        if config.state_key_file is not None and config.state_dir is None and self.sound(key, ("state_dir",)):
+            self.report(key, "there is no state to seal with state_dir: null", value=str(config.state_key_file))
 
     def tls(self) -> None:
         """Refuse half of a TLS configuration: client certificates need it whole."""
@@ -225,6 +242,15 @@ class _Checks:
             for name, wrong, value, example in dynamo.wrongs(self.config, i):
                 if self.sound(("outputs", i, "type"), ("outputs", i, name)):
                     self.report(("outputs", i, name), wrong, value=value, example=example)
+
+    def reviews(self) -> None:
+        """Refuse tokens of service accounts where nothing can have them reviewed."""
+        key: Path = ("http_token_review",)
+        if self.config.http_token_review is not None and self.sound(key):
+            if not self.config.http_token_review:
+                self.report(key, "must name an audience, or be null", value="", example="http_token_review: kvbus")
+            elif "kubernetes" not in parts.installed(parts.REVIEWS):
+                self.report(key, "needs the part kvbus.reviews.kubernetes, which is not installed")
 
     def curve_keys(self, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
         """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""
@@ -366,6 +392,56 @@ class _Checks:
                 text = topics.render(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
                 if not _names_pod_and_model(text):
                     self.llm_d(key, f"this renders to {text!r}")
+
+    def one_topic_each(self) -> None:
+        """Refuse ``layout: per_topic`` where streams cannot be told from each other, or a late router is lost."""
+        for i, output in enumerate(self.config.outputs):
+            at: Path = ("outputs", i)
+            if output.layout != "per_topic" or not self.sound((*at, "layout")):
+                continue
+            for name in ("replay_endpoint", "snapshot_endpoint"):
+                if getattr(output, name) is not None and self.sound((*at, name)):
+                    wrong = "a request names no topic, so with layout: per_topic nobody knows which stream is asked for"
+                    self.report((*at, name), wrong, value=getattr(output, name), example=f"{name}: null")
+            if output.on_subscribe != "state" and self.sound((*at, "on_subscribe")):
+                wrong = "with layout: per_topic there is no replay, so a router needs the state"
+                self.report((*at, "on_subscribe"), wrong, value=output.on_subscribe, example="on_subscribe: state")
+            reads = _NOT_BY_TOPIC.get(output.profile)
+            if reads is not None and self.sound((*at, "profile")):
+                wrong = f"routers of profile {output.profile} {reads}"
+                self.report((*at, "layout"), wrong, value=output.layout, example="layout: merged")
+            elif self.sound((*at, "topic")):
+                self.topic_of_each((*at, "topic"), output.topic)
+
+    def topic_of_each(self, key: Path, template: str | None) -> None:
+        """Refuse a template that is the same for two streams."""
+        if not self.streams_sound() or not self.sound(("worker",), ("model",)):
+            return
+        several_ranks = any(source.data_parallel_size > 1 for source in self.config.sources)
+        example = 'topic: "kv@{source}' + (".{rank}" if several_ranks else "") + '@{model}"'
+        used = set() if template is None else topics.fields(template)
+        for needed in ("source", "rank") if several_ranks else ("source",):
+            if template is None or needed not in used:
+                wrong = f"with layout: per_topic each stream needs a topic of its own, by {{{needed}}} in it"
+                self.report(key, wrong, value=template, example=example)
+                return
+        first: dict[bytes, str] = {}
+        for stream in self.config.streams():
+            topic = render_topic(template or "", stream, self.config)
+            other = first.setdefault(topic, stream.label)
+            if other != stream.label:
+                wrong = f"{other} and {stream.label} would both have the topic {topic.decode()!r}"
+                self.report(key, wrong, value=template, example=example)
+                return
+
+    def sources(self) -> None:
+        """Refuse more sources than there may be."""
+        most, key = self.config.limits.max_sources, ("limits", "max_sources")
+        if self.streams_sound() and self.sound(("limits",), key):
+            count = len(self.config.slots())
+            if count > most:
+                wrong = f"there are {count} sources, all ranks counted"
+                self.report(key, wrong, value=most, example=f"max_sources: {count}")
 
     def llm_d_own(self, key: Path) -> None:
         """Refuse the sources' own topics where they are known only once the engine publishes."""

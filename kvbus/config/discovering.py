@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FoundRank:
-    """One publisher of an engine that was found, and its slot."""
+    """One publisher of an engine that was found."""
 
     rank: int
-    slot: int
     endpoint: str
     replay_endpoint: str | None
 

@@ -37,7 +37,7 @@ def _discovery(value: str) -> str:
 
 
 def _host(value: str) -> str:
-    if host_name(value) is None:
+    if host_name(value) is None or ":" in value.rpartition("]")[2]:
         raise ValueError("must be a host name or an address, without a port")
     return value
 

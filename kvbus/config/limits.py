@@ -19,6 +19,15 @@ class Limits(Section):
     )
     max_frames: Int = key(16, "Most frames in one message.", example=16, unit="frames", ge=5, le=1024)
     max_events: Int = key(65_536, "Most events in one batch.", example=65_536, unit="events", ge=1)
+    max_sources: Int = key(
+        1024,
+        "Most sources, all ranks counted, those that are gone among them: each keeps its number (its rank on a merged "
+        "output, its seq under its topic) until another one needs the place. Further ones that are found are left out.",
+        example=1024,
+        unit="sources",
+        ge=1,
+        le=65_536,
+    )
     max_blocks: Int = key(
         20_000_000,
         "Most live blocks of one source, coarse ones and tails that are left out among them; at the limit stores are "
@@ -58,15 +67,15 @@ class Limits(Section):
         ge=1024,
         le=2**31 - 1,
     )
+    max_views: Int = key(
+        64,
+        "Most different rights of the owners of keys, on all outputs together: for each kvbus keeps streams, and the "
+        "blocks that may be read. A list with more is refused.",
+        example=64,
+        unit="views",
+        ge=1,
+        le=4096,
+    )
     max_replay_sessions: Int = key(
         64, "Replay answers being sent at once, per output.", example=64, unit="sessions", ge=1
-    )
-    max_sources: Int = key(
-        1024,
-        "Most sources, all ranks counted; further ones that are found are left out, and further ones that are "
-        "configured refused.",
-        example=1024,
-        unit="sources",
-        ge=1,
-        le=65536,
     )

@@ -171,12 +171,30 @@ class Config(Section):
         "Authorities, PEM, each of whose client certificates may read over HTTP from elsewhere.",
         example="/etc/kvbus/tls/client-ca.crt",
     )
+    http_token_review: Text | None = key(
+        None,
+        "Audience of service accounts' tokens that Kubernetes reviews, so that their accounts may read over HTTP from "
+        "elsewhere; null: none.",
+        example="kvbus",
+    )
+    http_access_review: bool = key(
+        True,
+        "Whether such an account also needs the right to the path (a nonResourceURL of its ClusterRole); false: every "
+        "account with a token for the audience may read.",
+        example=True,
+    )
     state_dir: StateDir | None = key(
         "auto",
         "Directory that keeps seq and state over a restart of kvbus. auto: one of its own in `$STATE_DIRECTORY`, else "
         "in memory (`$XDG_RUNTIME_DIR`, `/dev/shm`), else on disk (`/var/lib/kvbus`, `$XDG_STATE_HOME`), where 1 GiB "
         "is free; null: none, and a restart loses what the engine's replay no longer has.",
         example="auto",
+    )
+    state_key_file: Path | None = key(
+        None,
+        "Keys that seal what `state_dir` holds: 64 hexadecimal digits a line, the first seals, all of them open; the "
+        "word `clear` is for a state that is not sealed. null: nothing is sealed.",
+        example="/etc/kvbus/keys/state.key",
     )
     state_sync: Literal["none", "batch"] = key(
         "none",
@@ -258,12 +276,11 @@ class Config(Section):
         return buffer.getvalue()
 
 
-def render_topic(template: str, stream: SourceStream | None, config: Config) -> bytes:
-    """Return the topic frame of one stream, or of one for all sources: the template with its placeholders filled in."""
-    return topics.render(
-        template,
-        model=config.model or "",
-        worker=config.worker,
-        source="" if stream is None else config.sources[stream.source_index].name,
-        rank=0 if stream is None else stream.rank,
-    )
+def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:
+    """Return the topic frame of one stream: the template with its placeholders filled in."""
+    return topic_for(template, config, config.sources[stream.source_index].name, stream.rank)
+
+
+def topic_for(template: str, config: Config, source: str, rank: int) -> bytes:
+    """Return the topic frame for a source of this name, which need not be in the configuration."""
+    return topics.render(template, model=config.model or "", worker=config.worker, source=source, rank=rank)

@@ -36,7 +36,7 @@ class OutputConfig(Section):
         None,
         "Where routers ask for a replay (always bound); null: none.",
         example="tcp://*:5658",
-        default_text="`tcp://*:5658` if `endpoint` is not set either, else null",
+        default_text="`tcp://*:5658` if `endpoint` is not set either (and `layout` is not `per_topic`), else null",
     )
     snapshot_endpoint: Endpoint | None = key(
         None,
@@ -44,10 +44,11 @@ class OutputConfig(Section):
         example="tcp://*:5659",
     )
     bind: bool = key(True, "false: dial out to a router that binds its SUB.", example=True)
-    layout: Literal["per_source", "merged"] = key(
+    layout: Literal["per_source", "merged", "per_topic"] = key(
         "per_source",
         "per_source: the i-th source (all ranks counted, from 0, or by `slot`) at port + i with a seq of its own, with "
-        "`ipc://` at `PATH-i`; merged: one endpoint, one seq.",
+        "`ipc://` at `PATH-i`; merged: one endpoint, one seq; per_topic: one endpoint, each source (rank) under a "
+        "topic of its own with a seq of its own, for routers that keep one seq for each topic.",
         example="per_source",
     )
     profile: ProfileName = key("vllm", "Whose framing and encoding this output speaks.", example="vllm")
@@ -94,7 +95,7 @@ class OutputConfig(Section):
     )
     send_bytes: Int = key(
         16_777_216,
-        "Bytes kept for routers that are behind, per stream; they share them.",
+        "Bytes kept for routers that are behind, per endpoint; they share them.",
         example=16_777_216,
         unit="bytes",
         ge=1,
@@ -132,7 +133,7 @@ class OutputConfig(Section):
     def _defaults(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("type") == dynamo.TYPE:
             return dynamo.defaults(data)
-        if isinstance(data, dict) and "endpoint" not in data:
+        if isinstance(data, dict) and "endpoint" not in data and data.get("layout") != "per_topic":
             data = {"replay_endpoint": "tcp://*:5658", **data}
         return data
 

@@ -15,6 +15,9 @@ OUTPUTS: Final = "kvbus.outputs"
 DISCOVERY: Final = "kvbus.discovery"
 """Entry point group of the kinds of ``sources[].discover``; see :mod:`kvbus.discovery`."""
 
+REVIEWS: Final = "kvbus.reviews"
+"""Entry point group of third parties that know credentials; see :mod:`kvbus.reviews`."""
+
 
 def _found(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}

@@ -79,6 +79,8 @@ def _words(annotation: Any) -> Iterator[str]:
         yield from (f"`{value}`" for value in get_args(annotation))
     elif origin is tuple:
         yield "list"
+    elif origin is dict:
+        yield "mapping"
     elif origin is not None:  # Annotated
         yield from _words(get_args(annotation)[0])
     elif annotation is type(None):

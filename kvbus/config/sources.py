@@ -119,9 +119,8 @@ class FoundSource(SourceConfig):
     """Who found it where, for people."""
 
     def rank_slots(self, first: int) -> list[tuple[int, int]]:
-        """Return each rank with its slot. These follow from names and not from the place in the list."""
-        del first
-        return [(each.rank, each.slot) for each in self.ranks]
+        """Return each rank with a slot, which it has unless its name has another one."""
+        return [(each.rank, first + at) for at, each in enumerate(self.ranks)]
 
     def rank_endpoints(self, rank: int) -> tuple[str, str | None, str | None]:
         """Return the publisher and the replay of one rank; found engines have no snapshots."""

@@ -64,6 +64,8 @@ class Applier:
             keep_batch(source, record.seq, payload, batch)
             return
         stats.last_batch = source.ts = batch.ts
+        if batch.unknown and len(source.unknown) < codec.MAX_UNKNOWN:
+            source.unknown |= set(sorted(batch.unknown - source.unknown)[: codec.MAX_UNKNOWN - len(source.unknown)])
         rank = batch.rank
         if rank is not None and (rank != source.rank or not source.ranked):
             self._see_rank(slot, source, rank, now)

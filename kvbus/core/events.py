@@ -8,7 +8,7 @@ import msgspec
 
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
-from kvbus.core.outputs.spec import NewStream
+from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import CacheReset, Refused
 
@@ -38,6 +38,13 @@ class SourceRemoved(msgspec.Struct, frozen=True):
     """A source is taken away: its blocks are cleared downstream, and its slot is free."""
 
     source: int
+
+
+class OutputPlaced(msgspec.Struct, frozen=True):
+    """An output is put in place of the one with this number, or behind all others."""
+
+    output: int
+    spec: OutputSpec
 
 
 class SourceUp(msgspec.Struct, frozen=True):
@@ -178,6 +185,7 @@ RelayEvent = (
     Started
     | SourcePlaced
     | SourceRemoved
+    | OutputPlaced
     | SourceUp
     | SourceDown
     | SourceUnreachable

@@ -16,7 +16,7 @@ from kvbus.core.outputs import replay_answer
 from kvbus.core.outputs.fitting import Cleared, fit, halves, in_batches
 from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart, parse_snapshot_request, reply
-from kvbus.core.outputs.spec import NewStream
+from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.source import Source
 from kvbus.core.wire.codec import AnyEvent
@@ -39,9 +39,10 @@ class Outgoing:
     def __init__(self, sources: list[Source], outputs: list[Output], do: Callable[[wal.Record, float], None]) -> None:
         self._sources = sources
         self._outputs = outputs
-        self._plain = [(number, each) for number, each in enumerate(outputs) if each.as_it_comes]
-        self.fitted = [(number, each) for number, each in enumerate(outputs) if not each.as_it_comes]
+        self._plain: list[tuple[int, Output]] = []
+        self.fitted: list[tuple[int, Output]] = []
         """Outputs whose routers do not take batches as they come: see :mod:`kvbus.core.outputs.fitting`."""
+        self.sort_outputs()
         self.names_cleared = any(output.spec.profile.clears != "rank" for output in outputs)
         """Whether a clear has to be said by removals on some output."""
         self._do = do
@@ -54,19 +55,45 @@ class Outgoing:
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
+    def sort_outputs(self) -> None:
+        """Find out which outputs take batches as they come, and which do not."""
+        there = [(number, each) for number, each in enumerate(self._outputs) if not each.spec.closed]
+        self._plain = [(number, each) for number, each in there if each.as_it_comes]
+        self.fitted = [(number, each) for number, each in there if not each.as_it_comes]
+
+    def place(self, number: int, spec: OutputSpec, now: float) -> None:
+        """Put an output in place of what is there: it has what the sources hold, and its routers get it as a state."""
+        output = Output(spec, [source.rank for source in self._sources])
+        self._outputs[number:] = [output, *self._outputs[number + 1 :]]
+        self.sort_outputs()
+        for i, source in enumerate(self._sources):
+            if not output.merged:
+                while len(output.streams) <= i:
+                    output.add_stream(None, 0, 0, b"")
+                output.streams[i].closed = source.gone or i in output.hidden
+            if output.view is not None and i not in output.hidden:
+                output.view.take(i, list(source.normalizer.announce()), source.normalizer.index)
+        if spec.closed:
+            for stream in output.streams:
+                stream.closed = True
+        self._clear_known(number, output, spec.known_slots, now)
+
     def begin(self, record: wal.Begun, now: float) -> None:
         """Where a numbering goes on from a former process, routers get AllBlocksCleared."""
         self.wall = record.wall
         for number, output in enumerate(self._outputs):
-            for at, stream in output.open_streams.items():
-                if not stream.first_seq:
-                    continue
-                for i, source in self._sources_of(output, at):
-                    if not source.gone:
-                        self._publish_clear(number, at, output.rank_of(i, source), now)
-                for i in range(record.slots[number]):
-                    if i >= len(self._sources) or self._sources[i].gone:
-                        self._publish_clear(number, at, i, now)
+            self._clear_known(number, output, record.slots[number], now)
+
+    def _clear_known(self, number: int, output: Output, slots: int, now: float) -> None:
+        for at, stream in output.open_streams.items():
+            if not stream.first_seq:
+                continue
+            for i, source in self._sources_of(output, at):
+                if not source.gone:
+                    self._publish_clear(number, at, output.rank_of(i, source), now)
+            for i in range(slots):
+                if i >= len(self._sources) or self._sources[i].gone:
+                    self._publish_clear(number, at, i, now)
 
     def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
         """Make streams for the new source in slot ``i``; routers that knew another one there get AllBlocksCleared."""
@@ -83,6 +110,8 @@ class Outgoing:
                 output.add_stream(new.topic, rank, new.first_seq, new.publisher_id)
             stream = output.streams[i]
             stream.closed = new.hidden
+            if output.spec.by_topic and stream.topic != new.topic:
+                stream.resume_at(new.first_seq)  # a topic has a numbering of its own
             stream.rank, stream.topic, stream.keeps_topic = rank, new.topic or b"", new.topic is None
             stream.publisher_id = stream.publisher_id or new.publisher_id
             if not stream.next_seq:  # nobody has been here in this process
@@ -360,7 +389,7 @@ class Outgoing:
         """
         number, at = event.output, event.stream
         streams = self._outputs[number].streams
-        if at >= len(streams) or streams[at].closed:
+        if at >= len(streams) or not self._outputs[number].serves(streams[at]):
             return  # its source is about to be added, or is gone
         stream = streams[at]
         if not stream.next_seq:

@@ -28,6 +28,7 @@ from kvbus.core.events import (
     CacheResetTried,
     ClearsEveryTier,
     HandshakeFailed,
+    OutputPlaced,
     Oversize,
     RelayEvent,
     ReplayAborted,
@@ -52,9 +53,9 @@ from kvbus.core.outputs.snapshot import parse_snapshot
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.source import Source
-from kvbus.core.source_spec import NOBODY, SourceSpec
+from kvbus.core.source_spec import NOBODY, SourceSpec, nobody
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.codec import AnyEvent, note
 from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.write_ahead_log import Records
 
@@ -90,6 +91,7 @@ class Relay:
             Started: self._started,
             SourcePlaced: self._placed,
             SourceRemoved: self._removed,
+            OutputPlaced: self._output_placed,
             BatchReceived: self._batch,
             Oversize: self._oversize,
             ReplayReceived: self._replayed,
@@ -168,7 +170,7 @@ class Relay:
             first_seq: the seq that a stream goes on at, by the number of its output and its place.
         """
         for number, output in enumerate(self.outputs):
-            for at, stream in output.open_streams.items():
+            for at, stream in output.served_streams.items():
                 stream.resume_at(first_seq(number, at))
         for source in self.present:
             source.expired, source.announced = True, False
@@ -207,8 +209,11 @@ class Relay:
         source = self.sources[slot]
         if not source.gone:
             self._applier.clear(slot, source, now)
-        self.sources[slot] = self._source(NOBODY)
+        self.sources[slot] = self._source(nobody(source.rank))
         self._out.close(slot, closed=True)
+
+    def _output_placed(self, event: OutputPlaced, now: float) -> None:
+        self._out.place(event.output, event.spec, now)
 
     # -- what they say ---------------------------------------------------------------------------------------------
 
@@ -236,6 +241,8 @@ class Relay:
         if isinstance(message, Reason):
             refuse_message(source, message, frames)
             return
+        if len(frames) > 3:
+            note(source.unknown, "frame", "number 4")
         stats.bytes += len(message.payload)
         source.topic = message.topic
         if message.publisher_id != source.publisher_id:

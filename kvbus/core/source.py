@@ -7,7 +7,7 @@ from kvbus.core.blocks.index import Index
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import State
-from kvbus.core.source_spec import NOBODY, SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered
 from kvbus.core.wire.dialect import Sniffer
@@ -19,7 +19,7 @@ class Source:
 
     def __init__(self, spec: SourceSpec) -> None:
         self.spec = spec
-        self.gone = spec is NOBODY
+        self.gone = not spec.label
         """The slot is free: its source was removed, or the configuration has none for it."""
 
         # What takes the batches in.
@@ -40,6 +40,8 @@ class Source:
         # What is wrong with it.
         self.examples: dict[str, str] = {}
         """By reason, what the first thing was like that was refused or left out for it."""
+        self.unknown: set[str] = set()
+        """Names of events and fields that this version does not know, as far as there is room."""
         self.reasons = 0
         """How many reasons had been counted when examples were last looked for."""
         self.unreachable = ""

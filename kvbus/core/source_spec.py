@@ -30,3 +30,8 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
 NOBODY: Final = SourceSpec("", 0, Settings(), Rules())
 """The source of a slot that is free."""
+
+
+def nobody(rank: int) -> SourceSpec:
+    """The source of a slot that is free, and whose stream's routers knew this rank."""
+    return msgspec.structs.replace(NOBODY, rank=rank) if rank else NOBODY

@@ -127,6 +127,7 @@ class RouterView(msgspec.Struct, frozen=True):
         dropped_events: events in those.
         left: why the connection ended; None while it stands.
         left_at: time of day at which it ended.
+        name: of its key's owner; empty where it has none.
     """
 
     stream: int
@@ -144,6 +145,7 @@ class RouterView(msgspec.Struct, frozen=True):
     dropped_events: int
     left: str | None = None
     left_at: float | None = None
+    name: str = ""
 
 
 class Histogram:
@@ -207,5 +209,11 @@ class ProcessStats:
         """By outcome: applied, refused."""
         self.key_reloads: Counter[str] = Counter()
         """Key files that changed beside the configuration, by outcome."""
+        self.views_limit = 0
+        """The most different rights that owners of keys may have."""
+        self.slots_present = self.slots_gone = self.slots_limit = 0
+        """Sources, all ranks counted, that have a slot; and the most of them."""
+        self.slots_reused = 0
+        """Sources that are gone and whose place another one needed."""
         self.relay_latency = Histogram((2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.25, 1.0))
         self.loop_lag = Histogram((1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 2.0))

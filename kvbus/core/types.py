@@ -62,6 +62,7 @@ class Filtered(StrEnum):
     ORPHAN_DROPPED = "orphan_dropped"
     OTHER_RANK = "other_rank"
     OLD_EPOCH = "old_epoch"
+    INACTIVE = "inactive"
 
 
 class Refused(StrEnum):

@@ -5,30 +5,50 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from msgspec import structs
 
-from kvbus.config import Config, OutputConfig, SourceStream, render_topic
+from kvbus.config import Config, SourceStream
 from kvbus.core import analytics
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.spec import NewStream, OutputSpec
+from kvbus.core.outputs.spec import NewStream, OutputSpec, Rights
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source_spec import NOBODY, SourceSpec
+from kvbus.core.source_spec import SourceSpec, nobody
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.placement import Placement, Worker, worker_of
 from kvbus.daemon.seq_reservation import SeqReservations, StreamKey
+from kvbus.daemon.views import View, Views, topic_of
+
+_NOBODY_IS_GONE: Final[Mapping[int, Worker]] = {}
 
 
-def make_relay(config: Config, streams: Mapping[int, SourceStream], reservations: SeqReservations) -> Relay:
-    """Make a relay with a source for each slot. Slots that the configuration leaves out are free."""
+def make_relay(
+    config: Config,
+    streams: Mapping[int, SourceStream],
+    reservations: SeqReservations,
+    gone: Mapping[int, Worker] = _NOBODY_IS_GONE,
+    views: Views | None = None,
+) -> Relay:
+    """Make a relay with a source for each slot. Slots that the configuration leaves out are free.
+
+    Args:
+        config: the configuration.
+        streams: the sources' streams by slot.
+        reservations: of all streams.
+        gone: workers that have left, by slot.
+        views: the outputs' views.
+    """
+    views = views or Views(config, {})
+    specs = [nobody(gone[slot].rank if slot in gone else 0) for slot in range(max((*streams, *gone), default=-1) + 1)]
+    for slot, stream in streams.items():
+        specs[slot] = source_spec(config, stream)
     return Relay(
-        [
-            source_spec(config, streams[slot]) if slot in streams else NOBODY
-            for slot in range(max(streams, default=-1) + 1)
-        ],
-        [_output_spec(config, number, streams, reservations) for number in range(len(config.outputs))],
+        specs,
+        [output_spec(config, view, number, streams, reservations, gone) for number, view in enumerate(views.all)],
         FrameLimits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
     )
 
@@ -66,36 +86,41 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     )
 
 
-def new_stream(config: Config, output: OutputConfig, stream: SourceStream | None, first_seq: int) -> NewStream:
-    """Return the specification of one output's stream of one source; of all where no source is found yet."""
-    topic = None if output.topic is None else render_topic(output.topic, stream, config)
-    if PROFILES[output.profile].topics == "empty":
-        topic = b""
+def new_stream(config: Config, view: View, worker: Worker, first_seq: int) -> NewStream:
+    """Return the specification of one output's, or one view's, stream of one source."""
+    output = config.outputs[view.output]
+    topic = topic_of(config, output, worker)
     publisher_id = secrets.token_bytes(PUBLISHER_ID_BYTES) if output.snapshot_endpoint else b""
-    return NewStream(topic, first_seq, publisher_id)
+    return NewStream(topic, first_seq, publisher_id, hidden=not view.sees(config, worker))
 
 
-def _output_spec(
-    config: Config, number: int, streams: Mapping[int, SourceStream], reservations: SeqReservations
+def output_spec(
+    config: Config,
+    view: View,
+    number: int,
+    streams: Mapping[int, SourceStream],
+    reservations: SeqReservations,
+    gone: Mapping[int, Worker] = _NOBODY_IS_GONE,
 ) -> OutputSpec:
-    output = config.outputs[number]
+    """Return the specification of one output or one view, by its number."""
+    output, grant = config.outputs[view.output], view.grant
     merged = output.layout == "merged"
-    slots = (0,) if merged else range(max(streams, default=-1) + 1)
+    workers = {slot: worker_of(config, stream) for slot, stream in streams.items()}
     if merged:
-        first = streams[min(streams)] if streams else None
-        new = [new_stream(config, output, first, reservations.first(number, 0))]
+        first = workers[min(workers)] if workers else Worker("", 0)  # no source is found yet
+        new = [new_stream(config, view, first, reservations.first(number, 0))]
     else:
+        served = workers | (dict(gone) if output.layout == "per_topic" else {})
         new = [
-            new_stream(config, output, streams[slot], reservations.first(number, slot))
-            if slot in streams
-            else NewStream()
-            for slot in slots
+            new_stream(config, view, served[slot], reservations.first(number, slot)) if slot in served else NewStream()
+            for slot in range(max((*streams, *gone), default=-1) + 1)
         ]
     profile = PROFILES[output.profile]
     if output.token_ids == "drop":
         profile = profile.without_tokens()
+    some = view.closed or grant.limits_sources
     return OutputSpec(
-        output.name,
+        view.name(config),
         structs.replace(profile, framing=output.framing),
         [each.topic for each in new],
         merged,
@@ -106,42 +131,80 @@ def _output_spec(
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
         reservations.slots(number) if merged else 0,
+        output.layout == "per_topic",
+        Rights(grant.loras_expression, grant.salts),
+        frozenset(slot for slot, worker in workers.items() if not view.sees(config, worker)) if some else None,
+        view.output if number >= len(config.outputs) else None,
+        view.closed,
     )
 
 
 def reserve_seqs(
-    config: Config, streams: Mapping[int, SourceStream], directory: Path | None, disk: Disk | None = None
+    config: Config,
+    placement: Placement,
+    directory: Path | None,
+    disk: Disk | None = None,
+    views: Views | None = None,
 ) -> SeqReservations:
     """Find the reservations of all streams.
 
     Args:
         config: says which outputs there are.
-        streams: the sources' streams by slot.
+        placement: the workers' slots.
         directory: where the files are; None keeps none.
         disk: the real one, or a test's.
+        views: the outputs' views.
 
     Raises:
         InUseError: another process numbers one of these streams.
     """
     reservations = SeqReservations(directory, disk, sync=config.state_sync == "batch")
     try:
-        for number, output in enumerate(config.outputs):
-            for slot in (0,) if output.layout == "merged" else streams:
-                add_reservation(reservations, config, number, slot)
+        for number, view in enumerate((views or Views(config, {})).all):
+            add_reservations(reservations, config, view, number, placement)
     except BaseException:
         reservations.release()
         raise
     return reservations
 
 
-def add_reservation(reservations: SeqReservations, config: Config, number: int, slot: int) -> None:
-    """Find the reservation of one stream. A stream is known by its output's name and its endpoint.
+def add_reservations(
+    reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement
+) -> None:
+    """Find the reservations of all streams of one output or view.
+
+    Raises:
+        InUseError: another process numbers one of them.
+    """
+    layout = config.outputs[view.output].layout
+    if layout == "merged":  # one stream, also while no source is found yet
+        reservations.add(number, 0, _stream_name(config, view, 0))
+        return
+    gone = set(placement.gone)
+    for worker in placement.slots:
+        if layout == "per_topic" or worker not in gone:
+            add_reservation(reservations, config, view, number, placement, worker)
+
+
+def add_reservation(
+    reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement, worker: Worker
+) -> None:
+    """Find the reservation of one source's stream; a stream is known by its output's name and endpoint, and its topic.
 
     Raises:
         InUseError: another process numbers it; nothing has changed.
     """
-    output = config.outputs[number]
-    reservations.add(number, slot, f"{output.name} {output.stream_endpoints(slot).endpoint}")
+    output, slot = config.outputs[view.output], placement.slots[worker]
+    name = _stream_name(config, view, slot)
+    if output.layout == "per_source":
+        reservations.add(number, slot, name)
+        return
+    topic = topic_of(config, output, worker) or b""
+    reservations.add(number, slot, f"{name} {topic.decode()}", placement.forgotten)
+
+
+def _stream_name(config: Config, view: View, slot: int) -> str:
+    return f"{view.name(config)} {config.outputs[view.output].stream_endpoints(slot).endpoint}"
 
 
 def next_seqs(relay: Relay) -> dict[StreamKey, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvbus.config import Config, SourceStream
+from kvbus.daemon.placement import Placement, place, worker_of
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve
 
@@ -25,9 +26,11 @@ class Change:
         removed: slots that become free.
         moved: streams of found engines that are at another address now: the same workers, which may be in the same
             epoch.
+        placement: the workers' slots from now on.
     """
 
     config: Config
+    placement: Placement
     added: tuple[SourceStream, ...]
     changed: tuple[SourceStream, ...]
     removed: tuple[int, ...]
@@ -39,26 +42,31 @@ class Change:
         return *self.changed, *self.added
 
 
-def change_to(running: Config, wanted: Config, is_open: Callable[[int], bool]) -> Change:
+def change_to(
+    running: Config, wanted: Config, is_open: Callable[[int], bool], placement: Placement | None = None
+) -> Change:
     """Compare two configurations.
 
     Args:
         running: the configuration in force.
         wanted: the new configuration.
         is_open: says whether the source in a slot has a connection.
+        placement: the slots in force; None: as the configuration in force has them by itself.
 
     Raises:
         ConfigError: the new configuration changes what a reload cannot change. It names every such key.
     """
-    refuse(running, wanted)
-    old = {stream.index: stream for stream in running.streams()}
-    new = {stream.index: stream for stream in wanted.streams()}
+    before = placement or place(Placement(), running)
+    after = place(before, wanted)
+    refuse(running, wanted, before, after)
+    old, new = before.streams(running), after.streams(wanted)
     others = [
         stream for slot, stream in new.items() if slot in old and not (_same(old[slot], stream) and is_open(slot))
     ]
     moved = tuple(stream for stream in others if _moved(old[stream.index], stream))
     return Change(
         wanted,
+        after,
         added=tuple(new[slot] for slot in new if slot not in old),
         changed=tuple(stream for stream in others if stream not in moved),
         removed=tuple(slot for slot in old if slot not in new),
@@ -87,10 +95,10 @@ def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
     """Whether connected peers must show their keys again. They need not where the allow-list only grew."""
     if before is None or now is None:
         return before is not now
-    return replace(before, clients=now.clients) != now or not before.clients <= now.clients
+    return replace(before, clients=now.clients) != now or not before.clients.keys() <= now.clients.keys()
 
 
-def refuse(running: Config, wanted: Config) -> None:
+def refuse(running: Config, wanted: Config, before: Placement, after: Placement) -> None:
     """Refuse a configuration that changes what a reload cannot change.
 
     Raises:
@@ -100,16 +108,15 @@ def refuse(running: Config, wanted: Config) -> None:
         Problem(key, "cannot change without a restart", None if value is None else str(value))
         for key, value in _differences(running.to_dict(), wanted.to_dict())
     ]
-    slots = {stream.label: stream.index for stream in running.streams()}
-    for stream in wanted.streams():
-        before = slots.get(stream.label, stream.index)
-        if before != stream.index:
-            first = before - stream.rank
+    there = {worker: slot for worker, slot in before.slots.items() if worker not in before.gone}
+    for slot, stream in after.streams(wanted).items():
+        was = there.get(worker_of(wanted, stream), slot)
+        if was != slot:
             problems.append(
                 Problem(
                     f"sources[{stream.source_index}].slot",
-                    f"{stream.label} would move from slot {before} to {stream.index}, and its ports with it",
-                    example=f"slot: {first}",
+                    f"{stream.label} would move from slot {was} to {slot}, and its ports with it",
+                    example=f"slot: {was - stream.rank}",
                 )
             )
     if problems:

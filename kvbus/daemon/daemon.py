@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
 from typing import Final
 
 from kvbus.admin.credentials import read_credentials
@@ -22,24 +21,46 @@ from kvbus.core.commands import (
     SendPart,
     SendState,
 )
-from kvbus.core.events import AnswerPulled, RelayEvent, SourceDown, SourcePlaced, SourceRemoved, Started, Tick
+from kvbus.core.events import (
+    AnswerPulled,
+    OutputPlaced,
+    RelayEvent,
+    SourceDown,
+    SourcePlaced,
+    SourceRemoved,
+    Started,
+    Tick,
+)
 from kvbus.core.stats import OutputStats, ProcessStats
-from kvbus.daemon.build import add_reservation, new_stream, next_seqs, reserve_seqs, source_spec
+from kvbus.daemon.build import (
+    add_reservation,
+    add_reservations,
+    new_stream,
+    next_seqs,
+    output_spec,
+    reserve_seqs,
+    source_spec,
+)
 from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
-from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, source_domain
+from kvbus.daemon.found_file import FoundFile
+from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
+from kvbus.daemon.placement import Placement, PlacementFile, forget, place, worker_of
 from kvbus.daemon.resume import identity, resume
+from kvbus.daemon.seq_reservation import MARGIN
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.daemon.state_place import Place, open_place
 from kvbus.daemon.state_store import StateStore
 from kvbus.daemon.unreachable import Unreachable
+from kvbus.daemon.views import Views
 from kvbus.errors import BindError, StateDirError
-from kvbus.outputs.contract import OutputDriver
+from kvbus.outputs.contract import OutputDriver, ViewDriver
+from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
@@ -70,6 +91,7 @@ class Daemon:
         InUseError: another process uses the same state or the same numbering.
         UnsupportedError: libzmq is too old.
         StateDirError: ``state_dir`` cannot be used.
+        StateKeyError: the state cannot be opened with ``state_key_file``.
     """
 
     def __init__(self, config: Config, *, keep_seqs: bool = True, disk: Disk | None = None) -> None:
@@ -79,22 +101,39 @@ class Daemon:
         """Held while the configuration changes."""
         self.streams: dict[int, SourceStream] = {}
         self.discovery = Discovery(self, config)
-        as_configured, config = config, self.discovery.preview(config)
-        self.config = config
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
-        self.keys = read_keys(config)
+        state_keys = read_state_keys_of(config)
         credentials = read_credentials(config)
-        self.streams = {stream.index: stream for stream in config.streams()}
         self.process = ProcessStats()
+        self.process.views_limit = config.limits.max_views
         self._disk = disk or Disk()
-        self._place = open_place(as_configured, self._disk) if keep_seqs else Place()
+        self._place = open_place(config, self._disk) if keep_seqs else Place()
         try:
             directory = self._place.seq_directory if keep_seqs else None
-            self.reservations = reserve_seqs(config, self.streams, directory, self._disk)
-            found = resume(
-                config, self.streams, self._place.directory, self.reservations, self._disk, self.clock.time()
-            )
+            self.discovery.begin_with(FoundFile(directory, config, self._disk))
+            self.config = config = self.discovery.preview(config)
+            self.keys = read_keys(config)
+            self.views = Views(config, self.keys)
+            self._placement_file = PlacementFile(directory, config, self._disk)
+            self.placement = place(self._placement_file.read(), config)
+            self.streams = self.placement.streams(config)
+            self.reservations = reserve_seqs(config, self.placement, directory, self._disk, self.views)
+            try:
+                found = resume(
+                    config,
+                    self.placement,
+                    self._place.directory,
+                    self.reservations,
+                    self._disk,
+                    self.clock.time(),
+                    state_keys,
+                    self.views,
+                    self.views.identity(config, self.keys),
+                )
+            except BaseException:
+                self.reservations.release()
+                raise
         except BaseException:
             self._place.release()
             raise
@@ -140,12 +179,13 @@ class Daemon:
             log.warning("%s: see curve_secret_key_file", warning)
         try:
             await self.admin.start()
-            for number, output in enumerate(self.relay.outputs):
-                for slot, stream in output.open_streams.items():
-                    self.outputs.drivers[number].open(slot, stream.topic, self._output_policy(number))
+            for number, driver in enumerate(self.outputs.drivers):
+                for slot, stream in self.relay.outputs[number].served_streams.items():
+                    driver.open(slot, stream.topic, self._output_policy(number))
+            self._serve_views()
             for source in self.streams.values():
                 self.source_sockets.open(source, self._source_policy(source))
-            self._widen()
+            self._keep_slots()
             self._begin_state()
             if not self.restored:
                 self.feed(Started(time.time()))
@@ -157,9 +197,18 @@ class Daemon:
         self.started = True
         self.discovery.start()
 
+    def _keep_slots(self) -> None:
+        """Keep who has which slot, before anything of them is sent."""
+        placement, process = self.placement, self.process
+        self._placement_file.keep(placement)
+        process.slots_gone = len(placement.gone)
+        process.slots_present = len(placement.slots) - len(placement.gone)
+        process.slots_limit = self.config.limits.max_sources
+        self._widen()
+
     def _widen(self) -> None:
-        for number, output in enumerate(self.config.outputs):
-            if output.layout == "merged":
+        for number, view in enumerate(self.views.all):
+            if not view.closed and self.config.outputs[view.output].layout == "merged":
                 self.reservations.widen(number, max(self.streams, default=-1) + 1)
 
     @property
@@ -173,12 +222,35 @@ class Daemon:
         return self.outputs.stats
 
     @property
+    def discoveries(self) -> list[DiscoveryStats]:
+        """What each entry counts that finds engines."""
+        return self.discovery.stats
+
+    @property
     def http_address(self) -> tuple[str, int] | None:
         """The HTTP server's address, with its real port; None without one."""
         return self.admin.address
 
+    def _driver(self, number: int) -> OutputDriver:
+        """Return the driver of an output or a view."""
+        return self.outputs.drivers[self.views.all[number].output]
+
+    def _serve_views(self) -> None:
+        """Open the streams of views that are to be served, and close the others."""
+        for driver in self.outputs.drivers:
+            if isinstance(driver, ViewDriver):
+                for number, slot in driver.views:
+                    if slot not in self.relay.outputs[number].open_streams:
+                        driver.close_view(number, slot)
+        for number in range(len(self.outputs.drivers), len(self.views.all)):
+            driver = self._driver(number)
+            if isinstance(driver, ViewDriver):
+                for slot, stream in self.relay.outputs[number].open_streams.items():
+                    if (number, slot) not in driver.views:
+                        driver.open_view(number, slot, stream.topic)
+
     def _output_policy(self, number: int) -> PeerPolicy:
-        return peer_policy_of(self.config, number, self.keys)
+        return peer_policy_of(self.config, number, self.keys, self.views)
 
     def _source_policy(self, stream: SourceStream) -> PeerPolicy:
         domain = source_domain(self.config.sources[stream.source_index].name)
@@ -214,11 +286,11 @@ class Daemon:
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Publish):
             self.reservations.use(command.output, command.stream, command.seq)
-            self.outputs.drivers[command.output].publish(command)
+            self._driver(command.output).publish(command)
         elif isinstance(command, AnswerReplay | AnswerSnapshot):
-            self.outputs.drivers[command.output].answer(command)
+            self._driver(command.output).answer(command)
         elif isinstance(command, SendState):
-            self.outputs.drivers[command.output].send_state(command)
+            self._driver(command.output).send_state(command)
         elif isinstance(command, RequestReplay | RequestSnapshot):
             self.source_sockets.ask(command)
         elif isinstance(command, CancelReplay):
@@ -256,15 +328,24 @@ class Daemon:
         Raises:
             BindError: an endpoint of an added stream cannot be bound; nothing has changed.
             InUseError: another process numbers an added stream; nothing has changed.
+            ConfigError: the owners of keys have too many different rights; nothing has changed.
         """
-        self._open_streams(change.added)
+        self.views.wanted(change.config, keys)
+        placement = self._make_room(change)
+        self._open_streams(change, placement)
         self.config = change.config
-        self.streams = {stream.index: stream for stream in change.config.streams()}
-        self._widen()
+        self.placement = placement
+        self.streams = placement.streams(change.config)
+        self._keep_slots()
         for slot in change.removed:
             self._remove(slot)
         for stream in change.replaced:
             self._replace(stream)
+        if change.replaced or change.removed:
+            for number in range(len(self.outputs.drivers)):
+                if self.views.of_output(number):  # what its routers see depends on what the sources are called
+                    self.outputs.drivers[number].allow(self._output_policy(number))
+            self._serve_views()
         await self.apply_keys(keys, without=frozenset(stream.index for stream in change.replaced))
         for stream in change.replaced:
             await self._open_source(stream)
@@ -273,7 +354,7 @@ class Daemon:
         if change.replaced or change.removed:
             if self.state is not None:
                 self.catch_up()
-                self.state.rename(identity(self.config, self.streams))
+                self.state.rename(self._identity)
             counts = len(change.added), len(change.changed), len(change.removed)
             log.info("sources: %d added, %d changed, %d removed", *counts)
         logging.getLogger().setLevel(change.config.log_level.upper())
@@ -284,7 +365,11 @@ class Daemon:
         Args:
             keys: all keys.
             without: slots whose sources are opened anew anyway.
+
+        Raises:
+            ConfigError: their owners have too many different rights; nothing has changed.
         """
+        changed, known = self._change_views(keys), self._identity
         before, self.keys = self.keys, keys
         allow(self.zap, keys)
         for domain in before.keys() - keys.keys():
@@ -300,6 +385,10 @@ class Daemon:
                 text = "output %s: keys changed or removed, every router has to connect again"
                 log.info(text, output.name, extra={"output": output.name})
                 self.outputs.drivers[number].reopen(self._output_policy(number))
+        self._place_views(changed)
+        if self.state is not None and self._identity != known:
+            self.catch_up()
+            self.state.rename(self._identity)
         for slot, stream in self.streams.items():
             domain = source_domain(self.config.sources[stream.source_index].name)
             if slot not in without and must_reconnect(before.get(domain), keys.get(domain)):
@@ -312,21 +401,89 @@ class Daemon:
         self.source_sockets.close(stream.index)
         await self._open_source(stream)
 
-    def _open_streams(self, added: Iterable[SourceStream]) -> None:
+    @property
+    def _identity(self) -> list[str]:
+        return identity(self.config, self.streams, self.views.identity(self.config, self.keys))
+
+    def _change_views(self, keys: Keys) -> list[int]:
+        """Find out which views there are to be now; the numbers of those that change.
+
+        Raises:
+            ConfigError: there would be too many; nothing has changed.
+        """
+        changed = self.views.change(self.config, keys)
+        before = next_seqs(self.relay)
+        unseen = (max(before.values(), default=0) // MARGIN + 1) * MARGIN
+        for number in changed:
+            view = self.views.all[number]
+            self.reservations.drop(number, before)
+            if not view.closed:
+                add_reservations(self.reservations, self.config, view, number, self.placement)
+                self.reservations.skip(unseen, output=number)
+        return changed
+
+    def _place_views(self, changed: list[int]) -> None:
+        """Begin with other views. Whoever has lost its view is disconnected already."""
+        commands: list[Command] = []
+        for number in changed:
+            view, driver = self.views.all[number], self._driver(number)
+            if isinstance(driver, ViewDriver):
+                for _, slot in [each for each in driver.views if each[0] == number]:
+                    driver.close_view(number, slot)
+            spec = output_spec(self.config, view, number, self.streams, self.reservations)
+            commands += self.relay.handle(OutputPlaced(number, spec), self.clock.time())
+        self._widen()
+        self._serve_views()
+        self.carry_out(commands)
+
+    def _make_room(self, change: Change) -> Placement:
+        """End the streams under topics whose workers lose their slots to others.
+
+        Routers that are connected get the clear before; one that comes later never hears of them.
+        """
+        if all(output.layout == "per_source" for output in self.config.outputs):
+            return change.placement
+        lost = {slot: worker for worker, slot in self.placement.slots.items() if worker not in change.placement.slots}
+        numbers = [number for number, output in enumerate(self.config.outputs) if output.layout == "per_topic"]
+        for slot, worker in lost.items():
+            log.warning("source %s, rank %d: another one needs its slot %d", *worker, slot)
+            if not self.relay.sources[slot].gone:
+                self._remove(slot)
+            for number in numbers:
+                self.outputs.drivers[number].retire(slot)
+        reached = [self.reservations.first(number, slot) for number in numbers for slot in lost]
+        placement = forget(change.placement, reached)
+        self._placement_file.keep(placement)  # before the files of those that it forgets are gone
+        for number in numbers:
+            for slot in lost:
+                self.reservations.forget(number, slot)
+        self.process.slots_reused += len(lost)
+        return placement
+
+    def _open_streams(self, change: Change, placement: Placement) -> None:
         """Open the outputs' streams of added sources: all of them, or none.
 
-        A change leaves the outputs as they are, so the running configuration describes them.
+        A change leaves the outputs as they are.
         """
+        config = change.config
         opened: list[tuple[OutputDriver, int]] = []
         try:
-            for number, output in enumerate(self.config.outputs):
-                if output.layout == "merged":
+            for number, view in enumerate(self.views.all):
+                layout = config.outputs[view.output].layout
+                if view.closed or layout == "merged":
+                    continue
+                if number >= len(self.outputs.drivers):
+                    add_reservations(self.reservations, config, view, number, placement)
                     continue
                 driver = self.outputs.drivers[number]
-                for stream in added:
-                    add_reservation(self.reservations, self.config, number, stream.index)
-                    topic = new_stream(self.config, output, stream, 0).topic or b""
-                    driver.open(stream.index, topic, self._output_policy(number))
+                by_topic = layout == "per_topic"
+                for stream in change.replaced if by_topic else change.added:
+                    if by_topic and stream.index in driver.streams:
+                        continue  # it was here before
+                    worker = worker_of(config, stream)
+                    add_reservation(self.reservations, config, view, number, placement, worker)
+                    topic = new_stream(config, view, worker, 0).topic or b""
+                    driver.open(stream.index, topic, peer_policy_of(config, number, self.keys, self.views))
                     opened.append((driver, stream.index))
         except BaseException:
             for driver, slot in opened:
@@ -337,7 +494,7 @@ class Daemon:
         self.source_sockets.close(slot)
         self.feed(SourceRemoved(slot))
         for number, output in enumerate(self.config.outputs):
-            if output.layout != "merged":
+            if output.layout == "per_source":
                 self.outputs.drivers[number].close(slot, self.config.shutdown_timeout)
 
     def _replace(self, stream: SourceStream) -> None:
@@ -347,11 +504,11 @@ class Daemon:
         streams = [
             new_stream(
                 self.config,
-                output,
-                stream,
-                0 if output.layout == "merged" else self.reservations.first(number, slot),
+                view,
+                worker_of(self.config, stream),
+                0 if self.config.outputs[view.output].layout == "merged" else self.reservations.first(number, slot),
             )
-            for number, output in enumerate(self.config.outputs)
+            for number, view in enumerate(self.views.all)
         ]
         self.feed(SourcePlaced(slot, source_spec(self.config, stream), streams))
 

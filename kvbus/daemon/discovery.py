@@ -16,8 +16,10 @@ from kvbus.config import Config, SourceConfig, SourceStream, parts
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
 from kvbus.daemon.change import Change, change_to
-from kvbus.daemon.found import LEFT_OUT, Listed, with_found
+from kvbus.daemon.found import LEFT_OUT, Listed, Outcome, with_found
+from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.keys import Keys, read_keys
+from kvbus.daemon.placement import Placement
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.discovery.contract import Discoverer, DiscoveryError, Engine, Services
 from kvbus.errors import KvbusError
@@ -34,6 +36,7 @@ class Daemon(Protocol):
     """What has sources."""
 
     config: Config
+    placement: Placement
     streams: dict[int, SourceStream]
     relay: Relay
     source_sockets: SourceSockets
@@ -68,7 +71,7 @@ def discoverer_of(source: SourceConfig, disconnected: asyncio.Event) -> Discover
     """Make the discoverer of an entry."""
     ((kind, settings),) = (source.discover or {}).items()
     cls: type[Discoverer] = parts.load(parts.DISCOVERY, kind)
-    return cls(cls.Settings.model_validate(settings), Services(source.data_parallel_size, disconnected))
+    return cls(cls.Settings.model_validate(settings), Services(source.name, source.data_parallel_size, disconnected))
 
 
 class Discovery:
@@ -89,11 +92,19 @@ class Discovery:
         self._applying: asyncio.Task[None] | None = None
         self._away: set[int] = set()
         self._refusal = ""
+        self._file: FoundFile | None = None
 
     @property
     def stats(self) -> list[DiscoveryStats]:
         """What each entry counts."""
         return [entry.stats for entry in self._entries.values()]
+
+    def begin_with(self, file: FoundFile) -> None:
+        """Begin with what an earlier process has found, and keep there what is found from now on."""
+        self._file = file
+        for name, engines in file.read().items():
+            if name in self._entries:
+                self._entries[name].found.take(engines, 0.0)
 
     def start(self) -> None:
         """Begin to ask."""
@@ -126,7 +137,7 @@ class Discovery:
 
     def preview(self, config: Config) -> Config:
         """Return a configuration with what was found; an entry that finds in another way begins with what there is."""
-        return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._slots).config
+        return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._there).config
 
     async def adopt(self, config: Config) -> None:
         """From now on follow the entries of another configuration."""
@@ -150,8 +161,8 @@ class Discovery:
         self._changed.set()
 
     @property
-    def _slots(self) -> dict[str, int]:
-        return {stream.label: slot for slot, stream in self._daemon.streams.items()}
+    def _there(self) -> set[str]:
+        return {stream.label for stream in self._daemon.streams.values()}
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -211,10 +222,10 @@ class Discovery:
         daemon = self._daemon
         for entry in self._entries.values():
             entry.found.leave(self._loop.time())
-        outcome = with_found(self._config, {name: entry.found for name, entry in self._entries.items()}, self._slots)
+        outcome = with_found(self._config, {name: entry.found for name, entry in self._entries.items()}, self._there)
         self._show_left_out(outcome.left_out)
         try:
-            change = change_to(daemon.config, outcome.config, daemon.source_sockets.is_open)
+            change = change_to(daemon.config, outcome.config, daemon.source_sockets.is_open, daemon.placement)
             if not (change.added or change.changed or change.removed or change.moved):
                 return
             keys = await asyncio.to_thread(read_keys, outcome.config)
@@ -227,7 +238,17 @@ class Discovery:
             self._loop.call_later(LAST_PAUSE, self._changed.set)
             return
         self._refusal = ""
+        self._keep(outcome)
         self._report(change, before)
+
+    def _keep(self, outcome: Outcome) -> None:
+        """Keep the engines that are sources, whose state is on disk."""
+        if self._file is not None:
+            found = {
+                name: [engine for engine in entry.found.engines.values() if (name, engine.name) not in outcome.left_out]
+                for name, entry in self._entries.items()
+            }
+            self._file.keep(found)
 
     def _report(self, change: Change, before: dict[int, SourceStream]) -> None:
         """Log and count each change."""

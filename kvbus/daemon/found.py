@@ -6,15 +6,14 @@ An engine is known by its name. The newest set of each entry says where it is. O
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Final
 
-from kvbus.config import Config, FoundRank, FoundSource, SourceConfig
+from kvbus.config import Config, FoundRank, FoundSource, SourceConfig, topic_for
 from kvbus.discovery.contract import Engine
 
-LEFT_OUT: Final = ("max_sources", "same_name", "same_endpoint")
+LEFT_OUT: Final = ("max_sources", "same_name", "same_endpoint", "same_topic")
 """Why an engine that was found is no source."""
 
 
@@ -62,87 +61,96 @@ class Outcome:
     left_out: Mapping[tuple[str, str], str]
 
 
-def with_found(config: Config, found: Mapping[str, Listed], slots: Mapping[str, int]) -> Outcome:
+def with_found(config: Config, found: Mapping[str, Listed], there: Container[str]) -> Outcome:
     """Put the engines found into a configuration.
 
-    Every source keeps its slot. Where there is no room for all, those stay that are there; for the rest the order of
-    the entries decides, then the name. Of several engines under one name or at one endpoint one is a source, and one
-    that is listed comes before one that leaves: it may be the same process under its new name.
+    Where there is no room for all, those stay that are there; for the rest the order of the entries decides, then the
+    name. Of several engines under one name, at one endpoint or under one topic one is a source, and one that is listed
+    comes before one that leaves: it may be the same process under its new name.
 
     Args:
         config: as configured.
         found: what each entry has found, by its name.
-        slots: the slots of the sources there are, by label.
+        there: the labels of the sources there are.
     """
     templates = [source for source in config.sources if source.discover is not None]
     if not templates:
         return Outcome(config, {})
-    free = _Slots(slots)
-    fixed = [
-        source.model_copy(update={"slot": free.row(_labels(source.name, range(source.data_parallel_size)))})
-        for source in config.sources
-        if source.discover is None
-    ]
+    fixed = [source for source in config.sources if source.discover is None]
     candidates = [
-        (name in listed.leaving, not _is_there(engine, slots), number, name)
+        (name in listed.leaving, not _is_there(engine, there), number, name)
         for number, template in enumerate(templates)
         for listed in [found.get(template.name, Listed())]
         for name, engine in listed.engines.items()
     ]
-    names = {source.name for source in fixed}
-    streams = config.model_copy(update={"sources": tuple(fixed)}).streams()
-    endpoints = {stream.endpoint for stream in streams}
-    room = config.limits.max_sources - len(streams)
+    room = _Room(config, fixed)
     sources: list[tuple[int, str, FoundSource]] = []
     left_out: dict[tuple[str, str], str] = {}
     for _, _, number, name in sorted(candidates):
         template = templates[number]
         engine = found[template.name].engines[name]
-        its = {publisher.endpoint for publisher in engine.publishers}
-        if name in names:
-            left_out[template.name, name] = "same_name"
-        elif its & endpoints:
-            left_out[template.name, name] = "same_endpoint"
-        elif len(its) > room:
-            left_out[template.name, name] = "max_sources"
+        reason = room.refusal(engine)
+        if reason is None:
+            room.take(engine)
+            sources.append((number, name, _source(template, engine)))
         else:
-            names.add(name)
-            endpoints |= its
-            room -= len(its)
-            sources.append((number, name, _source(template, engine, free)))
+            left_out[template.name, name] = reason
     ordered = (source for _, _, source in sorted(sources, key=lambda each: each[:2]))
     return Outcome(config.model_copy(update={"sources": (*fixed, *ordered)}), left_out)
 
 
-class _Slots:
-    """The slots of sources by label, and free ones for new labels."""
+class _Room:
+    """What sources have taken of what there is once or to a limit: names, endpoints, topics, and sources at all."""
 
-    def __init__(self, slots: Mapping[str, int]) -> None:
-        self._slots = slots
-        self._taken = set(slots.values())
+    def __init__(self, config: Config, fixed: Sequence[SourceConfig]) -> None:
+        streams = config.model_copy(update={"sources": tuple(fixed)}).streams()
+        self._config = config
+        self._names = {source.name for source in fixed}
+        self._endpoints = {stream.endpoint for stream in streams}
+        self._free = config.limits.max_sources - len(streams)
+        self._topics = {
+            topic for stream in streams for topic in self._topics_of(fixed[stream.source_index].name, stream.rank)
+        }
 
-    def one(self, label: str) -> int:
-        """The slot of a label, or a free one."""
-        return self.row([label])
+    def _topics_of(self, name: str, rank: int) -> list[tuple[int, bytes]]:
+        """The topic of a source on each output that tells its streams apart by topic."""
+        return [
+            (number, topic_for(output.topic or "", self._config, name, rank))
+            for number, output in enumerate(self._config.outputs)
+            if output.layout == "per_topic"
+        ]
 
-    def row(self, labels: Sequence[str]) -> int:
-        """The first of the slots in a row that belong to these labels, or that are free."""
-        if labels[0] in self._slots:
-            return self._slots[labels[0]]
-        first = next(n for n in count() if self._taken.isdisjoint(range(n, n + len(labels))))
-        self._taken |= set(range(first, first + len(labels)))
-        return first
+    def refusal(self, engine: Engine) -> str | None:
+        """Why an engine is left out; None if it is not."""
+        ranks = engine.publishers
+        endpoints = {publisher.endpoint for publisher in ranks}
+        topics = [topic for publisher in ranks for topic in self._topics_of(engine.name, publisher.rank)]
+        if engine.name in self._names:
+            return "same_name"
+        if endpoints & self._endpoints or len(endpoints) < len(ranks):
+            return "same_endpoint"
+        if not self._topics.isdisjoint(topics) or len(set(topics)) < len(topics):
+            return "same_topic"
+        return "max_sources" if len(ranks) > self._free else None
+
+    def take(self, engine: Engine) -> None:
+        """Make it a source."""
+        self._names.add(engine.name)
+        self._free -= len(engine.publishers)
+        for publisher in engine.publishers:
+            self._endpoints.add(publisher.endpoint)
+            self._topics.update(self._topics_of(engine.name, publisher.rank))
 
 
 def _labels(name: str, ranks: Sequence[int]) -> list[str]:
     return [f"{name}/{rank}" for rank in ranks] if len(ranks) > 1 else [name]
 
 
-def _is_there(engine: Engine, slots: Mapping[str, int]) -> bool:
-    return _labels(engine.name, [publisher.rank for publisher in engine.publishers])[0] in slots
+def _is_there(engine: Engine, there: Container[str]) -> bool:
+    return _labels(engine.name, [publisher.rank for publisher in engine.publishers])[0] in there
 
 
-def _source(template: SourceConfig, engine: Engine, free: _Slots) -> FoundSource:
+def _source(template: SourceConfig, engine: Engine) -> FoundSource:
     labels = _labels(engine.name, [publisher.rank for publisher in engine.publishers])
     first = engine.publishers[0]
     return FoundSource.model_construct(
@@ -156,8 +164,8 @@ def _source(template: SourceConfig, engine: Engine, free: _Slots) -> FoundSource
             "topic": template.topic or engine.topic or "",
             "api": engine.api,
             "ranks": tuple(
-                FoundRank(publisher.rank, free.one(label), publisher.endpoint, publisher.replay_endpoint)
-                for publisher, label in zip(engine.publishers, labels, strict=True)
+                FoundRank(publisher.rank, publisher.endpoint, publisher.replay_endpoint)
+                for publisher in engine.publishers
             ),
             "where": f"{template.name}: {engine.where}",
         }

@@ -16,7 +16,9 @@ from typing import Final
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon.commit_record import Committed
 from kvbus.daemon.disk import Disk
-from kvbus.daemon.state_file import HEADER_SIZE, StateFile, other_version
+from kvbus.daemon.state_file import HEADER_SIZE, StateFile, described, other_version
+from kvbus.daemon.state_keys import StateKeys
+from kvbus.errors import StateKeyError
 
 log = logging.getLogger("kvbus.state")
 
@@ -36,9 +38,11 @@ class Generations:
         disk: the real one, or a test's.
         path: of the directory.
         identity: whose state it is; a file of another one cannot be opened.
+        keys: what seals files and opens them.
     """
 
-    def __init__(self, disk: Disk, path: Path, identity: bytes) -> None:
+    def __init__(self, disk: Disk, path: Path, identity: bytes, keys: StateKeys) -> None:
+        self._keys = keys
         self._disk = disk
         self._path = path
         self.identity = identity
@@ -74,12 +78,38 @@ class Generations:
         return max([0, *self.numbers("dump"), *self.numbers("log")])
 
     def open(self, name: str) -> StateFile:
-        """Open a file to read it."""
+        """Open a file to read it.
+
+        Raises:
+            StateKeyError: none of the keys opens it.
+        """
+        file = self._headed(name)
+        try:
+            file.unseal(self._keys)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _headed(self, name: str) -> StateFile:
         return StateFile(self._disk, self.directory, name, self.identity)
+
+    def check_keys(self) -> None:
+        """Look whether a key is missing, before a state is refused for another reason.
+
+        Raises:
+            StateKeyError: a file is whole as far as can be seen, and none of the keys opens it.
+        """
+        for name in self._files():
+            with contextlib.suppress(StateError, OSError):
+                self.open(name).close()
+
+    def _files(self) -> list[str]:
+        return [name_of(generation, kind) for kind in ("dump", "log") for generation in self.numbers(kind)]
 
     def other_version(self) -> str | None:
         """Say which file is of which other version; None if none is."""
-        for name in [name_of(generation, kind) for kind in ("dump", "log") for generation in self.numbers(kind)]:
+        for name in self._files():
             with contextlib.suppress(OSError):
                 fd = self._disk.open(self.directory, name)
                 try:
@@ -99,7 +129,7 @@ class Generations:
         logs = {}
         for generation in self.numbers("log"):
             if generation <= found.generation:
-                read = self.open(name_of(generation, "log"))
+                read = self._headed(name_of(generation, "log"))
                 read.close()
                 logs[read.id] = name_of(generation, "log"), read.before, read.before_length
         chain: list[tuple[str, int]] = []
@@ -135,7 +165,44 @@ class Generations:
         for kind in ("dump", "log", "part"):
             for generation in filter(needless, sorted(self.numbers(kind))):
                 name = name_of(generation, kind)
-                if kind == "log":
+                if kind == "log" and not self._foreign(name):
                     self._disk.rename(self.directory, name, SPARE)
                 else:
                     self._disk.unlink(self.directory, name)
+
+    def drop_foreign(self) -> None:
+        """Delete what an earlier process left and nobody needs, where it is not sealed as files are now."""
+        for name in self._disk.names(self.directory):
+            if (name == SPARE and self._foreign(name)) or (".refused-" in name and self._in_clear(name)):
+                self._disk.unlink(self.directory, name)
+
+    def _foreign(self, name: str) -> bool:
+        """Whether a file is not sealed as files are now: it may not be written over, where its end would stay."""
+        keys = self._keys
+        if not keys.all:
+            return False
+        only = StateKeys(keys.first, keys.all[:1] if keys.first is not None else (), clear=keys.first is None)
+        try:
+            file = self._headed(name)
+        except (StateError, OSError):
+            return True
+        try:
+            file.unseal(only)
+        except StateKeyError:
+            return True
+        finally:
+            file.close()
+        return False
+
+    def _in_clear(self, name: str) -> bool:
+        """Whether a file has in clear what is sealed now."""
+        if self._keys.first is None:
+            return False
+        try:
+            fd = self._disk.open(self.directory, name)
+        except OSError:
+            return False
+        try:
+            return not described(self._disk.pread(fd, HEADER_SIZE, 0))[1]
+        finally:
+            self._disk.close(fd)

@@ -9,8 +9,10 @@ from typing import TypeVar
 from kvbus.config import Config, OutputConfig, SourceConfig, parse_endpoint
 from kvbus.config.paths import parse
 from kvbus.config.problems import example_at
+from kvbus.daemon.state_keys import StateKeys, read_state_keys
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve, KeyFileError, read_allowed, read_public, read_secret
+from kvbus.transport.grants import EVERYTHING, Clients
 
 T = TypeVar("T")
 
@@ -43,6 +45,47 @@ def read_keys(config: Config) -> Keys:
     if problems:
         raise ConfigError(problems)
     return keys
+
+
+def _cannot_limit(at: SourceConfig | OutputConfig) -> str:
+    """Return why the owners of keys cannot have limited rights here; empty if they can."""
+    if isinstance(at, SourceConfig):
+        return "a key on a source's list has no rights: whoever publishes reads nothing"
+    if at.type != "zmq":
+        return f"rights are for outputs of type zmq, and this one is of type {at.type}"
+    if at.layout == "per_topic":
+        return "rights are for outputs with a port for each source, or with one stream (layout per_source or merged)"
+    if not at.bind:
+        return "an output that dials has one stream for whom it dials: it cannot be limited by keys"
+    return ""
+
+
+def who_reads_what(config: Config, keys: Keys) -> list[str]:
+    """Return a sentence for each owner of a key of an output; salts are counted and never shown."""
+    found = []
+    for output in config.outputs:
+        curve = keys.get(output_domain(output.name))
+        clients = [] if curve is None or not output.bind else sorted(curve.clients.values(), key=lambda each: each.name)
+        found += [
+            f"output {output.name}: {client.name or 'a key without a name'} reads {client.grant.sentence}"
+            for client in clients
+        ]
+    return found
+
+
+def read_state_keys_of(config: Config) -> StateKeys:
+    """Read ``state_key_file``.
+
+    Raises:
+        ConfigError: kvbus cannot use it.
+    """
+    path = config.state_key_file
+    try:
+        return read_state_keys(path)
+    except KeyFileError as error:
+        raise ConfigError(
+            [Problem("state_key_file", str(error), str(path), example_at(("state_key_file",)))]
+        ) from error
 
 
 def in_clear(config: Config) -> list[str]:
@@ -81,5 +124,10 @@ def _curve(section: str, at: SourceConfig | OutputConfig, problems: list[Problem
 
     pair = read("curve_secret_key_file", at.curve_secret_key_file, read_secret, (b"", b""))
     server = read("curve_server_key_file", at.curve_server_key_file, read_public, None)
-    clients = read("curve_client_keys", at.curve_client_keys, read_allowed, frozenset[bytes]())
+    nobody: Clients = {}
+    clients = read("curve_client_keys", at.curve_client_keys, read_allowed, nobody)
+    if any(client.grant != EVERYTHING for client in clients.values()):
+        wrong = _cannot_limit(at)
+        if wrong:
+            problems.append(Problem(f"{section}.curve_client_keys", wrong, str(at.curve_client_keys)))
     return Curve(*pair, server, clients) if len(problems) == before else None

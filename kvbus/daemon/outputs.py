@@ -11,6 +11,7 @@ from kvbus.config import Config, parts
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats
 from kvbus.daemon.keys import Keys, output_domain
+from kvbus.daemon.views import Views
 from kvbus.errors import ConfigError, Problem
 from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
 from kvbus.transport.answer_reader import Pull
@@ -100,10 +101,14 @@ def factories(config: Config) -> list[OutputFactory]:
     return made
 
 
-def peer_policy_of(config: Config, number: int, keys: Keys) -> PeerPolicy:
-    """Return who may connect to an output, and the largest request it accepts."""
-    domain = output_domain(config.outputs[number].name)
-    return PeerPolicy(config.limits.max_request_bytes, keys.get(domain), domain)
+def peer_policy_of(config: Config, number: int, keys: Keys, views: Views) -> PeerPolicy:
+    """Return who may connect to an output, what each of them reads there, and the largest request it accepts."""
+    output = config.outputs[number]
+    domain = output_domain(output.name)
+    curve = keys.get(domain)
+    numbers = {} if curve is None else views.by_key(number, curve.clients)
+    hidden = views.hidden(config, number) if output.layout == "per_source" else {}
+    return PeerPolicy(config.limits.max_request_bytes, curve, domain, numbers, hidden)
 
 
 def allow(zap: ZapHandler, keys: Keys) -> None:

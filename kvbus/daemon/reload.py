@@ -63,7 +63,7 @@ class Reloader:
                 config = await asyncio.to_thread(self._load)
                 with_found = daemon.discovery.preview(config)
                 keys = await asyncio.to_thread(read_keys, with_found)
-                change = change_to(daemon.config, with_found, daemon.source_sockets.is_open)
+                change = change_to(daemon.config, with_found, daemon.source_sockets.is_open, daemon.placement)
                 await daemon.apply(change, keys)
                 await daemon.discovery.adopt(config)
             except KvbusError as error:
@@ -71,7 +71,7 @@ class Reloader:
                 log.error("configuration refused, the one before stays in force: %s", error)  # noqa: TRY400
             else:
                 daemon.process.config_reloads["applied"] += 1
-                log.info("configuration loaded: %d sources", len(config.sources))
+                log.info("configuration loaded: %d sources", len(daemon.config.sources))
 
     async def _watch(self) -> None:
         daemon = self._daemon
@@ -87,6 +87,9 @@ class Reloader:
         daemon = self._daemon
         try:
             keys = await asyncio.to_thread(read_keys, daemon.config)
+            if keys != daemon.keys:
+                await daemon.apply_keys(keys)
+                daemon.process.key_reloads["applied"] += 1
         except ConfigError as error:
             if str(error) != self._key_problem:
                 self._key_problem = str(error)
@@ -94,9 +97,6 @@ class Reloader:
                 log.error("key files refused, the keys before stay in force: %s", error)  # noqa: TRY400
             return
         self._key_problem = ""
-        if keys != daemon.keys:
-            await daemon.apply_keys(keys)
-            daemon.process.key_reloads["applied"] += 1
 
     async def _look_at_credentials(self) -> None:
         """Read HTTP's tokens and certificates again. What is bad changes nothing; what is good counts at once."""

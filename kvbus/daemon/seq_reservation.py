@@ -73,6 +73,7 @@ class _Reservation:
         lowest: a state with a lower number is older than what was sent.
         slots: of a merged stream, one past the highest slot whose rank routers may know.
         used: this process may use the numbers below this one.
+        file: the file's name.
     """
 
     fd: int | None = None
@@ -81,6 +82,7 @@ class _Reservation:
     lowest: int = 0
     slots: int = 0
     used: int = 0
+    file: str = ""
 
 
 class SeqReservations:
@@ -102,8 +104,14 @@ class SeqReservations:
         self._streams: dict[StreamKey, _Reservation] = {}
         self.also: Callable[[int], None] | None = None
 
-    def add(self, output: int, slot: int, name: str) -> None:
+    def add(self, output: int, slot: int, name: str, least: int = 0) -> None:
         """Add a stream, unless it is there. The same name finds the same file, whatever other streams there are.
+
+        Args:
+            output: the output's number in the configuration.
+            slot: the stream's slot.
+            name: what the file is found by.
+            least: where a stream begins that has no file yet.
 
         Raises:
             InUseError: another process numbers this stream; nothing has changed.
@@ -111,18 +119,40 @@ class SeqReservations:
         key = output, slot
         if key in self._streams:
             return
-        stream = _Reservation()
+        stream = _Reservation(number=least)
         directory = self._directory
         if directory is not None:
             try:
                 self._disk.make_directory(directory)
-                stream = _open(self._disk, directory, name)
+                stream = _open(self._disk, directory, name, least)
             except OSError as error:
                 reason = error.strerror
                 log.warning("seq reservations cannot be kept in %s: %s; a restart begins at 0", directory, reason)
                 self._directory = None
                 self.release()
         self._streams[key] = stream
+
+    def drop(self, output: int, next_seqs: Mapping[StreamKey, int]) -> None:
+        """Close the files of an output's streams, as :meth:`close` does: nobody is served there any more."""
+        for key in [key for key in self._streams if key[0] == output]:
+            stream = self._streams.pop(key)
+            if key in next_seqs:
+                self._set(stream, next_seqs[key], next_seqs[key])
+            self._close_file(stream)
+
+    def forget(self, output: int, slot: int) -> None:
+        """Take a stream away, with its file."""
+        stream = self._streams.pop((output, slot))
+        if stream.fd is not None and self._directory is not None:
+            try:
+                there = self._disk.open_directory(self._directory)
+                try:
+                    self._disk.unlink(there, stream.file)
+                finally:
+                    self._disk.close(there)
+            except OSError as error:
+                log.warning("%s is not needed any more, delete it: %s", self._directory / stream.file, error)
+            self._disk.close(stream.fd)
 
     def first(self, output: int, slot: int) -> int:
         """Return the number a stream begins with: 0, or past all numbers that an earlier process can have used."""
@@ -133,16 +163,19 @@ class SeqReservations:
         """Return the lowest number a state may go on with. One with a lower number is older than what was sent."""
         return self._streams[output, slot].lowest
 
-    def skip(self, to: int, *, margin: bool = False) -> int:
-        """Let every stream begin at ``to`` or later. On disk nothing changes until a number is used.
+    def skip(self, to: int, *, margin: bool = False, output: int | None = None) -> int:
+        """Let every stream, or those of one output, begin at ``to`` or later.
+
+        On disk nothing changes until a number is used.
 
         It returns the highest number that a stream begins with.
 
         Args:
             to: a number that may have been reached.
             margin: all of these numbers may be older than what was sent.
+            output: the output; None: all of them.
         """
-        for stream in self._streams.values():
+        for stream in [stream for key, stream in self._streams.items() if output in {None, key[0]}]:
             stream.number = max(stream.number, to) + margin * MARGIN
         return max((stream.number for stream in self._streams.values()), default=to)
 
@@ -182,9 +215,12 @@ class SeqReservations:
     def release(self) -> None:
         """Close the files as they are: the reservations stay, and other processes may use them."""
         for stream in self._streams.values():
-            if stream.fd is not None:
-                self._disk.close(stream.fd)
-                stream.fd = None
+            self._close_file(stream)
+
+    def _close_file(self, stream: _Reservation) -> None:
+        if stream.fd is not None:
+            self._disk.close(stream.fd)
+            stream.fd = None
 
     def _set(self, stream: _Reservation, number: int, lowest: int) -> None:
         stream.number, stream.lowest = number, lowest
@@ -233,7 +269,7 @@ def _seed(file: str) -> int:
     return crc32(file.encode())
 
 
-def _open(disk: Disk, directory: Path, name: str) -> _Reservation:
+def _open(disk: Disk, directory: Path, name: str, least: int) -> _Reservation:
     """Open a stream's file and lock it. Make a new one where there is none, or where the one there is damaged.
 
     Everybody may be able to write to the directory: this follows no link, and refuses another user's file. What is no
@@ -254,7 +290,7 @@ def _open(disk: Disk, directory: Path, name: str) -> _Reservation:
             seed = _seed(file)
             found = _read(disk.pread(fd, _SIZE, 0), seed)
             if found is None:
-                found = UNKNOWN + time.time_ns() // 1000 if existed else 0, 0, 0
+                found = UNKNOWN + time.time_ns() // 1000 if existed else least, 0, 0
                 if existed:
                     log.warning(
                         "%s is no seq reservation, or a damaged one: the numbering goes on at %d", file, found[0]
@@ -269,7 +305,7 @@ def _open(disk: Disk, directory: Path, name: str) -> _Reservation:
             raise
     finally:
         disk.close(there)
-    return _Reservation(fd, seed, *found)
+    return _Reservation(fd, seed, *found, file=file)
 
 
 def _check_owner(disk: Disk, fd: int) -> None:

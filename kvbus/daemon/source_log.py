@@ -48,6 +48,7 @@ class SourceLog:
         self._counted: dict[int, _Counted] = {}
         self._partial: dict[int, float | None] = {}
         self._remarks: dict[int, dict[Remark, str]] = {}
+        self._unknown: dict[int, set[str]] = {}
 
     def look(self, relay: Relay, slots: Iterable[int]) -> None:
         """Log what has changed about the sources in these slots."""
@@ -56,6 +57,8 @@ class SourceLog:
             self._look_at_state(slot, source)
             self._look_at_partial(slot, source)
             self._look_at_remarks(slot, source)
+            if len(source.unknown) != len(self._unknown.get(slot, ())):
+                self._look_at_unknown(slot, source)
 
     def _look_at_state(self, slot: int, source: Source) -> None:
         before, state, label = self._states.get(slot, State.CONNECTING), source.state, source.spec.label
@@ -99,6 +102,13 @@ class SourceLog:
             self._report("partial", source.spec.label, "partial", f"partial: {why.reason}; until {why.heals}")
             text = "source %s is partial: %s; until %s"
             log.warning(text, source.spec.label, why.reason, why.heals, extra=_fields(source))
+
+    def _look_at_unknown(self, slot: int, source: Source) -> None:
+        new = sorted(source.unknown - self._unknown.get(slot, set()))
+        self._unknown[slot] = source.unknown.copy()
+        if new:
+            text = "source %s sends what this version does not know: %s"
+            log.warning(text, source.spec.label, ", ".join(new), extra=_fields(source))
 
     def _look_at_remarks(self, slot: int, source: Source) -> None:
         found = remarks(source)

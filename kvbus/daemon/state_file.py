@@ -5,6 +5,9 @@ checkpoint the log that begins with it. So no file can stand in for another. A f
 lengths, a CRC-32 of its records, and a CRC-32 of all this and of its position, so that a damaged length makes nobody
 read half a file into memory. The records carry the fingerprints of their payloads. A log may be written over an older
 one, whose frames have another id.
+
+A sealed file (:mod:`kvbus.daemon.state_seal`) has a magic of its own, its key in the header, and in each frame the
+records and payloads sealed as one. The seal stands for the CRC-32 of the records, which would tell of them.
 """
 
 from __future__ import annotations
@@ -12,16 +15,22 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from zlib import crc32
 
 from kvbus.core.write_ahead_log import Frame, StateError
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.state_keys import StateKeys
+
+if TYPE_CHECKING:
+    from kvbus.daemon.state_seal import Seal
 
 T = TypeVar("T")
 
 _FAMILY: Final = b"kvbus-state-"
+_SEALED_FAMILY: Final = b"kvbus-sealed"
 MAGIC: Final = _FAMILY + b"011\n"
+SEALED: Final = _SEALED_FAMILY + MAGIC[len(_FAMILY) :]
 ID_BYTES: Final = 8
 
 _HEADER: Final = struct.Struct("=16s16s8s8sQ")
@@ -29,6 +38,11 @@ _HEADER: Final = struct.Struct("=16s16s8s8sQ")
 
 _CRC: Final = struct.Struct("=I")
 HEADER_SIZE: Final = _HEADER.size + _CRC.size
+WRAPPED_BYTES: Final = 72
+"""Bytes of a file's sealed key with its nonce, before the CRC-32 of a sealed header."""
+
+SEAL_BYTES: Final = 16
+"""Bytes that sealed records and payloads are longer."""
 
 _HEAD: Final = struct.Struct("=8sQII")
 """The file's id, length of the payloads, length of the body, the body's CRC-32. The CRC-32 of this follows, then body
@@ -52,39 +66,52 @@ def identity(names: Sequence[str]) -> bytes:
     return hashlib.sha256("\n".join(names).encode()).digest()[:16]
 
 
-def header(whose: bytes, file_id: bytes, before: bytes, length: int) -> bytes:
-    """Return the beginning of a file.
+def header(
+    disk: Disk, keys: StateKeys, whose: bytes, file_id: bytes, before: bytes, length: int
+) -> tuple[bytes, Seal | None]:
+    """Return the beginning of a file, and its seal.
 
     Args:
+        disk: where random bytes come from.
+        keys: what seals it.
         whose: the configuration's :func:`identity`.
         file_id: the file's id.
         before: the id of the log it names.
         length: how long that log is.
     """
-    packed = _HEADER.pack(MAGIC, whose, file_id, before, length)
-    return packed + _CRC.pack(crc32(packed))
+    packed = _HEADER.pack(MAGIC if keys.first is None else SEALED, whose, file_id, before, length)
+    wrapped, seal = keys.begin(packed, disk.random_bytes)
+    packed += wrapped
+    return packed + _CRC.pack(crc32(packed)), seal
+
+
+def described(begin: bytes) -> tuple[str, bool]:
+    """Return the version of a file that begins so, empty if it says none, and whether it is sealed."""
+    version = begin[len(_FAMILY) : len(MAGIC) - 1]
+    ours = begin.startswith((_FAMILY, _SEALED_FAMILY)) and version.isdigit()
+    return version.decode() if ours else "", begin.startswith(_SEALED_FAMILY)
 
 
 def other_version(name: str, begin: bytes) -> str | None:
     """Say of which version a file is that begins so; None if it is this one's, or does not say."""
-    found, known = begin[len(_FAMILY) : len(MAGIC) - 1], MAGIC[len(_FAMILY) : -1]
-    if not begin.startswith(_FAMILY) or found == known or not found.isdigit():
-        return None
-    return f"{name} is of version {found.decode()}, and this kvbus reads version {known.decode()}"
+    found, known = described(begin)[0], MAGIC[len(_FAMILY) : -1].decode()
+    return f"{name} is of version {found}, and this kvbus reads version {known}" if found not in {"", known} else None
 
 
-def _parse(name: str, begin: bytes, whose: bytes) -> tuple[bytes, bytes, int]:
-    whole = len(begin) == HEADER_SIZE and begin.startswith(MAGIC)
-    if not whole or _CRC.unpack_from(begin, _HEADER.size)[0] != crc32(begin[: _HEADER.size]):
+def _parse(name: str, begin: bytes, whose: bytes) -> tuple[bytes, bytes, int, bytes, bytes]:
+    """The file's id, that of the log before and its length; what the seal is bound to, and the sealed key."""
+    size = _HEADER.size + (WRAPPED_BYTES if begin.startswith(SEALED) else 0)
+    whole = len(begin) >= size + _CRC.size and begin.startswith((MAGIC, SEALED))
+    if not whole or _CRC.unpack_from(begin, size)[0] != crc32(begin[:size]):
         raise StateError(f"{name} is damaged")
     _, found, file_id, before, length = _HEADER.unpack_from(begin)
     if found != whose:
         raise StateError(f"{name} is of another configuration")
-    return file_id, before, length
+    return file_id, before, length, begin[: _HEADER.size], begin[_HEADER.size : size]
 
 
 class StateFile:
-    """A file that is read.
+    """A file that is read. Its frames can be, once :meth:`unseal` was called.
 
     Args:
         disk: the disk.
@@ -102,14 +129,23 @@ class StateFile:
         self._name = name
         self._fd = disk.open(directory, name)
         try:
-            begin = disk.pread(self._fd, HEADER_SIZE, 0)
-            self.id, self.before, self.before_length = _parse(name, begin, whose)
+            begin = disk.pread(self._fd, HEADER_SIZE + WRAPPED_BYTES, 0)
+            self.id, self.before, self.before_length, self._head, self._wrapped = _parse(name, begin, whose)
             self.size = disk.size(self._fd)
         except BaseException:
             self.close()
             raise
-        self.end = HEADER_SIZE
+        self._seal: Seal | None = None
+        self.end = HEADER_SIZE + len(self._wrapped)
         """How far it was read."""
+
+    def unseal(self, keys: StateKeys) -> None:
+        """Take the key that opens it.
+
+        Raises:
+            StateKeyError: none does.
+        """
+        self._seal = keys.open(self._name, self._head, self._wrapped)
 
     def close(self) -> None:
         """Close it."""
@@ -147,13 +183,21 @@ class StateFile:
             return None
         found, rest, size, crc = _HEAD.unpack_from(head)
         begin = at + _HEAD_SIZE
-        if found != self.id or size + rest > self.size - begin:
+        more = SEAL_BYTES if self._wrapped else 0
+        if found != self.id or size + rest + more > self.size - begin:
             return None
-        body = self._disk.pread(self._fd, size, begin)
-        if crc32(body) != crc:
-            return None
-        frame = read(body, self._disk.pread(self._fd, rest, begin + size))
-        return None if frame is None else (frame, _HEAD_SIZE + size + rest)
+        if self._seal is not None:
+            opened = self._seal.open(at, head, self._disk.pread(self._fd, size + rest + more, begin))
+            if opened is None:
+                return None
+            body, payloads = opened[:size], opened[size:]
+        else:
+            body = self._disk.pread(self._fd, size, begin)
+            if crc32(body) != crc:
+                return None
+            payloads = self._disk.pread(self._fd, rest, begin + size)
+        frame = read(body, payloads)
+        return None if frame is None else (frame, _HEAD_SIZE + size + rest + more)
 
     def _goes_on(self) -> bool:
         """Whether there is another frame behind one that cannot be read: a torn one is the last."""
@@ -168,12 +212,18 @@ class StateFile:
         return StateError(f"{self._name} is damaged")
 
 
-def write_frame(disk: Disk, fd: int, file_id: bytes, at: int, frame: Frame) -> int:
-    """Write a frame behind the ``at`` bytes that there are; return its number of bytes."""
+def write_frame(disk: Disk, fd: int, file_id: bytes, at: int, frame: Frame, seal: Seal | None = None) -> int:
+    """Write a frame behind the ``at`` bytes that there are, sealed if the file is; return its number of bytes."""
     body, payloads = frame
     size = sum(map(len, payloads))
-    head = _HEAD.pack(file_id, size, len(body), crc32(body))
-    head += _head_crc(head, at) + body
+    head = _HEAD.pack(file_id, size, len(body), crc32(body) if seal is None else 0)
+    head += _head_crc(head, at)
+    if seal is not None:
+        head += seal.seal(at, head, b"".join((body, *payloads)))
+        for first in range(0, len(head), _CALL):
+            _write_all(disk, fd, [head[first : first + _CALL]])
+        return len(head)
+    head += body
     if size <= _SMALL * len(payloads):
         _write_all(disk, fd, [head + b"".join(payloads)])
     else:

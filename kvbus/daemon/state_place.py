@@ -98,6 +98,13 @@ def open_place(config: Config, disk: Disk | None = None) -> Place:
         raise StateDirError(directory, error.strerror or str(error)) from error
 
 
+def there(config: Config) -> Path | None:
+    """Return the directory that a start would use again; None if there is none. Nothing is made."""
+    if config.state_dir != "auto":
+        return None if config.state_dir is None else Path(config.state_dir)
+    return max(_candidates(config, make=False)[0], key=reached, default=None)
+
+
 def unusable(config: Config) -> list[str] | None:
     """Return why ``auto`` finds no directory, or None if it finds one; nothing is made."""
     there, free, problems = _candidates(config, make=False)

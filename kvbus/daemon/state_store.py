@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.relay import Relay
@@ -31,7 +31,11 @@ from kvbus.daemon import commit_record
 from kvbus.daemon.commit_record import NO_LOG, CommitRecord, Committed
 from kvbus.daemon.disk import NO_ROOM, Disk
 from kvbus.daemon.generations import SPARE, Generations, name_of
-from kvbus.daemon.state_file import HEADER_SIZE, ID_BYTES, header, identity, write_frame
+from kvbus.daemon.state_file import ID_BYTES, header, identity, write_frame
+from kvbus.daemon.state_keys import NO_KEYS, StateKeys
+
+if TYPE_CHECKING:
+    from kvbus.daemon.state_seal import Seal
 
 log = logging.getLogger("kvbus.state")
 
@@ -48,17 +52,29 @@ class StateStore:
         names: names of sources and outputs; the store loads only a state of the same ones.
         disk: the real one, or a test's.
         sync: wait for the disk before anything is sent.
+        keys: what seals the files, and what opens those that are there.
     """
 
-    def __init__(self, directory: Path, names: Sequence[str], disk: Disk | None = None, *, sync: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        names: Sequence[str],
+        disk: Disk | None = None,
+        *,
+        sync: bool = False,
+        keys: StateKeys = NO_KEYS,
+    ) -> None:
         self._sync = sync
         self._disk = disk or Disk()
         self._path = directory
-        self._files = Generations(self._disk, directory, identity(names))
+        self._keys = keys
+        self._files = Generations(self._disk, directory, identity(names), keys)
         self._generation = 0
         self._log: int | None = None
         self._log_id, self._log_end = NO_LOG, 0
+        self._log_seal: Seal | None = None
         self._checkpoint: int | None = None
+        self._checkpoint_seal: Seal | None = None
         self._checkpoint_id, self._checkpoint_end = NO_LOG, 0
         self._slices: Iterator[bytes] | None = None
         self._relay: Relay | None = None
@@ -67,6 +83,7 @@ class StateStore:
         self._record: CommitRecord | None = None
         self._unusable: str | None = None
         """What is wrong with the state on disk."""
+        self._said_sealed = False
         self.reserved = 0
         """The highest seq that an earlier process may have used on any stream, as the commit record has it."""
         self.refused = 0
@@ -79,6 +96,7 @@ class StateStore:
 
         Raises:
             StateError: the state cannot be used, and the relay holds a part of it: begin with a new relay.
+            StateKeyError: the state is sealed and there is no key for it, or it should be and is not.
             OSError: the directory cannot be made.
         """
         self._files.enter()
@@ -92,6 +110,7 @@ class StateStore:
                 return False
             self._load(relay, found, now)
         except (StateError, OSError) as error:
+            self._files.check_keys()
             self._unusable = self._files.other_version() or str(error)
             raise StateError(self._unusable) from error
         self._log_id, self._generation = found.log_id, found.generation
@@ -129,6 +148,7 @@ class StateStore:
             if self._unusable is not None:
                 self.refused = 1  # all of its files may be gone
                 self.refused = max(1, self._files.move_aside(self._unusable))
+            self._files.drop_foreign()
             self._begin_generation(whole=not goes_on)
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -190,7 +210,7 @@ class StateStore:
         if self._log is None or self._record is None:
             return
         try:
-            self._log_end += write_frame(self._disk, self._log, self._log_id, self._log_end, frame)
+            self._log_end += write_frame(self._disk, self._log, self._log_id, self._log_end, frame, self._log_seal)
             if self._sync:
                 self._disk.sync(self._log)
             self._record.commit(self._log_end)
@@ -229,13 +249,13 @@ class StateStore:
         self._generation += 1
         self._close_files()
         name = name_of(self._generation, "log")
-        self._log, self._log_id = self._create(name, self._log_id, self._log_end, over=SPARE)
-        self._log_end = HEADER_SIZE
+        before = self._log_id, self._log_end
+        self._log, self._log_id, self._log_end, self._log_seal = self._create(name, *before, over=SPARE)
         if not whole:
             self._commit_generation()
         name = name_of(self._generation, "part")
-        self._checkpoint, self._checkpoint_id = self._create(name, self._log_id, 0)
-        self._checkpoint_end = HEADER_SIZE
+        created = self._create(name, self._log_id, 0)
+        self._checkpoint, self._checkpoint_id, self._checkpoint_end, self._checkpoint_seal = created
         self._slices = dump(self._relay)
         self._go_on(whole=whole)
 
@@ -248,14 +268,18 @@ class StateStore:
     def _committed(self, generation: int, log_id: bytes, length: int) -> Committed:
         return Committed(generation, log_id, length, boot=self._disk.boot_id(), synced=self._sync)
 
-    def _create(self, name: str, before: bytes, length: int, over: str | None = None) -> tuple[int, bytes]:
-        """Make a file, ``over`` an old one that is no longer needed if there is one; return it and its id.
+    def _create(
+        self, name: str, before: bytes, length: int, over: str | None = None
+    ) -> tuple[int, bytes, int, Seal | None]:
+        """Make a file, ``over`` an old one that is no longer needed if there is one.
+
+        It returns the file, its id, its length and its seal.
 
         The file gets its new header before its new name, so its old frames are never read under the new name.
         """
         disk = self._disk
         file_id = disk.random_bytes(ID_BYTES)
-        begin = header(self._files.identity, file_id, before, length)
+        begin, seal = header(disk, self._keys, self._files.identity, file_id, before, length)
         old = None if over is None else disk.reuse(self._files.directory, over)
         fd = disk.create(self._files.directory, name) if old is None else old
         disk.writev(fd, [begin])
@@ -263,7 +287,7 @@ class StateStore:
             disk.sync(fd)
         if over is not None and old is not None:
             disk.rename(self._files.directory, over, name)
-        return fd, file_id
+        return fd, file_id, len(begin), seal
 
     def _go_on(self, *, whole: bool = False) -> None:
         if self._slices is None or self._checkpoint is None:
@@ -283,11 +307,20 @@ class StateStore:
                 if whole:
                     self._commit_generation()
                 self._files.drop(lambda generation: generation < self._generation)
+                self._say_sealed()
                 return
-            at = self._checkpoint_end
-            self._checkpoint_end += write_frame(self._disk, self._checkpoint, self._checkpoint_id, at, Frame(body, []))
+            at, seal = self._checkpoint_end, self._checkpoint_seal
+            frame = Frame(body, [])
+            self._checkpoint_end += write_frame(self._disk, self._checkpoint, self._checkpoint_id, at, frame, seal)
         if self._sync:
             self._disk.sync(self._checkpoint)
+
+    def _say_sealed(self) -> None:
+        """Say once that other keys are not needed any more."""
+        if self._keys.all and not self._said_sealed:
+            self._said_sealed = True
+            how = "in clear" if self._keys.first is None else "sealed with the first key"
+            log.info("all of the state is %s: no other line of state_key_file is needed any more", how)
 
     def fail(self, error: OSError) -> None:
         """Go on without state."""

@@ -59,11 +59,13 @@ class Services:
     """The daemon's services for one discoverer.
 
     Attributes:
+        name: the entry's, for who finds one engine that says no name.
         data_parallel_size: ranks of an engine of which no number is known.
         disconnected: set when the connection to an engine has ended that this discoverer has found. It may look at
             once then; it clears the event itself.
     """
 
+    name: str
     data_parallel_size: int
     disconnected: asyncio.Event
 

@@ -69,15 +69,15 @@ class OutputProber:
     async def look(self) -> Report:
         """Look at every stream's endpoints."""
         report = Report()
-        merged = self._output.layout == "merged"
-        streams = self._config.streams()[: 1 if merged else None]
+        shared = self._output.layout != "per_source"
+        streams = self._config.streams()[: 1 if shared else None]
         looks = []
         for stream in streams:
-            endpoints = self._output.stream_endpoints(0 if merged else stream.index)
+            endpoints = self._output.stream_endpoints(0 if shared else stream.index)
             if self._output.bind:
                 looks.append(self._port(endpoints.endpoint, "endpoint", "PUB"))
             else:
-                looks.append(self._router(endpoints.endpoint, self._topic(stream)))
+                looks.append(self._router(endpoints.endpoint, self._topics_at(stream)))
             if endpoints.replay_endpoint is not None:
                 looks.append(self._port(endpoints.replay_endpoint, "replay_endpoint", "ROUTER"))
             if endpoints.snapshot_endpoint is not None:
@@ -92,6 +92,11 @@ class OutputProber:
     async def _gated(self, look: Coroutine[Any, Any, Looked]) -> Looked:
         async with self._gate:
             return await look
+
+    def _topics_at(self, stream: SourceStream) -> set[bytes]:
+        """The topics at the endpoint of a stream, as far as they are known."""
+        streams = self._config.streams() if self._output.layout == "per_topic" else [stream]
+        return {topic for each in streams if (topic := self._topic(each)) is not None}
 
     def _topic(self, stream: SourceStream) -> bytes | None:
         if PROFILES[self._output.profile].topics == "empty":
@@ -146,7 +151,7 @@ class OutputProber:
                     return f" at seq {message.seq:,}"
         return ""
 
-    async def _router(self, endpoint: str, topic: bytes | None) -> Looked:
+    async def _router(self, endpoint: str, topics: set[bytes]) -> Looked:
         key = f"{self._at}.endpoint"
         async with dial(endpoint, Role.PUB, seconds=self._timeout, curve=self._curve, limits=Limits()) as dialled:
             outcome = dialled.outcome
@@ -161,8 +166,8 @@ class OutputProber:
                 return [Finding(f"{endpoint} is a {outcome.socket_type} socket and no subscriber", key, do)], ""
             wanted = await _subscriptions(dialled.connection) if dialled.connection is not None else []
         shown = ", ".join(repr(each.decode("utf-8", "replace")) for each in wanted)
-        if wanted and topic is not None and not any(topic.startswith(each) for each in wanted):
-            name = topic.decode("utf-8", "replace")
+        if wanted and topics and not any(topic.startswith(tuple(wanted)) for topic in topics):
+            name = min(topics).decode("utf-8", "replace")
             cause = f"the router at {endpoint} subscribes to {shown}, and the stream's topic is {name!r}"
             do = "give the output the topic that this router reads, and its profile"
             return [Finding(cause, f"{self._at}.topic", do)], ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
@@ -103,9 +103,33 @@ class OutputDriver(Protocol):
             The number of unfinished answers.
         """
 
+    def retire(self, stream: int) -> None:
+        """Stop serving one stream for good: its source is gone, and so is its topic.
+
+        A reader that is connected has to learn that nothing is left of it, however far behind it is.
+        """
+
     def close(self, stream: int, linger: float = 0.0) -> None:
         """Stop serving one stream; queued messages have ``linger`` seconds to leave."""
 
 
 OutputFactory = Callable[[int, OutputConfig, Services], OutputDriver]
 """The object of an entry point: it makes the driver of one output, by its index, and opens nothing yet."""
+
+
+@runtime_checkable
+class ViewDriver(OutputDriver, Protocol):
+    """A driver whose readers may have limited rights: each reads the streams of its view in place of the output's own.
+
+    Commands name a view by its number, as events do. Which view a reader has is in the policy of :meth:`allow`.
+    """
+
+    def open_view(self, number: int, stream: int, topic: bytes) -> None:
+        """Serve one stream of a view; the output's own one is open."""
+
+    def close_view(self, number: int, stream: int) -> None:
+        """Stop serving one stream of a view, and disconnect its readers."""
+
+    @property
+    def views(self) -> list[tuple[int, int]]:
+        """The streams of views that are served, with the views' numbers."""

@@ -13,9 +13,10 @@ from prometheus_client.registry import Collector
 
 from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram, OutputStats, ProcessStats
+from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.telemetry.readings import Driver, read_outputs, read_sources
 from kvbus.telemetry.row import Row
-from kvbus.telemetry.table import ANALYTICS, OUTPUTS, PROCESS, SOURCES
+from kvbus.telemetry.table import ANALYTICS, DISCOVERY, OUTPUTS, PROCESS, SOURCES
 
 T = TypeVar("T")
 
@@ -37,6 +38,10 @@ class Observed(Protocol):
     @property
     def output_stats(self) -> Sequence[OutputStats]:
         """What each driver counts."""
+
+    @property
+    def discoveries(self) -> Sequence[DiscoveryStats]:
+        """What each entry counts that finds engines."""
 
 
 class RelayCollector(Collector):
@@ -62,6 +67,8 @@ class RelayCollector(Collector):
                 labels=("source",),
             )
         yield from (_family(row, ("output",), outputs) for row in OUTPUTS)
+        discoveries = [((discovery.name,), discovery) for discovery in observed.discoveries]
+        yield from (_family(row, ("discovery",), discoveries) for row in DISCOVERY)
         yield from (_family(row, (), [((), process)]) for row in PROCESS)
         yield _histogram(
             "relay_latency_seconds", "From a batch received to handed to the transport.", ((), process.relay_latency)

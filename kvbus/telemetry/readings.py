@@ -70,6 +70,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     epoch: int
     last_seq: int
     dialect: str | None
+    unknown: list[str]
     block_size: int | None
     pending: int
     queue_depth: int
@@ -94,6 +95,8 @@ class OutputReading(msgspec.Struct, frozen=True):
 
     Attributes:
         sequences: the newest seq of each open stream, -1 for none.
+        views: the different rights that have streams of their own.
+        withheld: stores that these leave out, by reason.
         queue_max: the most batches that wait for one router.
         behind_seconds: how far behind the router is that is furthest behind.
         stats: the driver's counters, with what the relay had refused or left out before.
@@ -106,6 +109,8 @@ class OutputReading(msgspec.Struct, frozen=True):
     journal_bytes: int
     journal_batches_limit: int
     journal_bytes_limit: int
+    views: int
+    withheld: Counter[str]
     queue_max: int
     behind_seconds: float
     stats: OutputStats
@@ -146,6 +151,7 @@ def read_source(source: Source, analytics: AnalyticsReading | None = None) -> So
         epoch=sequencer.epoch,
         last_seq=sequencer.next - 1,
         dialect=source.dialect.name,
+        unknown=sorted(source.unknown),
         block_size=normalizer.block_size,
         pending=sequencer.pending,
         queue_depth=len(sequencer.held) + len(sequencer.actions),
@@ -168,23 +174,39 @@ def read_source(source: Source, analytics: AnalyticsReading | None = None) -> So
 
 def read_outputs(relay: Relay, drivers: Sequence[Driver], stats: Sequence[OutputStats]) -> list[OutputReading]:
     """Read all outputs; ``drivers`` and ``stats`` are theirs, in order."""
-    return [_read_output(*each) for each in zip(relay.outputs, drivers, stats, strict=True)]
+    return [_read_output(*each) for each in zip(_with_views(relay), drivers, stats, strict=True)]
 
 
-def _read_output(output: Output, driver: Driver, stats: OutputStats) -> OutputReading:
+def _with_views(relay: Relay) -> list[tuple[Output, ...]]:
+    """Each output, and its views behind it."""
+    own = [output for output in relay.outputs if output.spec.view_of is None]
+    views = [output for output in relay.outputs if not output.spec.closed]
+    return [(output, *(view for view in views if view.spec.view_of == at)) for at, output in enumerate(own)]
+
+
+def _read_output(outputs: Sequence[Output], driver: Driver, stats: OutputStats) -> OutputReading:
+    """Read one output with its views; the seqs are its own alone."""
     counted = _copied(stats)
-    counted.replay_requests["malformed"] += output.stats.malformed
-    if output.stats.other_group:
-        counted.dropped_events["other_group"] += output.stats.other_group
-    streams, open_streams, spec = output.streams, output.open_streams, output.spec
+    output, spec = outputs[0], outputs[0].spec
+    counted.replay_requests["malformed"] += sum(each.stats.malformed for each in outputs)
+    other_group = sum(each.stats.other_group for each in outputs)
+    if other_group:
+        counted.dropped_events["other_group"] += other_group
+    streams = [stream for each in outputs for stream in each.streams]
+    served = sum(len(each.open_streams) for each in outputs)
     return OutputReading(
         name=spec.name,
-        heartbeats=output.stats.heartbeats,
-        sequences={slot: stream.next_seq - 1 for slot, stream in open_streams.items()},
+        heartbeats=sum(each.stats.heartbeats for each in outputs),
+        sequences={slot: stream.next_seq - 1 for slot, stream in output.open_streams.items()},
         journal_batches=sum(len(stream.journal) for stream in streams),
         journal_bytes=sum(stream.journal.bytes for stream in streams),
-        journal_batches_limit=spec.journal_batches * len(open_streams),
-        journal_bytes_limit=spec.journal_bytes * len(open_streams),
+        journal_batches_limit=spec.journal_batches * served,
+        journal_bytes_limit=spec.journal_bytes * served,
+        views=len(outputs) - 1,
+        withheld=Counter(
+            rights=sum(each.stats.not_read for each in outputs),
+            unknown_parent=sum(each.stats.undecided for each in outputs),
+        ),
         queue_max=driver.queue_max,
         behind_seconds=driver.behind_seconds,
         stats=counted,
@@ -195,7 +217,7 @@ def read_routers(relay: Relay, drivers: Sequence[Driver]) -> list[tuple[str, Rou
     """Read all routers, each with its output's name."""
     return [
         (output.spec.name, router)
-        for output, driver in zip(relay.outputs, drivers, strict=True)
+        for output, driver in zip(relay.outputs, drivers, strict=False)
         for router in driver.routers
     ]
 

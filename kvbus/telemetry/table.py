@@ -15,11 +15,14 @@ from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM, CacheReset, Filtered, Reason, Refused
+from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.telemetry.readings import OutputReading, SourceReading
 from kvbus.telemetry.row import Row, by, counts, known, one
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
 """Those of the ZeroMQ driver, shown from the start; others show once a driver has counted them."""
+WITHHELD: Final = ("rights", "unknown_parent")
+"""Why a view leaves a store out."""
 EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
 """Of events, one more: the rest of their batch did leave."""
 REPLAY_OUTCOMES: Final = (
@@ -34,9 +37,10 @@ REPLAY_OUTCOMES: Final = (
     "cut_off",
 )
 STATE_REASONS: Final = ("subscribed", "lost")
-HTTP_REASONS: Final = ("too_many", "slow", "handshake", "revoked")
+HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
+DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
 
 
 SOURCES: Final[tuple[Row[SourceReading], ...]] = (
@@ -280,6 +284,13 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
         "Most payload bytes kept for replay, all streams together.",
         lambda o: o.journal_bytes_limit,
     ),
+    one("output_views", "Different rights of the owners of keys, which have streams of their own.", lambda o: o.views),
+    by(
+        "reason",
+        "output_withheld_events_total",
+        "Stores that a view leaves out: not of its rights, or of nobody knows whom.",
+        lambda o: known(o.withheld, WITHHELD),
+    ),
     by(
         "reason",
         "output_dropped_batches_total",
@@ -324,6 +335,28 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     ),
 )
 
+DISCOVERY: Final[tuple[Row[DiscoveryStats], ...]] = (
+    one("discovery_engines", "Engines that a discovery lists.", lambda d: d.engines),
+    one(
+        "discovery_failing",
+        "1 while a discovery cannot be asked: what it found before stays in force.",
+        lambda d: float(bool(d.failing)),
+    ),
+    one("discovery_failures_total", "Attempts to ask a discovery that failed.", lambda d: d.failures),
+    by(
+        "change",
+        "discovery_changes_total",
+        "Sources (ranks) that a discovery has made join, leave or move to another address.",
+        lambda d: counts(d.changes, DISCOVERY_CHANGES),
+    ),
+    by(
+        "reason",
+        "discovery_left_out",
+        "Engines that a discovery lists and that are no sources, by reason.",
+        lambda d: d.left_out.items(),
+    ),
+)
+
 PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     Row(
         "build_info",
@@ -340,6 +373,19 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         "state_refused_total",
         "Files of a saved state that could not be used and were moved aside.",
         lambda p: p.state_refused,
+    ),
+    by(
+        "state",
+        "source_slots",
+        "Sources, all ranks counted, that have a slot: present, or gone and remembered.",
+        lambda p: [("present", p.slots_present), ("gone", p.slots_gone)],
+    ),
+    one("views_limit", "The most views of all outputs together: limits.max_views.", lambda p: p.views_limit),
+    one("source_slots_limit", "The most of them: limits.max_sources.", lambda p: p.slots_limit),
+    one(
+        "source_slots_reused_total",
+        "Slots of sources that are gone and that others needed.",
+        lambda p: p.slots_reused,
     ),
     one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
     one("http_listeners", "Clients that follow /events.", lambda p: p.http_listeners),

@@ -2,7 +2,7 @@
 
 A key file is what ``zmq.auth.create_certificates`` and czmq write (``public-key = "…"``, ``secret-key = "…"``), or the
 bare key: 40 characters of Z85. An allow-list is a directory of such files with public keys, or one file with one key
-per line; ``#`` begins a comment, and a name may follow the key.
+per line; ``#`` begins a comment, and a name and rights may follow the key (:mod:`kvbus.transport.grants`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import os
 import re
 import stat
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import zmq
 from zmq.utils import z85
+
+from kvbus.transport.grants import Client, Clients, GrantError, parse
 
 if TYPE_CHECKING:
     from kvbus.transport.sockets import Socket
@@ -48,13 +50,13 @@ class Curve:
         public: our public key, in Z85 (40 bytes).
         secret: our secret key, in Z85.
         server: public key of the peer we connect to, in Z85; None where we bind.
-        clients: public keys of the peers that may connect to us, 32 raw bytes each.
+        clients: the peers that may connect to us, by public key, 32 raw bytes each.
     """
 
     public: bytes
     secret: bytes = field(repr=False)
     server: bytes | None = None
-    clients: frozenset[bytes] = frozenset()
+    clients: Clients = field(default_factory=dict)
 
     def as_server(self, socket: Socket, domain: str) -> None:
         """Accept the clients that the ZAP handler accepts for ``domain``.
@@ -120,12 +122,22 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
     secret = keys.get(SECRET) or keys.get(BARE)
     if secret is None:
         raise KeyFileError("holds no secret key" + (", but a public one" if PUBLIC in keys else ""))
-    if mode & _OTHERS:
-        raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
+    _keep_private(mode)
     public = zmq.curve_public(secret)
     if keys.get(PUBLIC, public) != public:
         raise KeyFileError("its public key does not belong to its secret key")
     return public, secret
+
+
+def read_private(path: Path) -> str:
+    """Read the text of a file with other secret keys, for which the same rules hold.
+
+    Raises:
+        KeyFileError: the file cannot be read, or others may read it.
+    """
+    text, mode = read_file(path)
+    _keep_private(mode)
+    return text
 
 
 def read_public(path: Path) -> bytes:
@@ -143,46 +155,66 @@ def read_public(path: Path) -> bytes:
     return public
 
 
-def read_allowed(path: Path) -> frozenset[bytes]:
-    """Read the public keys of an allow-list, 32 raw bytes each.
+def read_allowed(path: Path) -> Clients:
+    """Read the peers of an allow-list, by public key, 32 raw bytes each.
 
     Raises:
         KeyFileError: kvbus cannot use the file, or a file of the directory.
     """
     if not path.is_dir():
-        return _allowed(path)
+        return _allowed(path, "")
     try:
         # names with a dot at the start belong to Kubernetes (..data) or to an editor
         files = sorted(each for each in path.iterdir() if not each.name.startswith(".") and not each.is_dir())
     except OSError as error:
         raise KeyFileError(f"cannot be read: {error.strerror or error}") from error
-    allowed: frozenset[bytes] = frozenset()
+    allowed: dict[bytes, Client] = {}
     for each in files:
         try:
-            allowed |= _allowed(each)
+            for key, client in _allowed(each, each.name.removesuffix(".key")).items():
+                _add(allowed, key, client)
         except KeyFileError as error:
             raise KeyFileError(f"{each.name}: {error}") from error
     return allowed
 
 
-def _allowed(path: Path) -> frozenset[bytes]:
-    keys = _keys(read_file(path)[0])
-    if any(kind == SECRET for kind, _ in keys):
-        raise KeyFileError("holds a secret key; an allow-list holds public ones")
-    return frozenset(z85.decode(key) for _, key in keys)
+def _allowed(path: Path, name: str) -> dict[bytes, Client]:
+    """Read one file; whoever has no name there gets this one."""
+    allowed: dict[bytes, Client] = {}
+    for number, kind, key, rest in _lines(read_file(path)[0]):
+        if kind == SECRET:
+            raise KeyFileError("holds a secret key; an allow-list holds public ones")
+        try:
+            client = parse(rest)
+            _add(allowed, z85.decode(key), client if client.name else replace(client, name=name))
+        except (GrantError, KeyFileError) as error:
+            raise KeyFileError(f"line {number}: {error}") from error
+    return allowed
+
+
+def _add(allowed: dict[bytes, Client], key: bytes, client: Client) -> None:
+    if allowed.setdefault(key, client) != client:
+        raise KeyFileError("a key that was there before, with another name or other rights")
 
 
 def _keys(text: str) -> list[tuple[str, bytes]]:
     """Find every key of a file, with its kind."""
-    keys: list[tuple[str, bytes]] = []
-    for line in filter(None, map(str.strip, text.splitlines())):
+    return [(kind, key) for _, kind, key, _ in _lines(text)]
+
+
+def _lines(text: str) -> list[tuple[int, str, bytes, str]]:
+    """Find the lines of a file that hold a key: their number, the kind of key, the key, and what follows it."""
+    keys: list[tuple[int, str, bytes, str]] = []
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if not line:
+            continue
         pair = _PAIR.fullmatch(line)
         if pair is not None:
             if not _is_key(pair[2]):
                 raise KeyFileError(f"its {pair[1]} is not {KEY_CHARS} characters of Z85")
-            keys.append((pair[1], pair[2].encode()))
+            keys.append((number, pair[1], pair[2].encode(), ""))
         elif _is_key(first := line.split()[0]):
-            keys.append((BARE, first.encode()))
+            keys.append((number, BARE, first.encode(), line[KEY_CHARS:]))
         elif line[0] != "#" and line not in _SECTIONS and not _METADATA.fullmatch(line):
             raise KeyFileError(f"a key is {KEY_CHARS} characters of Z85, as `kvbus keygen` writes it")
     return keys
@@ -199,6 +231,11 @@ def _is_key(text: str) -> bool:
         return len(text) == KEY_CHARS and len(z85.decode(text.encode("ascii"))) == KEY_BYTES
     except (KeyError, ValueError, struct.error):
         return False
+
+
+def _keep_private(mode: int) -> None:
+    if mode & _OTHERS:
+        raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
 
 
 def read_file(path: Path) -> tuple[str, int]:

@@ -10,7 +10,7 @@ bytes that its kernel has acknowledged: a slow link is never given up, and one t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from kvbus.core.stats import OutputStats
@@ -137,7 +137,7 @@ class ReplayServer:
     def _refused(self, reason: str, _address: str) -> None:
         self._stats.refused[reason] += 1
 
-    def allow(self, clients: frozenset[bytes]) -> None:
+    def allow(self, clients: Collection[bytes]) -> None:
         """Replace the allow-list; requesters that are not on it any more are disconnected."""
         self._keys.allow(clients, self._listener.peers.values())
 
@@ -169,6 +169,11 @@ class ReplayServer:
         if requester is None or requester.peer.identity.startswith(REBUILDS):
             return ""
         return requester.peer.address.rpartition(":")[0]
+
+    def key_of(self, identity: bytes) -> bytes:
+        """Return the public key of a requester; empty if it has none, or is gone."""
+        requester = self._requesters.get(identity)
+        return b"" if requester is None else requester.peer.key
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
         """Hand on a request."""

@@ -8,7 +8,8 @@ import ipaddress
 import os
 import re
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import zmq
@@ -16,6 +17,7 @@ import zmq
 from kvbus.core.wire.frames import REBUILDS
 from kvbus.errors import BindError, UnsupportedError
 from kvbus.transport.curve import Curve
+from kvbus.transport.grants import Clients
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -69,11 +71,28 @@ class PeerPolicy:
         max_frame_bytes: a larger frame closes the connection; -1 for no limit.
         curve: keys; None for a socket without CURVE.
         domain: ZAP domain, under which the ZAP handler keeps the allow-list.
+        views: by public key, the number of the view that its owner reads; whoever is not there reads everything.
+        hidden: by stream, the views that see nothing of it.
     """
 
     max_frame_bytes: int = -1
     curve: Curve | None = None
     domain: str = ""
+    views: Mapping[bytes, int] = field(default_factory=dict)
+    hidden: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    def clients(self, stream: int) -> Clients:
+        """Return who may connect to one stream."""
+        if self.curve is None:
+            return {}
+        hidden = self.hidden.get(stream)
+        if not hidden:
+            return self.curve.clients
+        return {key: client for key, client in self.curve.clients.items() if self.views.get(key) not in hidden}
+
+    def at(self, stream: int) -> PeerPolicy:
+        """Return the policy for one stream."""
+        return self if self.curve is None else replace(self, curve=replace(self.curve, clients=self.clients(stream)))
 
     def put_on(self, socket: Socket, *, bind: bool) -> None:
         """Set the socket's options. Call it before any bind or connect."""

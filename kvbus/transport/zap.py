@@ -8,6 +8,7 @@ request, and a key that is not on the allow-list. libzmq then closes the connect
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import Final
 
 import zmq
@@ -28,12 +29,12 @@ class ZapHandler:
     """
 
     def __init__(self, context: Context) -> None:
-        self._allowed: dict[bytes, frozenset[bytes]] = {}
+        self._allowed: dict[bytes, Collection[bytes]] = {}
         self._socket = make_socket(context, zmq.ROUTER)
         self._socket.bind(ENDPOINT)
         self._pump = Pump(self._socket, self._asked)
 
-    def allow(self, domain: str, clients: frozenset[bytes]) -> None:
+    def allow(self, domain: str, clients: Collection[bytes]) -> None:
         """Set the allow-list of ``domain``: public keys, 32 raw bytes each."""
         self._allowed[domain.encode()] = clients
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from zmq.utils import z85
@@ -44,7 +44,7 @@ class Keys:
             raise KeyFileError("the peer's public key is missing")
         self.mechanism = ClientKeys(public, secret, z85.decode(curve.server)).mechanism
 
-    def allow(self, clients: frozenset[bytes], peers: Iterable[Peer]) -> None:
+    def allow(self, clients: Collection[bytes], peers: Iterable[Peer]) -> None:
         """Replace the allow-list, and end the connections of those peers that are not on it any more.
 
         An endpoint that dials, or has no keys, has no such list.

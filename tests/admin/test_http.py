@@ -139,6 +139,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             "epoch": 0,
             "last_seq": -1,
             "dialect": entry["dialect"],
+            "unknown": [],
             "block_size": None,
             "queue_depth": 0,
             "unverified": 0,

@@ -63,6 +63,7 @@ async def test_a_router_is_shown_from_its_connection_to_its_end():
             assert entry == {
                 "output": "routers",
                 "stream": 0,
+                "name": "",
                 "subscriptions": 2,
                 "state_sent": {"count": 1},
                 "queued": 0,

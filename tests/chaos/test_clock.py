@@ -15,6 +15,7 @@ READS = {
     "daemon/daemon.py": "the `ts` of heartbeats, and of the clear that opens a numbering",
     "daemon/seq_reservation.py": "how far ahead a damaged numbering goes on: further than the last time",
     "daemon/generations.py": "the name of files that are moved aside",
+    "outputs/dynamo/files.py": "whether somebody still touches the record of a worker",
     "transport/live/views.py": "since when a router is connected, as people are shown",
 }
 PEERS = ("sim/", "demo/", "cli/", "capture/", "doctor/", "telemetry/logs.py")

@@ -321,3 +321,12 @@ def test_an_output_without_tokens_is_refused_where_routers_hash_them(problems, r
     wrong = problems(_text("[{}]", output))["outputs[0].token_ids"]
     assert f"routers of profile {profile} hash the tokens themselves" in wrong
     assert "for example token_ids: keep" in wrong
+
+
+def test_a_state_key_needs_libsodium_and_a_state(monkeypatch, problems):
+    text = _text("[{}]", "[{}]", "state_key_file: /k")
+    assert "no state to seal with state_dir: null" in problems(f"{text}\nstate_dir: null")["state_key_file"]
+    monkeypatch.setattr(parts, "has_libsodium", lambda: False)
+    found = problems(text)
+    assert set(found) == {"state_key_file"}
+    assert "sealing needs libsodium, which is not installed; for example pip install kvbus[curve]" in str(found)

@@ -53,7 +53,7 @@ limits:
         "http",
     }
     assert "'per-source'" in found["outputs[0].layout"]
-    assert "must be one of per_source, merged; for example layout: per_source" in found["outputs[0].layout"]
+    assert "must be one of per_source, merged, per_topic; for example layout: per_source" in found["outputs[0].layout"]
     assert "kvbus.yaml line 15" in found["outputs[0].layout"]
     assert "did you mean model?" in found["modle"]
     assert "command line" in found["http"]
@@ -142,7 +142,7 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         (
             "outputs[0].profile",
             "trt",
-            "must be one of vllm, dynamo, llm-d, llm-d-sglang, aibrix, sglang, vllm-router, smg, mooncake",
+            "must be one of vllm, dynamo, dynamo-plane, llm-d, llm-d-sglang, aibrix, sglang, vllm-router, smg, mooncake",
         ),
         ("outputs[0].topic", "'{pod}'", "{pod} is not a placeholder"),
         ("outputs[0].heartbeat", "-1", "must be at least 0"),

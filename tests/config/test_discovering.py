@@ -90,9 +90,3 @@ def test_slots_are_refused_where_engines_are_found(problems):
 def test_one_topic_for_all_engines_names_none_of_them(problems, name):
     found = problems(text(output=f"{{layout: merged, topic: 'kv@{{{name}}}'}}"))
     assert f"one topic for all engines that are found cannot have {{{name}}}" in found["outputs[0].topic"]
-
-
-def test_more_sources_than_there_may_be_are_refused(problems):
-    found = problems("sources: [{data_parallel_size: 3}]\noutputs: [{layout: merged}]\nlimits: {max_sources: 2}")
-    wrong = "the configuration alone has 3 sources, all ranks counted; for example max_sources: 3"
-    assert wrong in found["limits.max_sources"]

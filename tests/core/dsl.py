@@ -56,6 +56,7 @@ from tests.doubles.router import PlainSetRouter
 # -- a normalizer on its own -------------------------------------------------------------------------------------------
 
 
+EVERYTHING = Rights()
 FOLLOWED = 12
 """Blocks that analytics follow: few, so that they become a sample."""
 
@@ -390,7 +391,7 @@ class Script(Conversation):
         merged: bool = False,
         journal_batches: int = 10_000,
         settings: dict[str, Any] | None = None,
-        rights: Rights = Rights(),
+        rights: Rights = EVERYTHING,
         **rules: Any,
     ) -> None:
         times = {"probe_interval": 0.0, **(settings or {})}

@@ -108,9 +108,9 @@ def test_the_state_of_another_configuration_is_refused(other, said):
         (["pocket lint"], "unknown record 'pocket lint'"),
         ([], "unknown record None"),
         (["head", {}], "record 'head': 'sources'"),
-        (["chunks", 0, "blocks", [None, "GPU"], [[1]]], "record 'chunks': not enough values"),
-        (["table", 7, "blocks", [None, "GPU"], []], "record 'table': list index"),
-        (["table", 0, 0, [None, "GPU"], []], "output 0 has no view"),
+        (["chunks", 0, None, 0, [None, "GPU"], [[1]]], "record 'chunks': not enough values"),
+        (["table", 7, None, 0, [None, "GPU"], []], "record 'table': list index"),
+        (["table", 0, 0, 0, [None, "GPU"], []], "output 0 has no view"),
     ],
 )
 def test_what_is_no_record_of_a_dump_is_refused(record, said):

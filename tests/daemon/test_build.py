@@ -10,7 +10,9 @@ import pytest
 from kvbus.config import Config, load
 from kvbus.core.source_spec import NOBODY
 from kvbus.daemon.build import make_relay, new_stream, next_seqs, reserve_seqs, source_spec
+from kvbus.daemon.placement import Placement, Worker, place
 from kvbus.daemon.seq_reservation import AHEAD, SeqReservations
+from kvbus.daemon.views import View
 from kvbus.errors import InUseError
 
 SOURCES = [
@@ -29,7 +31,7 @@ def slots(made: Config) -> dict[int, Any]:
 
 
 def relay_of(made: Config, reservations: SeqReservations | None = None) -> Any:
-    return make_relay(made, slots(made), reservations or reserve_seqs(made, slots(made), None))
+    return make_relay(made, slots(made), reservations or reserve_seqs(made, place(Placement(), made), None))
 
 
 def test_each_slot_has_its_source_and_a_free_slot_nobody() -> None:
@@ -65,8 +67,8 @@ def test_block_size_auto_is_none() -> None:
 
 def test_a_topic_is_the_sources_own_or_rendered() -> None:
     made = config({"topic": "kv@{source}@{rank}"})
-    assert new_stream(made, made.outputs[0], made.streams()[1], 5).topic == b"kv@a@1"
-    assert new_stream(config(), config().outputs[0], made.streams()[1], 5).topic is None
+    assert new_stream(made, View(0), Worker("a", 1), 5).topic == b"kv@a@1"
+    assert new_stream(config(), View(0), Worker("a", 1), 5).topic is None
 
 
 def test_the_snapshot_protocol_needs_an_id_and_a_heartbeat_each_second() -> None:
@@ -83,10 +85,10 @@ def test_the_snapshot_protocol_needs_an_id_and_a_heartbeat_each_second() -> None
 
 def test_the_numbering_goes_on_where_an_earlier_process_was_killed(tmp_path: Path) -> None:
     made = config()
-    reservations = reserve_seqs(made, slots(made), tmp_path)
+    reservations = reserve_seqs(made, place(Placement(), made), tmp_path)
     reservations.use(0, 3, 41)
     reservations.release()
-    again = reserve_seqs(made, slots(made), tmp_path)
+    again = reserve_seqs(made, place(Placement(), made), tmp_path)
     relay = relay_of(made, again)
     assert [stream.next_seq for stream in relay.outputs[0].streams] == [0, 0, 0, 41 + AHEAD]
     again.release()
@@ -94,7 +96,7 @@ def test_the_numbering_goes_on_where_an_earlier_process_was_killed(tmp_path: Pat
 
 def test_a_merged_output_has_one_reservation(tmp_path: Path) -> None:
     made = config({"layout": "merged"})
-    reserve_seqs(made, slots(made), tmp_path).release()
+    reserve_seqs(made, place(Placement(), made), tmp_path).release()
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -102,10 +104,10 @@ def test_two_processes_do_not_number_the_same_streams(tmp_path: Path) -> None:
     """And the second one releases what it has taken before it finds out."""
     made = config({}, {"name": "b", "endpoint": "ipc:///run/2"})
     first = config({"name": "b", "endpoint": "ipc:///run/2"})
-    held = reserve_seqs(first, slots(first), tmp_path)
+    held = reserve_seqs(first, place(Placement(), first), tmp_path)
     with pytest.raises(InUseError):
-        reserve_seqs(made, slots(made), tmp_path)
-    reserve_seqs(config(), slots(made), tmp_path).release()
+        reserve_seqs(made, place(Placement(), made), tmp_path)
+    reserve_seqs(config(), place(Placement(), made), tmp_path).release()
     held.release()
 
 

@@ -10,6 +10,7 @@ from kvbus.config import Config, FoundRank, FoundSource, SourceConfig, load
 from kvbus.daemon.change import Change, change_to, must_reconnect, only_list
 from kvbus.errors import ConfigError
 from kvbus.transport.curve import Curve
+from kvbus.transport.grants import Client
 
 
 def one(name: str, **more: Any) -> dict[str, Any]:
@@ -93,7 +94,11 @@ def test_what_a_reload_may_change_is_not_refused() -> None:
     change(config(one("a")), config(one("a"), log_level="debug", shutdown_timeout=7, key_reload_interval=9))
 
 
-KEYS = Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"a"}))
+def allowed(*keys: bytes) -> dict[bytes, Client]:
+    return dict.fromkeys(keys, Client())
+
+
+KEYS = Curve(b"p" * 40, b"s" * 40, clients=allowed(b"a"))
 
 
 @pytest.mark.parametrize(
@@ -103,16 +108,16 @@ KEYS = Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"a"}))
         (None, KEYS, True),
         (KEYS, None, True),
         (KEYS, KEYS, False),
-        (KEYS, Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"a", b"b"})), False),
-        (KEYS, Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"b"})), True),
-        (KEYS, Curve(b"q" * 40, b"t" * 40, clients=frozenset({b"a"})), True),
+        (KEYS, Curve(b"p" * 40, b"s" * 40, clients=allowed(b"a", b"b")), False),
+        (KEYS, Curve(b"p" * 40, b"s" * 40, clients=allowed(b"b")), True),
+        (KEYS, Curve(b"q" * 40, b"t" * 40, clients=allowed(b"a")), True),
     ],
 )
 def test_who_must_show_a_key_again(before: Curve | None, now: Curve | None, must: bool) -> None:
     assert must_reconnect(before, now) is must
 
 
-OTHER_LIST = Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"b"}))
+OTHER_LIST = Curve(b"p" * 40, b"s" * 40, clients=allowed(b"b"))
 
 
 @pytest.mark.parametrize(
@@ -123,8 +128,8 @@ OTHER_LIST = Curve(b"p" * 40, b"s" * 40, clients=frozenset({b"b"}))
         (KEYS, None, False),
         (KEYS, KEYS, False),
         (KEYS, OTHER_LIST, True),
-        (KEYS, Curve(b"q" * 40, b"s" * 40, clients=frozenset({b"b"})), False),
-        (KEYS, Curve(b"p" * 40, b"s" * 40, server=b"x" * 40, clients=frozenset({b"b"})), False),
+        (KEYS, Curve(b"q" * 40, b"s" * 40, clients=allowed(b"b")), False),
+        (KEYS, Curve(b"p" * 40, b"s" * 40, server=b"x" * 40, clients=allowed(b"b")), False),
     ],
 )
 def test_another_list_alone(before: Curve | None, now: Curve | None, only: bool) -> None:
@@ -132,7 +137,7 @@ def test_another_list_alone(before: Curve | None, now: Curve | None, only: bool)
 
 
 def found(name: str, port: int, replay: int | None = None, where: str = "dns") -> FoundSource:
-    rank = FoundRank(0, 0, f"tcp://a:{port}", None if replay is None else f"tcp://a:{replay}")
+    rank = FoundRank(0, f"tcp://a:{port}", None if replay is None else f"tcp://a:{replay}")
     return FoundSource.model_construct(**{**dict(SourceConfig()), "name": name, "ranks": (rank,), "where": where})
 
 

@@ -1,4 +1,4 @@
-"""Which of the engines found are sources: names, endpoints, room, slots, and when one leaves."""
+"""Which of the engines found are sources: names, endpoints, room, and when one leaves."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from hypothesis import strategies as st
 
 from kvbus.config import Config, load
 from kvbus.daemon.found import Listed, with_found
+from kvbus.daemon.placement import Placement, place
 from kvbus.discovery.contract import Engine, Publisher
 
 DISCOVER = {"file": {"path": "/run/engines.yaml"}}
 
 
-def config(*entries: str, fixed: tuple[str, ...] = (), room: int = 100, **more: Any) -> Config:
+def config(
+    *entries: str, fixed: tuple[str, ...] = (), room: int = 100, by_topic: str | None = None, **more: Any
+) -> Config:
     sources: list[dict[str, Any]] = [{"name": name, "endpoint": f"ipc:///run/{name}"} for name in fixed]
     sources += [{"name": name, "discover": DISCOVER, **more} for name in entries]
     outputs = [{"endpoint": "ipc:///run/out", "layout": "merged"}]
+    if by_topic is not None:
+        outputs = [{"endpoint": "ipc:///run/out", "layout": "per_topic", "topic": by_topic}]
     return load(None, env={}, overrides={"sources": sources, "outputs": outputs, "limits": {"max_sources": room}})
 
 
@@ -31,19 +36,19 @@ def listed(*engines: Engine) -> Listed:
     return made
 
 
-def slots_of(config: Config) -> dict[str, int]:
-    return {stream.label: stream.index for stream in config.streams()}
+def labels(config: Config) -> list[str]:
+    return [stream.label for stream in config.streams()]
 
 
 def test_a_configuration_without_discovery_is_as_it_was():
     plain = config(fixed=("a", "b"))
-    assert with_found(plain, {}, {}).config is plain
+    assert with_found(plain, {}, ()).config is plain
 
 
 def test_what_is_known_of_an_engine_is_in_its_streams():
     entry = config("workers", topic="kv@")
     found = listed(engine("pod", "tcp://a:1", "tcp://b:9", topic="t", api="http://a"))
-    made = with_found(entry, {"workers": found}, {}).config
+    made = with_found(entry, {"workers": found}, ()).config
     first, second = made.streams()
     assert (first.label, first.endpoint, first.topic, first.rank) == ("pod/0", "tcp://a:1", b"kv@", 0)
     assert (second.label, second.endpoint, second.found) == ("pod/1", "tcp://b:9", "workers: here")
@@ -53,21 +58,7 @@ def test_what_is_known_of_an_engine_is_in_its_streams():
 
 def test_the_topic_of_an_engine_is_its_own_where_the_entry_has_none():
     found = listed(engine("pod", "tcp://a:1", topic="kv@pod"))
-    assert with_found(config("workers"), {"workers": found}, {}).config.streams()[0].topic == b"kv@pod"
-
-
-def test_slots_stay_and_new_ones_are_free_ones():
-    both = config("workers", fixed=("a", "b"))
-    found = listed(engine("x", "tcp://a:1"), engine("y", "tcp://b:1", "tcp://b:2"))
-    made = with_found(both, {"workers": found}, {"x": 0, "b": 2, "gone": 1})
-    assert slots_of(made.config) == {"x": 0, "b": 2, "a": 3, "y/0": 4, "y/1": 5}
-
-
-def test_a_configured_engine_takes_as_many_slots_in_a_row_as_it_has_ranks():
-    sources = [{"name": "a", "endpoint": "tcp://a:1", "data_parallel_size": 3}, {"discover": DISCOVER}]
-    outputs = [{"endpoint": "ipc:///run/out", "layout": "merged"}]
-    ranked = load(None, env={}, overrides={"sources": sources, "outputs": outputs})
-    assert slots_of(with_found(ranked, {}, {"x": 2}).config) == {"a/0": 3, "a/1": 4, "a/2": 5}
+    assert with_found(config("workers"), {"workers": found}, ()).config.streams()[0].topic == b"kv@pod"
 
 
 def test_one_name_is_one_worker_and_the_first_entry_says_where():
@@ -75,7 +66,7 @@ def test_one_name_is_one_worker_and_the_first_entry_says_where():
         "one": listed(engine("pod", "tcp://a:1")),
         "two": listed(engine("pod", "tcp://b:1"), engine("a", "ipc:///x")),
     }
-    made = with_found(config("one", "two", fixed=("a",)), found, {})
+    made = with_found(config("one", "two", fixed=("a",)), found, ())
     assert [stream.endpoint for stream in made.config.streams()] == ["ipc:///run/a", "tcp://a:1"]
     assert made.left_out == {("two", "pod"): "same_name", ("two", "a"): "same_name"}
 
@@ -83,7 +74,7 @@ def test_one_name_is_one_worker_and_the_first_entry_says_where():
 def test_one_that_is_listed_comes_before_one_that_leaves():
     was = listed(engine("old", "tcp://a:1"), engine("older", "tcp://c:1"))
     was.take([engine("new", "tcp://a:1")], 10.0)
-    made = with_found(config("workers", room=2), {"workers": was}, {"old": 0, "older": 1})
+    made = with_found(config("workers", room=2), {"workers": was}, ("old", "older"))
     assert [stream.label for stream in made.config.streams()] == ["new", "older"]
     was.leave(9.9)
     assert set(was.engines) == {"new", "old", "older"}
@@ -109,9 +100,28 @@ def test_of_one_name_twice_in_a_set_the_same_one_counts_in_any_order():
 
 def test_who_is_there_stays_where_there_is_no_room():
     found = {"one": listed(engine("b", "tcp://b:1"), engine("a", "tcp://a:1")), "two": listed(engine("c", "tcp://c:1"))}
-    made = with_found(config("one", "two", room=2), found, {"c": 0})
-    assert slots_of(made.config) == {"a": 1, "c": 0}
+    made = with_found(config("one", "two", room=2), found, ("c",))
+    assert labels(made.config) == ["a", "c"]
     assert made.left_out == {("one", "b"): "max_sources"}
+
+
+def test_ranks_that_would_share_a_topic_or_an_endpoint_cannot_be_told_apart():
+    found = {
+        "one": listed(engine("a", "tcp://a:1", "tcp://a:2"), engine("b", "tcp://b:1"), engine("c", *["tcp://c:1"] * 2))
+    }
+    made = with_found(config("one", by_topic="kv@{source}"), found, ())
+    assert labels(made.config) == ["b"]
+    assert made.left_out == {("one", "a"): "same_topic", ("one", "c"): "same_endpoint"}
+    assert labels(with_found(config("one", by_topic="kv@{source}@{rank}"), found, ()).config) == ["a/0", "a/1", "b"]
+
+
+def test_a_topic_that_a_configured_source_has_is_taken():
+    found = {"one": listed(engine("a-1", "tcp://a:1"))}
+    made = with_found(config("one", fixed=("a",), by_topic="kv@{source}-{rank}"), found, ())
+    assert made.left_out == {}
+    found = {"one": listed(Engine("a", (Publisher(0, "tcp://a:1"),), "here"), engine("a-0", "tcp://b:1"))}
+    made = with_found(config("one", fixed=("b",), by_topic="kv@{source}"), found, ())
+    assert labels(made.config) == ["b", "a", "a-0"]
 
 
 NAMES = st.sampled_from("abcdef")
@@ -121,22 +131,24 @@ SETS = st.dictionaries(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["one", "two"]), SETS), max_size=8), st.integers(1, 6))
-def test_whatever_is_found_no_name_slot_or_endpoint_is_there_twice_and_nobody_moves(steps, room):
+def test_whatever_is_found_no_name_or_endpoint_is_there_twice_and_nobody_moves(steps, room):
     found = {"one": Listed(), "two": Listed()}
-    slots: dict[str, int] = {}
+    placement, there = Placement(), set[str]()
     for now, (entry, engines) in enumerate(steps):
         for each in found.values():
             each.leave(now)
         found[entry].take([engine(name, *endpoints) for name, endpoints in engines.items()], now + 2)
-        made = with_found(config("one", "two", fixed=("fixed",), room=room), found, slots)
+        made = with_found(config("one", "two", fixed=("fixed",), room=room), found, there)
         streams = made.config.streams()
         assert streams[0].label == "fixed"
         assert len(streams) <= room
         for key in ("label", "index", "endpoint"):
             assert len({getattr(stream, key) for stream in streams}) == len(streams)
-        after = slots_of(made.config)
-        assert all(after[label] == slots[label] for label in after.keys() & slots.keys())
+        before, placement = placement, place(placement, made.config)
+        kept = before.slots.keys() & placement.slots.keys()
+        assert all(placement.slots[worker] == before.slots[worker] for worker in kept)
+        assert len(placement.slots) <= room
         known = {(name, each) for name, one in found.items() for each in one.engines}
         names = {source.name for source in made.config.sources}
         assert all(each in names for name, each in known if (name, each) not in made.left_out)
-        slots = after
+        there = set(labels(made.config))

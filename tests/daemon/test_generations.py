@@ -12,13 +12,14 @@ from kvbus.daemon.commit_record import NO_LOG, Committed
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.generations import SPARE, Generations, name_of
 from kvbus.daemon.state_file import MAGIC, header, identity
+from kvbus.daemon.state_keys import NO_KEYS
 
 OURS = identity(["engine", "routers"])
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[Generations]:
-    generations = Generations(Disk(), tmp_path / "state", OURS)
+    generations = Generations(Disk(), tmp_path / "state", OURS, NO_KEYS)
     generations.enter()
     yield generations
     generations.leave()
@@ -26,7 +27,7 @@ def files(tmp_path: Path) -> Iterator[Generations]:
 
 
 def put(path: Path, name: str, file_id: bytes, before: bytes = NO_LOG, length: int = 0, whose: bytes = OURS) -> None:
-    (path / "state" / name).write_bytes(header(whose, file_id, before, length))
+    (path / "state" / name).write_bytes(header(Disk(), NO_KEYS, whose, file_id, before, length)[0])
 
 
 def test_generations_are_told_by_the_names_of_files(files: Generations, tmp_path: Path) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from nacl.bindings import crypto_aead_xchacha20poly1305_ietf_encrypt
 
 from kvbus.config import Config, load
 from kvbus.core.commands import Command, Publish
 from kvbus.core.events import BatchReceived, Subscribed
-from kvbus.daemon import state_store
+from kvbus.daemon import state_seal, state_store
 from kvbus.daemon.daemon import Daemon
 from tests.doubles.disk import Machine, MemoryDisk, PowerCut
 from tests.doubles.payloads import payload as batch
@@ -90,6 +93,18 @@ class Run:
             await self.daemon.close(drain=0)
 
 
+def once_for_each_nonce() -> Callable[[bytes, bytes, bytes, bytes], bytes]:
+    """The seal; no nonce may be used with a key for two texts."""
+    seal = crypto_aead_xchacha20poly1305_ietf_encrypt
+    used: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
+
+    def checked(text: bytes, head: bytes, nonce: bytes, key: bytes) -> bytes:
+        assert used.setdefault((key, nonce), (text, head)) == (text, head), "a nonce was used twice"
+        return seal(text, head, nonce, key)
+
+    return checked
+
+
 def blocks_of(daemon: Daemon) -> set[int | bytes]:
     return {block for table in daemon.relay.sources[0].normalizer.index.tables.values() for block in table.blocks}
 
@@ -98,9 +113,14 @@ def blocks_of(daemon: Daemon) -> set[int | bytes]:
 @pytest.mark.parametrize("sync", ["none", "batch"])
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_the_power_is_cut_at_any_moment(
-    monkeypatch: pytest.MonkeyPatch, seed: int, sync: str, *, kill: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int, sync: str, *, kill: bool
 ) -> None:
+    """Every other state is sealed."""
     monkeypatch.setattr(state_store, "MIN_ROTATE", ROTATE)
+    key_file = tmp_path / "state.key"
+    key_file.write_text("07" * 32)
+    key_file.chmod(0o600)
+    monkeypatch.setattr(state_seal, "crypto_aead_xchacha20poly1305_ietf_encrypt", once_for_each_nonce())
     chance = random.Random(seed)
     machine = Machine(seed)
     engine, live = free_ports(2)
@@ -113,6 +133,7 @@ async def test_the_power_is_cut_at_any_moment(
             "http": None,
             "on_lost": "keep",
             "state_dir": "/state",
+            "state_key_file": str(key_file) if seed % 2 else None,
             "state_sync": sync,
         },
     )

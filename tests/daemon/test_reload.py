@@ -17,6 +17,7 @@ from kvbus.daemon import reload
 from kvbus.daemon.change import Change
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, read_keys
+from kvbus.daemon.placement import Placement, place
 from kvbus.daemon.reload import Reloader
 from kvbus.errors import BindError
 from tests.security.keys import Keyring
@@ -28,6 +29,7 @@ class Recorder:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.placement = place(Placement(), config)
         self.keys = read_keys(config)
         self.started = True
         self.process = ProcessStats()
@@ -52,7 +54,7 @@ class Recorder:
     async def apply(self, change: Change, keys: Keys) -> None:
         if self.taken:
             raise BindError("ipc:///run/b", "address in use")
-        self.config = change.config
+        self.config, self.placement = change.config, change.placement
         self.applied.append(change)
         await self.apply_keys(keys)
 

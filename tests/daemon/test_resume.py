@@ -12,6 +12,7 @@ from kvbus.config import Config, load
 from kvbus.core.events import Started
 from kvbus.daemon.build import next_seqs, reserve_seqs
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.placement import Placement, place
 from kvbus.daemon.resume import Beginning, identity, resume
 from kvbus.daemon.seq_reservation import AHEAD, SeqReservations
 from tests.typed import there
@@ -30,10 +31,10 @@ def config() -> Config:
 
 @contextmanager
 def process(config: Config, tmp_path: Path, *, state: bool = True) -> Iterator[tuple[Beginning, SeqReservations]]:
-    streams = {stream.index: stream for stream in config.streams()}
-    reservations = reserve_seqs(config, streams, tmp_path / "seq", DISK)
+    placement = place(Placement(), config)
+    reservations = reserve_seqs(config, placement, tmp_path / "seq", DISK)
     directory = tmp_path / "state" if state else None
-    found = resume(config, streams, directory, reservations, DISK, 0.0)
+    found = resume(config, placement, directory, reservations, DISK, 0.0)
     if found.store is not None:
         found.store.begin(found.relay)
     try:

@@ -103,6 +103,21 @@ def test_a_reason_is_said_again_when_it_changes_and_not_when_it_only_counts_on(r
     assert said == ["source engine: events or batches refused (1): reason unknown_event, see docs/PROTOCOL.md"]
 
 
+def test_what_this_version_does_not_know_is_named_once(relay, caplog) -> None:
+    log = SourceLog(ignored)
+    events = [{"type": "Later"}, {"type": "Later"}, store([1], novelty="secret"), store([2], other=1)]
+    for seq, event in enumerate(events):
+        message = batch(seq, event)
+        relay.handle(BatchReceived(0, message if seq else [*message, b"more"]), 4.0)
+        log.look(relay, [0])
+    said = [line for line in lines(caplog) if "does not know" in line]
+    assert said == [
+        f"source engine sends what this version does not know: {name}"
+        for name in ("event Later, frame number 4", "field of BlockStored novelty", "field of BlockStored other")
+    ]
+    assert "secret" not in caplog.text
+
+
 def test_the_fields_are_beside_the_sentence(relay, caplog) -> None:
     log = SourceLog(ignored)
     relay.handle(SourceUnreachable(0, "nothing listens"), 1.0)

@@ -24,7 +24,8 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.generations import SPARE
 from kvbus.daemon.seq_reservation import AHEAD
-from kvbus.daemon.state_file import HEADER_SIZE, ID_BYTES, StateFile, header, identity, other_version, write_frame
+from kvbus.daemon.state_file import ID_BYTES, StateFile, header, identity, other_version, write_frame
+from kvbus.daemon.state_keys import NO_KEYS, StateKeys
 from kvbus.errors import StateDirError
 from tests.daemon.test_disk import OTHER_THAN_A_FILE
 from tests.doubles.payloads import payload as batch
@@ -68,12 +69,16 @@ def rotated(daemon: Daemon) -> None:
         daemon.state.work()
 
 
-@pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> Left:
-    return asyncio.run(killed(tmp_path_factory.mktemp("left")))
+@pytest.fixture(scope="module", params=["clear", "sealed"])
+def left(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Left:
+    base = tmp_path_factory.mktemp("left")
+    key_file = base / "state.key"
+    key_file.write_text("07" * 32)
+    key_file.chmod(0o600)
+    return asyncio.run(killed(base, key_file if request.param == "sealed" else None))
 
 
-async def killed(base: Path) -> Left:
+async def killed(base: Path, key_file: Path | None) -> Left:
     """Rotated so often that there is a spare, and killed while two logs count."""
     engine, live = free_ports(2)
     config = load(
@@ -85,6 +90,7 @@ async def killed(base: Path) -> Left:
             "http": None,
             "on_lost": "keep",
             "state_dir": str(base / "running"),
+            "state_key_file": None if key_file is None else str(key_file),
         },
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -371,6 +377,8 @@ async def test_a_seq_reservation_is_kept_twice(left: Left, tmp_path: Path) -> No
     ("begin", "said"),
     [
         (b"kvbus-state-009\nmore", "it is of version 009, and this kvbus reads version 011"),
+        (b"kvbus-sealed010\nmore", "it is of version 010, and this kvbus reads version 011"),
+        (b"kvbus-sealed011\nmore", None),
         (b"kvbus-state-011\nmore", None),
         (b"kvbus-state-\xff\xff\xff\n", None),
         (b"kvbus-state-", None),
@@ -394,29 +402,33 @@ class Interrupted(Disk):
         return super().writev(fd, [b"".join(pieces)[: self.most]])
 
 
-def written_file(directory: Path, disk: Disk, frames: Sequence[Frame]) -> tuple[int, int]:
+def written_file(directory: Path, disk: Disk, frames: Sequence[Frame], keys: StateKeys = NO_KEYS) -> tuple[int, int]:
     """A file ``it`` of these frames; its open directory and its length."""
     folder = disk.open_directory(directory)
     fd = disk.create(folder, "it")
-    begin = header(identity(["a"]), b"i" * ID_BYTES, bytes(ID_BYTES), 0)
+    begin, seal = header(Disk(), keys, identity(["a"]), b"i" * ID_BYTES, bytes(ID_BYTES), 0)
     end = Disk().writev(fd, [begin])
     for frame in frames:
-        end += write_frame(disk, fd, b"i" * ID_BYTES, end, frame)
+        end += write_frame(disk, fd, b"i" * ID_BYTES, end, frame, seal)
     disk.close(fd)
     return folder, end
 
 
+KEYS = StateKeys(b"k" * 32, (b"k" * 32,), clear=False)
+
 FRAMES = [Frame(b"small", [b"x", b""]), Frame(b"large", [bytes([n]) * 50_000 for n in range(7)]), Frame(b"", [])]
 
 
+@pytest.mark.parametrize("keys", [NO_KEYS, KEYS], ids=["clear", "sealed"])
 @pytest.mark.parametrize("most", [1_000, 60_000, 10**9])
-def test_a_frame_is_whole_however_little_of_it_a_write_takes(tmp_path: Path, most: int) -> None:
+def test_a_frame_is_whole_however_little_of_it_a_write_takes(tmp_path: Path, most: int, keys: StateKeys) -> None:
     disk = Interrupted(most)
-    folder, end = written_file(tmp_path, disk, FRAMES)
+    folder, end = written_file(tmp_path, disk, FRAMES, keys)
     assert end == (tmp_path / "it").stat().st_size
     if most == 10**9:
         assert max(disk.calls) <= 128 * 1024, "large frames are written in several calls"
     file = StateFile(disk, folder, "it", identity(["a"]))
+    file.unseal(keys)
     assert list(file.frames(lambda body, payloads: (body, payloads), end)) == [
         (body, b"".join(payloads)) for body, payloads in FRAMES
     ]
@@ -432,11 +444,13 @@ def test_a_file_of_another_configuration_is_refused(tmp_path: Path) -> None:
     Disk().close(folder)
 
 
+@pytest.mark.parametrize("keys", [NO_KEYS, KEYS], ids=["clear", "sealed"])
 @pytest.mark.parametrize("open_end", [False, True])
-def test_what_was_committed_ends_with_a_frame(tmp_path: Path, *, open_end: bool) -> None:
-    folder, end = written_file(tmp_path, Disk(), FRAMES)
-    for committed in (HEADER_SIZE + 1, end - 1, end + 1):
+def test_what_was_committed_ends_with_a_frame(tmp_path: Path, keys: StateKeys, *, open_end: bool) -> None:
+    folder, end = written_file(tmp_path, Disk(), FRAMES, keys)
+    for committed in (200, end - 1, end + 1):
         file = StateFile(Disk(), folder, "it", identity(["a"]))
+        file.unseal(keys)
         with pytest.raises(StateError, match="it is damaged"):
             list(file.frames(lambda body, _: body, committed, open_end=open_end))
         file.close()

@@ -74,7 +74,8 @@ class Bus:
     """A daemon with one merged output, and a router on it from the beginning."""
 
     def __init__(self, discover: dict[str, Any], **settings: Any) -> None:
-        self.out, self.out_replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
+        self.ports = settings.pop("ports", None) or free_ports(2)
+        self.out, self.out_replay = (f"tcp://127.0.0.1:{port}" for port in self.ports)
         source = {"name": "workers", "discover": discover, **settings.pop("source", {})}
         overrides = {
             "sources": [*settings.pop("fixed", []), source],

@@ -199,14 +199,14 @@ def _vllm_router(*, replays: bool) -> Callable[[Path, str], Router]:
     return make
 
 
-def _named_streams(streams: Sequence[Stream]) -> dict[str, Any]:
+def named_streams(streams: Sequence[Stream]) -> dict[str, Any]:
     named = [{"name": f"w{at}", "live": each.live, "replay": each.replay} for at, each in enumerate(streams)]
     return {"streams": named, "block_size": BLOCK_SIZE}
 
 
 def _kv_router(directory: Path, name: str) -> Router:
     command = [os.environ[PYTHON_ENV], str(PROGRAMS / "kvrouter.py")]
-    return Program(command, directory, name, _named_streams)
+    return Program(command, directory, name, named_streams)
 
 
 def _pods(streams: Sequence[Stream]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ LLMD_OUTPUT: Final = {"profile": "llm-d", "topic": "kv@{worker}@{model}"}
 KINDS: Final = (
     Kind(
         "llm-d-kv-cache 0.9.0",
-        _program("llmd", _named_streams),
+        _program("llmd", named_streams),
         _installed("llmd"),
         LLMD_OUTPUT,
         LLMD_TOPIC,
@@ -246,7 +246,7 @@ KINDS: Final = (
     Kind("vLLM router, no replay", _vllm_router(replays=False), VLLM_ROUTER, {"profile": "vllm-router"}),
     Kind(
         "SMG relay 0.14.1",
-        _program("smg/bin/python", _named_streams, str(PROGRAMS / "smg.py")),
+        _program("smg/bin/python", named_streams, str(PROGRAMS / "smg.py")),
         _installed("smg/bin/python"),
         {"profile": "smg"},
     ),

@@ -41,7 +41,7 @@ RECONNECTED: Final = 20.0
 REPLAY: Final = 4
 """Ports between a live stream and its replay."""
 
-Layout = Literal["per_source", "merged"]
+Layout = Literal["per_source", "merged", "per_topic"]
 
 
 class Rank:

@@ -63,6 +63,8 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusNearLimit", "stuck", "engine"),
         ("KvbusHandshakesFailed", "faulty", "locked"),
         ("KvbusNoRouter", "faulty", "locked"),
+        ("KvbusDiscoveryFails", "faulty", "unasked"),
+        ("KvbusEnginesLeftOut", "faulty", "doubled"),
         ("KvbusReloadRefused", "stuck"),
         ("KvbusLoopLag", "starved"),
         ("KvbusRestarts", "restarted"),
@@ -259,6 +261,7 @@ class Scene:
         wrong = [(name, *endpoints(engine)) for name, engine in self.wrong.items()]
         self.buses["faulty"].follow(("steady", *endpoints(self.steady)), *wrong, absent)
         self.twins = await self._twins(self.buses["faulty"])
+        self._discover(self.buses["faulty"])
         await self._damage_state(self.buses["stateful"])
         for bus in self.buses.values():
             bus.start()
@@ -273,6 +276,13 @@ class Scene:
 
     def _said(self) -> str:
         return "\n".join(bus.command.said for bus in self.buses.values() if bus.command is not None)
+
+    def _discover(self, bus: Kvbus) -> None:
+        """One entry that cannot be asked, and one that finds an engine that is configured already."""
+        found = bus.directory / "engines.json"
+        found.write_text(json.dumps([{**bus.config["sources"][0], "name": "again"}]))
+        for name, path in (("unasked", bus.directory / "nowhere"), ("doubled", found)):
+            bus.config["sources"].append({"name": name, "discover": {"file": {"path": str(path)}}})
 
     async def _twins(self, bus: Kvbus) -> list[EnginePublisher]:
         """Two engines that dial one endpoint; the replay is that of the first."""
@@ -458,7 +468,7 @@ class Scene:
 
 
 def _about(labels: dict[str, str]) -> Alert:
-    about = (labels[key] for key in ("source", "output") if key in labels)
+    about = (labels[key] for key in ("source", "output", "discovery") if key in labels)
     return (labels["alertname"], labels["instance"], *about)
 
 

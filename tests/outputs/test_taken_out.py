@@ -73,7 +73,8 @@ def test_without_a_part_the_rest_is_as_it_was(tree, part):
     assert tree.modules() == before - own
     done = tree.check()
     assert (done.returncode, done.stderr) == (0, "")
-    done = tree.check("--set", f"outputs[0].type={part}")
+    ends = ("--source", "ipc://engine", "--output", "tcp://127.0.0.1:5657")
+    done = tree.python("-m", "kvbus", "check", *ends, "--set", f"outputs[0].type={part}")
     assert (done.returncode, done.stdout) == (78, "")
     assert f"outputs[0].type = {part}: it is registered, and what it needs is not installed" in done.stderr
 

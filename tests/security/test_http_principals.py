@@ -126,7 +126,7 @@ async def callers(tmp_path: Path, pki: Pki | None = None, **settings: Any) -> As
     if pki is not None:
         settings["http_tls_certificate_file"] = pki.server.certificate
         settings["http_tls_key_file"] = pki.server.key
-        settings["http_client_ca_file"] = pki.authority.certificate
+        settings.setdefault("http_client_ca_file", pki.authority.certificate)
     async with (
         running_bus(**settings) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,

@@ -52,7 +52,7 @@ async def running_bus(*, bind: bool = False, **settings: Any) -> AsyncIterator[B
     output |= settings.pop("output", {})
     source |= settings.pop("source", {})
     overrides = {
-        "sources": [source],
+        "sources": [source, *settings.pop("more_sources", ())],
         "outputs": [output],
         "http": "127.0.0.1:0",
         "probe_interval": 0.2,

@@ -17,7 +17,7 @@ from tests.typed import there
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "METRICS.md").read_text()
 ROW = re.compile(r"^\| `(kvbus_\w+)` \| (\w+) \|([^|]*)\| ([^|]+) \|$", re.MULTILINE)
-NAMED_BY_THE_CONFIGURATION = {"source", "output", "stream", "version", "medium", "le"}
+NAMED_BY_THE_CONFIGURATION = {"source", "output", "discovery", "stream", "version", "medium", "le"}
 
 
 def documented():
@@ -29,7 +29,9 @@ def documented():
 @pytest.fixture(scope="module")
 def families():
     async def scrape():
-        async with running_bus(analytics=True) as bus, aiohttp.ClientSession() as session:
+        found = {"name": "workers", "discover": {"file": {"path": "/nonexistent"}}}
+        everything = running_bus(analytics=True, more_sources=[found], output={"layout": "merged"})
+        async with everything as bus, aiohttp.ClientSession() as session:
             host, port = there(bus.daemon.http_address)
             async with session.get(f"http://{host}:{port}/metrics") as answer:
                 return await answer.text()

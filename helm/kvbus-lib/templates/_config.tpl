@@ -37,6 +37,9 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $_ := set $config "model" . -}}
 {{- end -}}
 {{- $_ := set $config "state_dir" (ternary "/var/lib/kvbus" nil $v.state.enabled) -}}
+{{- if $v.state.keySecret -}}
+{{- $_ := set $config "state_key_file" "/etc/kvbus-state/state.key" -}}
+{{- end -}}
 {{- if not $config.sources -}}
 {{- $port := int $v.engineEvents.port -}}
 {{- $source := dict

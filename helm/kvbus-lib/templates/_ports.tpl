@@ -8,13 +8,13 @@ whether others are to reach it (an engine's own ports are not).
 {{- $slots := include "kvbus.slots" $config.sources | fromJsonArray -}}
 {{- $claims := list (dict "name" "kvbus-http" "port" (int $v.ports.http) "key" "kvbus.ports.http" "open" true) -}}
 {{- range $o, $output := $config.outputs -}}
-{{- $several := and (gt (len $slots) 1) (ne ($output.layout | default "per_source") "merged") -}}
+{{- $several := and (gt (len $slots) 1) (eq ($output.layout | default "per_source") "per_source") -}}
 {{- $wanted := list (list "events" "endpoint" (not (and (hasKey $output "bind") (not $output.bind)))) (list "replay" "replay_endpoint" true) (list "snap" "snapshot_endpoint" true) -}}
 {{- range $item := $wanted -}}
 {{- $what := index $item 0 -}}
 {{- $endpoint := get $output (index $item 1) | default "" -}}
 {{- if and (index $item 2) (hasPrefix "tcp://" $endpoint) -}}
-{{- range $i := ternary $slots (list 0) (ne ($output.layout | default "per_source") "merged") -}}
+{{- range $i := ternary $slots (list 0) (eq ($output.layout | default "per_source") "per_source") -}}
 {{- $i = int $i -}}
 {{- $key := ternary (printf "kvbus.config.outputs[%d].%s" $o (index $item 1)) (printf "kvbus.ports.%s" $what) (not (empty $v.config.outputs)) -}}
 {{- $name := printf "kv%s-%s%s" (ternary "" (toString $o) (eq $o 0)) $what (ternary (printf "-%d" $i) "" $several) -}}

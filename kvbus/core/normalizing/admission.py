@@ -29,7 +29,7 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.codec import Batch, Extras, lacks_field
 from kvbus.core.wire.parts import parts
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved, BlockStored, Event
 from kvbus.core.wire.tokens import body_at
 
 
@@ -124,6 +124,10 @@ class Admission:
         self._stats.stored += 1
         self._stats.filtered[Filtered.GROUP] += 1
 
+    def count_inactive(self) -> None:
+        """Count an event that is about requests: it says nothing of what the cache holds, and does not leave."""
+        self._stats.filtered[Filtered.INACTIVE] += 1
+
     def count_rejects(self, rejects: Sequence[Reason]) -> None:
         """Count events that could not be read."""
         for reason in rejects:
@@ -136,11 +140,13 @@ class Admission:
         for event in events:
             if type(event) is BlockStored:
                 self._check(event, batch, steps)
-            elif type(event) is not BlockRemoved:
+            elif type(event) is BlockInactive:  # type: ignore[comparison-overlap]
+                self.count_inactive()
+            elif type(event) is AllBlocksCleared:
                 self._stats.cleared += 1
-                steps.append(event)  # type: ignore[arg-type]
-            elif self.removable(event):
                 steps.append(event)
+            elif self.removable(event):  # type: ignore[arg-type]
+                steps.append(event)  # type: ignore[arg-type]
         return steps
 
     def removable(self, event: BlockRemoved[Any]) -> bool:

@@ -49,6 +49,8 @@ class Copies:
         """A store of a live block is one more copy."""
         self.unsure = Index()
         """Blocks that have gone by one removal. The copies of a table are those beyond the first that may be left."""
+        self.blocks = self.bytes = 0
+        """How many they are, and about what they hold."""
         self.proven: set[str] = set()
         """Media of which the batch under way has shown that each copy is removed."""
         self.changed = False
@@ -60,11 +62,12 @@ class Copies:
 
     def keeps(self, key: TableKey, table: Table, block: Hash) -> bool:
         """Take a live block with copies for removed once; whether others are left. If not, the block has to go."""
-        if self.one_by_one(key[1]):
-            table.remove(block)
+        further = table.copies.pop(block)
+        if self._always or key[1] in self.each:
+            if further > 1:
+                table.copies[block] = further - 1
             self._stats.filtered[Filtered.COPY] += 1
             return True
-        further = table.copies.pop(block)
         if self._auto:
             self._stats.filtered[Filtered.COPY_UNSURE] += 1
             self._remember(key, block, table.blocks[block], further)
@@ -72,15 +75,16 @@ class Copies:
         return False
 
     def _remember(self, key: TableKey, block: Hash, chunk: Chunk, copies: int) -> None:
-        unsure, size = self.unsure.table(*key), self.unsure.size
+        unsure = self.unsure.table(*key)
         self._put(unsure, block, single(chunk, chunk.hashes.index(block)), copies)
-        while unsure.blocks and (size.blocks > MAX_UNSURE or size.bytes > MAX_BYTES):
+        while unsure.blocks and (self.blocks > MAX_UNSURE or self.bytes > MAX_BYTES):
             self._take(unsure, next(iter(unsure.blocks)))
             self._stats.filtered[Filtered.COPY_FORGOTTEN] += 1
 
     def _put(self, table: Table, block: Hash, chunk: Chunk, copies: int) -> None:
         if block not in table.blocks:
             self.unsure.size.add(chunk, 1, chunk_bytes(chunk), first=True)
+            self.count()
         table.add(block, chunk, copies - 1, count=True)
 
     def _take(self, table: Table, block: Hash) -> tuple[Chunk, int]:
@@ -88,6 +92,7 @@ class Copies:
         copies = 1 + table.copies.pop(block, 0)
         chunk = table.blocks.pop(block)
         self.unsure.size.remove(table, block, chunk)
+        self.count()
         return chunk, copies
 
     def removed_again(self, key: TableKey, block: Hash) -> bool:
@@ -95,9 +100,9 @@ class Copies:
         table = self.unsure.tables.get(key)
         if table is None or block not in table.blocks:
             return False
-        chunk = table.remove(block)
-        if chunk is not None:
-            self.unsure.size.remove(table, block, chunk)
+        chunk, copies = self._take(table, block)
+        if copies > 1:
+            self._put(table, block, chunk, copies - 1)
         self._prove(key[1])
         self._stats.filtered[Filtered.COPY] += 1
         return True
@@ -146,7 +151,17 @@ class Copies:
 
     def forget(self) -> None:
         """A store was not taken in, or did not come: a removal proves nothing about blocks from before."""
-        if self.unsure.size.blocks:
-            self._stats.filtered[Filtered.COPY_FORGOTTEN] += self.unsure.size.blocks
+        if self.blocks:
+            self._stats.filtered[Filtered.COPY_FORGOTTEN] += self.blocks
             self.unsure.clear()
+            self.count()
         self.proven.clear()
+
+    def keep(self, media: set[str]) -> None:
+        """Forget what is on any other medium."""
+        self.unsure.keep(media)
+        self.count()
+
+    def count(self) -> None:
+        """The unsure blocks have changed."""
+        self.blocks, self.bytes = self.unsure.size.blocks, self.unsure.size.bytes

@@ -39,12 +39,12 @@ class LeftOut:
         self.tails = Index()
 
     def __len__(self) -> int:
-        return self._coarse_blocks + self.tails.size.blocks + self.copies.unsure.size.blocks
+        return self._coarse_blocks + self.tails.size.blocks + self.copies.blocks
 
     @property
     def bytes(self) -> int:
         """About what is held."""
-        return ITEM_BYTES * self._coarse_blocks + self.tails.size.bytes + self.copies.unsure.size.bytes
+        return ITEM_BYTES * self._coarse_blocks + self.tails.size.bytes + self.copies.bytes
 
     @property
     def media(self) -> set[str]:
@@ -145,4 +145,4 @@ class LeftOut:
         for key in [key for key in self.coarse if key[1] not in media]:
             self._coarse_blocks -= len(self.coarse.pop(key))
         self.tails.keep(media)
-        self.copies.unsure.keep(media)
+        self.copies.keep(media)

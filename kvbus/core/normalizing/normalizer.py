@@ -215,6 +215,7 @@ class Normalizer:
             leaving.cleared = []
         if batch.rejects:
             admission.count_rejects(batch.rejects)
+            self._copies.forget()
         if batch.uniform and batch.form != self.form:
             self.form = batch.form
             if batch.form >= ARRAYS:
@@ -222,18 +223,18 @@ class Normalizer:
         rest = self._plain.apply(batch, out)
         if rest:
             self._apply_rest(rest, batch)
-        if batch.rejects:
-            self._copies.forget()
         if self._removals.busy:
             if self._copies.changed:
-                self._settle_copies()
+                self._settle_copies(missed=bool(batch.rejects))
             self._removals.finish()
         self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == events
         return out
 
-    def _settle_copies(self) -> None:
+    def _settle_copies(self, *, missed: bool) -> None:
         """The engine removes each copy: blocks that are gone after one removal, and had copies, are live again."""
         self._copies.changed = False
+        if missed:
+            self._copies.forget()
         steps: list[Step] = []
         again = list(self._copies.settle())
         for key, block, chunk, copies in again:
@@ -328,6 +329,7 @@ class Normalizer:
         """Blocks were put in or taken out without being counted: count them all."""
         for index in self.indexes:
             index.count()
+        self._copies.count()
         self._stores.make_room()
 
     @property
@@ -343,7 +345,7 @@ class Normalizer:
     @property
     def unsure(self) -> int:
         """Blocks that went by one removal and had copies, on media of which it is not known what a removal means."""
-        return self._copies.unsure.size.blocks
+        return self._copies.blocks
 
     @property
     def counts_copies(self) -> bool:

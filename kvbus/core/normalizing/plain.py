@@ -27,7 +27,7 @@ from kvbus.core.normalizing.stores import Stores
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent, Batch
-from kvbus.core.wire.schema import BlockRemoved, BlockStored, Event
+from kvbus.core.wire.schema import BlockInactive, BlockRemoved, BlockStored, Event
 
 _NO_BLOCKS: Final[MutableMapping[Hash, Chunk]] = {}
 
@@ -180,6 +180,9 @@ class PlainEvents:
                 stores.place(event, shape, chunk, None)
                 room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
             elif type(event) is not BlockRemoved:
+                if type(event) is BlockInactive:  # type: ignore[comparison-overlap]
+                    admission.count_inactive()
+                    continue
                 rest = [event, *events]
                 break
             elif uniform and event.medium in admission.spoken and event.block_hashes:

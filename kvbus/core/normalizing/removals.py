@@ -23,7 +23,7 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash, medium_key
 from kvbus.core.wire.schema import BlockRemoved
 
-_NONE: Final = (UNSET, UNSET)
+_NONE: Final = (UNSET, UNSET, UNSET)
 
 
 class Removals:
@@ -70,10 +70,6 @@ class Removals:
 
     def remove(self, event: BlockRemoved[Any]) -> None:
         """Apply one event."""
-        counts: Any = event.remaining_copy_counts
-        if counts is not UNSET:
-            self._remove_counted(event)
-            return
         group_idx, medium = event.group_idx, event.medium
         group = None if isinstance(group_idx, UnsetType) else group_idx
         name = medium_key(medium)
@@ -81,11 +77,17 @@ class Removals:
         table = self._index.tables.get(key)
         hashes = event.block_hashes
         self.waiting = self.busy = True
+        if table is None and group is not None and not self._left_out:
+            self._as_they_came = False
+            self._unknown[group] = self._unknown.get(group, 0) + len(hashes)
+            return
+        carried: tuple[Any, ...] = (event.locality, event.ownership, event.remaining_copy_counts)
+        plain = carried == _NONE
+        if not plain and carried[2] is not UNSET:
+            self._remove_counted(event, key)
+            return
         if table is None or key in self._left_out.coarse:
             self._as_they_came = False
-            if table is None and group is not None and not self._left_out:
-                self._unknown[group] = self._unknown.get(group, 0) + len(hashes)
-                return
             for block in hashes:
                 self.remove_one(key, block)
             return
@@ -95,8 +97,6 @@ class Removals:
         pop, copies = table.blocks.pop, table.copies
         size = self._index.size
         watched = size.left
-        carried: tuple[Any, Any] = (event.locality, event.ownership)
-        plain = carried == _NONE
         before: Chunk | None = None
         """Whose block went last."""
         at = -1
@@ -188,13 +188,10 @@ class Removals:
     def _removed_again(self, key: TableKey, block: Hash) -> bool:
         return key[0] not in self._no_prefix and self._left_out.copies.removed_again(key, block)
 
-    def _remove_counted(self, event: BlockRemoved[Any]) -> None:
+    def _remove_counted(self, event: BlockRemoved[Any], key: TableKey) -> None:
         """Apply an event that says how many copies are left of each block; one that says it badly, as if it did not."""
         counts = counts_left(event)
-        group = None if isinstance(event.group_idx, UnsetType) else event.group_idx
-        key: TableKey = (group, medium_key(event.medium))  # type: ignore[assignment]
         self._as_they_came = False
-        self.waiting = self.busy = True
         for at, block in enumerate(event.block_hashes):
             if counts is None or not self._left_out.copies.say(key, self._index.tables.get(key), block, counts[at]):
                 self.remove_one(key, block)

@@ -189,7 +189,7 @@ class Stores:
         room_bytes = rules.max_index_bytes - size.at_most - held - left_out.bytes
         if room >= 0 and (room_bytes >= 0 or room_bytes + size.at_most - size.bytes >= 0):
             return True
-        if left_out.copies.unsure.size.blocks:
+        if left_out.copies.blocks:
             left_out.copies.forget()
             return self.fits(blocks, held)
         self._stats.rejected[Reason.INDEX_FULL] += 1

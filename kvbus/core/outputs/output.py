@@ -53,7 +53,7 @@ class Output:
 
     @property
     def open_streams(self) -> dict[int, OutputStream]:
-        """The streams that are served, by their place."""
+        """The streams of sources that are there, by their place."""
         return {at: stream for at, stream in enumerate(self.streams) if not stream.closed}
 
     @property
@@ -64,6 +64,15 @@ class Output:
     def index_of(self, i: int, source: Source) -> Index:
         """The blocks of a source, as far as routers may know them."""
         return source.normalizer.index if self.view is None else self.view.index(i)
+
+    @property
+    def served_streams(self) -> dict[int, OutputStream]:
+        """The streams that routers find, by their place."""
+        return {at: stream for at, stream in enumerate(self.streams) if self.serves(stream)}
+
+    def serves(self, stream: OutputStream) -> bool:
+        """Whether routers find a stream: on an output by topic also one whose source is gone."""
+        return not stream.closed or (self.spec.by_topic and bool(stream.topic))
 
     def rank_of(self, i: int, source: Source) -> int:
         """The rank in a batch: the engine's own; on a merged stream the source's place, which is unique there."""

@@ -25,8 +25,12 @@ class OutputSpec(msgspec.Struct, frozen=True):
 
     A topic of None is the source's own. ``first_seqs`` says where each numbering begins. ``publisher_ids`` (16
     bytes each) puts the snapshot protocol's 24-byte sequence frames on this output. ``known_slots`` of a merged output
-    is one past the highest slot whose rank its routers may know from a former process. ``rights`` is what its routers
+    is one past the highest slot whose rank its routers may know from a former process. With ``by_topic`` all streams
+    have one endpoint: that of a source which is gone stays, with an empty state, for routers that have not heard of it.
+    ``rights`` is what its routers
     may read, and ``hidden`` has the slots of sources of which they see nothing; None: they see every source.
+    ``view_of`` is the number of the output that has the endpoints; None: it is this one. One that is ``closed`` is not
+    served.
     """
 
     name: str
@@ -39,8 +43,11 @@ class OutputSpec(msgspec.Struct, frozen=True):
     first_seqs: Sequence[int] = ()
     publisher_ids: Sequence[bytes] = ()
     known_slots: int = 0
+    by_topic: bool = False
     rights: Rights = Rights()
     hidden: frozenset[int] | None = None
+    view_of: int | None = None
+    closed: bool = False
 
 
 class NewStream(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ batch live. Nothing here raises on bad input: it becomes a :class:`~kvbus.core.t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -21,6 +22,7 @@ from kvbus.core.wire.schema import (
     NO_TOKENS,
     AllBlocksCleared,
     ArrayBatch,
+    BlockInactive,
     BlockRemoved,
     BlockStored,
     ClearedArray,
@@ -51,7 +53,7 @@ _decode_envelope: Final = msgspec.msgpack.Decoder(RawBatch).decode
 _decode_map_envelope: Final = msgspec.msgpack.Decoder(RawMapBatch).decode
 _decode_any: Final = msgspec.msgpack.Decoder(Any).decode
 _decode_map_event: Final[Callable[[Raw | bytes], Event]] = msgspec.msgpack.Decoder(
-    BlockStored[Hash] | BlockRemoved[Hash] | AllBlocksCleared
+    BlockStored[Hash] | BlockRemoved[Hash] | AllBlocksCleared | BlockInactive
 ).decode
 _decode_array_event: Final = msgspec.msgpack.Decoder(StoredArray[Hash] | RemovedArray[Hash] | ClearedArray).decode
 _decode_raw_fields: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
@@ -85,6 +87,7 @@ class Batch(msgspec.Struct):
         form: in what form it came: pass it on with the next batch of a stream.
         uniform: its hashes are of one kind, and no event had to be looked at alone.
         extras: by an event's position, fields this version does not know.
+        unknown: what those and events of an unknown kind are called, bounded and harmless to show.
         rejects: one reason for each event that was left out.
     """
 
@@ -95,18 +98,20 @@ class Batch(msgspec.Struct):
     form: int = 0
     uniform: bool = False
     extras: dict[int, Extras] | None = None
+    unknown: set[str] | None = None
     rejects: list[Reason] = []
 
 
 def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
     """Decode one payload as :func:`decode` does, with every field that kvbus sends, for whoever reads events.
 
-    An event without tokens or a block size is left out.
+    An event without tokens or a block size is left out, and so is BlockInactive.
     """
     batch = decode(payload, max_events)
     if isinstance(batch, Reason):
         return batch
     missing = 0
+    batch.events = [event for event in batch.events if not isinstance(event, BlockInactive)]
     for event in batch.events:
         if isinstance(event, BlockStored):
             missing += lacks_field(event)
@@ -216,10 +221,11 @@ def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason
         return Reason.BATCH_SHAPE
     if len(envelope.events) > max_events:
         return Reason.TOO_MANY_EVENTS
-    batch = Batch(envelope.ts, [], envelope.rank, rejects=[])
+    unknown: set[str] = set()
+    batch = Batch(envelope.ts, [], envelope.rank, unknown=unknown, rejects=[])
     for raw in envelope.events:
         extras: Extras = {}
-        event = _decode_event(raw, extras)
+        event = _decode_event(raw, extras, unknown)
         if isinstance(event, Reason):
             batch.rejects.append(event)
             continue
@@ -250,8 +256,8 @@ def _open(payload: bytes | memoryview) -> RawBatch | Reason:
     return RawBatch(named.ts, named.events, rank)
 
 
-def _decode_event(raw: Raw, extras: Extras) -> Event | Reason:
-    """One event alone; fields unknown to the structs land in ``extras``."""
+def _decode_event(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
+    """One event alone; fields unknown to the structs land in ``extras``, all unknown names in ``unknown``."""
     head = memoryview(raw)[0]
     is_map = 0x80 <= head <= 0x8F or head in (0xDE, 0xDF)
     try:
@@ -262,36 +268,41 @@ def _decode_event(raw: Raw, extras: Extras) -> Event | Reason:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         pass
     try:
-        return _lenient_map(raw, extras) if is_map else _lenient_array(raw)
+        return _lenient_map(raw, extras, unknown) if is_map else _lenient_array(raw, unknown)
     except RecursionError:
         return Reason.NESTING
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Reason.WRONG_TYPE
 
 
-def _lenient_map(raw: Raw, extras: Extras) -> Event | Reason:
+def _lenient_map(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
     fields = _decode_raw_fields(raw)
     tag = _decode_any(fields.pop("type", b"\xc0"))
     if not isinstance(tag, str) or tag not in _EVENT_STRUCTS:
+        note(unknown, "event", tag)
         return Reason.UNKNOWN_EVENT
     known = _STORED_FIELDS if tag == "BlockStored" else _REMOVED_FIELDS if tag == "BlockRemoved" else frozenset()
     for name in [name for name in fields if name not in known]:
         _decode_any(fields[name])  # a field is carried only if it is whole: truncated or too deep raises here
         extras[name] = fields.pop(name)
+        note(unknown, f"field of {tag}", name)
     return _typed(tag, fields)
 
 
-def _lenient_array(raw: Raw) -> Event | Reason:
+def _lenient_array(raw: Raw, unknown: set[str]) -> Event | Reason:
     items = _decode_raw_list(raw)
     if not items:
         return Reason.UNKNOWN_EVENT
     tag = _decode_any(items[0])
     if not isinstance(tag, str) or tag not in _EVENT_STRUCTS:
+        note(unknown, "event", tag)
         return Reason.UNKNOWN_EVENT
     if tag == "AllBlocksCleared":
         return AllBlocksCleared()
     names = _STORED_ARRAY_FIELDS if tag == "BlockStored" else RemovedArray.__struct_fields__
     # a later version's array is longer; its tail has no name here and no place in any encoding
+    if len(items) > 1 + len(names):
+        note(unknown, f"field of {tag}", f"number {2 + len(names)}")
     fields = dict(zip(names, items[1:], strict=False))
     if tag == "BlockStored" and "lora_name" in fields:
         seventh = _decode_any(fields["lora_name"])
@@ -300,6 +311,20 @@ def _lenient_array(raw: Raw) -> Event | Reason:
             if "cache_salt" in seventh:
                 fields["cache_salt"] = Raw(_encode(seventh["cache_salt"]))
     return _typed(tag, fields)
+
+
+MAX_UNKNOWN: Final = 32
+"""Unknown names that are remembered: of one batch, and of one source."""
+
+_LONGEST_NAME: Final = 48
+
+
+def note(unknown: set[str], kind: str, name: Any) -> None:
+    """Remember what is not known by its name, in characters that no terminal, log or page misunderstands."""
+    if len(unknown) < MAX_UNKNOWN:
+        text = name if isinstance(name, str) else ""
+        short = re.sub(r"[^A-Za-z0-9_. -]", "?", text[:_LONGEST_NAME]) or "without a name"
+        unknown.add(f"{kind} {short}{'…' if len(text) > _LONGEST_NAME else ''}")
 
 
 _REQUIRED: Final = {

@@ -53,10 +53,13 @@ class ReplayEnd(msgspec.Struct):
 
 
 def parse_live(frames: Sequence[bytes], limits: FrameLimits) -> LiveMessage | Reason:
-    """``[topic, seq, payload]``; seq is 8 bytes big-endian, or 24 with a publisher id behind it."""
-    if len(frames) != 3:
+    """``[topic, seq, payload]``; seq is 8 bytes big-endian, or 24 with a publisher id behind it.
+
+    What comes behind a payload (it begins as an array or a map does, and no seq can) is of a later version and ignored.
+    """
+    if len(frames) != 3 and not (3 < len(frames) <= limits.max_frames and frames[2][:1] >= b"\x80"):
         return Reason.FRAME_COUNT
-    topic, seq, payload = frames
+    topic, seq, payload = frames[:3]
     if len(payload) > limits.max_frame_bytes or len(topic) > limits.max_frame_bytes:
         return Reason.FRAME_SIZE
     if len(seq) == SEQ_BYTES:

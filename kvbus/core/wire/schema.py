@@ -79,7 +79,12 @@ class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared",
     """The engine reset its prefix cache."""
 
 
+class BlockInactive(msgspec.Struct, tag_field="type", tag="BlockInactive"):
+    """No request uses these blocks any more; they stay in the cache (vllm#50732). No router is known to read it."""
+
+
 Event = BlockStored[Any] | BlockRemoved[Any] | AllBlocksCleared
+"""What anything follows from. BlockInactive is decoded beside them, counted, and goes no further."""
 
 CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
 """Fields of :class:`BlockStored` that kvbus hands on without reading them."""
@@ -127,7 +132,7 @@ class MapBatch(msgspec.Struct, Generic[HashT], array_like=True, gc=False):
     """``[ts, events, rank]`` of maps with known fields and hashes of one kind: decoded in one go."""
 
     ts: float
-    events: list[BlockStored[HashT] | BlockRemoved[HashT] | AllBlocksCleared]
+    events: list[BlockStored[HashT] | BlockRemoved[HashT] | AllBlocksCleared | BlockInactive]
     rank: Rank | None = None
 
 

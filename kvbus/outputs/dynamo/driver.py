@@ -224,9 +224,9 @@ def _store(discovery: str) -> Store:
 
 def _own_address(endpoint: str) -> str:
     """The address at which routers find this host: that of the endpoint, or what the host's name stands for."""
-    host = parse_endpoint(endpoint).host
-    if host not in {"*", "0.0.0.0"}:  # noqa: S104 - it is compared
-        return host
+    address = parse_endpoint(endpoint)
+    if not address.is_wildcard:
+        return address.host
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from kvbus.core.outputs.state_transfer import TransferReader
 from kvbus.transport.live.ring import Ring
 from kvbus.transport.live.router import Router, RouterState
 from kvbus.transport.zmtp.frames import encode_message
@@ -88,16 +89,20 @@ class Behind:
         if self._line and self._turn is None:
             self._turn = self._loop.call_soon(self._take_turns)
 
+    def send_piece(self, router: Router, reader: TransferReader) -> None:
+        """Send a router the next batch of its state, if it is made."""
+        found = reader.next_batch()
+        if found is not None:
+            seq, payload = found
+            transfer = reader.transfer
+            frame = seq.to_bytes(8, "big") + transfer.publisher_id
+            router.peer.write(encode_message((transfer.topic, frame, payload)))
+
     def _advance(self, router: Router) -> None:
         """Send a router the next piece of what it has not got."""
         reader = router.reader
         if reader is not None:
-            found = reader.next_batch()
-            if found is not None:
-                seq, payload = found
-                transfer = reader.transfer
-                frame = seq.to_bytes(8, "big") + transfer.publisher_id
-                router.peer.write(encode_message((transfer.topic, frame, payload)))
+            self.send_piece(router, reader)
             if not reader.done:
                 return
             router.reader = None

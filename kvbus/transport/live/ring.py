@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
+from typing import Final
 
 import msgspec
+
+OVERHEAD: Final = 200
+"""Bytes that an entry takes beside its message, about."""
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -16,20 +21,59 @@ class Entry(msgspec.Struct, gc=False):
     at: float
 
 
+class Share:
+    """The bytes that several rings may keep together. The entry that is the oldest of all goes first.
+
+    Args:
+        max_bytes: bytes kept in all rings, with :data:`OVERHEAD` for each entry; one entry is kept whatever its size.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.bytes = 0
+        self.entries = 0
+        self._max_bytes = max_bytes
+        self._order: deque[tuple[Ring, int]] = deque()
+        """Ring and position of every entry, the oldest first; also of some that are gone."""
+
+    def add(self, ring: Ring, position: int, size: int) -> None:
+        """A ring keeps one more entry."""
+        self.bytes += size + OVERHEAD
+        self.entries += 1
+        self._order.append((ring, position))
+        if len(self._order) > 2 * self.entries + 100:
+            self._order = deque((ring, at) for ring, at in self._order if ring.first <= at < ring.end)
+
+    def remove(self, size: int) -> None:
+        """A ring has let go of an entry."""
+        self.bytes -= size + OVERHEAD
+        self.entries -= 1
+
+    def make_room(self) -> None:
+        """Have the oldest entries dropped, until the rest is within the limit."""
+        while self.bytes > self._max_bytes and self.entries > 1:
+            ring, position = self._order.popleft()
+            if ring.first <= position < ring.end and ring.give_up is not None:
+                ring.give_up()
+
+
 class Ring:
     """Entries by position. A position never changes; the oldest entries go when a limit is passed.
 
     Args:
         max_batches: entries kept.
         max_bytes: bytes kept; the newest entry is kept whatever its size.
+        share: what this ring may keep together with others, instead of ``max_bytes``.
     """
 
-    def __init__(self, max_batches: int, max_bytes: int) -> None:
+    def __init__(self, max_batches: int, max_bytes: int, share: Share | None = None) -> None:
         self.first = 0
         """Position of the oldest entry."""
         self.bytes = 0
+        self.give_up: Callable[[], None] | None = None
+        """What :meth:`Share.make_room` calls: it has to :meth:`pop` the oldest entry."""
         self._max_batches = max_batches
         self._max_bytes = max_bytes
+        self._share = share
         self._entries: deque[Entry] = deque()
 
     @property
@@ -39,6 +83,8 @@ class Ring:
 
     def append(self, entry: Entry) -> None:
         """Keep one more entry."""
+        if self._share is not None:
+            self._share.add(self, self.end, len(entry.message))
         self._entries.append(entry)
         self.bytes += len(entry.message)
 
@@ -52,18 +98,24 @@ class Ring:
         """Let go of everything before a position."""
         entries = self._entries
         while self.first < position and entries:
-            self.bytes -= len(entries.popleft().message)
-            self.first += 1
+            self.pop()
+
+    def pop(self) -> Entry:
+        """Let go of the oldest entry, and return it."""
+        entry = self._entries.popleft()
+        self.bytes -= len(entry.message)
+        self.first += 1
+        if self._share is not None:
+            self._share.remove(len(entry.message))
+        return entry
 
     def overflow(self) -> Entry | None:
         """Let go of the oldest entry if a limit is passed, and return it; else None."""
         entries = self._entries
-        if len(entries) < 2 or (len(entries) <= self._max_batches and self.bytes <= self._max_bytes):
+        within = self._share is not None or self.bytes <= self._max_bytes
+        if len(entries) < 2 or (len(entries) <= self._max_batches and within):
             return None
-        entry = entries.popleft()
-        self.bytes -= len(entry.message)
-        self.first += 1
-        return entry
+        return self.pop()
 
     def read(self, position: int, max_bytes: int) -> tuple[bytes, int]:
         """Return messages from a position on, joined, at least one; and the position behind them."""

@@ -28,10 +28,14 @@ class Router:
 
     Args:
         peer: the connection.
+        stream: the stream's slot.
+        name: of its key's owner; empty where it has none.
     """
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, stream: int = 0, name: str = "") -> None:
         self.peer = peer
+        self.stream = stream
+        self.name = name
         self.state = RouterState.IDLE
 
         # What it gets next: the rest of a state, then batches of the ring from a position on.

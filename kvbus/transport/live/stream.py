@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kvbus.core.commands import SendState
-from kvbus.core.stats import OutputStats
+from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live.behind import Behind
-from kvbus.transport.live.ring import Entry, Ring
+from kvbus.transport.live.ring import Entry, Ring, Share
 from kvbus.transport.live.router import Router, RouterState
 from kvbus.transport.live.transfers import Transfers
 from kvbus.transport.live.views import Views
 from kvbus.transport.zmtp.frames import encode_message
-from kvbus.transport.zmtp.peer import Peer, PeerHandler
+from kvbus.transport.zmtp.peer import Peer
 
 log = logging.getLogger("kvbus.outputs")
 
@@ -34,6 +35,13 @@ class Endpoint(Protocol):
 
     def close(self, linger: float = 0.0) -> None:
         """End all connections."""
+
+
+class Shared(NamedTuple):
+    """What the streams of one endpoint share: see :mod:`kvbus.transport.live.hub`, which also counts their routers."""
+
+    share: Share
+    transfers: Transfers
 
 
 class LivePublisher:
@@ -52,6 +60,9 @@ class LivePublisher:
         request_state: asks for the stream's state for routers; None on streams that send none.
         waiting: :meth:`publish` appends :meth:`flush` to this list, and the list's owner calls it. None: the stream
             schedules it itself.
+        name_of: the name of a key's owner, for people.
+        left: keeps the views of routers that have left; None: a list of the stream's own.
+        shared: what this stream has together with the others of its endpoint; None where it is the only one.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -62,7 +73,7 @@ class LivePublisher:
         stream: int,
         topic: bytes,
         output: str,
-        open_endpoint: Callable[[PeerHandler], Endpoint],
+        open_endpoint: Callable[[LivePublisher], Endpoint],
         *,
         stats: OutputStats,
         queue_limit: int,
@@ -71,11 +82,17 @@ class LivePublisher:
         before_send: Callable[[], None] | None = None,
         request_state: Callable[[tuple[int, ...]], None] | None = None,
         waiting: list[Callable[[], None]] | None = None,
+        name_of: Callable[[bytes], str] = lambda _: "",
+        left: deque[RouterView] | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self._output = output
+        self._name_of = name_of
         self._stats = stats
         self._before_send = before_send
         self._sends_state = request_state is not None
+        self._request_state = request_state
+        self._shared = shared
         self._loop = asyncio.get_running_loop()
 
         # Batches of this burst, and those before it that somebody still needs.
@@ -85,7 +102,8 @@ class LivePublisher:
         self._queue_limit = queue_limit
         self._overflowed = False
         """Batches behind this burst were dropped."""
-        self._ring = Ring(max_batches, max_bytes)
+        self._ring = Ring(max_batches, max_bytes, None if shared is None else shared.share)
+        self._ring.give_up = self._give_up
         self._waiting = waiting
         self._announced = False
         self._soon: asyncio.Handle | None = None
@@ -96,9 +114,9 @@ class LivePublisher:
         self._stalled: dict[int, Router] = {}
         self._undecided: dict[int, list[Entry]] = {}
         """What was published since a router subscribed that may yet say that it asks for replays by itself."""
-        self._transfers = Transfers(request_state or _no_state, self._restart)
+        self._transfers = Transfers(self.request, self.restart) if shared is None else shared.transfers
         self._behind = Behind(self._ring, self._current, before_send, self._transfers.forget)
-        self.views = Views(stream, self._routers, self._behind.routers, self._ring)
+        self.views = Views(stream, self._routers, self._behind.routers, self._ring, left)
         """What people ask of the routers."""
         self._closed = False
         self._endpoint = open_endpoint(self)
@@ -140,19 +158,23 @@ class LivePublisher:
         self._count(burst)
         if self._current:
             data = b"".join([entry.message for entry in burst])
+            end = self._ring.end
             lagging = []
             for router in self._current.values():
+                if not router.peer.writable:  # another stream has filled it
+                    lagging.append((router, end))
+                    continue
                 router.peer.write(data)
                 if not router.peer.writable:
-                    lagging.append(router)
-            for router in lagging:
-                self._behind.add(router, self._ring.end + len(burst))
+                    lagging.append((router, end + len(burst)))
+            for router, position in lagging:
+                self._behind.add(router, position)
         self._keep(burst)
         if self._overflowed:
             self._overflowed = False
             for router in [*self._current.values(), *self._behind.routers.values()]:
                 if not router.asks:
-                    self._restart(router)
+                    self.restart(router)
 
     def _count(self, burst: list[Entry]) -> None:
         stats, count = self._stats, len(burst)
@@ -177,10 +199,19 @@ class LivePublisher:
         for entry in burst:
             ring.append(entry)
         while (dropped := ring.overflow()) is not None:
-            for router in [router for router in self._behind.routers.values() if router.position < ring.first]:
-                self._lose(router, dropped)
+            self._lost(dropped)
+        if self._shared is not None:
+            self._shared.share.make_room()
         for router in self._behind.routers.values():
             self._behind.go_on(router)
+
+    def _give_up(self) -> None:
+        """Let go of the oldest entry, because all streams together keep too much."""
+        self._lost(self._ring.pop())
+
+    def _lost(self, dropped: Entry) -> None:
+        for router in [router for router in self._behind.routers.values() if router.position < self._ring.first]:
+            self._lose(router, dropped)
 
     def _drop_for_all(self, events: int) -> None:
         self._stats.dropped_batches["queue_full"] += 1
@@ -199,22 +230,23 @@ class LivePublisher:
         self._drop(router, "slow_router", 1, entry.events)
         router.position = self._ring.first
         if self._sends_state and not router.asks:
-            self._say(logging.WARNING, "output %s: router %s is too slow; it gets the state again", router.peer)
+            self._say(logging.WARNING, "output %s: router %s is too slow; it gets the state again", router)
             router.lost_at = entry.at
-            self._restart(router)
+            self.restart(router)
         elif first:
             self._say(
                 logging.WARNING,
                 "output %s: router %s is too slow and loses batches; it has to ask the replay",
-                router.peer,
+                router,
             )
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
     def opened(self, peer: Peer) -> None:
         """Take in a new peer."""
-        self._routers[peer.id] = Router(peer)
-        self._stats.routers += 1
+        self._routers[peer.id] = Router(peer, self.views.stream, self._name_of(peer.key))
+        if self._shared is None:
+            self._stats.routers += 1
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
         """Begin with a router whose first subscription matches the stream's topic."""
@@ -229,7 +261,8 @@ class LivePublisher:
                     peer.write(b"".join([entry.message for entry in missed]))
             return
         router.subscriptions += 1
-        self._stats.subscribers += 1
+        if self._shared is None:
+            self._stats.subscribers += 1
         if router.state is RouterState.IDLE and self._topic.startswith(topic):
             self._begin(router)
 
@@ -240,7 +273,8 @@ class LivePublisher:
             router.asks = False
             return
         router.subscriptions -= 1
-        self._stats.subscribers -= 1
+        if self._shared is None:
+            self._stats.subscribers -= 1
         if router.state is not RouterState.IDLE and not router.matches(self._topic):
             self._set_aside(router, RouterState.IDLE)
 
@@ -258,26 +292,34 @@ class LivePublisher:
     def closed(self, peer: Peer, reason: str) -> None:
         """Forget a router."""
         router = self._routers.pop(peer.id)
-        self.views.leave(router, reason)
+        if self._shared is None:
+            self.views.leave(router, reason)
         self._set_aside(router, RouterState.IDLE)
+        if self._shared is not None:
+            return
         stats = self._stats
         stats.router_disconnects[reason] += 1
         if not self._closed:
             stats.routers -= 1
             stats.subscribers -= router.subscriptions
-        self._say(logging.INFO, "output %s: router %s left: %s", peer, reason)
+        self._say(logging.INFO, "output %s: router %s left: %s", router, reason)
 
-    def _say(self, level: int, text: str, peer: Peer, *more: object) -> None:
+    def _say(self, level: int, text: str, router: Router, *more: object) -> None:
+        peer, name = router.peer, router.name
         fields = {"output": self._output, "stream": self.views.stream, "peer": peer.address}
-        log.log(level, text, self._output, peer.address, *more, extra=fields)
+        if name:
+            fields["router"] = name
+        log.log(level, text, self._output, f"{name} ({peer.address})" if name else peer.address, *more, extra=fields)
 
     def _begin(self, router: Router) -> None:
         self.flush()
-        self._say(logging.INFO, "output %s: router %s subscribed", router.peer)
+        if self._shared is None:
+            self._say(logging.INFO, "output %s: router %s subscribed", router)
         if self._sends_state and not router.asks:
             router.reason = "subscribed"
             self._want_state(router)
-            self._undecided[router.peer.id] = []
+            if self._shared is None:
+                self._undecided[router.peer.id] = []
         else:
             self._go_live(router)
 
@@ -292,7 +334,7 @@ class LivePublisher:
         self._set_aside(router, RouterState.WAITING)
         self._transfers.want(router)
 
-    def _restart(self, router: Router) -> None:
+    def restart(self, router: Router) -> None:
         """A router has lost batches, or its place in the state: it gets none of those that wait for it."""
         rest = self._ring.end - router.position if router.peer.id in self._behind.routers else 0
         if rest:
@@ -331,6 +373,11 @@ class LivePublisher:
 
     # -- the state -------------------------------------------------------------------------------------
 
+    def request(self, routers: list[Router]) -> None:
+        """Ask for the state, for these routers."""
+        if self._request_state is not None:
+            self._request_state(tuple(router.peer.id for router in routers))
+
     def send_state(self, command: SendState) -> None:
         """Send the state to routers that wait for it, and behind it what is published from now on."""
         self.flush()
@@ -350,6 +397,19 @@ class LivePublisher:
             self._behind.go_on(router)
         self._transfers.begin(begun)
 
+    def retire(self) -> None:
+        """Send the state, which is empty, to every router that lacks something: the stream is about to end for good."""
+        self.flush()
+        lacking = [router for router in self._routers.values() if router.state is not RouterState.IDLE]
+        lacking = [router for router in lacking if router.peer.id not in self._current]
+        for router in lacking:
+            self._set_aside(router, RouterState.WAITING)
+        if lacking:
+            self.request(lacking)
+        for router in lacking:
+            while router.reader is not None and not router.reader.done:
+                self._behind.send_piece(router, router.reader)
+
     @property
     def peers(self) -> list[Peer]:
         """The routers' connections."""
@@ -363,14 +423,17 @@ class LivePublisher:
             return
         self.flush()
         self._closed = True
-        self._transfers.close()
-        self._behind.close()
-        self._endpoint.close(linger)
         stats = self._stats
+        stats.queue_limit -= self._queue_limit
+        self._behind.close()
+        if self._shared is not None:
+            for router in self._routers.values():
+                self._set_aside(router, RouterState.IDLE)
+            self._routers.clear()
+            self._ring.trim(self._ring.end)
+            self._endpoint.close(linger)
+            return
+        self._transfers.close()
+        self._endpoint.close(linger)
         stats.subscribers -= sum(router.subscriptions for router in self._routers.values())
         stats.routers -= len(self._routers)
-        stats.queue_limit -= self._queue_limit
-
-
-def _no_state(_: tuple[int, ...]) -> None:
-    raise AssertionError("this stream sends no state")

@@ -3,6 +3,7 @@
 A state that is being sent keeps the index of that moment alive, so few are sent at a time. Each has a group: all
 routers that waited when it began. Routers that are not done after a while belong to the slow ones, which have places of
 their own. A router that takes nothing at all loses its place, and waits for a new one once it reads again.
+Streams that share an endpoint share the places too, and a router gets one state of theirs at a time.
 """
 
 from __future__ import annotations
@@ -31,33 +32,36 @@ STALLED_AFTER: Final = 10.0
 
 class _Group:
     def __init__(self, routers: list[Router], since: float) -> None:
-        self.routers = {router.peer.id: router for router in routers}
+        self.routers = dict.fromkeys(routers)
         self.since = since
 
 
 class Transfers:
-    """The routers of one stream that wait for the state or receive it.
+    """The routers of a stream, or of several, that wait for the state or receive it.
 
     Args:
-        request: asks for the state of the stream, for the routers with these ids; :meth:`begin` follows at once.
+        request: asks for the state of a stream, for these routers of it; :meth:`begin` follows at once.
         abandon: called with a router that has lost its place.
     """
 
-    def __init__(self, request: Callable[[tuple[int, ...]], None], abandon: Callable[[Router], None]) -> None:
+    def __init__(self, request: Callable[[list[Router]], None], abandon: Callable[[Router], None]) -> None:
         self._request = request
         self._abandon = abandon
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, Router] = {}
+        self._waiting: dict[int, dict[Router, None]] = {}
+        """By stream."""
         self._fast: list[_Group] = []
         self._slow: list[_Group] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
 
     def __len__(self) -> int:
-        return len(self._waiting) + sum(len(group.routers) for group in (*self._fast, *self._slow))
+        under_way = sum(len(group.routers) for group in (*self._fast, *self._slow))
+        return under_way + sum(map(len, self._waiting.values()))
 
     def want(self, router: Router) -> None:
         """Give a router the state as soon as it is its turn."""
-        self._waiting[router.peer.id] = router
+        self._waiting.setdefault(router.stream, {})[router] = None
         router.wanted_at = self._loop.time()
         self._schedule()
 
@@ -65,7 +69,7 @@ class Transfers:
         """A state is on its way to these routers."""
         now = self._loop.time()
         for router in routers:
-            self._waiting.pop(router.peer.id, None)
+            self._wait_no_more(router)
             router.acknowledged, router.progress_at = router.peer.acknowledged_bytes, now
         if routers:
             (self._slow if routers[0].slow else self._fast).append(_Group(routers, now))
@@ -73,16 +77,34 @@ class Transfers:
 
     def forget(self, router: Router) -> None:
         """Take a router out: it has its state, or it is gone."""
-        self._waiting.pop(router.peer.id, None)
+        self._wait_no_more(router)
         for groups in (self._fast, self._slow):
             for group in groups:
-                group.routers.pop(router.peer.id, None)
+                if router in group.routers:
+                    del group.routers[router]
+                    if self._waiting and self._soon is None:
+                        self._soon = self._loop.call_soon(self._give_places)
+
+    def _wait_no_more(self, router: Router) -> None:
+        waiting = self._waiting.get(router.stream)
+        if waiting is not None:
+            waiting.pop(router, None)
+            if not waiting:
+                del self._waiting[router.stream]
+
+    def look_again(self) -> None:
+        """A router can be written to again."""
+        if self._waiting:
+            self._give_places()
 
     def close(self) -> None:
         """Forget everybody."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
         self._waiting.clear()
         self._fast.clear()
         self._slow.clear()
@@ -95,37 +117,53 @@ class Transfers:
         self._timer = None
         now = self._loop.time()
         for groups in (self._fast, self._slow):
-            groups[:] = [group for group in groups if group.routers]
             for group in groups:
-                for router in list(group.routers.values()):
+                for router in list(group.routers):
                     self._watch(group, router, now)
         for group in [group for group in self._fast if now - group.since > SLOW_AFTER]:
             self._fast.remove(group)
             self._slow_down(group)
-        for groups, slow in ((self._fast, False), (self._slow, True)):
-            ready = tuple(
-                name
-                for name, router in self._waiting.items()
-                if router.slow == slow and now - router.wanted_at >= GATHER
-            )
-            if ready and len(groups) < GROUPS:
-                self._request(ready)
+        self._give_places()
         if len(self):
             self._schedule()
+
+    def _give_places(self) -> None:
+        self._soon = None
+        now = self._loop.time()
+        for groups, slow in ((self._fast, False), (self._slow, True)):
+            groups[:] = [group for group in groups if group.routers]
+            for waiting in list(self._waiting.values()):
+                if len(groups) >= GROUPS:
+                    break
+                ready = [router for router in waiting if router.slow == slow and self._is_ready(router, now)]
+                if ready:
+                    self._request(ready)
+
+    def _is_ready(self, router: Router, now: float) -> bool:
+        """Whether it may get a state now: a router that is not read from, or gets another stream's, waits."""
+        return now - router.wanted_at >= GATHER and router.peer.writable and router.peer.id not in self._receiving
+
+    @property
+    def _receiving(self) -> set[int]:
+        """The peers that a state is on its way to."""
+        return {router.peer.id for group in (*self._fast, *self._slow) for router in group.routers}
 
     def _watch(self, group: _Group, router: Router, now: float) -> None:
         acknowledged = router.peer.acknowledged_bytes
         if acknowledged != router.acknowledged:
             router.acknowledged, router.progress_at = acknowledged, now
         elif now - router.progress_at > STALLED_AFTER:
-            del group.routers[router.peer.id]
+            del group.routers[router]
             self._abandon(router)
 
     def _slow_down(self, group: _Group) -> None:
-        for router in group.routers.values():
+        for router in group.routers:
             router.slow = True
+            for waiting in self._waiting.values():
+                for other in waiting:
+                    other.slow = other.slow or other.peer is router.peer
         if len(self._slow) < GROUPS:
             self._slow.append(group)
             return
-        for router in group.routers.values():
+        for router in group.routers:
             self._abandon(router)

@@ -14,6 +14,7 @@ from msgspec import structs
 from kvbus.core.stats import RouterView
 from kvbus.transport.live.ring import Ring
 from kvbus.transport.live.router import Router, RouterState
+from kvbus.transport.zmtp.peer import Peer
 
 RECENT: Final = 60.0
 """Seconds after a state within which a replay from 0 is the question of the router that got it."""
@@ -36,19 +37,27 @@ class Views:
         routers: all connected ones, by the id of their peer.
         behind: those that have not got everything.
         ring: batches that any of them lacks.
+        left: keeps the views of routers that have left; None: a list of its own.
     """
 
-    def __init__(self, stream: int, routers: Mapping[int, Router], behind: Mapping[int, Router], ring: Ring) -> None:
+    def __init__(
+        self,
+        stream: int,
+        routers: Mapping[int, Router],
+        behind: Mapping[int, Router],
+        ring: Ring,
+        left: deque[RouterView] | None = None,
+    ) -> None:
         self.stream = stream
         self._routers = routers
         self._behind = behind
         self._ring = ring
         self._loop = asyncio.get_running_loop()
-        self._left: deque[RouterView] = deque(maxlen=LEFT)
+        self.left = deque(maxlen=LEFT) if left is None else left
 
     def leave(self, router: Router, reason: str) -> None:
         """Keep the view of a router that leaves."""
-        self._left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
+        self.left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
 
     def claim_state(self, host: str) -> bool:
         """Let the state of a router at this address answer its request, if it has just got it, or is about to.
@@ -95,7 +104,17 @@ class Views:
     @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last."""
-        return [*map(self._view, self._routers.values()), *self._left]
+        return [*self.connected, *self.left]
+
+    @property
+    def connected(self) -> list[RouterView]:
+        """The connected routers."""
+        return [*map(self._view, self._routers.values())]
+
+    def of(self, peer: Peer) -> RouterView | None:
+        """The view of one connected router."""
+        router = self._routers.get(peer.id)
+        return None if router is None else self._view(router)
 
     def _behind_seconds(self, router: Router) -> float:
         since = router.lost_at
@@ -106,12 +125,13 @@ class Views:
     def _view(self, router: Router) -> RouterView:
         peer = router.peer
         wall = time.time() - self._loop.time()
+        topics, subscriptions = shown_topics(peer)
         return RouterView(
             self.stream,
             peer.address,
             wall + peer.since,
-            [_shown(topic) for topic in islice(peer.topics, TOPICS)],
-            len(peer.topics),
+            topics,
+            subscriptions,
             router.state.value,
             router.states_sent,
             None if router.state_sent_at is None else wall + router.state_sent_at,
@@ -120,7 +140,13 @@ class Views:
             self._behind_seconds(router),
             router.dropped_batches,
             router.dropped_events,
+            name=router.name,
         )
+
+
+def shown_topics(peer: Peer) -> tuple[list[str], int]:
+    """The first topics that a router has subscribed to, and how many there are."""
+    return [_shown(topic) for topic in islice(peer.topics, TOPICS)], len(peer.topics)
 
 
 def _shown(topic: bytes) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -78,13 +78,13 @@ class ServerKeys:
 
     public: bytes
     secret: bytes = field(repr=False)
-    clients: frozenset[bytes] = field(repr=False)
+    clients: Collection[bytes] = field(repr=False)
 
     def mechanism(self, role: Role) -> Server:
         """Return the mechanism of one connection."""
         return Server(self, role)
 
-    def allow(self, clients: frozenset[bytes], peers: Iterable[Peer]) -> None:
+    def allow(self, clients: Collection[bytes], peers: Iterable[Peer]) -> None:
         """Replace the list, and end the connections of those peers that are not on it any more."""
         self.clients = clients
         for peer in list(peers):

@@ -92,7 +92,7 @@ class TestReasons:
         of_limits = {Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS}
         assert {reason for reason, _, _ in REASONS} == set(Reason) - of_messages - of_batches - of_limits
         others = {Filtered.ORPHAN_PASSED, Filtered.ORPHAN_DROPPED, Filtered.OTHER_RANK, Filtered.OLD_EPOCH}
-        others |= {Filtered.COPY_UNSURE, Filtered.COPY_FORGOTTEN}
+        others |= {Filtered.INACTIVE, Filtered.COPY_UNSURE, Filtered.COPY_FORGOTTEN}
         assert {reason for reason, _, _ in FILTERS} == set(Filtered) - others
 
     def test_what_the_engine_sent_is_counted(self):

@@ -3,8 +3,9 @@
 import pytest
 
 from kvbus.core.types import Filtered, Reason
+from kvbus.core.wire.codec import Batch, decode, decode_batch
 from tests.core.dsl import Bench
-from tests.doubles.payloads import cleared, plain_all, removed, store
+from tests.doubles.payloads import cleared, payload, plain_all, removed, store
 
 
 def settled(**rules):
@@ -222,3 +223,24 @@ def test_what_is_cached_never_decides():
         assert one.feed(event) == other.feed(event)
         assert one.taken == other.taken
     assert (one.filtered, one.live) == (other.filtered, other.live)
+
+
+def test_blocks_that_no_request_uses_any_more_cost_their_batch_nothing():
+    """BlockInactive (vllm#50732) with the fields it is proposed with, and one that nobody knows: all else stays plain."""
+    idle = {"type": "BlockInactive", "block_hashes": [1], "medium": "GPU", "group_idx": 0, "later": 1}
+    bench = Bench()
+    bench.feed(store([1], group=0), store([2], 1, group=0))
+    out = bench.feed(idle, store([3], 2, group=0), idle, removed([3], group=0))
+    assert out == plain_all([store([3], 2, group=0), removed([3], group=0)])
+    assert bench.feed(cleared(), idle, store([4])) == plain_all([cleared(), store([4])])
+    assert bench.filtered == {Filtered.INACTIVE: 3}
+    assert bench.rejected == {}
+    batch = decode(payload(idle, store([3], 2, group=0)))
+    assert isinstance(batch, Batch)
+    assert batch.uniform
+
+
+def test_readers_of_events_do_not_see_them():
+    batch = decode_batch(payload({"type": "BlockInactive", "block_hashes": [1]}, store([1])))
+    assert isinstance(batch, Batch)
+    assert plain_all(batch.events) == plain_all([store([1])])

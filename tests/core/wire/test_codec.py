@@ -1,12 +1,14 @@
 """Bytes to events: every dialect, every way to be wrong."""
 
 import math
+import re
 
 import msgspec
 import pytest
 from msgspec import Raw
 
 from kvbus.core.types import Reason
+from kvbus.core.wire import codec
 from kvbus.core.wire.codec import MAX_EVENTS, Batch, decode, decode_batch, event_offset
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.doubles.payloads import cleared, pack, payload, plain_all, removed, store, unpack
@@ -101,6 +103,31 @@ class TestUnknownFields:
     def test_positions_are_those_of_the_events_kept(self):
         batch = decoded({"type": "Nonsense"}, GOOD, GOOD | {"novelty": 1})
         assert list(batch.extras) == [1]
+
+
+class TestWhatIsNotKnown:
+    def test_it_is_named(self):
+        later = [*array(GOOD), *[None] * 20]
+        batch = decoded({"type": "Later", "x": 1}, ["Newer"], {"x": 1}, GOOD | {"y": 1}, removed([1], z=1), later)
+        assert batch.unknown == {
+            "event Later",
+            "event Newer",
+            "event without a name",
+            "field of BlockStored y",
+            "field of BlockRemoved z",
+            "field of BlockStored number 13",
+        }
+
+    def test_nothing_where_everything_is_known(self):
+        assert decoded(GOOD, GOOD | {"block_size": "x"}).unknown == set()
+
+    @pytest.mark.parametrize("name", ["\x1b[31m", "<script>", "a\nb", "\u202e", "x" * 10**5, "", 'a"b', "%s", "{}"])
+    def test_a_name_may_be_hostile(self, name):
+        (said,) = decoded({"type": name}).unknown
+        assert re.fullmatch(r"event [A-Za-z0-9_. ?-]{1,48}…?", said)
+
+    def test_names_are_bounded(self):
+        assert len(decoded(*({"type": f"E{n}"} for n in range(1000))).unknown) == codec.MAX_UNKNOWN
 
 
 WRONG = [

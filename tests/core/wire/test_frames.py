@@ -32,6 +32,13 @@ class TestLive:
     def test_any_other_number_of_frames(self, count):
         assert parse_live([SEVEN] * count, LIMITS) is Reason.FRAME_COUNT
 
+    @pytest.mark.parametrize("payload", [b"\x93x", b"\x81x", b"\xdc\0\1", b"\xdf"])
+    def test_frames_behind_the_payload(self, payload):
+        """Of a later version. What is none, as the seq in an answer to a replay, does not begin as a batch does."""
+        assert parse_live([b"kv", SEVEN, payload, b"later"], LIMITS) == LiveMessage(b"kv", 7, payload)
+        assert parse_live([b"kv", SEVEN, payload] + [b""] * LIMITS.max_frames, LIMITS) is Reason.FRAME_COUNT
+        assert parse_live([b"", b"kv-topic", SEVEN, payload], LIMITS) is Reason.FRAME_COUNT
+
     @pytest.mark.parametrize("width", [0, 1, 7, 9, 16, 23, 25])
     def test_a_seq_of_the_wrong_width(self, width):
         assert parse_live([b"", bytes(width), b""], LIMITS) is Reason.SEQ_WIDTH

@@ -14,6 +14,7 @@ def test_every_profile_a_configuration_may_name():
     } == {
         "vllm": ("map", "4", True, True, "rank", "any"),
         "dynamo": ("map", "4", False, True, "rank", "any"),
+        "dynamo-plane": ("map", "4", True, True, "rank", "any"),
         "llm-d": ("map", "4", True, False, "pod", "pod and model"),
         "llm-d-sglang": ("array", "4", True, False, "pod", "pod and model"),
         "aibrix": ("array", "4", False, True, "pod or nothing", "any"),

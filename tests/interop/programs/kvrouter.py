@@ -75,6 +75,7 @@ async def main(model: Path) -> None:
             dp_rank=rank,
             enable_local_indexer=True,  # without one the router takes nothing
             zmq_endpoint=stream["live"],
+            zmq_topic=stream.get("topic", ""),
         )
         for rank, stream in enumerate(first["streams"])
     ]

@@ -103,6 +103,9 @@ class LinesOutput:
     def end_answers(self) -> int:
         return 0
 
+    def retire(self, stream: int) -> None:
+        self.close(stream)
+
     def close(self, stream: int, linger: float = 0.0) -> None:
         self.flush()
         self._files.pop(stream).close()

@@ -51,9 +51,10 @@ class Bench:
         self.routers: dict[int, Any] = {}
         self.transfers = Transfers(self._request, self._abandon)
 
-    def _request(self, names):
+    def _request(self, routers):
+        names = tuple(router.peer.id for router in routers)
         self.requests.append((asyncio.get_running_loop().time(), names))
-        self.transfers.begin([self.routers[name] for name in names])
+        self.transfers.begin(routers)
 
     def _abandon(self, router):
         self.abandoned.append(router.peer.id)
@@ -61,7 +62,7 @@ class Bench:
     def want(self, *names):
         for name in names:
             if name not in self.routers:
-                peer: Any = SimpleNamespace(id=name, acknowledged_bytes=0)
+                peer: Any = SimpleNamespace(id=name, acknowledged_bytes=0, writable=True)
                 self.routers[name] = Router(peer)
             self.transfers.want(self.routers[name])
 

@@ -1,0 +1,62 @@
+"""What discovery found last, kept beside the seq reservations: a restart goes on with it until it is asked anew.
+
+So the sources are those that the state on disk belongs to, and one that cannot be asked after a restart costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from kvbus.config import Config
+from kvbus.daemon import small_file
+from kvbus.daemon.disk import Disk
+from kvbus.discovery.contract import Engine
+
+log = logging.getLogger("kvbus.daemon.discovery")
+
+Found = dict[str, list[Engine]]
+"""The engines that are sources, by entry."""
+
+
+class FoundFile:
+    """Keeps the engines that were found.
+
+    Args:
+        directory: None keeps nothing.
+        config: the outputs in it say whose file it is.
+        disk: the real one, or a test's.
+    """
+
+    def __init__(self, directory: Path | None, config: Config, disk: Disk) -> None:
+        self._directory = directory if any(source.discover is not None for source in config.sources) else None
+        outputs = "\n".join(f"{output.name} {output.endpoint}" for output in config.outputs)
+        self._name = f"kvbus-{hashlib.sha256(outputs.encode()).hexdigest()[:24]}.found"
+        self._disk = disk
+        self._kept: Mapping[str, list[Engine]] | None = None
+
+    def read(self) -> Found:
+        """What was kept; nothing where there is no file, or a damaged one."""
+        content = None if self._directory is None else small_file.read(self._disk, self._directory, self._name)
+        if content is None:
+            return {}
+        try:
+            self._kept = msgspec.json.decode(content, type=Found)
+        except msgspec.MsgspecError as error:
+            log.warning("%s is damaged (%s): engines are found anew", self._name, error)
+            return {}
+        return dict(self._kept)
+
+    def keep(self, found: Found) -> None:
+        """Keep what was found."""
+        if self._directory is None or found == self._kept:
+            return
+        self._kept = found
+        try:
+            small_file.replace(self._disk, self._directory, self._name, msgspec.json.encode(found))
+        except OSError as error:
+            log.error("%s cannot be written (%s): a restart finds engines anew", self._name, error)  # noqa: TRY400

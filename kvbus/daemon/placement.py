@@ -1,0 +1,203 @@
+"""Which slot each worker has: a source's rank by its name, wherever the source stands in the list.
+
+A slot is a worker's number inside kvbus, and its rank on merged outputs. A worker keeps it while others come and go.
+One that is gone keeps it too, so that it finds its numbering when it is back, and so that routers which were away learn
+that its blocks are gone. Only where ``limits.max_sources`` is reached does the one that left first make room.
+Outputs with a port for each source go by the list, as their routers do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvbus.config import Config, SourceStream, topic_for
+from kvbus.daemon import small_file
+from kvbus.daemon.disk import Disk
+from kvbus.errors import ConfigError, Problem
+
+log = logging.getLogger("kvbus.daemon.placement")
+
+_VERSION: Final = "kvbus-slots-1"
+
+
+class Worker(NamedTuple):
+    """A source's name, and one of its ranks."""
+
+    source: str
+    rank: int
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """The slots of all workers.
+
+    Attributes:
+        slots: of those that are there and those that are gone.
+        gone: the latter, the one that left first in front.
+        forgotten: no number from this one on was used by a worker that has lost its slot, on any output.
+    """
+
+    slots: dict[Worker, int] = {}
+    gone: tuple[Worker, ...] = ()
+    forgotten: int = 0
+
+    def streams(self, config: Config) -> dict[int, SourceStream]:
+        """The sources' streams by slot."""
+        found = {}
+        for stream in config.streams():
+            slot = self.slots[worker_of(config, stream)]
+            found[slot] = replace(stream, index=slot)
+        return found
+
+    @property
+    def gone_slots(self) -> dict[int, Worker]:
+        """The workers that are gone, by slot."""
+        return {self.slots[worker]: worker for worker in self.gone}
+
+
+def worker_of(config: Config, stream: SourceStream) -> Worker:
+    """Whose stream it is."""
+    return Worker(config.sources[stream.source_index].name, stream.rank)
+
+
+def place(before: Placement, config: Config) -> Placement:
+    """Give every worker of a configuration its slot.
+
+    Raises:
+        ConfigError: there are more of them than ``limits.max_sources``.
+    """
+    most = config.limits.max_sources
+    streams = {worker_of(config, stream): stream for stream in config.streams()}
+    if len(streams) > most:
+        wrong = f"{len(streams)} sources, all ranks counted, and limits.max_sources allows {most}"
+        raise ConfigError([Problem("sources", wrong, example=f"limits: {{max_sources: {len(streams)}}}")])
+    by_list = any(output.layout == "per_source" for output in config.outputs)
+    slots = {
+        worker: stream.index
+        for worker, stream in streams.items()
+        if by_list or config.sources[stream.source_index].slot is not None
+    }
+    taken = set(slots.values())
+    for worker, slot in before.slots.items():
+        if worker in streams and worker not in slots and slot not in taken:
+            slots[worker] = slot
+            taken.add(slot)
+    gone = _gone(before, config, streams, taken)
+    held = {before.slots[worker] for worker in gone}
+    for worker, stream in streams.items():
+        if worker in slots:
+            continue
+        if len(slots) + len(gone) >= most:
+            slot = before.slots[gone.pop(0)]
+        else:
+            slot = stream.index
+            if slot in taken or slot in held:
+                slot = next(each for each in range(len(taken) + len(held) + 1) if each not in taken | held)
+        held.discard(slot)
+        slots[worker] = slot
+        taken.add(slot)
+    del gone[: max(0, len(slots) + len(gone) - most)]
+    return Placement({**{worker: before.slots[worker] for worker in gone}, **slots}, tuple(gone), before.forgotten)
+
+
+def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set[int]) -> list[Worker]:
+    """The workers that are gone and keep their slots, the one that left first in front.
+
+    Raises:
+        ConfigError: two workers that are there would have the same topic.
+    """
+    if all(output.layout == "per_source" for output in config.outputs):
+        return []
+    templates = {
+        number: output.topic
+        for number, output in enumerate(config.outputs)
+        if output.layout == "per_topic" and output.topic is not None
+    }
+    topics: dict[tuple[int, bytes], Worker] = {}
+    for worker in there:
+        for number, template in templates.items():
+            topic = topic_for(template, config, *worker)
+            other = topics.setdefault((number, topic), worker)
+            if other is not worker:
+                wrong = f"{_shown(worker)} and {_shown(other)} would have the topic {topic.decode()!r} both"
+                raise ConfigError([Problem(f"outputs[{number}].topic", wrong, template, "topic: kv@{source}/{rank}")])
+    known = set(there)
+    left = [worker for worker in before.gone if worker not in known]
+    left += [worker for worker in before.slots if worker not in known and worker not in left]
+    return [
+        worker
+        for worker in left
+        if before.slots[worker] not in taken
+        and not any((number, topic_for(each, config, *worker)) in topics for number, each in templates.items())
+    ]
+
+
+def _shown(worker: Worker) -> str:
+    return f"{worker.source} rank {worker.rank}"
+
+
+class _File(msgspec.Struct):
+    version: str
+    slots: list[tuple[str, int, int]]
+    gone: list[tuple[str, int]]
+    forgotten: int
+
+
+class PlacementFile:
+    """The placement, kept beside the seq reservations.
+
+    Args:
+        directory: None keeps nothing.
+        config: the outputs in it say whose file it is.
+        disk: the real one, or a test's.
+    """
+
+    def __init__(self, directory: Path | None, config: Config, disk: Disk) -> None:
+        by_name = any(output.layout != "per_source" for output in config.outputs)
+        self._directory = directory if by_name else None
+        outputs = "\n".join(f"{output.name} {output.endpoint}" for output in config.outputs)
+        self._name = f"kvbus-{hashlib.sha256(outputs.encode()).hexdigest()[:24]}.slots"
+        self._disk = disk
+        self._kept: Placement | None = None
+
+    def read(self) -> Placement:
+        """What was kept; nothing where there is no file, or a damaged one: then slots follow the list."""
+        if self._directory is None:
+            return Placement()
+        content = small_file.read(self._disk, self._directory, self._name)
+        if content is None:
+            return Placement()
+        try:
+            found = msgspec.json.decode(content, type=_File)
+        except msgspec.MsgspecError as error:
+            log.warning("%s is damaged (%s): sources are numbered by the list", self._name, error)
+            return Placement()
+        slots = {Worker(name, rank): slot for name, rank, slot in found.slots}
+        gone = tuple(worker for worker in (Worker(*each) for each in found.gone) if worker in slots)
+        if found.version != _VERSION or len(set(slots.values())) != len(slots):
+            return Placement()
+        self._kept = Placement(slots, gone, found.forgotten)
+        return self._kept
+
+    def keep(self, placement: Placement) -> None:
+        """Keep a placement. Called before anything of it is sent."""
+        if self._directory is None or placement == self._kept:
+            return
+        self._kept = placement
+        slots = [(*worker, slot) for worker, slot in placement.slots.items()]
+        content = msgspec.json.encode(_File(_VERSION, slots, list(placement.gone), placement.forgotten))
+        try:
+            small_file.replace(self._disk, self._directory, self._name, content)
+        except OSError as error:
+            log.error("%s cannot be written (%s): a restart numbers sources by the list", self._name, error)  # noqa: TRY400
+
+
+def forget(placement: Placement, reached: Iterable[int]) -> Placement:
+    """Workers have lost their slots, and had got to these numbers."""
+    return msgspec.structs.replace(placement, forgotten=max([placement.forgotten, *reached]))

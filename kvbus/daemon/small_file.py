@@ -1,0 +1,47 @@
+"""A small file that is read whole and replaced whole: a reader finds the old content or the new one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from kvbus.daemon.disk import Disk
+
+MOST_BYTES: Final = 64 * 1024 * 1024
+
+
+def read(disk: Disk, directory: Path, name: str) -> bytes | None:
+    """Return what a file holds; None if it cannot be read."""
+    try:
+        there = disk.open_directory(directory)
+        try:
+            fd = disk.open(there, name)
+            try:
+                return disk.pread(fd, min(disk.size(fd), MOST_BYTES), 0)
+            finally:
+                disk.close(fd)
+        finally:
+            disk.close(there)
+    except OSError:
+        return None
+
+
+def replace(disk: Disk, directory: Path, name: str, content: bytes) -> None:
+    """Put a file with this content in the place of what has its name.
+
+    Raises:
+        OSError: it cannot be written; the one before is as it was.
+    """
+    new = f"{name}.new"
+    there = disk.open_directory(directory)
+    try:
+        fd = disk.create(there, new)
+        try:
+            disk.pwrite(fd, content, 0)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+        disk.rename(there, new, name)
+        disk.sync_directory(there)
+    finally:
+        disk.close(there)

@@ -1,0 +1,174 @@
+"""Which views there are: one for each output, and one more for each of the rights that the owners of keys have there.
+
+Views are by rights, not by keys: routers with the same rights read the same streams. The outputs have the first
+numbers, in the order of the configuration, and each of them reads everything.
+
+A router whose rights change while kvbus runs has seen numbers of its former view. It gets a new view, which begins with
+numbers that no router has seen, though there may be another one with these rights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvbus.config import Config, OutputConfig, topic_for
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.daemon.keys import Keys, output_domain
+from kvbus.daemon.placement import Worker, worker_of
+from kvbus.errors import ConfigError, Problem
+from kvbus.transport.grants import EVERYTHING, Grant
+
+_DIGITS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The rights of some keys of an output.
+
+    Attributes:
+        output: the output's position in the configuration.
+        grant: what may be read.
+        since: the change of keys that it came with; 0 if kvbus has begun with it.
+        closed: nobody reads it any more.
+    """
+
+    output: int
+    grant: Grant = EVERYTHING
+    since: int = 0
+    closed: bool = False
+
+    def name(self, config: Config) -> str:
+        """Return what names its streams over restarts: the output's name, a digest of the rights, and the change."""
+        name = config.outputs[self.output].name
+        if self.grant != EVERYTHING:
+            salts = None if self.grant.salts is None else sorted(self.grant.salts)
+            name += f"#{_digest(repr((replace(self.grant, salts=None), salts)))}"
+        return f"{name}+{self.since}" if self.since else name
+
+    def sees(self, config: Config, worker: Worker) -> bool:
+        """Return whether anything of a source may be read."""
+        if self.closed:
+            return False
+        topic = topic_of(config, config.outputs[self.output], worker)
+        label = f"{worker.source}/{worker.rank}"
+        return self.grant.reads_source(worker.source, label, config.model, None if topic is None else topic.decode())
+
+
+class Views:
+    """All views by number.
+
+    Args:
+        config: the configuration.
+        keys: who may connect where, with which rights.
+
+    Raises:
+        ConfigError: there are more than ``limits.max_views``.
+    """
+
+    def __init__(self, config: Config, keys: Keys) -> None:
+        self.all = [View(output) for output in range(len(config.outputs))]
+        self._outputs = len(config.outputs)
+        self._changes = 0
+        self._of_key: dict[tuple[int, bytes], View] = {}
+        """By output and key: the view that a router reads, or has read last."""
+        self.change(config, keys)
+
+    def change(self, config: Config, keys: Keys) -> list[int]:
+        """Take in other keys; the numbers of the views that are new, or that nobody has any more.
+
+        Raises:
+            ConfigError: there are more than ``limits.max_views``; nothing has changed.
+        """
+        wanted = self.wanted(config, keys)
+        changed = self._arrange(dict.fromkeys([*self.all[: self._outputs], *wanted.values()]))
+        self._of_key |= wanted
+        self._changes += 1
+        return changed
+
+    def wanted(self, config: Config, keys: Keys) -> dict[tuple[int, bytes], View]:
+        """Return by output and key which view its owner is to read.
+
+        Raises:
+            ConfigError: there are more than ``limits.max_views``.
+        """
+        wanted: dict[tuple[int, bytes], View] = {}
+        for output, at in enumerate(config.outputs):
+            curve = keys.get(output_domain(at.name))
+            for key, client in ({} if curve is None else curve.clients).items():
+                wanted[output, key] = self._view(output, key, client.grant)
+        count, limit = len(set(wanted.values()) - set(self.all[: self._outputs])), config.limits.max_views
+        if count > limit:
+            wrong = f"{count} different rights on the lists, and limits.max_views allows {limit}"
+            raise ConfigError([Problem("limits.max_views", wrong, str(limit), f"max_views: {count}")])
+        return wanted
+
+    def _view(self, output: int, key: bytes, grant: Grant) -> View:
+        last = self._of_key.get((output, key))
+        there = [view for view in self.all if not view.closed and (view.output, view.grant) == (output, grant)]
+        if last is not None:
+            return last if last in there else View(output, grant, since=self._changes)
+        return there[0] if there else View(output, grant, since=self._changes)
+
+    def _arrange(self, named: Collection[View]) -> list[int]:
+        """Give numbers to the views named; the numbers that are of another view now, or of none."""
+        changed = set()
+        for number, view in enumerate(self.all):
+            if not view.closed and view not in named:
+                self.all[number] = replace(view, closed=True)
+                changed.add(number)
+        free = [number for number, view in enumerate(self.all) if view.closed]
+        for view in [view for view in named if view not in self.all]:
+            if free:
+                number = free.pop(0)
+                self.all[number] = view
+            else:
+                number = len(self.all)
+                self.all.append(view)
+            changed.add(number)
+        return sorted(changed)
+
+    def of_output(self, output: int) -> dict[int, View]:
+        """Return the views of one output beside itself, by number."""
+        found = enumerate(self.all[self._outputs :], self._outputs)
+        return {number: view for number, view in found if view.output == output and not view.closed}
+
+    def by_key(self, output: int, keys: Iterable[bytes]) -> dict[bytes, int]:
+        """Return for each of an output's keys the number of its view; whoever is not there reads the output itself."""
+        numbers = {view: number for number, view in self.of_output(output).items()}
+        found = {key: numbers.get(self._of_key[output, key]) for key in keys}
+        return {key: number for key, number in found.items() if number is not None}
+
+    def identity(self, config: Config, keys: Keys) -> list[str]:
+        """Return what a state on disk depends on: the views by number, and who reads which; nothing without views."""
+        names = ["" if view.closed else view.name(config) for view in self.all[self._outputs :]]
+        readers = [
+            sorted(self.by_key(output, curve.clients).items())
+            for output, at in enumerate(config.outputs)
+            if (curve := keys.get(output_domain(at.name))) is not None
+        ]
+        return [*names, _digest(repr(readers))] if names else []
+
+    def hidden(self, config: Config, output: int) -> dict[int, frozenset[int]]:
+        """Return by slot the views of an output that see nothing of the source there."""
+        views = self.of_output(output)
+        workers = {stream.index: worker_of(config, stream) for stream in config.streams()}
+        return {
+            slot: frozenset(number for number, view in views.items() if not view.sees(config, worker))
+            for slot, worker in workers.items()
+        }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def topic_of(config: Config, output: OutputConfig, worker: Worker) -> bytes | None:
+    """Return the topic of a worker's stream; None where it is the source's own."""
+    if PROFILES[output.profile].topics == "empty":
+        return b""
+    if output.topic is None:
+        return None
+    return topic_for(output.topic, config, *worker)

@@ -1,0 +1,260 @@
+"""One endpoint for many streams, each under a topic of its own.
+
+The hub has the connections. It hands each peer to the streams whose topics its subscriptions match; a stream sees its
+own routers alone, as if the endpoint were its own. What a slow router costs is bounded for all streams together: they
+share the bytes that are kept for routers that are behind, and the places of states that are under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec import structs
+
+from kvbus.core.stats import OutputStats, RouterView
+from kvbus.core.wire.frames import ASKS_REPLAY
+from kvbus.errors import BindError
+from kvbus.transport.live.ring import Share
+from kvbus.transport.live.router import Router, RouterState
+from kvbus.transport.live.stream import Endpoint, LivePublisher, Shared
+from kvbus.transport.live.transfers import Transfers
+from kvbus.transport.live.views import LEFT, shown_topics
+from kvbus.transport.zmtp.peer import Peer, PeerHandler
+
+log = logging.getLogger("kvbus.outputs")
+
+_WORST_FIRST: Final = (
+    RouterState.STALLED,
+    RouterState.RECEIVING,
+    RouterState.WAITING,
+    RouterState.LIVE,
+    RouterState.IDLE,
+)
+
+
+@dataclass(slots=True)
+class _Member:
+    """A connected router, and the streams that it has, by slot."""
+
+    peer: Peer
+    name: str = ""
+    streams: dict[int, LivePublisher] = field(default_factory=dict)
+    subscriptions: int = 0
+    turn: int = 0
+
+
+class Hub:
+    """The streams of one endpoint; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+
+    Args:
+        output: the output's name, for logs.
+        open_endpoint: binds or dials, with this object as the handler; called with the first stream.
+        stats: counters of the output.
+        max_bytes: bytes kept for routers that are behind, on all streams together.
+        may_have: says whether a router may have the stream in a slot; None: every router may have every stream.
+        name_of: the name of a key's owner, for people.
+    """
+
+    def __init__(
+        self,
+        output: str,
+        open_endpoint: Callable[[PeerHandler], Endpoint],
+        *,
+        stats: OutputStats,
+        max_bytes: int,
+        may_have: Callable[[Peer, int], bool] | None = None,
+        name_of: Callable[[bytes], str] = lambda _: "",
+    ) -> None:
+        self._output = output
+        self._open_endpoint = open_endpoint
+        self._stats = stats
+        self._may_have = may_have
+        self._name_of = name_of
+        self._loop = asyncio.get_running_loop()
+        self._endpoint: Endpoint | None = None
+        self._streams: dict[int, LivePublisher] = {}
+        self._topics: dict[bytes, int] = {}
+        self._members: dict[int, _Member] = {}
+        self._ended: set[int] = set()
+        """Peers whose endpoint was closed, until their connections are over."""
+        self._left: deque[RouterView] = deque(maxlen=LEFT)
+        self.shared = Shared(Share(max_bytes), Transfers(self._request, self._abandon))
+        """For each stream that is opened here."""
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    def open(self, slot: int, topic: bytes, stream: LivePublisher) -> Endpoint:
+        """Take in a stream: connected routers that have subscribed to its topic get its state.
+
+        Returns:
+            The stream's end of the endpoint.
+
+        Raises:
+            BindError: the endpoint cannot be bound, or another stream has this topic.
+        """
+        if topic in self._topics:
+            raise BindError(topic.decode("utf-8", "backslashreplace"), f"stream {self._topics[topic]} has this topic")
+        if self._endpoint is None:
+            self._endpoint = self._open_endpoint(self)
+        self._topics[topic] = slot
+        self._streams[slot] = stream
+        for member in list(self._members.values()):
+            for prefix in list(member.peer.topics):
+                self._offer(member, prefix, slot, topic)
+        return _Seat(lambda linger: self._close(slot, topic, linger))
+
+    def _close(self, slot: int, topic: bytes, linger: float) -> None:
+        del self._streams[slot], self._topics[topic]
+        for member in self._members.values():
+            member.streams.pop(slot, None)
+        if not self._streams:
+            self._end(linger)
+            self.shared.transfers.close()
+
+    def reopen(self, open_endpoint: Callable[[PeerHandler], Endpoint]) -> None:
+        """Disconnect every router, and open the endpoint anew."""
+        self._end(0.0)
+        self._open_endpoint = open_endpoint
+        if self._streams:
+            self._endpoint = open_endpoint(self)
+
+    def _end(self, linger: float) -> None:
+        for member in self._members.values():
+            self._forget(member, "closed")
+            self._ended.add(member.peer.id)
+            for stream in member.streams.values():
+                stream.closed(member.peer, "closed")
+        self._members.clear()
+        if self._endpoint is not None:
+            self._endpoint.close(linger)
+            self._endpoint = None
+
+    def _request(self, routers: list[Router]) -> None:
+        self._streams[routers[0].stream].request(routers)
+
+    def _abandon(self, router: Router) -> None:
+        self._streams[router.stream].restart(router)
+
+    # -- routers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def peers(self) -> list[Peer]:
+        """The routers' connections."""
+        return [member.peer for member in self._members.values()]
+
+    def opened(self, peer: Peer) -> None:
+        """Take in a new peer."""
+        self._members[peer.id] = _Member(peer, self._name_of(peer.key))
+        self._stats.routers += 1
+
+    def subscribed(self, peer: Peer, topic: bytes) -> None:
+        """Hand a router to the streams that a new subscription of its matches."""
+        if topic == ASKS_REPLAY:
+            return  # there is none to ask: every router needs the state
+        member = self._members[peer.id]
+        member.subscriptions += 1
+        self._stats.subscribers += 1
+        before = len(member.streams)
+        for name, slot in self._topics.items():
+            self._offer(member, topic, slot, name)
+        self._say("output %s: router %s subscribed to %d streams", peer, len(member.streams) - before)
+
+    def _offer(self, member: _Member, prefix: bytes, slot: int, topic: bytes) -> None:
+        if not topic.startswith(prefix) or (self._may_have is not None and not self._may_have(member.peer, slot)):
+            return
+        stream = self._streams[slot]
+        if slot not in member.streams:
+            member.streams[slot] = stream
+            stream.opened(member.peer)
+        stream.subscribed(member.peer, prefix)
+
+    def cancelled(self, peer: Peer, topic: bytes) -> None:
+        """Pass on the end of a subscription."""
+        if topic == ASKS_REPLAY:
+            return
+        member = self._members[peer.id]
+        member.subscriptions -= 1
+        self._stats.subscribers -= 1
+        for stream in member.streams.values():
+            stream.cancelled(peer, topic)
+
+    def received(self, peer: Peer, frames: list[bytes]) -> None:
+        """Ignore what the application behind an XSUB says."""
+
+    def drained(self, peer: Peer) -> None:
+        """Go on with a router that has read: states that wait for it first, then its streams in turn."""
+        self.shared.transfers.look_again()
+        member = self._members[peer.id]
+        streams = list(member.streams.values())
+        member.turn = (member.turn + 1) % max(1, len(streams))
+        for stream in (*streams[member.turn :], *streams[: member.turn]):
+            stream.drained(peer)
+
+    def closed(self, peer: Peer, reason: str) -> None:
+        """Forget a router."""
+        self._stats.router_disconnects[reason] += 1
+        self._say("output %s: router %s left: %s", peer, reason)
+        if peer.id in self._ended:
+            self._ended.remove(peer.id)
+            return
+        member = self._members.pop(peer.id)
+        self._forget(member, reason)
+        for stream in member.streams.values():
+            stream.closed(peer, reason)
+
+    def _forget(self, member: _Member, reason: str) -> None:
+        self._left.append(structs.replace(self._view(member), left=reason, left_at=time.time()))
+        self._stats.routers -= 1
+        self._stats.subscribers -= member.subscriptions
+
+    def _say(self, text: str, peer: Peer, *more: object) -> None:
+        log.info(text, self._output, peer.address, *more, extra={"output": self._output, "peer": peer.address})
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    @property
+    def routers(self) -> list[RouterView]:
+        """The connected routers, each with all of its streams, and those that left last."""
+        return [*map(self._view, self._members.values()), *self._left]
+
+    def _view(self, member: _Member) -> RouterView:
+        peer = member.peer
+        views = [view for stream in member.streams.values() if (view := stream.views.of(peer)) is not None]
+        topics, subscriptions = shown_topics(peer)
+        return RouterView(
+            stream=0,
+            peer=peer.address,
+            since=time.time() - self._loop.time() + peer.since,
+            topics=topics,
+            subscriptions=subscriptions,
+            state=min((view.state for view in views), key=_rank, default=RouterState.IDLE.value),
+            states_sent=sum(view.states_sent for view in views),
+            state_sent_at=max((view.state_sent_at for view in views if view.state_sent_at is not None), default=None),
+            queued_batches=sum(view.queued_batches for view in views),
+            queued_bytes=peer.unread_bytes,
+            behind_seconds=max((view.behind_seconds for view in views), default=0.0),
+            dropped_batches=sum(view.dropped_batches for view in views),
+            dropped_events=sum(view.dropped_events for view in views),
+            name=member.name,
+        )
+
+
+def _rank(state: str) -> int:
+    return _WORST_FIRST.index(RouterState(state))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A stream's end of the endpoint that it shares."""
+
+    leave: Callable[[float], None]
+
+    def close(self, linger: float = 0.0) -> None:
+        """Leave; the connections stay for the other streams."""
+        self.leave(linger)

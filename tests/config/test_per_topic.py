@@ -1,0 +1,66 @@
+"""What ``check`` says of ``layout: per_topic``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbus.config import load
+from kvbus.errors import ConfigError
+
+GOOD: dict[str, Any] = {"layout": "per_topic", "topic": "kv@{source}@{model}", "endpoint": "tcp://*:5657"}
+
+
+def problems(*sources: dict[str, Any], **output: Any) -> str:
+    """What is wrong; nothing where it is good."""
+    engines = [{"endpoint": f"ipc:///run/{n}", "name": f"e{n}", **source} for n, source in enumerate(sources or ({},))]
+    try:
+        load(None, env={}, overrides={"model": "m", "sources": engines, "outputs": [{**GOOD, **output}]})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_good_ones() -> None:
+    assert problems() == problems({}, {}, {}) == ""
+    assert problems({"data_parallel_size": 3}, {}, topic="kv@{source}.{rank}@{model}", profile="llm-d") == ""
+    assert problems({}, {}, bind=False, endpoint="tcp://router:5657") == ""
+    assert problems({}, {}, profile="dynamo") == ""
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ({"topic": None}, "outputs[0].topic: with layout: per_topic each stream needs a topic of its own, by {source}"),
+        ({"topic": "kv@{worker}@{model}"}, 'by {source} in it; for example topic: "kv@{source}@{model}"'),
+        ({"replay_endpoint": "tcp://*:5658"}, "outputs[0].replay_endpoint = 'tcp://*:5658': a request names no topic"),
+        ({"snapshot_endpoint": "tcp://*:5659"}, "outputs[0].snapshot_endpoint"),
+        ({"on_subscribe": "nothing"}, "there is no replay, so a router needs the state"),
+        ({"profile": "aibrix"}, "routers of profile aibrix know a worker by its connection"),
+        ({"profile": "smg"}, "routers of profile smg keep one seq for each connection"),
+        ({"profile": "vllm-router", "topic": None}, "take batches without a topic alone"),
+    ],
+)
+def test_bad_ones(output: dict[str, Any], said: str) -> None:
+    found = problems({}, {}, **output)
+    assert said in found
+    assert "has a problem:" in found
+
+
+def test_ranks_need_a_topic_each() -> None:
+    assert 'by {rank} in it; for example topic: "kv@{source}.{rank}@{model}"' in problems({"data_parallel_size": 2})
+    same = problems({"name": "a", "data_parallel_size": 12}, {"name": "a1"}, topic="kv@{source}{rank}@m")
+    assert "a/10 and a1/0 would both have" in same or "a/10 and a1 would both have the topic 'kv@a10@m'" in same
+
+
+def test_by_default_there_is_no_replay() -> None:
+    """Of the default endpoints there is the live one alone."""
+    made = load(None, env={}, overrides={"outputs": [{"layout": "per_topic", "topic": "kv@{source}"}], "sources": [{}]})
+    assert (made.outputs[0].endpoint, made.outputs[0].replay_endpoint) == ("tcp://*:5657", None)
+
+
+def test_only_so_many_sources() -> None:
+    sources = [{"name": "a", "endpoint": "ipc:///run/a-{rank}", "data_parallel_size": 3}]
+    with pytest.raises(ConfigError, match=r"there are 3 sources, all ranks counted; for example max_sources: 3"):
+        load(None, env={}, overrides={"sources": sources, "outputs": [GOOD], "limits": {"max_sources": 2}})

@@ -1,0 +1,141 @@
+"""Who has which slot: by name, whatever the list does, and on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.config import Config, load
+from kvbus.daemon.disk import Disk
+from kvbus.daemon.placement import Placement, PlacementFile, Worker, forget, place
+from kvbus.errors import ConfigError
+
+BY_TOPIC = {"endpoint": "ipc:///run/out", "layout": "per_topic", "topic": "kv@{source}.{rank}"}
+MERGED = {"endpoint": "ipc:///run/out", "layout": "merged"}
+
+
+def config(*names: str, outputs: Any = (BY_TOPIC,), ranks: int = 1, most: int = 100, **slots: int) -> Config:
+    sources = [
+        {"name": name, "endpoint": f"ipc:///run/{name}", "data_parallel_size": ranks, "slot": slots.get(name)}
+        for name in names
+    ]
+    overrides = {"sources": sources, "outputs": list(outputs), "limits": {"max_sources": most}}
+    return load(None, env={}, overrides=overrides)
+
+
+def slots(placement: Placement) -> dict[str, int]:
+    return {f"{worker.source}{worker.rank or ''}": slot for worker, slot in placement.slots.items()}
+
+
+def test_the_first_time_the_list_counts() -> None:
+    assert slots(place(Placement(), config("b", "a", ranks=2))) == {"b": 0, "b1": 1, "a": 2, "a1": 3}
+
+
+def test_a_name_keeps_its_slot_and_so_does_one_that_is_gone() -> None:
+    first = place(Placement(), config("a", "b", "c"))
+    second = place(first, config("d", "c", "a"))
+    assert slots(second) == {"a": 0, "b": 1, "c": 2, "d": 3}
+    assert second.gone == (Worker("b", 0),)
+    third = place(second, config("b"))
+    assert third.streams(config("b"))[1].label == "b"
+    assert set(third.gone_slots) == {0, 2, 3}
+
+
+def test_more_ranks_leave_the_others_where_they_are() -> None:
+    first = place(Placement(), config("a", "b"))
+    assert slots(place(first, config("a", "b", ranks=2))) == {"a": 0, "b": 1, "a1": 2, "b1": 3}
+
+
+def test_the_one_that_left_first_makes_room() -> None:
+    first = place(Placement(), config("a", "b", "c", most=3))
+    second = place(place(first, config("a", "c", most=3)), config("c", most=3))
+    assert second.gone == (Worker("b", 0), Worker("a", 0))
+    third = place(second, config("c", "d", most=3))
+    assert slots(third) == {"a": 0, "d": 1, "c": 2}
+
+
+def test_there_are_no_more_than_the_limit_says() -> None:
+    with pytest.raises(ConfigError, match=r"max_sources: 3"):
+        config("a", "b", "c", most=2)
+    two, three = config("a", "b", most=2), config("a", "b", "c")
+    with pytest.raises(ConfigError, match=r"max_sources: 3"):
+        place(Placement(), two.model_copy(update={"sources": three.sources}))
+
+
+def test_a_slot_of_its_own_goes_first() -> None:
+    first = place(Placement(), config("a", "b"))
+    second = place(first, config("b", "c", c=0))
+    assert slots(second) == {"b": 1, "c": 0}
+    assert second.gone == ()
+
+
+def test_where_an_output_is_per_source_the_list_says_it() -> None:
+    ports = {"name": "ports", "endpoint": "ipc:///run/ports"}
+    first = place(Placement(), config("a", "b", outputs=[BY_TOPIC, ports]))
+    assert slots(place(first, config("b", outputs=[BY_TOPIC, ports]))) == {"b": 0}
+    assert place(first, config("a", outputs=[ports])).gone == ()
+
+
+def test_two_that_would_have_one_topic_are_refused() -> None:
+    same = {**BY_TOPIC, "topic": "kv@{source}{rank}"}
+    one = config("a", "a1", outputs=[same])
+    sources = tuple(each.model_copy(update={"data_parallel_size": 12}) for each in one.sources)
+    with pytest.raises(ConfigError, match=r"would have the topic 'kv@a1[01]' both"):
+        place(Placement(), one.model_copy(update={"sources": sources}))
+    with pytest.raises(ConfigError, match="would both have the topic 'kv@a1"):
+        config("a", "a1", outputs=[same], ranks=12)
+
+
+def test_one_that_is_gone_yields_its_topic() -> None:
+    same = {**BY_TOPIC, "topic": "kv@{source}{rank}"}
+    before = Placement({Worker("a", 11): 0}, (Worker("a", 11),))
+    after = place(before, config("a1", outputs=[same]))
+    assert Worker("a", 11) in after.slots  # kv@a11 and kv@a10
+    before = Placement({Worker("a", 10): 0}, (Worker("a", 10),))
+    assert Worker("a", 10) not in place(before, config("a1", outputs=[same])).slots
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True), max_size=12))
+def test_whatever_the_list_does(lists: list[list[str]]) -> None:
+    """A slot is one worker's, at most five are known, and nobody who is known moves."""
+    placement = Placement()
+    for names in lists:
+        before, placement = placement, place(placement, config(*names, most=5))
+        assert len(set(placement.slots.values())) == len(placement.slots) <= 5
+        assert {worker.source for worker in placement.slots.keys() - set(placement.gone)} == set(names)
+        assert max(placement.slots.values()) < 5
+        for worker, slot in placement.slots.items():
+            assert before.slots.get(worker, slot) == slot
+        lost = [worker for worker in before.slots if worker not in placement.slots]
+        assert not lost or len(placement.slots) == 5
+        assert set(lost) <= {*before.gone, *(worker for worker in before.slots if worker.source not in names)}
+
+
+def test_the_file(tmp_path: Path) -> None:
+    made = config("a", "b")
+    file = PlacementFile(tmp_path, made, Disk())
+    assert file.read() == Placement()
+    kept = forget(place(place(Placement(), made), config("b")), [7, 5])
+    file.keep(kept)
+    assert kept.forgotten == 7
+    assert PlacementFile(tmp_path, made, Disk()).read() == kept
+    (path,) = tmp_path.iterdir()
+    for damage in (b"", b"{", b'{"version":"kvbus-slots-1","slots":[["a",0,0],["b",0,0]],"gone":[],"forgotten":0}'):
+        path.write_bytes(damage)
+        assert PlacementFile(tmp_path, made, Disk()).read() == Placement()
+    ports = config("a", outputs=[{"endpoint": "ipc:///run/out"}])
+    PlacementFile(tmp_path, ports, Disk()).keep(kept)
+    PlacementFile(None, made, Disk()).keep(kept)
+    assert list(tmp_path.iterdir()) == [path]
+    assert PlacementFile(tmp_path, config("a", outputs=[MERGED]), Disk()).read() == Placement()
+
+
+def test_a_directory_that_cannot_be_written_is_no_end(tmp_path: Path) -> None:
+    made = config("a")
+    file = PlacementFile(tmp_path / "gone", made, Disk())
+    file.keep(place(Placement(), made))
+    assert file.read() == Placement()

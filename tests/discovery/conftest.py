@@ -1,0 +1,18 @@
+"""Every kind of discovery that is installed, in turn, each with who knows the engines there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvbus.config import parts
+from tests.discovery.worlds import WORLDS, World
+
+
+@pytest.fixture(params=parts.installed(parts.DISCOVERY))
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    assert request.param in WORLDS, f"{request.param} needs a world of its own in tests/discovery/worlds.py"
+    async with WORLDS[request.param](tmp_path).running() as made:
+        yield made

@@ -1,0 +1,183 @@
+"""What every kind of discovery does, whoever it asks. See kvbus/discovery/contract.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvbus.config import parts
+from kvbus.discovery.contract import DiscoveryError, Engine, Publisher, Services, fitting_name
+from tests.discovery.fleet import Bus, Worker, running
+from tests.discovery.worlds import Place, World
+from tests.system.bus import eventually
+
+SECONDS = 60
+
+
+class Watched:
+    """A discoverer that is being followed."""
+
+    def __init__(self, world: World, ranks: int = 1) -> None:
+        cls = parts.load(parts.DISCOVERY, world.kind)
+        settings = cls.Settings.model_validate(world.settings)
+        self.discoverer = cls(settings, Services("workers", ranks, asyncio.Event()))
+        self.sets = self.discoverer.watch()
+
+    async def next(self) -> dict[str, Engine]:
+        async with asyncio.timeout(SECONDS):
+            return {engine.name: engine for engine in await anext(self.sets)}
+
+    async def becomes(self, expected: dict[str, tuple[Publisher, ...]]) -> None:
+        """The sets that come lead to this one; one that is not there yet may be any in between."""
+        async with asyncio.timeout(SECONDS):
+            while {name: engine.publishers for name, engine in (await self.next()).items()} != expected:
+                pass
+
+    async def until_it_fails(self) -> list[dict[str, tuple[Publisher, ...]]]:
+        """The sets that come before it says why there are no more."""
+        seen: list[dict[str, tuple[Publisher, ...]]] = []
+
+        async def follow() -> None:
+            while True:
+                seen.append({name: engine.publishers for name, engine in (await self.next()).items()})
+
+        with pytest.raises(DiscoveryError, match=r"\S"):
+            await follow()
+        return seen
+
+
+@contextlib.asynccontextmanager
+async def watching(world: World, ranks: int = 1) -> AsyncIterator[Watched]:
+    watched = Watched(world, ranks)
+    try:
+        yield watched
+    finally:
+        await watched.sets.aclose()
+
+
+def published(world: World, *numbers: int) -> dict[str, tuple[Publisher, ...]]:
+    places = {world.name(number): world.place(number) for number in world.some(*numbers)}
+    return {name: (Publisher(0, at.endpoint, at.replay_endpoint),) for name, at in places.items()}
+
+
+def there(world: World, *numbers: int) -> None:
+    world.have({world.name(number): world.place(number) for number in world.some(*numbers)})
+
+
+def count_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_the_first_set_has_all_engines_with_their_endpoints(world):
+    there(world, 1, 2)
+    async with watching(world) as watched:
+        first = await watched.next()
+        assert {name: engine.publishers for name, engine in first.items()} == published(world, 1, 2)
+        assert all(engine.where.startswith(world.kind) for engine in first.values())
+
+
+async def test_it_follows_engines_that_come_and_go(world):
+    there(world, 1)
+    async with watching(world) as watched:
+        await watched.becomes(published(world, 1))
+        for numbers in [(1, 2, 3), (3,), (1, 3), (2,)]:
+            there(world, *numbers)
+            await watched.becomes(published(world, *numbers))
+
+
+async def test_it_follows_an_engine_to_another_address(world):
+    there(world, 1, 2)
+    async with watching(world) as watched:
+        await watched.becomes(published(world, 1, 2))
+        world.have({world.name(number): world.place(number + 7) for number in world.some(1, 2)})
+        moved = {
+            world.name(number): published(world, number + 7)[world.name(number + 7)] for number in world.some(1, 2)
+        }
+        await watched.becomes(moved)
+
+
+async def test_no_engine_is_an_answer(world):
+    there(world)
+    async with watching(world) as watched:
+        await watched.becomes({})
+        there(world, 1)
+        await watched.becomes(published(world, 1))
+        there(world)
+        await watched.becomes({})
+
+
+async def test_who_cannot_be_asked_says_so_and_nothing_else(world):
+    """Not even an empty set: it would clear every engine. A new watch then finds what there is."""
+    there(world, 1)
+    async with watching(world) as watched:
+        await watched.becomes(published(world, 1))
+        world.fail()
+        assert all(each == published(world, 1) for each in await watched.until_it_fails())
+    async with watching(world) as watched:
+        assert await watched.until_it_fails() == []
+    world.heal()
+    async with watching(world) as watched:
+        await watched.becomes(published(world, 1))
+
+
+async def test_ranks_of_which_nothing_is_said_follow_the_port(world):
+    if world.says_ranks:
+        pytest.skip("the engine says its ranks")
+    there(world, 1)
+    at = world.place(1)
+    async with watching(world, ranks=3) as watched:
+        await watched.becomes(
+            {
+                world.name(1): tuple(
+                    Publisher(r, f"tcp://{at.host}:{at.port + r}", f"tcp://{at.host}:{at.replay_port + r}")
+                    for r in range(3)
+                )
+            }
+        )
+
+
+async def test_it_holds_nothing_once_it_is_closed(world):
+    there(world, 1)
+    tasks, descriptors = asyncio.all_tasks(), count_descriptors()
+    async with watching(world) as watched:
+        await watched.next()
+    await eventually(lambda: not asyncio.all_tasks() - tasks, "no task of its own")
+    await eventually(lambda: count_descriptors() <= descriptors, "no socket or file of its own")
+
+
+async def test_in_a_daemon_its_engines_are_sources_and_a_failure_costs_nothing(world):
+    workers = [Worker(world.name(n), n) for n in world.some(1, 2)]
+    for worker in workers:
+        await worker.start()
+    places = {worker.name: Place(worker.host, *worker.ports) for worker in workers}
+    world.have({world.name(1): places[world.name(1)]})
+    bus = Bus({world.kind: world.settings}, discovery_grace=0)
+    async with running(bus):
+        await bus.sources(world.name(1))
+        world.fail()
+        await eventually(lambda: bus.stats.failures, "a failure")
+        assert set(bus.labels) == {world.name(1)}
+        world.heal()
+        world.have(places)
+        await bus.sources(*places)
+        await bus.exact(*workers)
+        assert bus.clears(world.name(1)) == 0
+    for worker in workers:
+        await worker.stop()
+
+
+@pytest.mark.parametrize("text", ["pod-a", "a.b_c-D9", "x" * 63])
+def test_a_name_that_fits_is_kept(text):
+    assert fitting_name(text) == text
+
+
+def test_names_that_do_not_fit_are_told_apart_and_always_the_same():
+    texts = ["fd00::1", "fd00--1", "x" * 64, "x" * 65, "", "pod a", "pod/a", "é"]
+    names = [fitting_name(text) for text in texts]
+    assert len(set(names)) == len(texts)
+    assert names == [fitting_name(text) for text in texts]
+    assert all(len(name) <= 63 for name in names)

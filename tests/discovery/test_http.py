@@ -1,0 +1,222 @@
+"""What engines answer, word for word as their releases do, and an engine that is back at ports it has chosen anew."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvbus.discovery.contract import DiscoveryError, Publisher, Services
+from kvbus.discovery.http.answers import of_sglang, of_vllm
+from kvbus.discovery.http.discoverer import HttpDiscoverer, HttpSettings
+from tests.discovery.fleet import Bus, Worker, running
+from tests.discovery.worlds import HttpWorld, Place
+from tests.system.bus import eventually
+
+HOST = "10.0.0.3"
+
+# vllm/config/kv_events.py at 0.33, as FastAPI writes it; the ports are those of `tcp://*:0`
+VLLM_033 = {
+    "0": {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://10.0.0.3:40123",
+        "replay_endpoint": "tcp://10.0.0.3:40124",
+        "buffer_steps": 10000,
+        "hwm": 100000,
+        "max_queue_size": 100000,
+        "topic": "kv",
+    },
+    "1": {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://10.0.0.3:40125",
+        "replay_endpoint": "tcp://10.0.0.3:40126",
+        "buffer_steps": 10000,
+        "hwm": 100000,
+        "max_queue_size": 100000,
+        "topic": "kv",
+    },
+}
+VLLM_LIST = [{"data_parallel_rank": 0, "endpoint": "tcp://10.0.0.1:5557", "replay_endpoint": None, "topic": ""}]
+SGLANG_023 = {
+    "kv_events": {
+        "publisher": "zmq",
+        "endpoint_host": "*",
+        "endpoint_port_base": 5557,
+        "topic": "kv",
+        "block_size": 64,
+        "dp_size": 2,
+        "replay_endpoint_port_base": 5600,
+    },
+    "version": "0.5.23",
+}
+LOCAL = {"dp_rank": 3, "endpoint": "tcp://127.0.0.1:5560", "topic": "", "block_size": 16}
+
+
+def test_vllm_by_rank():
+    assert of_vllm(VLLM_033, "gateway") == (
+        (
+            Publisher(0, "tcp://10.0.0.3:40123", "tcp://10.0.0.3:40124"),
+            Publisher(1, "tcp://10.0.0.3:40125", "tcp://10.0.0.3:40126"),
+        ),
+        "kv",
+    )
+
+
+@pytest.mark.parametrize("answer", [VLLM_LIST, {"sources": VLLM_LIST}])
+def test_vllm_as_a_list(answer):
+    assert of_vllm(answer, HOST) == ((Publisher(0, "tcp://10.0.0.1:5557", None),), "")
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]", "127.0.0.1", "localhost"])
+def test_a_wildcard_and_loopback_mean_the_host_that_was_asked(host):
+    (publisher,), _ = of_vllm([{"endpoint": f"tcp://{host}:5557"}], HOST)
+    assert publisher == Publisher(0, "tcp://10.0.0.3:5557", None)
+    (publisher,), _ = of_vllm([{"endpoint": f"tcp://{host}:5557"}], "fd00::1")
+    assert publisher.endpoint == "tcp://[fd00::1]:5557"
+
+
+def test_ranks_are_in_order_whatever_the_answer_has():
+    answer = {
+        "10": {"endpoint": "tcp://a:3"},
+        "2": {"endpoint": "tcp://a:2"},
+        "1": {"publisher": "null", "endpoint": "x"},
+    }
+    ranks, _ = of_vllm(answer, HOST)
+    assert [publisher.rank for publisher in ranks] == [2, 10]
+
+
+def test_topics_that_differ_are_not_one():
+    answer = [{"data_parallel_rank": n, "endpoint": "tcp://a:1", "topic": f"t{n}"} for n in (0, 1)]
+    assert of_vllm(answer, HOST)[1] is None
+
+
+@pytest.mark.parametrize("answer", [{}, [], {"sources": []}])
+def test_vllm_that_publishes_nothing(answer):
+    assert of_vllm(answer, HOST) == ((), None)
+
+
+def test_sglang_with_a_port_for_each_rank():
+    assert of_sglang(SGLANG_023, HOST) == (
+        (
+            Publisher(0, "tcp://10.0.0.3:5557", "tcp://10.0.0.3:5600"),
+            Publisher(1, "tcp://10.0.0.3:5558", "tcp://10.0.0.3:5601"),
+        ),
+        "kv",
+    )
+
+
+def test_sglang_over_several_hosts():
+    """Each rank's replay is on its own host."""
+    publishers = [{"dp_rank": 1, "endpoint": "tcp://10.0.0.9:5558"}]
+    answer = {"kv_events": {**SGLANG_023["kv_events"], "publishers": publishers}}  # type: ignore[dict-item]
+    ranks, _ = of_sglang(answer, HOST)
+    assert ranks[1] == Publisher(1, "tcp://10.0.0.9:5558", "tcp://10.0.0.9:5601")
+    assert ranks[0].endpoint == "tcp://10.0.0.3:5557"
+
+
+def test_sglang_that_knows_its_own_node_alone():
+    assert of_sglang({"kv_events": None, "kv_event_sources": [LOCAL]}, HOST)[0] == (
+        Publisher(3, "tcp://10.0.0.3:5560", None),
+    )
+
+
+def test_sglang_that_publishes_nothing():
+    assert of_sglang({"kv_events": None}, HOST) == ((), None)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        1,
+        "x",
+        [1],
+        {"0": 1},
+        {"x": {"endpoint": "tcp://a:1"}},
+        {"-1": {"endpoint": "tcp://a:1"}},
+        [{}],
+        [{"endpoint": "inproc://kv"}],
+        [{"endpoint": "tcp://a:99999"}],
+        [{"endpoint": "tcp://a:1", "replay_endpoint": 5}],
+    ],
+)
+def test_nonsense_is_no_answer(answer):
+    with pytest.raises(DiscoveryError, match=r"\S"):
+        of_vllm(answer, HOST)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [],
+        {},
+        {"vllm_config": {}},
+        {"kv_events": 1},
+        {"kv_events": {"dp_size": "x", "endpoint_port_base": 1}},
+        {"kv_events": {"dp_size": 10**9, "endpoint_port_base": 1}},
+        {"kv_events": {"dp_size": 2, "endpoint_port_base": 65535}},
+        {"kv_events": {"dp_size": 1}},
+        {"kv_events": None, "kv_event_sources": [1]},
+    ],
+)
+def test_nonsense_of_sglang_is_no_answer(answer):
+    with pytest.raises(DiscoveryError, match=r"\S"):
+        of_sglang(answer, HOST)
+
+
+# -- asked over HTTP -----------------------------------------------------------------------------------------------------
+
+
+async def asked(world: HttpWorld, **more: Any) -> Any:
+    settings = HttpSettings.model_validate({**world.settings, **more})
+    sets = HttpDiscoverer(settings, Services("workers", 1, asyncio.Event())).watch()
+    try:
+        return await anext(sets)
+    finally:
+        await sets.aclose()
+
+
+async def test_an_engine_without_either_path_is_said_to_have_neither(tmp_path):
+    async with HttpWorld(tmp_path).running() as world:
+        with pytest.raises(DiscoveryError, match=r"/v1 has neither /kv_event_sources nor /server_info"):
+            await asked(world, url=f"{world.settings['url']}/v1")
+
+
+async def test_text_that_is_no_json_is_no_answer(tmp_path):
+    async with HttpWorld(tmp_path).running() as world:
+        world.answer = None
+        with pytest.raises(DiscoveryError, match="None is no list of publishers"):
+            await asked(world)
+
+
+async def test_nobody_there_is_said_with_the_cause(tmp_path):
+    with pytest.raises(DiscoveryError, match=r"GET http://127\.0\.0\.1:\d+/kv_event_sources: .*Connect"):
+        await asked(HttpWorld(tmp_path))
+
+
+async def test_an_answer_without_end_is_cut_off(tmp_path):
+    async with HttpWorld(tmp_path).running() as world:
+        world.answer = ["x" * 1000] * 5000
+        with pytest.raises(DiscoveryError, match="more than 4194304 bytes"):
+            await asked(world)
+
+
+async def test_an_engine_that_is_back_at_other_ports_is_found_at_once(tmp_path):
+    """Its connection is lost, so it is asked long before the interval is over."""
+    async with HttpWorld(tmp_path).running() as world:
+        one = Worker("workers", 1)
+        await one.start()
+        world.have({"workers": Place(one.host, *one.ports)})
+        async with running(Bus({"http": {**world.settings, "interval": 1000}})) as bus:
+            await bus.sources("workers")
+            await eventually(lambda: bus.source("workers").sequencer.next > 3, "some batches")
+            again = Worker("workers", 2)
+            await again.start()
+            world.have({"workers": Place(again.host, *again.ports)})
+            await one.stop()
+            await eventually(lambda: bus.stats.changes["moved"], "the move")
+            await bus.exact(again)
+            assert bus.daemon.config.sources[0].api == world.settings["url"]
+            await again.stop()

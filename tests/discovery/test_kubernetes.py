@@ -1,0 +1,253 @@
+"""Pods and endpoints that count, and a watch that ends, expires, is refused and goes on where it was.
+
+The API is a server of the test, which speaks list and watch as documented. There is no kube-apiserver here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.discovery.contract import DiscoveryError, Engine, Services
+from tests.system.bus import eventually
+
+pytest.importorskip("kubernetes_asyncio", reason="the extra kubernetes is not installed")
+
+from kvbus.discovery.kubernetes import api, discoverer
+from kvbus.discovery.kubernetes.discoverer import KubernetesDiscoverer, KubernetesSettings
+from kvbus.discovery.kubernetes.objects import Ports, of_pods, of_slices
+from tests.discovery.kube_server import KubeServer, pod
+
+PORTS = Ports("kv-events", "kv-replay", 1)
+
+
+def endpoints(engines: tuple[Engine, ...]) -> dict[str, list[tuple[str, str | None]]]:
+    return {each.name: [(rank.endpoint, rank.replay_endpoint) for rank in each.publishers] for each in engines}
+
+
+def found(*pods: dict[str, Any], ports: Ports = PORTS) -> dict[str, list[tuple[str, str | None]]]:
+    return endpoints(of_pods(pods, ports, "here")[0])
+
+
+# -- objects ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_publishes_at_its_named_ports():
+    assert found(pod("a", "10.0.0.1"), pod("b", "fd00::2", 7000, None)) == {
+        "a": [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")],
+        "b": [("tcp://[fd00::2]:7000", None)],
+    }
+
+
+def test_a_pod_counts_from_its_address_to_its_deletion():
+    ended = pod("e", "10.0.0.5")
+    ended["status"]["phase"] = "Succeeded"
+    leaving = pod("d", "10.0.0.4", deletionTimestamp="2026-11-22T12:00:00Z")
+    waiting = pod("w", None)
+    loading = pod("l", "10.0.0.6")
+    loading["status"]["phase"] = "Pending"
+    assert set(found(ended, leaving, waiting, loading)) == {"l"}
+
+
+def test_annotations_say_more_than_settings():
+    notes = {"kvbus/port": "9000", "kvbus/replay-port": "9100", "kvbus/data-parallel-size": "2"}
+    assert found(pod("a", "10.0.0.1", annotations=notes)) == {
+        "a": [("tcp://10.0.0.1:9000", "tcp://10.0.0.1:9100"), ("tcp://10.0.0.1:9001", "tcp://10.0.0.1:9101")]
+    }
+
+
+@pytest.mark.parametrize("ranks", ["0", "x", "-1", "4097", "1e3", "", "99999999999"])
+def test_ranks_that_are_none_are_an_error(ranks):
+    with pytest.raises(DiscoveryError, match="pod a: annotation kvbus/data-parallel-size is"):
+        found(pod("a", "10.0.0.1", annotations={"kvbus/data-parallel-size": ranks}))
+
+
+def test_ports_by_number_and_of_a_native_sidecar():
+    plain = pod("a", "10.0.0.1")
+    plain["spec"]["initContainers"] = plain["spec"].pop("containers")
+    assert found(plain) == {"a": [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")]}
+    assert found(plain, ports=Ports("6000", "6001", 1)) == {"a": [("tcp://10.0.0.1:6000", "tcp://10.0.0.1:6001")]}
+
+
+def test_a_pod_without_the_port_is_named():
+    assert of_pods([pod("a", "10.0.0.1"), pod("b", "10.0.0.2")], Ports("other", "kv-replay", 1), "here") == (
+        (),
+        ["a", "b"],
+    )
+
+
+def slice_of(name: str, *addresses: str, kind: str = "IPv4", **conditions: bool) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name},
+        "addressType": kind,
+        "ports": [{"name": "kv-events", "port": 5557}, {"name": "kv-replay", "port": 5558}],
+        "endpoints": [
+            {"addresses": [address], "conditions": conditions, "targetRef": {"kind": "Pod", "name": f"pod-{n}"}}
+            for n, address in enumerate(addresses)
+        ],
+    }
+
+
+def test_endpoints_are_known_by_their_pods_and_counted_once():
+    slices = [slice_of("b", "fd00::1", "fd00::2", kind="IPv6"), slice_of("a", "10.0.0.1")]
+    engines, without = of_slices(slices, PORTS, "here")
+    assert endpoints(engines) == {
+        "pod-0": [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")],
+        "pod-1": [("tcp://[fd00::2]:5557", "tcp://[fd00::2]:5558")],
+    }
+    assert without == []
+
+
+def test_an_endpoint_counts_ready_or_not_until_it_is_terminating():
+    assert len(of_slices([slice_of("a", "10.0.0.1", ready=False)], PORTS, "here")[0]) == 1
+    assert of_slices([slice_of("a", "10.0.0.1", terminating=True)], PORTS, "here") == ((), [])
+    bare = slice_of("a", "10.0.0.1")
+    del bare["endpoints"][0]["targetRef"]
+    assert set(endpoints(of_slices([bare], PORTS, "here")[0])) == {"10.0.0.1"}
+    assert of_slices([{**bare, "ports": []}], PORTS, "here") == ((), ["a"])
+    assert of_slices([{**bare, "endpoints": None}], PORTS, "here") == ((), [])
+
+
+# -- the watch ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeServer]:
+    monkeypatch.setattr(api, "PAUSE", 0.01)
+    async with KubeServer().running() as made:
+        yield made
+
+
+class Watched:
+    def __init__(self, server: KubeServer, directory: Path, **more: Any) -> None:
+        given = {"selector": "app=engine", "namespace": "default", "kubeconfig": server.kubeconfig(directory), **more}
+        made = KubernetesDiscoverer(KubernetesSettings.model_validate(given), Services("w", 1, asyncio.Event()))
+        self.sets = made.watch()
+
+    async def next(self) -> set[str]:
+        async with asyncio.timeout(60):
+            return {engine.name for engine in await anext(self.sets)}
+
+
+@contextlib.asynccontextmanager
+async def watching(server: KubeServer, directory: Path, **more: Any) -> AsyncIterator[Watched]:
+    watched = Watched(server, directory, **more)
+    try:
+        yield watched
+    finally:
+        await watched.sets.aclose()
+
+
+async def test_changes_come_by_one_watch(server, tmp_path):
+    server.put(pod("a", "10.0.0.1"))
+    async with watching(server, tmp_path) as watched:
+        assert await watched.next() == {"a"}
+        server.put(pod("b", None))
+        server.put(pod("b", "10.0.0.2"))
+        assert await watched.next() == {"a", "b"}
+        server.put(pod("a", "10.0.0.1", deletionTimestamp="2026-11-22T12:00:00Z"))
+        assert await watched.next() == {"b"}
+        server.delete("a")
+        server.delete("b")
+        assert await watched.next() == set()
+        assert (server.lists, len(server.watched_from)) == (1, 1)
+
+
+async def test_a_watch_that_has_ended_goes_on_behind_the_last_bookmark(server, tmp_path):
+    server.put(pod("a", "10.0.0.1"))
+    async with watching(server, tmp_path) as watched:
+        assert await watched.next() == {"a"}
+        waiting = asyncio.create_task(watched.next())
+        await eventually(lambda: server.watched_from, "a watch")
+        server.bookmark(1000)
+        version = str(server.version)
+        await eventually(lambda: server.end_watches() or server.watched_from[-1] == version, "a watch from there on")
+        server.put(pod("b", "10.0.0.2"))
+        assert await waiting == {"a", "b"}
+        assert server.lists == 1
+
+
+@pytest.mark.parametrize("how", ["status", "event"])
+async def test_a_version_that_is_too_old_has_the_list_read_again(server, tmp_path, how):
+    """What was deleted in between is not in the list any more, and leaves."""
+    server.put(pod("a", "10.0.0.1"))
+    server.put(pod("b", "10.0.0.2"))
+    async with watching(server, tmp_path) as watched:
+        assert await watched.next() == {"a", "b"}
+        waiting = asyncio.create_task(watched.next())
+        await eventually(lambda: server.watched_from, "a watch")
+        server.objects.pop("a")
+        if how == "event":
+            server.error(410, "too old resource version")
+        else:
+            server.version += 1
+            server.forget()
+            server.end_watches()
+        assert await waiting == {"b"}
+        assert server.lists == 2
+
+
+async def test_any_other_error_in_a_watch_is_a_failure(server, tmp_path):
+    async with watching(server, tmp_path) as watched:
+        assert await watched.next() == set()
+        waiting = asyncio.create_task(watched.next())
+        await eventually(lambda: server.watched_from, "a watch")
+        server.error(500, "etcdserver: request timed out")
+        with pytest.raises(DiscoveryError, match="pods in default: etcdserver: request timed out"):
+            await waiting
+
+
+async def test_who_may_not_list_is_told_what_the_api_says(server, tmp_path):
+    server.status = 403
+    async with watching(server, tmp_path) as watched:
+        with pytest.raises(DiscoveryError, match='pods in default: 403 pods is forbidden: User "kvbus" cannot list it'):
+            await watched.next()
+
+
+async def test_endpoint_slices_are_watched_too(server, tmp_path):
+    server.put(slice_of("a", "10.0.0.1"))
+    async with watching(server, tmp_path, resource="endpointslices") as watched:
+        assert await watched.next() == {"pod-0"}
+        server.put(slice_of("a", "10.0.0.1", "10.0.0.2"))
+        assert await watched.next() == {"pod-0", "pod-1"}
+
+
+async def test_pods_without_the_port_are_said_once(server, tmp_path, caplog):
+    server.put(pod("a", "10.0.0.1"))
+    async with watching(server, tmp_path, port="other") as watched:
+        assert await watched.next() == set()
+    assert caplog.text.count("pods have no port other, and are no engines: a") == 1
+
+
+async def test_without_credentials_or_a_namespace_it_says_so(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(discoverer, "OWN_NAMESPACE", tmp_path / "namespace")
+    async with watching(server, tmp_path, namespace=None) as watched:
+        with pytest.raises(DiscoveryError, match="not in a pod, so namespace is needed"):
+            await watched.next()
+    (tmp_path / "namespace").write_text("default\n")
+    async with watching(server, tmp_path, namespace=None) as watched:
+        assert await watched.next() == set()
+    async with watching(server, tmp_path, kubeconfig=None) as watched:
+        with pytest.raises(DiscoveryError, match="no credentials for the Kubernetes API"):
+            await watched.next()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"nonsense", b"[]", b'{"items": []}', b'{"items": [{}], "metadata": {"resourceVersion": "1"}}']
+)
+async def test_an_answer_that_is_no_list_is_a_failure(server, tmp_path, monkeypatch, answer):
+    from aiohttp import web  # noqa: PLC0415
+
+    async def nonsense(_request: web.Request) -> web.Response:
+        return web.Response(body=answer)
+
+    other = KubeServer()
+    monkeypatch.setattr(other, "_get", nonsense)
+    async with other.running(), watching(other, tmp_path) as watched:
+        with pytest.raises(DiscoveryError, match="pods in default"):
+            await watched.next()

@@ -1,0 +1,247 @@
+"""Who knows the engines, for each kind of discovery: real files and servers, in which engines come, go and cannot be asked."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from aiohttp import web
+
+from tests.discovery.fleet import write
+from tests.ports import free_port
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an engine is."""
+
+    host: str
+    port: int
+    replay_port: int
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://{self.host}:{self.port}"
+
+    @property
+    def replay_endpoint(self) -> str:
+        return f"tcp://{self.host}:{self.replay_port}"
+
+
+class World(ABC):
+    """What is true of the engines, and how it can be asked."""
+
+    kind: ClassVar[str]
+    one: ClassVar = False
+    """Whether only one engine can be there at a time."""
+    says_ranks: ClassVar = False
+    """Whether it is always said how many ranks an engine has."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        yield self
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What is configured under the kind."""
+
+    @abstractmethod
+    def have(self, engines: dict[str, Place]) -> None:
+        """From now on these are the engines."""
+
+    @abstractmethod
+    def fail(self) -> None:
+        """From now on nobody answers, or with nonsense."""
+
+    @abstractmethod
+    def heal(self) -> None:
+        """From now on it is as before :meth:`fail`."""
+
+    def some(self, *numbers: int) -> tuple[int, ...]:
+        """Those of these engines that can be there at once."""
+        return numbers[:1] if self.one else numbers
+
+    def place(self, number: int) -> Place:
+        """A place for an engine."""
+        return Place("127.0.0.1", 7000 + 10 * number, 7001 + 10 * number)
+
+    def name(self, number: int) -> str:
+        """The name under which an engine is found."""
+        return f"pod-{number}"
+
+
+class FileWorld(World):
+    kind = "file"
+
+    @property
+    def path(self) -> Path:
+        return self.directory / "engines.json"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"path": str(self.path), "interval": 0.02}
+
+    def have(self, engines: dict[str, Place]) -> None:
+        self.text = [
+            {"name": name, "endpoint": at.endpoint, "replay_endpoint": at.replay_endpoint}
+            for name, at in engines.items()
+        ]
+        self.heal()
+
+    def fail(self) -> None:
+        self.path.unlink()
+
+    def heal(self) -> None:
+        write(self.path, self.text)
+
+
+def dns_world(directory: Path) -> World:
+    from tests.discovery.dns_server import DnsServer, dns  # noqa: PLC0415 - an extra
+
+    class DnsWorld(World):
+        """A headless Service as CoreDNS has it: SRV records of two named ports, and an address for each host."""
+
+        kind = "dns"
+        domain = "engines.default.svc.cluster.local"
+
+        def __init__(self) -> None:
+            super().__init__(directory)
+            self.server = DnsServer()
+
+        @contextlib.asynccontextmanager
+        async def running(self) -> AsyncIterator[Self]:
+            async with self.server.running():
+                yield self
+
+        @property
+        def settings(self) -> dict[str, Any]:
+            return {
+                "name": f"_kv._tcp.{self.domain}",
+                "replay_name": f"_replay._tcp.{self.domain}",
+                "servers": [self.server.address],
+                "interval": 0.02,
+            }
+
+        def have(self, engines: dict[str, Place]) -> None:
+            records: dict[tuple[str, str], list[str]] = {}
+            for name, at in engines.items():
+                host = f"{name}.{self.domain}."
+                records[host, "A"] = [at.host]
+                records.setdefault((f"_kv._tcp.{self.domain}.", "SRV"), []).append(f"0 50 {at.port} {host}")
+                records.setdefault((f"_replay._tcp.{self.domain}.", "SRV"), []).append(f"0 50 {at.replay_port} {host}")
+            self.server.records = records
+
+        def fail(self) -> None:
+            self.server.rcode = dns.rcode.SERVFAIL
+
+        def heal(self) -> None:
+            self.server.rcode = dns.rcode.NOERROR
+
+    return DnsWorld()
+
+
+class HttpWorld(World):
+    """One engine's own API, as vLLM 0.33 has it."""
+
+    kind = "http"
+    one = True
+    says_ranks = True
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.port = free_port()
+        self.answer: object = {}
+        self.broken = False
+
+    async def _handle(self, _request: web.Request) -> web.Response:
+        return web.Response(status=500) if self.broken else web.json_response(self.answer)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        app = web.Application()
+        app.router.add_get("/kv_event_sources", self._handle)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", self.port).start()
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"url": f"http://127.0.0.1:{self.port}", "interval": 0.02}
+
+    def have(self, engines: dict[str, Place]) -> None:
+        self.answer = {
+            str(rank): {
+                "publisher": "zmq",
+                "endpoint": f"tcp://*:{at.port}",
+                "replay_endpoint": at.replay_endpoint,
+                "topic": "",
+            }
+            for rank, at in enumerate(engines.values())
+        }
+
+    def fail(self) -> None:
+        self.broken = True
+
+    def heal(self) -> None:
+        self.broken = False
+
+    def name(self, number: int) -> str:
+        return "workers"
+
+
+def kubernetes_world(directory: Path) -> World:
+    from tests.discovery.kube_server import KubeServer, pod  # noqa: PLC0415 - an extra
+
+    class KubernetesWorld(World):
+        """Pods with two named ports."""
+
+        kind = "kubernetes"
+
+        def __init__(self) -> None:
+            super().__init__(directory)
+            self.server = KubeServer()
+
+        @contextlib.asynccontextmanager
+        async def running(self) -> AsyncIterator[Self]:
+            async with self.server.running():
+                yield self
+
+        @property
+        def settings(self) -> dict[str, Any]:
+            kubeconfig = str(self.server.kubeconfig(self.directory))
+            return {"selector": "app=engine", "namespace": "default", "kubeconfig": kubeconfig}
+
+        def have(self, engines: dict[str, Place]) -> None:
+            for name in self.server.objects.keys() - engines.keys():
+                self.server.delete(name)
+            for name, at in engines.items():
+                self.server.put(pod(name, at.host, at.port, at.replay_port))
+
+        def fail(self) -> None:
+            self.server.status = 503
+            self.server.end_watches()
+
+        def heal(self) -> None:
+            self.server.status = 200
+
+    return KubernetesWorld()
+
+
+WORLDS: dict[str, Callable[[Path], World]] = {
+    "dns": dns_world,
+    "file": FileWorld,
+    "http": HttpWorld,
+    "kubernetes": kubernetes_world,
+}

@@ -1,0 +1,121 @@
+"""A worker of Dynamo with a model card and no publisher of its own, and the KvRouter of an unmodified frontend.
+
+It runs in Dynamo's own environment (`.ci/dynamo.lock`), without NATS, and takes lines of JSON: first what there is, then
+what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dynamo.llm import (
+    KvRouter,
+    KvRouterConfig,
+    ModelInput,
+    ModelRuntimeConfig,
+    ModelType,
+    WorkerType,
+    compute_block_hash_for_seq,
+    register_model,
+)
+from dynamo.runtime import DistributedRuntime
+
+MODEL = {
+    "config.json": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 2, "eos_token_id": 1},
+    "tokenizer.json": {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}},
+}
+
+
+async def _generate(_request: Any, _context: Any = None) -> Any:
+    yield {}
+
+
+def _write(model: Path) -> None:
+    for name, content in MODEL.items():
+        (model / name).write_text(json.dumps(content))
+
+
+def _blocks(dumped: Any) -> list[tuple[int, str, int]]:
+    events = json.loads(dumped) if isinstance(dumped, str) else dumped
+    stored = [(event, event["event"]["data"].get("stored")) for event in events]
+    return sorted(
+        (event["event"]["dp_rank"], event["storage_tier"], block["block_hash"])
+        for event, each in stored
+        if each
+        for block in each["blocks"]
+    )
+
+
+class Frontend:
+    def __init__(self, first: dict[str, Any]) -> None:
+        self._first = first
+        self._size = first["block_size"]
+        backend = first["backend"]
+        self._runtime = DistributedRuntime(
+            asyncio.get_running_loop(), backend, "tcp", enable_nats=False, event_plane="zmq"
+        )
+        self._endpoint = self._runtime.endpoint("dynamo.backend.generate")
+        self._router: KvRouter | None = None
+
+    async def register(self) -> dict[str, Any]:
+        """Serve, and say so by a model card."""
+        self._serving = asyncio.ensure_future(self._endpoint.serve_endpoint(_generate))
+        config = ModelRuntimeConfig()
+        config.data_parallel_size = self._first["ranks"]
+        with tempfile.TemporaryDirectory() as model:
+            _write(Path(model))
+            await register_model(
+                ModelInput.Tokens,
+                ModelType.Completions,
+                self._endpoint,
+                model,
+                "m",
+                kv_cache_block_size=self._size,
+                runtime_config=config,
+                worker_type=WorkerType.Aggregated,
+                ignore_weights=True,
+                skip_model_assets=True,
+            )
+        return {"worker": self._endpoint.connection_id()}
+
+    async def router(self) -> dict[str, Any]:
+        """Begin with a router that knows nothing."""
+        self._router = None
+        self._router = KvRouter(self._endpoint, self._size, KvRouterConfig())
+        return {}
+
+    async def dump(self) -> list[Any]:
+        """Rank, tier and hash of each block."""
+        assert self._router is not None
+        return _blocks(await self._router.dump_events())
+
+    async def ask(self, tokens: list[int], **options: Any) -> list[Any]:
+        """Rank, and blocks on the device and in host memory, of each rank that has some of a prompt."""
+        assert self._router is not None
+        scores = await self._router.get_overlap_scores(tokens, **options)
+        return sorted(
+            [each["dp_rank"], each["device_blocks"], each["host_pinned_blocks"]] for each in scores["workers"]
+        )
+
+    async def hash(self, tokens: list[int], size: int, **options: Any) -> list[int]:
+        """What Dynamo calls these blocks."""
+        return compute_block_hash_for_seq(tokens, size, **options)
+
+
+async def main() -> None:
+    first = json.loads(await asyncio.to_thread(sys.stdin.readline))
+    frontend = Frontend(first) if "ranks" in first else Frontend.__new__(Frontend)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        asked = json.loads(line)
+        answer = await getattr(frontend, asked.pop("do"))(**asked)
+        print(json.dumps(answer), flush=True)  # noqa: T201 - this is what it is asked for
+
+
+assert os.environ.get("DYN_FILE_KV") or os.environ.get("ETCD_ENDPOINTS")
+asyncio.run(main())

@@ -1,0 +1,77 @@
+"""An etcd as far as its JSON gateway is used here: keys, ranges, and leases that run out when the test says so."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+
+class Etcd:
+    def __init__(self) -> None:
+        self.keys: dict[bytes, tuple[bytes, str]] = {}
+        """Value and lease of each."""
+        self.leases: list[str] = []
+        self.fails = False
+        double = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                status = 503 if double.fails else 200
+                answer = {} if double.fails else double.answer(self.path.removeprefix("/v3/"), asked)
+                body = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
+                """Nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def expire(self, lease: str) -> None:
+        """A lease runs out."""
+        self.leases.remove(lease)
+        self.keys = {key: held for key, held in self.keys.items() if held[1] != lease}
+
+    def answer(self, method: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """What etcd 3.4 answers; numbers of 64 bits are texts."""
+        key, end = (base64.b64decode(asked.get(name, "")) for name in ("key", "range_end"))
+        match method:
+            case "lease/grant":
+                self.leases.append(str(len(self.leases) + 1))
+                return {"ID": self.leases[-1], "TTL": str(asked["TTL"])}
+            case "lease/keepalive":
+                return {"result": {"ID": asked["ID"], **({"TTL": "10"} if asked["ID"] in self.leases else {})}}
+            case "lease/revoke":
+                self.expire(asked["ID"])
+            case "kv/put":
+                assert asked["lease"] in self.leases
+                self.keys[key] = (base64.b64decode(asked["value"]), asked["lease"])
+            case "kv/deleterange":
+                self.keys.pop(key, None)
+            case "kv/range":
+                coded = [
+                    {"key": base64.b64encode(each).decode(), "value": base64.b64encode(held[0]).decode()}
+                    for each, held in sorted(self.keys.items())
+                    if key <= each < end
+                ]
+                return {"kvs": coded} if coded else {}
+            case _:
+                raise AssertionError(method)
+        return {}

@@ -1,0 +1,158 @@
+"""Who is announced when: a stream while its worker has a card, and nobody else's place is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+
+import pytest
+
+from kvbus.outputs.dynamo import announcer
+from kvbus.outputs.dynamo.announcer import Announcer, Source
+from kvbus.outputs.dynamo.files import FileStore
+from kvbus.outputs.dynamo.records import CARDS, CHANNELS, INSTANCES, SOURCES, Scope, records
+from tests.transport.loops import both_loops, eventually
+
+SCOPE = Scope("dynamo", "backend", "generate")
+HERE = "tcp://10.0.0.1:5857"
+
+
+class Plane:
+    """A discovery in files, and a stream that is announced there."""
+
+    def __init__(self, directory):
+        self.store = FileStore(directory)
+        self.announcer = Announcer("o", SCOPE, self.store, "10.0.0.1")
+        self.moves = []
+        self._publishers = iter(range(100, 200))
+
+    def card(self, worker, host="10.0.0.9"):
+        path = f"{SCOPE.workers}{worker:x}"
+        instance = {"instance_id": worker, "transport": {"tcp": f"{host}:4000/{worker:x}/x"}}
+        self.store.put(
+            {
+                f"{INSTANCES}/{path}": json.dumps(instance).encode(),
+                f"{CARDS}/{path}": json.dumps({"type": "Model", "instance_id": worker}).encode(),
+            }
+        )
+
+    def no_card(self, worker):
+        self.store.delete([f"{CARDS}/{SCOPE.workers}{worker:x}"])
+
+    def add(self, wanted=None):
+        def moved(worker, publisher):
+            self.moves.append((worker, publisher))
+
+        source = Source("e", 1, HERE, wanted, lambda: next(self._publishers), moved)
+        self.announcer.add(0, source)
+
+    def announced(self):
+        """Worker, publisher and endpoint of each source."""
+        channels = self.store.find(f"{CHANNELS}/{SCOPE.events}")
+        found = []
+        for path, body in self.store.find(f"{SOURCES}/{SCOPE.events}").items():
+            about = json.loads(body)["metadata"]
+            channel = json.loads(channels[path.replace(SOURCES, CHANNELS)])
+            assert about["worker"]["dp_rank"] == 1
+            found.append(
+                (about["worker"]["worker_id"], about["publisher_id"], channel["transport"]["config"]["endpoint"])
+            )
+        return sorted(found)
+
+    async def until(self, *expected):
+        await eventually(lambda: self.seen() == list(expected), f"{expected}")
+
+    def seen(self):
+        with contextlib.suppress(KeyError, ValueError):
+            return self.announced()
+        return None  # one of two records
+
+
+@pytest.fixture
+def plane(tmp_path, monkeypatch):
+    monkeypatch.setattr(announcer, "PACE", 0.01)
+    return Plane(tmp_path)
+
+
+@contextlib.contextmanager
+def closing(plane):
+    try:
+        yield
+    finally:
+        plane.announcer.remove(0)
+
+
+@both_loops
+async def test_a_stream_is_announced_while_its_worker_has_a_card(plane):
+    plane.add()
+    with closing(plane):
+        plane.card(7)
+        await plane.until((7, 100, HERE))
+        plane.no_card(7)
+        await plane.until()
+        plane.card(8)
+        await plane.until((8, 102, HERE))
+        assert plane.moves == [(7, 100), (None, 101), (8, 102)]
+    await plane.until()
+
+
+@both_loops
+async def test_of_several_workers_it_is_the_one_at_the_same_host(plane, caplog):
+    for worker in (7, 8):
+        plane.card(worker)
+    plane.add()
+    with closing(plane):
+        await eventually(lambda: "which of Dynamo's workers is e? None of [7, 8]" in caplog.text, "a warning")
+        plane.card(9, host="10.0.0.1")
+        await plane.until((9, 100, HERE))
+    assert caplog.text.count("which of Dynamo's workers") == 1
+
+
+@both_loops
+async def test_of_several_workers_it_is_the_one_that_is_named(plane):
+    for worker in (7, 8):
+        plane.card(worker)
+    plane.add(wanted=8)
+    with closing(plane):
+        await plane.until((8, 100, HERE))
+
+
+@both_loops
+async def test_what_a_killed_process_has_left_goes_and_strangers_stay(plane, caplog):
+    plane.store.put(records(SCOPE, 5, 7, 1, HERE))
+    plane.store.put(records(SCOPE, 6, 7, 1, "tcp://10.0.0.9:1"))
+    plane.card(7)
+    plane.add()
+    with closing(plane):
+        await plane.until((7, 6, "tcp://10.0.0.9:1"), (7, 100, HERE))
+        said = "worker 7, rank 1 has another source of events at tcp://10.0.0.9:1: Dynamo's routers take neither"
+        await eventually(lambda: said in caplog.text, "a warning")
+
+
+@both_loops
+async def test_a_discovery_that_does_not_answer_is_said_once_and_asked_again(plane, caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+
+    def fails(_prefix):
+        raise OSError("no route")
+
+    plane.card(7)
+    with monkeypatch.context() as broken:
+        broken.setattr(plane.store, "find", fails)
+        plane.add()
+        await eventually(lambda: "no way to Dynamo's discovery: no route" in caplog.text, "a warning")
+    with closing(plane):
+        await plane.until((7, 100, HERE))
+        await eventually(lambda: "answers again" in caplog.text, "the end of it")
+    assert caplog.text.count("no way to Dynamo's discovery") == 1
+
+
+@both_loops
+async def test_records_that_are_no_json_are_passed_over(plane):
+    plane.card(7)
+    plane.store.put({f"{CARDS}/{SCOPE.workers}bad": b"{", f"{INSTANCES}/{SCOPE.workers}worse": b"[]"})
+    plane.store.put({f"{SOURCES}/{SCOPE.events}8": b""})
+    plane.add()
+    with closing(plane):
+        await eventually(lambda: plane.moves == [(7, 100)], "the worker")

@@ -1,0 +1,81 @@
+"""Records in files and in etcd: what is put is found, by us and by Dynamo, and it goes when nobody holds it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from kvbus.outputs.dynamo.etcd import EtcdStore
+from kvbus.outputs.dynamo.files import OLD, FileStore
+from kvbus.outputs.dynamo.records import SOURCES, Scope, records
+from tests.outputs.dynamo.etcd_double import Etcd
+
+RECORDS = records(Scope("dyn-amo", "back_end", "generate"), 0x2F, 7, 1, "tcp://10.0.0.1:5857")
+PREFIX = f"{SOURCES}/namespace/dyn-amo/component/back_end/"
+
+
+@pytest.fixture(params=["files", "etcd"])
+def store(request, tmp_path):
+    if request.param == "files":
+        yield FileStore(tmp_path)
+        return
+    with Etcd() as etcd:
+        yield EtcdStore(etcd.url)
+
+
+def test_what_is_put_is_found_until_it_is_deleted(store):
+    assert store.find(PREFIX) == {}
+    for _ in range(2):
+        store.put(RECORDS)
+        (found,) = store.find(PREFIX).items()
+        assert found in RECORDS.items()
+    store.put(dict.fromkeys(RECORDS, b"new"))
+    assert list(store.find(PREFIX).values()) == [b"new"]
+    assert store.find(f"{SOURCES}/namespace/dyn-amo/component/back/") == {}
+    store.delete(RECORDS)
+    store.delete(RECORDS)
+    assert store.find(PREFIX) == {}
+    store.close()
+
+
+def test_files_have_the_names_that_dynamo_gives_them(tmp_path):
+    FileStore(tmp_path).put(RECORDS)
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    path = "namespace%2Fdyn%2Damo%2Fcomponent%2Fback%5Fend%2Fendpoint%2Fgenerate%2Ftopic%2Fkv%2Devents%2F2f"
+    assert names == {f"v1/event_sources/{path}", f"v1/event_channels/{path}"}
+
+
+def test_a_file_that_nobody_touches_is_gone_and_one_that_is_put_again_is_not(tmp_path):
+    store = FileStore(tmp_path)
+    store.put(RECORDS)
+    for path in tmp_path.rglob("*2f"):
+        os.utime(path, (0, time.time() - OLD))
+    assert store.find(PREFIX) == {}
+    store.put(RECORDS)
+    assert len(store.find(PREFIX)) == 1
+
+
+def test_a_lease_that_ran_out_is_replaced_and_one_that_holds_costs_nothing():
+    with Etcd() as etcd:
+        store = EtcdStore(etcd.url)
+        store.put(RECORDS)
+        etcd.keys.clear()
+        store.put(RECORDS)
+        assert (etcd.leases, etcd.keys) == (["1"], {}), "only the lease was kept"
+        etcd.expire("1")
+        store.put(RECORDS)
+        assert len(store.find(PREFIX)) == len(etcd.leases) == 1
+        store.close()
+        assert (etcd.leases, etcd.keys) == ([], {})
+        store.close()
+
+
+def test_what_etcd_does_not_answer_is_said():
+    with Etcd() as etcd:
+        etcd.fails = True
+        with pytest.raises(OSError, match="etcd answers 503 to kv/range"):
+            EtcdStore(etcd.url).find(PREFIX)
+    with pytest.raises(OSError, match="refused"):
+        EtcdStore(etcd.url).put(RECORDS)

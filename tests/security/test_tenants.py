@@ -1,0 +1,374 @@
+"""Tenants on one output, as attackers: each asks for everything there is, and gets what its key may read.
+
+Peers are libzmq's, with CURVE. One engine serves both tenants, by salt. Every frame that a tenant ever gets is kept,
+and nothing in it is another's: no token, no hash, no number that another's traffic has moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+import pytest
+import zmq
+
+from kvbus.core.outputs.snapshot import REQUEST
+from kvbus.daemon.reload import Reloader
+from kvbus.transport.engine.publisher import EnginePublisher
+from kvbus.transport.zmtp.reasons import Reason
+from tests.doubles.payloads import cleared, payload, removed, store, tokens_of
+from tests.ports import free_port, free_ports
+from tests.security.keys import Keyring, Pair, client_context
+from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
+
+HASHES = {"a": range(10**9, 10**9 + 500), "b": range(2 * 10**9, 2 * 10**9 + 500)}
+
+
+class Keys(Keyring):
+    """Tenants a and b, and a router that reads everything."""
+
+    def __init__(self, directory: Any) -> None:
+        super().__init__(directory)
+        self.pairs = {name: Pair(directory, name) for name in ("a", "b", "all")}
+        self.write(a="salts=a", b="salts=b", all="")
+
+    def write(self, **lines: str) -> None:
+        """Write the allow-list anew: by name what follows the key and the name."""
+        text = "".join(f"{self.pairs[name].public.decode()} {name} {rights}\n" for name, rights in lines.items())
+        new = self.directory / "routers.keys.new"
+        new.write_text(text)
+        new.rename(self.allowed)
+
+
+@pytest.fixture
+def keys(tmp_path: Any) -> Keys:
+    return Keys(tmp_path)
+
+
+class Tenant(RouterOnASet):
+    """A router that keeps every frame it gets, and wants the state when it subscribes."""
+
+    rebuilds = False
+
+    def __init__(self, bus: Bus, keys: Keys, name: str) -> None:
+        super().__init__(bus.out, bus.out_replay, client_context(keys.pairs[name], keys.bus))
+        self.name = name
+        self.seen: list[bytes] = []
+        self.seqs: list[int] = []
+
+    def __enter__(self) -> Self:
+        self.subscribe()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take(self, seq: int, payload: bytes) -> None:
+        self.seen.append(payload)
+        self.seqs.append(seq)
+        super()._take(seq, payload)
+
+    @property
+    def waiting(self) -> bool:
+        """Something has arrived."""
+        return self._live is not None and self._live.poll(0) != 0
+
+    def also(self, endpoint: str) -> None:
+        """Connect to another port, too."""
+        assert self._live is not None
+        self._live.connect(endpoint)
+
+    @property
+    def blocks(self) -> set[Any]:
+        return {block for _, _, block in self.view.blocks}
+
+    async def holds(self, expected: set[int]) -> None:
+        def equal() -> bool:
+            self.read()
+            return self.blocks == expected
+
+        await eventually(equal, f"{self.name} holds {len(expected)} blocks")
+
+
+class Rebuilds(Tenant):
+    """One that asks the replay for all that it has."""
+
+    rebuilds = True
+
+
+class Engine:
+    """An engine that stores chains of both tenants, as vLLM names their salts."""
+
+    def __init__(self, publisher: EnginePublisher) -> None:
+        self.publisher = publisher
+        self.live: dict[str, list[int]] = {"a": [], "b": []}
+        self.next = {name: iter(hashes) for name, hashes in HASHES.items()}
+        self.seq = -1
+
+    def store(self, name: str, count: int = 3) -> None:
+        """A chain of its own, in a batch."""
+        hashes = [next(self.next[name]) for _ in range(count)]
+        self.publish(store(hashes, extra_keys=[[name], *[None] * (count - 1)]))
+        self.live[name] += hashes
+
+    def grow(self, name: str) -> None:
+        """One block more, behind the newest one: nothing in it says whose it is."""
+        parent, block = self.live[name][-1], next(self.next[name])
+        self.publish(store([block], parent))
+        self.live[name].append(block)
+
+    def remove(self, name: str) -> None:
+        self.publish(removed([self.live[name].pop()]))
+
+    def clear(self) -> None:
+        self.publish(cleared())
+        self.live = {"a": [], "b": []}
+
+    def publish(self, *events: Any) -> None:
+        self.publisher.publish(payload(*events))
+        self.seq += 1
+
+    def of(self, *names: str) -> set[int]:
+        return {block for name in names for block in self.live[name]}
+
+
+def others(name: str) -> list[bytes]:
+    """What bytes of another tenant look like: hashes, and the tokens of each block."""
+    (other,) = {"a", "b"} - {name}
+    found = []
+    for block in HASHES[other]:
+        found.append(b"\xce" + block.to_bytes(4, "big"))
+        found.append(b"".join(b"\xce" + token.to_bytes(4, "big") for token in tokens_of(block)[:3]))
+    return found
+
+
+def nothing_of_others(tenant: Tenant) -> None:
+    everything = b"".join(tenant.seen)
+    assert not [each for each in others(tenant.name) if each in everything]
+
+
+@contextlib.asynccontextmanager
+async def tenants_bus(keys: Keys, **settings: Any) -> AsyncIterator[tuple[Bus, Engine]]:
+    output = settings.pop("output", {}) | keys.output
+    async with (
+        running_bus(output=output, key_reload_interval=0, **settings) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as publisher,
+    ):
+        await publisher.wait_for_subscriber(60)
+        yield bus, Engine(publisher)
+
+
+def some_traffic(engine: Engine) -> None:
+    for name in ("a", "b", "b", "a", "b"):
+        engine.store(name)
+        engine.grow(name)
+    engine.remove("a")
+    engine.remove("b")
+
+
+async def relayed(bus: Bus, engine: Engine) -> None:
+    await eventually(lambda: bus.caught_up(engine.seq), "everything relayed")
+
+
+async def test_each_tenant_has_its_own_blocks_and_numbers_and_nobody_elses(keys: Keys) -> None:
+    async with tenants_bus(keys) as (bus, engine):
+        some_traffic(engine)
+        await relayed(bus, engine)
+        with Tenant(bus, keys, "a") as a, Tenant(bus, keys, "b") as b, Tenant(bus, keys, "all") as everyone:
+            for router, names in ((a, "a"), (b, "b"), (everyone, "ab")):
+                await router.holds(engine.of(*names))
+            some_traffic(engine)
+            engine.clear()
+            some_traffic(engine)
+            for router, names in ((a, "a"), (b, "b"), (everyone, "ab")):
+                await router.holds(engine.of(*names))
+            for router in (a, b, everyone):
+                assert router.seqs == list(range(router.seqs[0], router.seqs[-1] + 1))
+            assert a.seqs[-1] < b.seqs[-1] < everyone.seqs[-1]
+            newest = a.next
+            for start in (0, 1, newest // 2, newest - 1, newest, newest + 1, everyone.next, 2**40, 2**63):
+                await a.replay(start)
+            nothing_of_others(a)
+            nothing_of_others(b)
+            await a.holds(engine.of("a"))
+
+
+async def test_a_tenants_snapshot_is_its_own(keys: Keys) -> None:
+    port = free_port()
+    async with tenants_bus(keys, output={"snapshot_endpoint": f"tcp://127.0.0.1:{port}"}) as (bus, engine):
+        some_traffic(engine)
+        await relayed(bus, engine)
+        for name in ("a", "b"):
+            context = client_context(keys.pairs[name], keys.bus)
+            dealer = context.socket(zmq.DEALER)
+            try:
+                dealer.connect(f"tcp://127.0.0.1:{port}")
+                dealer.send(REQUEST)
+                await eventually(lambda dealer=dealer: dealer.poll(0), "the snapshot")
+                reply = dealer.recv_multipart()
+            finally:
+                dealer.close(0)
+                context.destroy(0)
+            everything = b"".join(reply)
+            assert not [each for each in others(name) if each in everything]
+            assert all(b"\xce" + block.to_bytes(4, "big") in everything for block in engine.of(name))
+
+
+async def test_a_router_that_checks_numbers_rebuilds_what_it_may_read(keys: Keys) -> None:
+    """It joins late, from 0, where the journal has let go of nearly everything."""
+    async with tenants_bus(keys, output={"journal_batches": 2, "on_subscribe": "nothing"}) as (bus, engine):
+        some_traffic(engine)
+        await relayed(bus, engine)
+        with Rebuilds(bus, keys, "a") as a:
+            await a.replay(0)
+            await eventually(lambda: bus.daemon.output_stats[0].subscribers, "the subscription")
+            some_traffic(engine)
+            await relayed(bus, engine)
+
+            sent = bus.daemon.relay.outputs[1].streams[0]
+            while a.next < sent.next_seq:
+                await eventually(lambda: a.waiting, "a batch")
+                await a.follow()
+            assert a.blocks == engine.of("a")
+            nothing_of_others(a)
+
+
+async def test_a_key_that_is_revoked_is_cut_at_once_and_alone(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with tenants_bus(keys) as (bus, engine):
+        some_traffic(engine)
+        await relayed(bus, engine)
+        daemon = bus.daemon
+        with Tenant(bus, keys, "a") as a, Tenant(bus, keys, "b") as b, Tenant(bus, keys, "all") as everyone:
+            for router, names in ((a, "a"), (b, "b"), (everyone, "ab")):
+                await router.holds(engine.of(*names))
+            before = {view.name: view.peer for view in daemon.drivers[0].routers}
+            assert set(before) == {"a", "b", "all"}
+            requester = a.request(0)
+            await eventually(lambda: requester.poll(0), "an answer")
+            keys.write(b="salts=b", all="")
+            await reloaded(daemon)
+            stats = daemon.output_stats[0]
+            await eventually(lambda: stats.routers == 2, "a is gone")
+            await eventually(lambda: stats.refused[str(Reason.KEY)] >= 2, "and is not let in again, nor its requests")
+            engine.store("a")
+            some_traffic(engine)
+            await b.holds(engine.of("b"))
+            await everyone.holds(engine.of("a", "b"))
+            assert {view.name: view.peer for view in daemon.drivers[0].routers if view.left is None} == {
+                name: before[name] for name in ("b", "all")
+            }
+            assert stats.router_disconnects == dict(stats.router_disconnects) | {"revoked": 1}
+            seen = len(a.seen)
+            a.read()
+            assert len(a.seen) == seen
+            requester.close(0)
+        assert [view.name for view in daemon.drivers[0].routers if view.left == "revoked"] == ["a"]
+    assert "router a (127.0.0.1:" in caplog.text
+    assert not any(pair.public.decode() in caplog.text for pair in keys.pairs.values())
+
+
+async def reloaded(daemon: Any) -> None:
+    """Look at the key files now."""
+    before = daemon.process.config_reloads.total()
+    reloader = Reloader(daemon, lambda: daemon.config)
+    reloader.reload()
+    await eventually(lambda: daemon.process.config_reloads.total() > before, "the list read again")
+    reloader.close()
+
+
+async def test_a_router_whose_rights_change_comes_back_to_another_view(keys: Keys) -> None:
+    async with tenants_bus(keys) as (bus, engine):
+        some_traffic(engine)
+        await relayed(bus, engine)
+        with Tenant(bus, keys, "a") as a, Tenant(bus, keys, "b") as b:
+            await a.holds(engine.of("a"))
+            await b.holds(engine.of("b"))
+            (peer,) = (view.peer for view in bus.daemon.drivers[0].routers if view.name == "b")
+            keys.write(a="salts=b", b="salts=b", all="")
+            await reloaded(bus.daemon)
+            some_traffic(engine)
+            await a.holds(engine.of("b"))
+            await b.holds(engine.of("b"))
+            keys.write(a="salts=a,b", b="salts=b", all="")
+            await reloaded(bus.daemon)
+            some_traffic(engine)
+            await a.holds(engine.of("a", "b"))
+            await b.holds(engine.of("b"))
+            assert peer in {view.peer for view in bus.daemon.drivers[0].routers if view.left is None}
+            assert len(bus.daemon.views.of_output(0)) == 2
+
+
+async def test_a_list_that_cannot_be_read_changes_nothing(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+    async with tenants_bus(keys) as (bus, engine):
+        some_traffic(engine)
+        await relayed(bus, engine)
+        with Tenant(bus, keys, "a") as a:
+            await a.holds(engine.of("a"))
+            keys.write(a="salt=a hunter2", all="")
+            await reloaded(bus.daemon)
+            assert bus.daemon.process.config_reloads == {"refused": 1}
+            assert "line 1: an unknown right" in caplog.text
+            assert "hunter2" not in caplog.text
+            engine.store("b")
+            engine.store("a")
+            await a.holds(engine.of("a"))
+            nothing_of_others(a)
+
+
+async def test_the_ports_of_ranks_that_are_not_ones_own_do_not_open(keys: Keys) -> None:
+    keys.write(a="sources=engine/1", b="sources=other", all="")
+    ports = free_ports(8)
+    engine, engine_replay, out, out_replay = (f"tcp://127.0.0.1:{ports[at]}" for at in range(0, 8, 2))
+    source = {"endpoint": engine, "replay_endpoint": engine_replay, "data_parallel_size": 2}
+    output = {"endpoint": out, "replay_endpoint": out_replay} | keys.output
+    async with (
+        running_bus(output=output, source=source, key_reload_interval=0) as bus,
+        EnginePublisher(engine, engine_replay, bind=True) as publisher,
+    ):
+        await publisher.wait_for_subscriber(60)
+        bus.out, bus.out_replay = out, out_replay
+        first = Engine(publisher)
+        first.store("a")
+        await relayed(bus, first)
+        with Tenant(bus, keys, "a") as a, Tenant(bus, keys, "b") as b, Tenant(bus, keys, "all") as everyone:
+            await everyone.holds(first.of("a"))
+            await eventually(lambda: bus.daemon.output_stats[0].refused[str(Reason.KEY)] >= 2, "both are refused")
+            for router in (a, b):
+                router.also(f"tcp://127.0.0.1:{ports[5]}")
+            await eventually(lambda: bus.daemon.output_stats[0].routers == 2, "the port of rank 1")
+            assert [view.name for view in bus.daemon.drivers[0].routers] == ["all", "a"]
+            assert (a.read(), b.read()) == (0, 0)
+
+
+async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, tmp_path: Any) -> None:
+    """The beginning of a chain has left before the restart: only the state knows whose the rest is."""
+    settings: dict[str, Any] = {"state_dir": str(tmp_path / "state")}
+    async with running_bus(output=keys.output, key_reload_interval=0, **settings) as bus:
+        source = {"endpoint": bus.engine, "replay_endpoint": bus.engine_replay}
+        out = {"endpoint": bus.out, "replay_endpoint": bus.out_replay}
+        async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as publisher:
+            await publisher.wait_for_subscriber(60)
+            engine = Engine(publisher)
+            for name in ("a", "b"):
+                engine.store(name, 1)
+                engine.grow(name)
+                engine.publish(removed([engine.live[name].pop(0)]))
+            await relayed(bus, engine)
+            with Tenant(bus, keys, "a") as a:
+                await a.holds(engine.of("a"))
+                await bus.daemon.close(drain=0)
+                async with running_bus(
+                    output=keys.output | out, source=source, key_reload_interval=0, **settings
+                ) as again:
+                    assert again.daemon.restored
+                    engine.grow("a")
+                    engine.grow("b")
+                    await a.holds(engine.of("a"))
+                    with Tenant(bus, keys, "a") as late:
+                        await late.holds(engine.of("a"))
+                        nothing_of_others(late)
+                    assert a.seqs == sorted(set(a.seqs)), "the numbering goes on"
+                    nothing_of_others(a)

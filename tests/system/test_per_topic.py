@@ -1,0 +1,288 @@
+"""``layout: per_topic``: one endpoint, and for each worker a topic, a numbering and a state of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from kvbus.core.stats import OutputStats
+from kvbus.daemon.reload import Reloader
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
+from tests.doubles.topic_router import TopicRouter
+from tests.ports import ports_in_a_row
+from tests.system.bus import eventually
+from tests.system.test_reload import Fleet, at, running
+
+OUTPUT = {"layout": "per_topic", "topic": "kv@{source}.{rank}@m", "replay_endpoint": None}
+
+
+def topic(name: str, rank: int = 0) -> bytes:
+    return f"kv@{name}.{rank}@m".encode()
+
+
+@contextlib.contextmanager
+def reading(*routers: TopicRouter) -> Iterator[None]:
+    try:
+        yield
+        for router in routers:
+            router.read()
+            assert router.violations == []
+            assert [view.violations for view in router.views.values() if view.violations] == []
+    finally:
+        for router in routers:
+            router.close()
+
+
+class Workers:
+    """Engines by name, each with the blocks it holds."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.holds: dict[bytes, set[int | bytes]] = {}
+        self._stack = contextlib.AsyncExitStack()
+        self._engines: dict[bytes, EnginePublisher] = {}
+        self._next = 1
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def start(self, n: int, name: str) -> None:
+        await self.start_rank(self.fleet.engine(n), name, 0)
+
+    async def start_rank(self, publisher: EnginePublisher, name: str, rank: int) -> None:
+        await self.begin(publisher, name, rank)
+        await publisher.wait_for_subscriber(60)
+
+    async def begin(self, publisher: EnginePublisher, name: str, rank: int) -> None:
+        """Start an engine that nobody need follow yet."""
+        self._engines[topic(name, rank)] = await self._stack.enter_async_context(publisher)
+        self.holds[topic(name, rank)] = set()
+
+    def publish(self, name: str, rank: int = 0, count: int = 1) -> None:
+        for _ in range(count):
+            self._engines[topic(name, rank)].publish(batch(store([self._next]), rank=rank))
+            self.holds[topic(name, rank)].add(self._next)
+            self._next += 1
+
+    def all_publish(self) -> None:
+        for each in self.fleet.sources:
+            self.publish(each["name"])
+
+    @property
+    def truth(self) -> dict[bytes, set[int | bytes]]:
+        """What the engines hold that kvbus follows."""
+        names = {topic(each["name"], rank) for each in self.fleet.sources for rank in range(8)}
+        return {name: blocks for name, blocks in self.holds.items() if name in names and blocks}
+
+    async def exact(self, *routers: TopicRouter) -> None:
+        for router in routers:
+            await eventually(lambda router=router: router.held == self.truth, "an exact router", 20)
+
+
+async def test_each_worker_has_a_topic_and_whoever_comes_gets_the_states_it_asked_for() -> None:
+    """Two engines, one of them with three ranks, on one endpoint."""
+    fleet = Fleet("b", output=OUTPUT)
+    first = ports_in_a_row(8)
+    async with running(fleet), Workers(fleet) as workers:
+        early = TopicRouter(at(fleet.out))
+        with reading(early):
+            a = {"name": "a", "endpoint": at(first), "replay_endpoint": at(first + 4), "data_parallel_size": 3}
+            fleet.sources = [a, *fleet.sources]
+            await fleet.reload()
+            for rank in range(3):
+                await workers.start_rank(EnginePublisher(at(first + rank), at(first + 4 + rank), bind=True), "a", rank)
+            await workers.start(0, "b")
+            for name, rank in (("a", 0), ("a", 1), ("a", 2), ("b", 0)):
+                workers.publish(name, rank, count=5)
+            await workers.exact(early)
+            late, alone = TopicRouter(at(fleet.out)), TopicRouter(at(fleet.out), topic("a", 1))
+            with reading(late, alone):
+                await workers.exact(late)
+                only = {topic("a", 1): workers.holds[topic("a", 1)]}
+                await eventually(lambda: alone.held == only, "one worker's state")
+                workers.publish("a", 1)
+                workers.publish("b")
+                await workers.exact(early, late)
+                await eventually(lambda: alone.held == only, "one worker's batch")
+                assert set(alone.views) == {topic("a", 1)}
+                late.disconnect()
+                workers.publish("a", 2, count=3)
+                late.connect()
+                await workers.exact(early, late)
+                [*_, view] = [view for view in fleet.daemon.outputs.drivers[0].routers if view.left is None]
+                assert (view.stream, view.state) == (0, "live")
+                assert fleet.daemon.output_stats[0].routers == 3
+
+
+async def test_workers_come_and_go_in_any_order_of_the_list() -> None:
+    """3 to 10 to 2 to 5: nobody's topic or seq moves, and a router that was away hears of those that left."""
+    rng = random.Random(3)
+    fleet = Fleet("abc", output=OUTPUT)
+    async with running(fleet), Workers(fleet) as workers:
+        stays, away = TopicRouter(at(fleet.out)), TopicRouter(at(fleet.out))
+        with reading(stays, away):
+            everybody = {name: fleet.source(n, name) for n, name in enumerate("abcdefghij")}
+            started: set[str] = set()
+            for names in ("abc", "abcdefghij", "ci", "icbeh"):
+                chosen = [everybody[name] for name in names]
+                rng.shuffle(chosen)
+                fleet.sources = chosen
+                await fleet.reload()
+                for name in sorted({*names} - started):
+                    started.add(name)
+                    await workers.start("abcdefghij".index(name), name)
+                workers.all_publish()
+                await workers.exact(stays, away)
+                away.disconnect()
+                before = dict(fleet.daemon.placement.slots)
+                fleet.sources = rng.sample(chosen, len(chosen))
+                await fleet.reload()
+                assert fleet.daemon.placement.slots == before
+                workers.all_publish()
+                if names == "abcdefghij":
+                    fleet.sources = [everybody[name] for name in "ci"]
+                    await fleet.reload()
+                away.connect()
+                await workers.exact(stays, away)
+            assert fleet.daemon.process.slots_reused == 0
+
+
+async def test_the_last_place_goes_to_whoever_comes() -> None:
+    """With ``limits.max_sources`` reached the one that left first makes room; should it return, no seq goes back."""
+    fleet = Fleet("ab", output=OUTPUT, limits={"max_sources": 2})
+    async with running(fleet), Workers(fleet) as workers:
+        router = TopicRouter(at(fleet.out))
+        with reading(router):
+            await workers.start(0, "a")
+            await workers.start(1, "b")
+            workers.publish("a", count=5)
+            workers.publish("b", count=2)
+            await workers.exact(router)
+            fleet.sources = [fleet.source(1, "b"), fleet.source(2, "c")]
+            await fleet.reload()
+            await workers.start(2, "c")
+            workers.publish("c")
+            await workers.exact(router)
+            assert fleet.daemon.process.slots_reused == 1
+            fleet.sources = [fleet.source(0, "a"), fleet.source(1, "b")]
+            await fleet.reload()
+            workers.publish("a")
+            workers.publish("b")
+            await workers.exact(router)
+            assert fleet.daemon.process.slots_reused == 2
+            fleet.sources = [*fleet.sources, fleet.source(3, "d")]
+            await fleet.reload("refused")
+
+
+def _lose_the_state(directory: Path) -> None:
+    for file in directory.glob("state-*"):
+        file.unlink()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+async def test_a_restart_finds_every_worker_by_its_name(tmp_path: Path, clean: bool) -> None:
+    """The list is in another order afterwards; one worker left before, and a router that was away hears of it."""
+    settings: dict[str, Any] = {"output": dict(OUTPUT), "state_dir": str(tmp_path)}
+    fleet = Fleet("abc", **settings)
+    async with Workers(fleet) as workers:
+        router = TopicRouter(at(fleet.out))
+        with reading(router):
+            async with running(fleet):
+                for n, name in enumerate("abc"):
+                    await workers.start(n, name)
+                    workers.publish(name, count=3)
+                await workers.exact(router)
+                router.disconnect()
+                fleet.sources = [fleet.source(2, "c"), fleet.source(0, "a")]
+                await fleet.reload()
+                slots = dict(fleet.daemon.placement.slots)
+            if not clean:
+                _lose_the_state(tmp_path)
+            fleet.sources.reverse()
+            fleet.daemon = type(fleet.daemon)(fleet.load())
+            assert fleet.daemon.placement.slots == slots
+            async with running(fleet):
+                assert fleet.daemon.restored == clean
+                router.connect()
+                workers.publish("a")
+                workers.publish("c")
+                await workers.exact(router)
+
+
+async def test_dialling_out() -> None:
+    """``bind: false``: one connection to a router that listens brings every worker."""
+    fleet = Fleet("ab", output={**OUTPUT, "bind": False})
+    router = TopicRouter(at(fleet.out), b"kv@", bind=True)
+    with reading(router):
+        async with running(fleet), Workers(fleet) as workers:
+            for n, name in enumerate("ab"):
+                await workers.start(n, name)
+                workers.publish(name, count=3)
+            await workers.exact(router)
+            router.disconnect()
+            workers.publish("a")
+            router.connect()
+            await workers.exact(router)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact(tmp_path: Path, seed: int) -> None:
+    """Joins, leaves, other orders, restarts with the state and without it, routers that are away; six may be known."""
+    rng = random.Random(seed)
+    names = "abcdefghij"
+    fleet = Fleet("abc", output=dict(OUTPUT), state_dir=str(tmp_path), limits={"max_sources": 6})
+    everybody = {name: fleet.source(n, name) for n, name in enumerate(names)}
+    async with Workers(fleet) as workers:
+        for n, name in enumerate(names):
+            await workers.begin(fleet.engine(n), name, 0)
+        stays, away = TopicRouter(at(fleet.out)), TopicRouter(at(fleet.out))
+        with reading(stays, away):
+            for _ in range(4):
+                async with running(fleet):
+                    stats = fleet.daemon.output_stats[0]
+
+                    def both(stats: OutputStats = stats) -> bool:
+                        for router in (stays, away):
+                            router.read()  # libzmq subscribes anew when its socket is used
+                        return stats.subscribers == 2
+
+                    await eventually(both, "both routers", 20)
+                    for _ in range(4):
+                        chosen = rng.sample(names, rng.randrange(1, 7))
+                        if rng.random() < 0.5:
+                            away.disconnect()
+                        fleet.sources = [everybody[name] for name in chosen]
+                        await fleet.reload()
+                        present = fleet.daemon.relay.present
+                        await eventually(
+                            lambda present=present: all(source.state == "live" for source in present),
+                            "every source",
+                            20,
+                        )
+                        workers.all_publish()
+                        await workers.exact(stays)
+                        away.disconnect()
+                        away.connect()
+                        known = {topic(*worker) for worker in fleet.daemon.placement.slots}
+                        await eventually(
+                            lambda known=known: (
+                                {at: held for at, held in away.held.items() if at in known} == workers.truth
+                            ),
+                            "what is remembered",
+                            20,
+                        )
+                if rng.random() < 0.5:
+                    _lose_the_state(tmp_path)
+                fleet.daemon = type(fleet.daemon)(fleet.load())
+                fleet.reloader = Reloader(fleet.daemon, fleet.load)
+            await fleet.daemon.close(drain=0)

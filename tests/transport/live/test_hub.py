@@ -1,0 +1,371 @@
+"""One endpoint for many streams: who gets which of them, and what a router that does not read costs all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+import zmq
+
+from kvbus.core.commands import SendState
+from kvbus.core.outputs.state_transfer import StateTransfer
+from kvbus.core.stats import OutputStats
+from kvbus.core.wire.frames import ASKS_REPLAY
+from kvbus.errors import BindError
+from kvbus.transport.live import transfers
+from kvbus.transport.live.hub import Hub
+from kvbus.transport.live.ring import OVERHEAD
+from kvbus.transport.live.stream import LivePublisher
+from kvbus.transport.zmtp.dialler import Dialler
+from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.peer import Peer
+from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
+from tests.ports import free_port
+from tests.transport.live.streams import BIG, Slices
+from tests.transport.loops import both_loops, eventually, turns, u64
+
+
+class One:
+    """One stream of the hub, and the relay's part of it."""
+
+    def __init__(self, bench: Bench, slot: int, topic: bytes) -> None:
+        self.bench, self.slot, self.topic = bench, slot, topic
+        self.next_seq = 0
+        self.states = 0
+        """States that were asked for."""
+        self.slices: Any = Slices(1, 10)
+        self.live = LivePublisher(
+            slot,
+            topic,
+            "routers",
+            partial(bench.hub.open, slot, topic),
+            stats=bench.stats,
+            queue_limit=1000,
+            max_batches=10_000,
+            max_bytes=1,
+            request_state=self._state,
+            shared=bench.hub.shared,
+        )
+
+    def _state(self, routers: tuple[int, ...]) -> None:
+        self.states += 1
+        transfer = StateTransfer(self.slices, self.next_seq, self.topic, b"")
+        for _ in range(transfer.first_seq, transfer.end_seq):
+            self.publish(b"empty")
+        self.live.send_state(SendState(0, self.slot, routers, transfer))
+        self.bench.most = max(self.bench.most, len(self.bench.under_way))
+        peers = [router.peer.id for group in self.bench.under_way for router in group.routers]
+        assert len(peers) == len(set(peers))  # one state at a time for each router
+
+    def publish(self, payload: bytes = b"live", size: int = 0) -> None:
+        self.live.publish(self.topic, u64(self.next_seq), payload + bytes(size), int(payload == b"live"))
+        self.next_seq += 1
+
+
+class Reader:
+    """A SUB that checks each topic: every seq is the next one, or there is a hole with the state behind it."""
+
+    def __init__(self, bench: Bench, *topics: bytes, slow: bool = False, bind: bool = False) -> None:
+        self.socket = bench.context.socket(zmq.SUB)
+        self.socket.setsockopt(zmq.RCVHWM, 1 if slow else 0)
+        if slow:
+            self.socket.setsockopt(zmq.RCVBUF, 4096)
+        for topic in topics or (b"",):
+            self.socket.setsockopt(zmq.SUBSCRIBE, topic)
+        (self.socket.bind if bind else self.socket.connect)(bench.endpoint)
+        self.next: dict[bytes, int] = {}
+        self.states: dict[bytes, int] = {}
+        self.wrong: list[str] = []
+
+    def read(self) -> dict[bytes, int]:
+        while self.socket.poll(0):
+            topic, frame, payload = self.socket.recv_multipart()
+            seq, expected = int.from_bytes(frame, "big"), self.next.get(topic)
+            state = payload.startswith(b"state 0")
+            self.states[topic] = self.states.get(topic, 0) + state
+            if (seq != expected and not state) or seq < (expected or 0):
+                self.wrong.append(f"{topic!r}: {payload[:7]!r} {seq} instead of {expected}")
+            self.next[topic] = seq + 1
+        return self.next
+
+
+class Bench:
+    """A hub on a free port, streams and readers."""
+
+    def __init__(self, context: Any, *, bind: bool = True, max_bytes: int = 2**30, may_have: Any = None) -> None:
+        self.context = context
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self.stats = OutputStats()
+        kind = Listener if bind else Dialler
+        self.hub = Hub(
+            "routers",
+            lambda handler: kind(self.endpoint, Role.PUB, handler),
+            stats=self.stats,
+            max_bytes=max_bytes,
+            may_have=may_have,
+        )
+        self.streams: dict[bytes, One] = {}
+        self.readers: list[Reader] = []
+        self._slots = itertools.count()
+        self.most = 0
+        """States that were under way at once."""
+
+    @property
+    def under_way(self) -> list[Any]:
+        shared: Any = self.hub.shared.transfers
+        return [*shared._fast, *shared._slow]  # noqa: SLF001 - what its bound is about
+
+    def add(self, *topics: bytes) -> None:
+        for topic in topics:
+            self.streams[topic] = One(self, next(self._slots), topic)
+
+    def reader(self, *topics: bytes, **how: bool) -> Reader:
+        self.readers.append(Reader(self, *topics, **how))
+        return self.readers[-1]
+
+    def publish(self, count: int = 1, size: int = 0, *topics: bytes) -> None:
+        for topic in topics or self.streams:
+            for _ in range(count):
+                self.streams[topic].publish(size=size)
+            self.streams[topic].live.flush()
+
+    async def level(self, reader: Reader, *topics: bytes) -> None:
+        """Wait until a reader has everything of these streams, and nothing of others."""
+
+        def is_level() -> bool:
+            return reader.read() == {topic: self.streams[topic].next_seq for topic in topics or self.streams}
+
+        await eventually(is_level, "a level reader")
+        assert reader.wrong == []
+
+
+@contextlib.asynccontextmanager
+async def bench_of(context: Any, **settings: Any) -> AsyncIterator[Bench]:
+    made = Bench(context, **settings)
+    try:
+        yield made
+    finally:
+        for one in made.streams.values():
+            one.live.close()
+        for reader in made.readers:
+            reader.socket.close(0)
+        await turns()
+        assert (made.stats.routers, made.stats.subscribers) == (0, 0)
+        assert made.hub.shared.share.bytes == made.hub.shared.share.entries == 0
+
+
+@both_loops
+async def test_a_router_gets_the_streams_it_subscribes_to_and_each_one_with_its_state(context: Any) -> None:
+    async with bench_of(context) as bench:
+        bench.add(b"kv@a@m", b"kv@ab@m", b"kv@b@m")
+        bench.publish(3)
+        everything, one, two = bench.reader(), bench.reader(b"kv@a@"), bench.reader(b"kv@a", b"kv@a@")
+        await bench.level(everything)
+        await bench.level(one, b"kv@a@m")
+        await bench.level(two, b"kv@a@m", b"kv@ab@m")
+        bench.publish(3)
+        for reader, topics in ((everything, (b"kv@a@m", b"kv@ab@m", b"kv@b@m")), (one, (b"kv@a@m",))):
+            await bench.level(reader, *topics)
+            assert reader.states == dict.fromkeys(topics, 1)
+        assert (bench.stats.routers, bench.stats.subscribers) == (3, 4)
+        views = bench.hub.routers
+        assert [(view.stream, view.state) for view in views] == [(0, "live")] * 3
+        assert sorted(view.states_sent for view in views) == [1, 2, 3]
+
+
+@both_loops
+async def test_subscriptions_come_and_go(context: Any) -> None:
+    async with bench_of(context) as bench:
+        bench.add(b"a", b"b")
+        reader = bench.reader(b"a")
+        await bench.level(reader, b"a")
+        reader.socket.setsockopt(zmq.SUBSCRIBE, b"b")
+        reader.socket.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)
+        await bench.level(reader)
+        reader.socket.setsockopt(zmq.UNSUBSCRIBE, b"a")
+        reader.socket.setsockopt(zmq.UNSUBSCRIBE, ASKS_REPLAY)
+        await eventually(lambda: bench.stats.subscribers == 1, "the end of a subscription")
+        bench.publish(5)
+        await eventually(lambda: reader.read()[b"b"] == bench.streams[b"b"].next_seq, "the other one goes on")
+        assert reader.next[b"a"] < bench.streams[b"a"].next_seq
+        reader.socket.setsockopt(zmq.SUBSCRIBE, b"a")
+        await bench.level(reader)
+        assert reader.states == {b"a": 2, b"b": 1}
+
+
+@both_loops
+async def test_a_stream_that_comes_later_announces_itself_and_one_that_ends_leaves_the_others(context: Any) -> None:
+    async with bench_of(context) as bench:
+        bench.add(b"a")
+        reader = bench.reader()
+        await bench.level(reader)
+        bench.add(b"b")
+        bench.publish()
+        await bench.level(reader)
+        bench.streams.pop(b"a").live.close()
+        del reader.next[b"a"]
+        bench.publish(4)
+        await bench.level(reader)
+        assert bench.stats.router_disconnects == {}
+        assert reader.states == {b"a": 1, b"b": 1}
+
+
+async def test_two_streams_of_one_topic_are_refused(context: Any) -> None:
+    async with bench_of(context) as bench:
+        bench.add(b"a")
+        with pytest.raises(BindError, match="stream 0 has this topic"):
+            One(bench, 1, b"a")
+        assert bench.stats.queue_limit == 1000
+
+
+@both_loops
+async def test_a_function_says_which_streams_a_router_may_have(context: Any) -> None:
+    def even_slots(_: Peer, slot: int) -> bool:
+        return slot % 2 == 0
+
+    async with bench_of(context, may_have=even_slots) as bench:
+        bench.add(b"a", b"b", b"c")
+        reader = bench.reader()
+        await bench.level(reader, b"a", b"c")
+        bench.add(b"d", b"e")
+        bench.publish()
+        await bench.level(reader, b"a", b"c", b"e")
+
+
+@both_loops
+async def test_who_does_not_read_costs_a_bounded_number_of_bytes_and_nobody_else(context: Any) -> None:
+    """Forty streams share a megabyte. Afterwards the router has the state of each stream that lost something."""
+    limit = 1_000_000
+    async with bench_of(context, max_bytes=limit) as bench:
+        topics = [b"kv@%02d" % i for i in range(40)]
+        bench.add(*topics)
+        slow, reads = bench.reader(slow=True), bench.reader()
+        await eventually(lambda: [view.state for view in bench.hub.routers] == ["live"] * 2, "both")
+        await bench.level(reads)
+        slow.read()
+        share = bench.hub.shared.share
+        most = waits = 0
+        while bench.stats.dropped_batches["slow_router"] < 200:
+            bench.publish(1, BIG)
+            most = max(most, share.bytes)
+            waits = max(waits, *(peer.waiting_bytes for peer in bench.hub.peers))
+            await bench.level(reads)
+        assert most <= limit + BIG + OVERHEAD + 100
+        assert waits <= DEFAULT_SETTINGS.high_water + 2 * BIG
+        assert reads.states == dict.fromkeys(topics, 1)
+        await bench.level(slow)
+        await bench.level(reads)
+        assert bench.most <= 2 * transfers.GROUPS
+
+
+@both_loops
+async def test_only_the_streams_that_lost_something_are_sent_again(context: Any) -> None:
+    async with bench_of(context, max_bytes=200_000) as bench:
+        bench.add(b"loud", b"quiet")
+        slow = bench.reader(slow=True)
+        await bench.level(slow)
+        bench.publish(1, 0, b"quiet")
+        while bench.stats.dropped_batches["slow_router"] < 50:
+            bench.publish(1, BIG, b"loud")
+            await asyncio.sleep(0)
+        await bench.level(slow)
+        assert slow.states == {b"loud": 2, b"quiet": 1}
+
+
+@both_loops
+async def test_a_router_gets_one_state_at_a_time_and_many_streams_soon(context: Any) -> None:
+    async with bench_of(context) as bench:
+        bench.add(*(b"%03d" % i for i in range(300)))
+        begun = asyncio.get_running_loop().time()
+        reader, other = bench.reader(), bench.reader()
+        await bench.level(reader)
+        await bench.level(other)
+        assert bench.most <= 2 * transfers.GROUPS
+        assert asyncio.get_running_loop().time() < begun + 300 * transfers.PACE
+        assert sum(one.states for one in bench.streams.values()) <= 600
+
+
+@both_loops
+async def test_reopening_ends_every_connection_and_no_stream(context: Any) -> None:
+    async with bench_of(context) as bench:
+        bench.add(b"a", b"b")
+        reader = bench.reader()
+        await bench.level(reader)
+        bench.hub.reopen(lambda handler: Listener(bench.endpoint, Role.PUB, handler))
+        assert bench.stats.routers == 0
+        bench.publish(2)
+        await bench.level(reader)
+        assert reader.states == {b"a": 2, b"b": 2}
+        assert bench.stats.router_disconnects == {"closed": 1}
+        assert [view.left for view in bench.hub.routers] == [None, "closed"]
+
+
+@both_loops
+async def test_it_dials_too(context: Any) -> None:
+    async with bench_of(context, bind=False) as bench:
+        reader = bench.reader(b"kv@", bind=True)
+        bench.add(b"kv@a", b"kv@b", b"other")
+        bench.publish(3)
+        await bench.level(reader, b"kv@a", b"kv@b")
+
+
+@both_loops
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_happens_every_reader_is_level_in_the_end(context: Any, seed: int) -> None:
+    """Readers that stall and read by turns, streams that come and go, subscriptions, large states, a small limit."""
+    rng = random.Random(seed)
+    async with bench_of(context, max_bytes=300_000) as bench:
+        bench.add(*(b"kv@%d" % i for i in range(8)))
+        readers = [bench.reader(slow=bool(i % 2)) for i in range(4)]
+        for step in range(150):
+            match rng.choice(("publish", "publish", "publish", "read", "add", "end", "turns")):
+                case "publish":
+                    bench.publish(rng.randrange(1, 6), rng.choice((0, BIG)), rng.choice([*bench.streams]))
+                case "read":
+                    rng.choice(readers).read()
+                case "add":
+                    bench.add(b"kv@new%d" % step)
+                    bench.streams[b"kv@new%d" % step].slices = Slices(rng.randrange(1, 4), rng.choice((10, BIG)))
+                case "end" if len(bench.streams) > 1:
+                    topic = rng.choice([*bench.streams])
+                    bench.streams.pop(topic).live.close()
+                case _:
+                    await asyncio.sleep(0.002)
+        for reader in readers:
+            await eventually(
+                lambda reader=reader: (
+                    {**reader.read()} and all(reader.next.get(at) == one.next_seq for at, one in bench.streams.items())
+                ),
+                "a level reader",
+            )
+            assert reader.wrong == []
+
+
+@both_loops
+async def test_a_stream_that_ends_for_good_tells_even_who_does_not_read(context: Any) -> None:
+    async with bench_of(context, max_bytes=200_000) as bench:
+        bench.add(b"ends", b"stays")
+        bench.streams[b"stays"].slices = Slices(1, 10)
+        slow, reads = bench.reader(slow=True), bench.reader()
+        await bench.level(slow)
+        await bench.level(reads)
+        while bench.stats.dropped_batches["slow_router"] < 50:
+            bench.publish(1, BIG)
+            await bench.level(reads)
+        one = bench.streams.pop(b"ends")
+        one.live.retire()
+        one.live.close()
+        states = dict(slow.states)
+        await eventually(lambda: slow.read().get(b"ends") == one.next_seq, "the last word")
+        assert slow.states[b"ends"] == states[b"ends"] + 1
+        await eventually(lambda: reads.read()[b"ends"] == one.next_seq, "an empty batch")
+        assert reads.states == {b"ends": 1, b"stays": 1}
+        await eventually(lambda: slow.read()[b"stays"] == bench.streams[b"stays"].next_seq, "the other stream")
+        assert slow.wrong == reads.wrong == []
