@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvbus.core.types import Tier
-from kvbus.outputs.dynamo.numbering import Connection, Numbering
+from kvbus.outputs.dynamo.numbering import Connection, Numbering, rank_of
 from kvbus.transport.zmtp.frames import FrameReader, encode_message
 from tests.doubles.payloads import cleared, payload, removed, store
 from tests.outputs.dynamo_reader import unwrapped
@@ -150,6 +150,10 @@ def test_a_message_holds_what_dynamo_reads() -> None:
     blocks = stored["data"]["stored"]["blocks"]
     assert (stored["data"]["stored"]["parent_hash"], [block["block_hash"] for block in blocks]) == (9, [1, 2])
     assert gone["data"] == {"removed": {"block_hashes": [2**64 - 1]}}
+
+
+def test_the_rank_of_a_batch() -> None:
+    assert [rank_of(payload(store([1]), rank=rank)) for rank in (0, 44, 300)] == [0, 44, 300]
 
 
 def test_events_about_blocks_elsewhere_are_left_out_and_counted() -> None:
