@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 
-from kvbus.config import Config, SourceStream, endpoint_offset
+from kvbus.config import Config, FoundSource, SourceStream, endpoint_offset
 from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.doctor import bus as buses
-from kvbus.doctor import machine
+from kvbus.doctor import discovery, machine
 from kvbus.doctor.bus import Bus
 from kvbus.doctor.findings import Finding, Report, Severity
 from kvbus.doctor.heard import differing_roots
@@ -49,8 +49,11 @@ async def examine(
     history: bool = False,
     progress: Progress = lambda _what, _over: None,
 ) -> Report:
-    """Look at every endpoint of a configuration, and at the bus if it runs."""
-    return await _Examination(config, timeout, history=history, progress=progress).run()
+    """Look at every endpoint of a configuration, those of engines that are found too, and at the bus if it runs."""
+    with_engines, report = await discovery.find(config)
+    looked = await _Examination(with_engines, timeout, history=history, progress=progress).run()
+    report.merge(discovery.in_words_of(config, with_engines, looked))
+    return report
 
 
 class _Examination:
@@ -136,7 +139,7 @@ class _Examination:
     def _beyond(self, index: int) -> SourceStream | None:
         """The port behind the last rank's, unless it is an endpoint of this configuration."""
         source = self._config.sources[index]
-        if source.bind or source.endpoint.startswith("ipc://"):
+        if source.bind or source.endpoint.startswith("ipc://") or isinstance(source, FoundSource):
             return None
         try:
             endpoint = endpoint_offset(source.endpoint, source.data_parallel_size)
@@ -154,8 +157,9 @@ class _Examination:
             return await self._shown(f"{stream.label} {stream.endpoint}", prober.look(stream))
 
     async def _api(self, index: int) -> None:
-        api = self._config.sources[index].api
-        if api is None:
+        source = self._config.sources[index]
+        api = source.api
+        if api is None or (isinstance(source, FoundSource) and self._config.on_partial != "reset"):
             return
         try:
             async with asyncio.timeout(self._seconds), engine_api.session() as client:

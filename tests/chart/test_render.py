@@ -138,8 +138,8 @@ def test_container_and_service_have_exactly_the_ports_of_the_configuration(case:
     config = told(release, tmp_path)
     bound = {config.http_address[1]} if config.http_address else set()
     for output in config.outputs:
-        for stream in config.streams():
-            live, replay, snapshot = output.stream_endpoints(stream.index)
+        for slot in [stream.index for stream in config.streams()] if output.layout == "per_source" else [0]:
+            live, replay, snapshot = output.stream_endpoints(slot)
             ends = [*([live] if output.bind else []), replay, snapshot]
             bound |= {parse_endpoint(end).port for end in ends if end is not None}
     bound |= {
@@ -181,9 +181,11 @@ def test_what_is_mounted_is_there_and_the_state_outlives_the_container(case: str
 
 
 @each_case
-def test_no_pod_has_a_token_or_the_addresses_of_services(case: str) -> None:
-    for spec in render(CASES[case]).pods():
-        assert spec["automountServiceAccountToken"] is False
+def test_no_pod_has_a_token_that_asks_nothing_or_the_addresses_of_services(case: str) -> None:
+    release = render(CASES[case])
+    for spec in release.pods():
+        asks = spec is release.pod["spec"] and bool(release.all("Role"))
+        assert spec["automountServiceAccountToken"] is asks
         assert spec["enableServiceLinks"] is False
 
 
