@@ -28,7 +28,7 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
       kvbus check -c kvbus.yaml --connect
 
     What carries each output is loaded. Files with keys, tokens
-    and certificates are read too, and nothing of them is printed. Options win over
+    and certificates are read too; of these it says whose key reads what, and no key, token or salt. Options win over
     KVBUS_* variables, those over the file, the file over the defaults. A bad configuration ends with exit code 78 and
     every problem at once on standard error. With --connect what is found goes there too, and exit code 1 says that
     something is wrong.
