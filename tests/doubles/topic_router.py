@@ -46,6 +46,15 @@ class TopicRouter:
         else:
             self._socket.connect(self._endpoint)
 
+    def listen_again(self) -> bool:
+        """Bind once more; False while the address is not free yet."""
+        try:
+            self.connect()
+        except zmq.ZMQError:
+            self.disconnect()
+            return False
+        return True
+
     def disconnect(self) -> None:
         """Lose the connection, and whatever was on its way."""
         if self._socket is not None:
