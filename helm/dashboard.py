@@ -473,17 +473,6 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (f"kvbus_source_slots_reused_total{{{TARGET}}}", "{{instance}} reused"),
         ),
         graph(
-            "Views",
-            "short",
-            "Different rights of the owners of keys; and stores that views leave out, a second.",
-            (f"kvbus_output_views{{{OUTPUT}}}", f"{OF_OUTPUT}"),
-            (f"kvbus_views_limit{{{TARGET}}}", "{{instance}} limit"),
-            (
-                rate("kvbus_output_withheld_events_total", OUTPUT, f"{PER_OUTPUT}, reason"),
-                f"{OF_OUTPUT} {{{{reason}}}}",
-            ),
-        ),
-        graph(
             "Engines found",
             "short",
             "What each discovery lists, what of it is no source, and whether it can be asked at all (failing: 1).",
@@ -497,6 +486,17 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "Sources that joined, left or moved to another address, and attempts to ask that failed, since the start.",
             (f"kvbus_discovery_changes_total{{{TARGET}}}", "{{instance}} {{discovery}} {{change}}"),
             (f"kvbus_discovery_failures_total{{{TARGET}}}", "{{instance}} {{discovery}} failed"),
+        ),
+        graph(
+            "Views",
+            "short",
+            "Different rights of the owners of keys; and stores that views leave out, a second.",
+            (f"kvbus_output_views{{{OUTPUT}}}", f"{OF_OUTPUT}"),
+            (f"kvbus_views_limit{{{TARGET}}}", "{{instance}} limit"),
+            (
+                rate("kvbus_output_withheld_events_total", OUTPUT, f"{PER_OUTPUT}, reason"),
+                f"{OF_OUTPUT} {{{{reason}}}}",
+            ),
         ),
         graph(
             "Reloads",

@@ -48,14 +48,11 @@ RENDERED: Final = {
             "mode": "deployment",
             "kvbus": {
                 "config": {
-                    "sources": [
-                        {"name": name, "endpoint": f"tcp://{name}:5557", "replay_endpoint": f"tcp://{name}:5558"}
-                        for name in ("engine-a", "engine-b")
-                    ]
+                    "sources": [{"name": "engines", "discover": {"kubernetes": {"selector": "app=engine"}}}],
                 }
             },
         },
-        "kvbus alone, in front of engines elsewhere that bind: put their names in.",
+        "kvbus alone, in front of engines elsewhere that bind: their pods, with the ports kv-events and kv-replay.",
     ),
 }
 VERSION: Final = str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])

@@ -117,13 +117,29 @@ class Feed:
         self._name: Final = name
         self._index: Final = index
         self._copies: Final = copies
+        self._topics: dict[bytes, Feed] = {}
         self._workers: dict[int | None, Worker] = {}
         self._groups: dict[Worker, int | None] = {}
         self._more: dict[Worker, Counter[tuple[str, Hash]]] = {}
         """Copies beyond the first, by medium and hash."""
 
+    def of(self, topic: bytes) -> Feed:
+        """The feed of one topic, where each is a stream of its own. Its workers are called ``NAME/TOPIC``."""
+        found = self._topics.get(topic)
+        if found is None:
+            name = f"{self._name}/{topic.decode('utf-8', 'backslashreplace')}"
+            found = self._topics[topic] = Feed(name, self._index, copies=self._copies)
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The workers' names."""
+        return [self._name, *(name for each in self._topics.values() for name in each.names)]
+
     def clear(self) -> None:
         """The workers hold nothing any more."""
+        for each in self._topics.values():
+            each.clear()
         for worker in self._workers.values():
             self._clear(worker)
         self._workers.clear()

@@ -39,7 +39,8 @@ class PrefixRouter:
     A stream without a connection keeps its blocks, and answers leave it out until the connection stands again.
 
     Args:
-        subscribers: one for each stream, by a name of yours. A stream is an engine's, or an output's of kvbus.
+        subscribers: one for each stream, by a name of yours. A stream is an engine's, or an output's of kvbus. One with
+            ``by_topic`` has many workers, called ``NAME/TOPIC``.
         copies: True counts copies, right for engines' own streams (see `BlockView`); False is right for kvbus.
         on_update: called with a stream's name and each update that was taken in, for metrics and logs; in the loop that
             follows the streams, so it must not block. What it raises ends the router.
@@ -193,7 +194,7 @@ class PrefixRouter:
     def _discard(self, name: str) -> None:
         with self._lock:
             feed, subscriber = self._streams.pop(name)
-            self._away.discard(name)
+            self._away.difference_update(feed.names)
             feed.clear()
             feed.discarded = True
         self._begin(subscriber.aclose())
@@ -205,21 +206,23 @@ class PrefixRouter:
                 update = await subscriber.receive()
             except SubscriberClosedError:
                 return
-            if isinstance(update, Snapshot | Restarted | Lost):
-                with self._lock:
-                    feed.clear()
+            with self._lock:
+                part = feed.of(topic) if subscriber.by_topic and (topic := getattr(update, "topic", b"")) else feed
+                if isinstance(update, Snapshot | Restarted | Lost):
+                    part.clear()
             for batch in _batches(update):
                 with self._lock:
                     if feed.discarded:
                         return
-                    feed.apply(batch)
+                    part.apply(batch)
                 if isinstance(update, Snapshot):
                     await asyncio.sleep(0)  # it may be a million blocks
             with self._lock:
                 if feed.discarded:
                     return
-                feed.status.note(update)
-                (self._away.add if feed.status.unreachable else self._away.discard)(name)
+                if part is feed or not isinstance(update, Lost):  # the state of the topic follows
+                    feed.status.note(update)
+                (self._away.update if feed.status.unreachable else self._away.difference_update)(feed.names)
             self._settle()
             self._on_update(name, update)
 

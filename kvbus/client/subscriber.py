@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final, Self
 
 from kvbus.client.reachability import Reachability
 from kvbus.client.sequence import Output, Payload, Replace, Sequence
 from kvbus.client.timeouts import Timing
-from kvbus.client.updates import Received, Rejected, Snapshot, Update
+from kvbus.client.updates import Conflict, Gap, Lost, Received, Rejected, Restarted, Snapshot, Update
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import Batch, decode_batch
@@ -55,6 +56,8 @@ class Subscriber:
             restart, and where the replay cannot fill a gap. Give a replay endpoint too: it fills gaps, and replaces a
             snapshot that the publisher does not have.
         topic: subscription prefix; it does not filter replay answers.
+        by_topic: True for kvbus's ``layout: per_topic``: each topic is a stream of its own, with its own seqs and
+            state, and updates name it. There is no replay, and none is needed.
         bind: True for publishers that connect to the subscriber (vLLM with a concrete host).
         from_start: False begins with the first live batch; replay and snapshots then repair gaps and restarts only.
         framing: layout of replay answers; ``auto`` accepts every known layout.
@@ -66,7 +69,7 @@ class Subscriber:
         curve: keys for a publisher that requires CURVE, from `client_keys`.
 
     Raises:
-        ValueError: there is no endpoint, or there are keys for a socket that binds.
+        ValueError: there is no endpoint, there are keys for a socket that binds, or ``by_topic`` and a replay.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Subscriber:
         *,
         snapshot_endpoint: str | None = None,
         topic: bytes = b"",
+        by_topic: bool = False,
         bind: bool = False,
         from_start: bool = True,
         framing: AnswerFraming = "auto",
@@ -92,14 +96,25 @@ class Subscriber:
             raise ValueError(
                 "keys work only where the subscriber connects; it cannot check the key of a publisher that connects"
             )
+        if by_topic and (replay_endpoint is not None or snapshot_endpoint is not None):
+            raise ValueError("a replay or a snapshot is of one stream: by_topic goes without them")
         self._live: Final = endpoint is not None
-        self._sequence: Final = Sequence(
-            replay=replay_endpoint is not None,
-            snapshot=snapshot_endpoint is not None,
-            from_start=from_start,
-            timing=timing,
-            limits=limits,
-        )
+
+        def sequence() -> Sequence:
+            return Sequence(
+                replay=replay_endpoint is not None,
+                snapshot=snapshot_endpoint is not None,
+                from_start=from_start,
+                timing=timing,
+                limits=limits,
+            )
+
+        self.by_topic: Final = by_topic
+        self._sequence: Final = sequence()
+        self._new_sequence: Final = sequence
+        self._topics: Final[dict[bytes, Sequence]] = {}
+        """The sequences of topics; without ``by_topic`` there are none."""
+        self._up = False
         self._sockets: Final = StreamSockets(
             endpoint,
             replay_endpoint,
@@ -135,13 +150,13 @@ class Subscriber:
 
     @property
     def epoch(self) -> int:
-        """Restarts of the publisher noticed so far."""
-        return self._sequence.epoch
+        """Restarts of the publisher noticed so far, or of all publishers."""
+        return sum(sequence.epoch for sequence in self._sequences)
 
     @property
     def duplicates(self) -> int:
         """Batches dropped as duplicates."""
-        return self._sequence.stats.duplicates
+        return sum(sequence.stats.duplicates for sequence in self._sequences)
 
     @property
     def pending(self) -> int:
@@ -194,6 +209,8 @@ class Subscriber:
             now = self._now()
             self._reachability.look(now)
             self._follow(self._sequence.tick(now))
+            for topic, sequence in self._topics.items():
+                self._follow(sequence.tick(now), topic)
         update = self._updates[0]
         if isinstance(update, _Decoding):
             for _ in update.steps():
@@ -230,7 +247,17 @@ class Subscriber:
 
     def on_live(self, frames: list[bytes]) -> None:
         """Take a live message (called by the sockets)."""
-        self._follow(self._sequence.live(frames, self._now()))
+        if not self.by_topic:
+            self._follow(self._sequence.live(frames, self._now()))
+            return
+        topic = frames[0]
+        sequence = self._topics.get(topic)
+        if sequence is None:
+            sequence = self._topics[topic] = self._new_sequence()
+            self._follow(sequence.open(self._now()), topic)
+            if self._up:
+                self._follow(sequence.connected(self._now()), topic)
+        self._follow(sequence.live(frames, self._now()), topic)
 
     def on_replayed(self, frames: list[bytes]) -> None:
         """Take a message of a replay answer (called by the sockets)."""
@@ -247,7 +274,9 @@ class Subscriber:
             self._reachability.connected()
         else:
             self._reachability.missing(self.endpoint or "", now)
-        self._follow(self._sequence.connected(now) if up else self._sequence.interrupted(now))
+        self._up = up
+        for topic, sequence in [(b"", self._sequence), *self._topics.items()]:
+            self._follow(sequence.connected(now) if up else sequence.interrupted(now), topic)
 
     def on_refused(self, reason: Refused) -> None:
         """Handle a failed handshake (called by the sockets)."""
@@ -255,7 +284,11 @@ class Subscriber:
 
     # -- internals
 
-    def _follow(self, outputs: list[Output]) -> None:
+    @property
+    def _sequences(self) -> list[Sequence]:
+        return [self._sequence, *self._topics.values()]
+
+    def _follow(self, outputs: list[Output], topic: bytes = b"") -> None:
         for output in outputs:
             if isinstance(output, Deliver):
                 self._updates.append(_decoded(output))
@@ -269,6 +302,8 @@ class Subscriber:
                 self._sequence.sent(output.request, self._now())
             elif isinstance(output, Stop):
                 self._sockets.stop_asking()
+            elif topic and isinstance(output, Gap | Lost | Restarted | Conflict):
+                self._updates.append(replace(output, topic=topic))
             else:
                 self._updates.append(output)
         self._wake()
@@ -285,7 +320,7 @@ class Subscriber:
             raise RuntimeError("another task already awaits this subscriber")
         self._waiter = self._loop.create_future()
         self._sockets.read(on=True)  # first of all: an answer that waits there is not late
-        deadline = min(self._sequence.deadline, self._reachability.deadline)
+        deadline = min(self._reachability.deadline, *(sequence.deadline for sequence in self._sequences))
         timer = None if deadline == inf else self._loop.call_at(deadline, self._wake)
         try:
             await self._waiter

@@ -58,6 +58,8 @@ class Gap:
     kind: ClassVar[Kind] = "gap"
     first: int
     last: int
+    topic: bytes = b""
+    """Of this topic alone; only subscribers with ``by_topic`` set it, here and below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Lost:
     first: int
     last: int | None
     reason: LostReason
+    topic: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Restarted:
     kind: ClassVar[Kind] = "restarted"
     epoch: int
     reason: RestartReason
+    topic: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ class Conflict:
     """Several publishers are behind one endpoint. Nothing is taken in for some seconds; then the state is rebuilt."""
 
     kind: ClassVar[Kind] = "conflict"
+    topic: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

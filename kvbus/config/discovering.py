@@ -36,7 +36,8 @@ def checked(value: object) -> dict[str, dict[str, Any]]:
     try:
         settings = parts.load(parts.DISCOVERY, kind).Settings
     except ImportError as error:
-        raise ValueError(f"{kind} is registered, and what it needs is not installed: {error}") from error
+        wrong = f"{kind} is registered, and what it needs is not installed: {error} (pip install kvbus[{kind}])"
+        raise ValueError(wrong) from error
     try:
         return {kind: settings.model_validate({} if given is None else given).model_dump(mode="json")}
     except ValidationError as error:

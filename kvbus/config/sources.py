@@ -43,8 +43,9 @@ class SourceConfig(Section):
     bind: bool = key(False, "true: kvbus binds `endpoint` and the engine dials in.", example=False)
     api: ApiUrl | None = key(
         None,
-        "The engine's own HTTP API, which `on_partial: reset` asks: vLLM's `POST /reset_prefix_cache` (there with "
-        "`VLLM_SERVER_DEV_MODE=1`) or SGLang's `POST /flush_cache`.",
+        "The engine's own HTTP API. `on_partial: reset` asks it: vLLM's `POST /reset_prefix_cache` (there with "
+        "`VLLM_SERVER_DEV_MODE=1`) or SGLang's `POST /flush_cache`. Of vLLM kvbus reads `/metrics` every 10 s, and "
+        "clears an engine that sleeps; and `/version` once in each epoch, for `duplicates: auto`.",
         example="http://127.0.0.1:8000",
     )
     data_parallel_size: Int = key(
@@ -85,8 +86,8 @@ class SourceConfig(Section):
     )
     curve_client_keys: Path | None = key(
         None,
-        "With `bind`: the public keys that may dial in, each as any rank or with `sources=NAME/RANK` as one; a file with "
-        "one key a line, or a directory of key files.",
+        "With `bind`: the public keys that may dial in, each as any rank or with `sources=NAME/RANK` as one; a file "
+        "with one key a line, or a directory of key files.",
         example="/etc/kvbus/engines",
     )
 

@@ -45,6 +45,8 @@ class Applier:
             wal.PartialSince: self._partial_since,
             wal.EveryTierCleared: self._every_tier_cleared,
             wal.PublisherKnown: self._publisher_known,
+            wal.CopiesRemoved: self._copies_removed,
+            wal.CacheEmptied: self._cache_emptied,
         }
 
     def apply(self, record: wal.Record, now: float) -> None:
@@ -64,8 +66,6 @@ class Applier:
             keep_batch(source, record.seq, payload, batch)
             return
         stats.last_batch = source.ts = batch.ts
-        if batch.unknown and len(source.unknown) < codec.MAX_UNKNOWN:
-            source.unknown |= set(sorted(batch.unknown - source.unknown)[: codec.MAX_UNKNOWN - len(source.unknown)])
         rank = batch.rank
         if rank is not None and (rank != source.rank or not source.ranked):
             self._see_rank(slot, source, rank, now)
@@ -75,6 +75,9 @@ class Applier:
             keep_batch(source, record.seq, payload, batch)
         if not as_it_came or source.dialect.name is None:
             source.dialect.see(payload)
+            if batch.unknown:
+                room = codec.MAX_UNKNOWN - len(source.unknown)
+                source.unknown.update(sorted(batch.unknown - source.unknown)[:room])
         if normalizer.emptied and source.sequencer.partial:
             source.lost = 0
             source.sequencer.complete(certain=normalizer.take_for_empty())
@@ -158,6 +161,16 @@ class Applier:
     def _publisher_known(self, record: wal.PublisherKnown, now: float) -> None:
         del now
         self._sources[record.source].publisher_id = record.publisher_id
+
+    def _copies_removed(self, record: wal.CopiesRemoved, now: float) -> None:
+        source = self._sources[record.source]
+        events = source.normalizer.removes_each_copy()
+        if events and not source.expired:
+            source.announced = True
+            self._out.publish_all(record.source, source, events, now)
+
+    def _cache_emptied(self, record: wal.CacheEmptied, now: float) -> None:
+        self._forget(record.source, now, same_epoch=True)
 
     def _forget(self, slot: int, now: float, *, same_epoch: bool = False) -> None:
         """Forget what was known of this source's cache: it cannot be relied on any more."""

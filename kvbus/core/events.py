@@ -172,6 +172,18 @@ class ClearsEveryTier(msgspec.Struct, gc=False):
     source: int
 
 
+class CopiesRemovedEach(msgspec.Struct, gc=False):
+    """What the engine is shows that it removes each copy of a block (vLLM up to 0.33)."""
+
+    source: int
+
+
+class EngineEmptied(msgspec.Struct, gc=False):
+    """The engine says that it sleeps: it holds no block, and its stream says so only when it wakes up."""
+
+    source: int
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed; sent several times a second, and at once while :attr:`Relay.backlog` is set.
 
@@ -202,5 +214,7 @@ RelayEvent = (
     | AnswerPulled
     | Subscribed
     | ClearsEveryTier
+    | CopiesRemovedEach
+    | EngineEmptied
     | Tick
 )

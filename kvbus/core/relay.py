@@ -27,6 +27,8 @@ from kvbus.core.events import (
     BatchReceived,
     CacheResetTried,
     ClearsEveryTier,
+    CopiesRemovedEach,
+    EngineEmptied,
     HandshakeFailed,
     OutputPlaced,
     Oversize,
@@ -108,6 +110,8 @@ class Relay:
             AnswerPulled: self._out.pulled,
             Subscribed: self._out.subscribed,
             ClearsEveryTier: self._clears_every_tier,
+            CopiesRemovedEach: self._copies_removed_each,
+            EngineEmptied: self._engine_emptied,
             Tick: self._tick,
         }
 
@@ -345,6 +349,12 @@ class Relay:
 
     def _clears_every_tier(self, event: ClearsEveryTier, now: float) -> None:
         self._do(wal.EveryTierCleared(event.source), now)
+
+    def _copies_removed_each(self, event: CopiesRemovedEach, now: float) -> None:
+        self._do(wal.CopiesRemoved(event.source), now)
+
+    def _engine_emptied(self, event: EngineEmptied, now: float) -> None:
+        self._do(wal.CacheEmptied(event.source), now)
 
     def _run(self, slot: int, source: Source, now: float) -> None:
         """Carry out what the sequencer decided, a slice at a time."""

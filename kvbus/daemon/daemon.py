@@ -46,6 +46,7 @@ from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.engine_watch import EngineWatch
 from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.keys import Keys, in_clear, output_domain, rank_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
@@ -148,6 +149,7 @@ class Daemon:
         self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
         self.admin = AdminServer(self, credentials)
         self._cache_resets = CacheResets(self, self.feed)
+        self._engine_watch = EngineWatch(self, self.feed)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
         self._source_log = SourceLog(self.admin.timeline.add)
@@ -192,6 +194,7 @@ class Daemon:
         except BaseException:
             await self.close(drain=0)
             raise
+        self._engine_watch.start()
         self._next_tick = self._loop.time() + TICK
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
         self.started = True
@@ -449,7 +452,8 @@ class Daemon:
         for slot, worker in lost.items():
             log.warning("source %s, rank %d: another one needs its slot %d", *worker, slot)
             if not self.relay.sources[slot].gone:
-                self._remove(slot)
+                self.source_sockets.close(slot)
+                self.feed(SourceRemoved(slot))
             for number in numbers:
                 self.outputs.drivers[number].retire(slot)
         reached = [self.reservations.first(number, slot) for number in numbers for slot in lost]
@@ -551,6 +555,7 @@ class Daemon:
         if self._ticker is not None:
             self._ticker.cancel()
         await self._cache_resets.close()
+        await self._engine_watch.close()
         await self._unreachable.close()
         self.source_sockets.close_all()
         await self.outputs.drain(until - self._loop.time())

@@ -31,6 +31,9 @@ FIRST_PAUSE: Final = 0.5
 LAST_PAUSE: Final = 30.0
 """Seconds before a discoverer that has failed is asked again; they double from one to the other."""
 
+SHOWN: Final = 10
+"""Engines named in one line of the log."""
+
 
 class Daemon(Protocol):
     """What has sources."""
@@ -265,10 +268,15 @@ class Discovery:
                 log.info(text, name, stream.label, what, stream.endpoint, stream.found, extra=fields)
 
     def _show_left_out(self, left_out: Mapping[tuple[str, str], str]) -> None:
+        new: dict[tuple[str, str], list[str]] = {}
         for (name, engine), reason in left_out.items():
             if self._left_out.get((name, engine)) != reason:
-                text = "discovery %s: engine %s is left out: %s"
-                log.warning(text, name, engine, reason, extra={"discovery": name, "reason": reason})
+                new.setdefault((name, reason), []).append(engine)
+        for (name, reason), engines in new.items():
+            more = f" and {len(engines) - SHOWN} more" if len(engines) > SHOWN else ""
+            text = "discovery %s: left out for %s: %s%s"
+            fields = {"discovery": name, "reason": reason}
+            log.warning(text, name, reason, ", ".join(engines[:SHOWN]), more, extra=fields)
         self._left_out = left_out
         for name, entry in self._entries.items():
             for reason in LEFT_OUT:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,9 @@ from kvbus.errors import ConfigError, Problem
 log = logging.getLogger("kvbus.daemon.placement")
 
 _VERSION: Final = "kvbus-slots-1"
+
+_MOST_SLOTS: Final = 1 << 17
+"""No slot is as high as this: ``limits.max_sources`` and ``sources[].slot`` allow less."""
 
 
 class Worker(NamedTuple):
@@ -97,8 +101,9 @@ def place(before: Placement, config: Config) -> Placement:
             slot = before.slots[gone.pop(0)]
         else:
             slot = stream.index
-            if slot in taken or slot in held:
-                slot = next(each for each in range(len(taken) + len(held) + 1) if each not in taken | held)
+            used = taken | held
+            if slot in used:
+                slot = next(each for each in range(len(used) + 1) if each not in used)
         held.discard(slot)
         slots[worker] = slot
         taken.add(slot)
@@ -128,8 +133,7 @@ def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set
                 wrong = f"{_shown(worker)} and {_shown(other)} would have the topic {topic.decode()!r} both"
                 raise ConfigError([Problem(f"outputs[{number}].topic", wrong, template, "topic: kv@{source}/{rank}")])
     known = set(there)
-    left = [worker for worker in before.gone if worker not in known]
-    left += [worker for worker in before.slots if worker not in known and worker not in left]
+    left = dict.fromkeys(worker for worker in (*before.gone, *before.slots) if worker not in known)
     return [
         worker
         for worker in left
@@ -161,8 +165,8 @@ class PlacementFile:
     def __init__(self, directory: Path | None, config: Config, disk: Disk) -> None:
         by_name = any(output.layout != "per_source" for output in config.outputs)
         self._directory = directory if by_name else None
-        outputs = "\n".join(f"{output.name} {output.endpoint}" for output in config.outputs)
-        self._name = f"kvbus-{hashlib.sha256(outputs.encode()).hexdigest()[:24]}.slots"
+        whose = "\n".join([str(os.getuid()), *(f"{output.name} {output.endpoint}" for output in config.outputs)])
+        self._name = f"kvbus-{hashlib.sha256(whose.encode()).hexdigest()[:24]}.slots"
         self._disk = disk
         self._kept: Placement | None = None
 
@@ -180,7 +184,8 @@ class PlacementFile:
             return Placement()
         slots = {Worker(name, rank): slot for name, rank, slot in found.slots}
         gone = tuple(worker for worker in (Worker(*each) for each in found.gone) if worker in slots)
-        if found.version != _VERSION or len(set(slots.values())) != len(slots):
+        numbers = set(slots.values())
+        if found.version != _VERSION or len(numbers) != len(slots) or not all(0 <= at < _MOST_SLOTS for at in numbers):
             return Placement()
         self._kept = Placement(slots, gone, found.forgotten)
         return self._kept

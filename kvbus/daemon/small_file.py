@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -11,12 +12,14 @@ MOST_BYTES: Final = 64 * 1024 * 1024
 
 
 def read(disk: Disk, directory: Path, name: str) -> bytes | None:
-    """Return what a file holds; None if it cannot be read."""
+    """Return what a file holds; None if it cannot be read, or is somebody else's (some places are everybody's)."""
     try:
         there = disk.open_directory(directory)
         try:
             fd = disk.open(there, name)
             try:
+                if disk.owner(fd) != os.getuid():
+                    return None
                 return disk.pread(fd, min(disk.size(fd), MOST_BYTES), 0)
             finally:
                 disk.close(fd)

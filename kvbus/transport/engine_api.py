@@ -1,4 +1,4 @@
-"""The engine's own HTTP API, as far as it resets the prefix cache.
+"""The engine's own HTTP API, as far as it resets the prefix cache, and says what its stream does not.
 
 Which engine it is shows by which of the two paths is there; asking for that changes nothing.
 """
@@ -6,6 +6,7 @@ Which engine it is shows by which of the two paths is there; asking for that cha
 from __future__ import annotations
 
 import json
+import re
 from enum import StrEnum
 from typing import Final
 
@@ -16,6 +17,13 @@ TIMEOUT: Final = 10.0
 
 MAX_ANSWER: Final = 64 * 1024
 """Bytes of an answer that are read."""
+
+
+MAX_METRICS: Final = 16 * 1024 * 1024
+
+_AWAKE: Final = re.compile(
+    r'^vllm:engine_sleep_state\{[^}\n]*sleep_state="awake"[^}\n]*\} ([01](?:\.0)?)$', re.MULTILINE
+)
 
 
 class Kind(StrEnum):
@@ -65,6 +73,42 @@ async def reset(client: aiohttp.ClientSession, base: str, kind: Kind) -> None:
             if not 200 <= answer.status < 300 or _says_no(text):
                 raise RefusedError(f"{method} {kind}: {answer.status} {' '.join(text.split())[:200]}".rstrip())
             return
+
+
+async def is_asleep(client: aiohttp.ClientSession, base: str) -> bool:
+    """Whether all of an engine sleeps, by vLLM's metrics; False where they do not say.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError: it does not answer.
+    """
+    text = await _get(client, base + "/metrics", MAX_METRICS)
+    awake = [float(value) for value in _AWAKE.findall(text)]
+    return bool(awake) and not any(awake)
+
+
+async def version(client: aiohttp.ClientSession, base: str) -> str:
+    """An engine's version as vLLM says it, empty where it does not.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError: it does not answer.
+    """
+    try:
+        answer = json.loads(await _get(client, base + "/version", MAX_ANSWER))
+    except ValueError:
+        return ""
+    said = answer.get("version") if isinstance(answer, dict) else None
+    return said if isinstance(said, str) else ""
+
+
+async def _get(client: aiohttp.ClientSession, url: str, most: int) -> str:
+    """The text of an answer; empty if it is refused or too long."""
+    async with client.get(url, allow_redirects=False) as answer:
+        body = bytearray()
+        async for part in answer.content.iter_chunked(MAX_ANSWER):
+            body += part
+            if len(body) > most:
+                return ""
+        return body.decode(errors="replace") if answer.status == 200 else ""
 
 
 def _says_no(text: str) -> bool:

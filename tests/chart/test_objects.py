@@ -246,3 +246,28 @@ def test_the_tests_reach_the_release_where_routers_do() -> None:
     assert 5757 in {port["port"] for port in service["spec"]["ports"]}
     hooks = {each["metadata"]["annotations"]["helm.sh/hook"] for each in release.all("Pod")}
     assert hooks == {"test"}
+
+
+def test_who_discovers_in_kubernetes_may_watch_that_and_nothing_else() -> None:
+    release = render(CASES["discovery"])
+    roles = {each["metadata"].get("namespace"): each["rules"] for each in release.all("Role")}
+    verbs = ["get", "list", "watch"]
+    assert roles == {
+        None: [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}],
+        "elsewhere": [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs}],
+    }
+    bindings = release.all("RoleBinding")
+    assert [each["metadata"].get("namespace") for each in bindings] == list(roles)
+    account = release.pod["spec"]["serviceAccountName"]
+    for each in bindings:
+        assert each["roleRef"]["name"] in {role["metadata"]["name"] for role in release.all("Role")}
+        assert [subject["name"] for subject in each["subjects"]] == [account]
+
+
+def test_who_finds_engines_in_another_way_gets_no_rights() -> None:
+    sources = [{"name": "workers", "discover": {"dns": {"name": "engines", "port": 5557}}}]
+    release = render({"mode": "deployment", "kvbus": {"config": {"sources": sources}}})
+    assert not release.all("Role")
+    assert release.pod["spec"]["automountServiceAccountToken"] is False
+    (output,) = load(release.file() or "")["outputs"]
+    assert output["layout"] == "merged"

@@ -138,8 +138,8 @@ def test_container_and_service_have_exactly_the_ports_of_the_configuration(case:
     config = told(release, tmp_path)
     bound = {config.http_address[1]} if config.http_address else set()
     for output in config.outputs:
-        for stream in config.streams():
-            live, replay, snapshot = output.stream_endpoints(stream.index)
+        for slot in [stream.index for stream in config.streams()] if output.layout == "per_source" else [0]:
+            live, replay, snapshot = output.stream_endpoints(slot)
             ends = [*([live] if output.bind else []), replay, snapshot]
             bound |= {parse_endpoint(end).port for end in ends if end is not None}
     bound |= {
@@ -161,10 +161,11 @@ def test_the_probes_ask_kvbus_about_kvbus(case: str) -> None:
     """A sidecar's readiness is the pod's, and its startup gates the engine's start."""
     kvbus = render(CASES[case]).kvbus
     probes = {name: kvbus[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    at = {"port": "kvbus-http"} | ({"scheme": "HTTPS"} if case == "tls" else {})
     assert probes == {
-        "startupProbe": {"path": "/livez", "port": "kvbus-http"},
-        "livenessProbe": {"path": "/livez", "port": "kvbus-http"},
-        "readinessProbe": {"path": "/readyz", "port": "kvbus-http"},
+        "startupProbe": {"path": "/livez", **at},
+        "livenessProbe": {"path": "/livez", **at},
+        "readinessProbe": {"path": "/readyz", **at},
     }
 
 
@@ -181,9 +182,11 @@ def test_what_is_mounted_is_there_and_the_state_outlives_the_container(case: str
 
 
 @each_case
-def test_no_pod_has_a_token_or_the_addresses_of_services(case: str) -> None:
-    for spec in render(CASES[case]).pods():
-        assert spec["automountServiceAccountToken"] is False
+def test_no_pod_has_a_token_that_asks_nothing_or_the_addresses_of_services(case: str) -> None:
+    release = render(CASES[case])
+    for spec in release.pods():
+        asks = spec is release.pod["spec"] and bool(release.all("Role"))
+        assert spec["automountServiceAccountToken"] is asks
         assert spec["enableServiceLinks"] is False
 
 
@@ -212,6 +215,7 @@ def test_kvbus_check_says_it_is_good(case: str, tmp_path: Path, monkeypatch: pyt
             (tmp_path / name).write_text(key)
             (tmp_path / name).chmod(0o440)
         args += ["-c", str(tmp_path / "kvbus.yaml")]
+        args += ["--without-keys"] if case == "tls" else []  # its Secrets are not the chart's
     for name in [name for name in os.environ if name.startswith("KVBUS_")]:
         monkeypatch.delenv(name)
     done = CliRunner().invoke(main, args, env=release.environment())

@@ -105,3 +105,8 @@ def test_any_text_survives_the_yaml(tmp_path_factory, model, worker, topic):
 def test_what_routers_get_first(keys, gets):
     overrides = {"sources": [{}], "outputs": [{"endpoint": "tcp://*:7000", **keys}]}
     assert load(None, env={}, overrides=overrides).outputs[0].on_subscribe == gets
+
+
+def test_a_type_that_brings_defaults_of_its_own():
+    output = OutputConfig.model_validate({"type": "dynamo"})
+    assert (output.profile, output.replay_endpoint) == ("dynamo-plane", None)

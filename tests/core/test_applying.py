@@ -11,6 +11,8 @@ from kvbus.core.commands import RequestReplay, RequestSnapshot
 from kvbus.core.events import (
     BatchReceived,
     ClearsEveryTier,
+    CopiesRemovedEach,
+    EngineEmptied,
     RelayEvent,
     ReplayReceived,
     SnapshotReceived,
@@ -36,7 +38,7 @@ ONE, OTHER = b"1" * 16, b"2" * 16
 
 
 def make_relay() -> Relay:
-    source = SourceSpec("engine", 0, Settings(replay=True, snapshot=True), Rules(), timeout=5.0)
+    source = SourceSpec("engine", 0, Settings(replay=True, snapshot=True), Rules(duplicates="auto"), timeout=5.0)
     return Relay([source], [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=1.0, first_seqs=[40])])
 
 
@@ -104,9 +106,20 @@ def test_each_record_does_the_same_again() -> None:
     many = list(range(10, 6000))  # a state in two batches
     kept.live(6, cleared(), store(many, tokens=many, block_size=1), publisher=ONE)
     kept.take(ClearsEveryTier(0))
+    copy = store([7], tokens=[7], block_size=1)
+    kept.live(7, copy, copy, removed([7]), publisher=ONE)
+    kept.is_the_same_again()
+    assert kept.relay.sources[0].normalizer.unsure == 1
+    kept.take(CopiesRemovedEach(0))
+    assert 7 in kept.relay.sources[0].normalizer.index.tables[None, "GPU"].blocks
+    kept.is_the_same_again()
+    kept.take(EngineEmptied(0))
+    assert not len(kept.relay.sources[0].normalizer.index)
+    kept.is_the_same_again()
+    kept.live(8, store(many, tokens=many, block_size=1), publisher=ONE)
     kept.take(Subscribed(0, 0, (1,)))
     kept.is_the_same_again()
-    kept.live(9, store([5]), publisher=ONE)
+    kept.live(11, store([5]), publisher=ONE)
     for _ in range(4):
         kept.take(Tick(8.0), after=2.5)
     kept.take(Tick(9.0), after=1.5)

@@ -124,7 +124,13 @@ def test_the_file(tmp_path: Path) -> None:
     assert kept.forgotten == 7
     assert PlacementFile(tmp_path, made, Disk()).read() == kept
     (path,) = tmp_path.iterdir()
-    for damage in (b"", b"{", b'{"version":"kvbus-slots-1","slots":[["a",0,0],["b",0,0]],"gone":[],"forgotten":0}'):
+    far = b'{"version":"kvbus-slots-1","slots":[["a",0,1000000000]],"gone":[],"forgotten":0}'
+    for damage in (
+        b"",
+        b"{",
+        far,
+        b'{"version":"kvbus-slots-1","slots":[["a",0,0],["b",0,0]],"gone":[],"forgotten":0}',
+    ):
         path.write_bytes(damage)
         assert PlacementFile(tmp_path, made, Disk()).read() == Placement()
     ports = config("a", outputs=[{"endpoint": "ipc:///run/out"}])

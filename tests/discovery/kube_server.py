@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class KubeServer:
 
     def __init__(self) -> None:
         self.port = free_port()
+        self.token = TOKEN
         self.version = 100
         self.objects: dict[str, dict[str, Any]] = {}
         self.events: list[tuple[int, str, dict[str, Any]]] = []
@@ -81,30 +83,27 @@ class KubeServer:
         self.events.append((self.version, kind, of))
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[KubeServer]:
+    async def running(self, context: ssl.SSLContext | None = None) -> AsyncIterator[KubeServer]:
         app = web.Application()
         app.router.add_get(PODS, self._get)
         app.router.add_get(SLICES, self._get)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", self.port).start()
+        await web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=context).start()
         try:
             yield self
         finally:
             self.end_watches()
             await runner.cleanup()
 
-    def kubeconfig(self, directory: Path) -> Path:
-        path = directory / "kubeconfig"
-        cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}
-        user = {"name": "u", "user": {"token": TOKEN}}
-        context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
-        config = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "users": [user], "contexts": [context]}
-        path.write_text(json.dumps({**config, "current-context": "x"}))
-        return path
+    def settings(self, directory: Path) -> dict[str, str]:
+        """What leads to it, with a token that is good here."""
+        token = directory / "token"
+        token.write_text(f"{TOKEN}\n")
+        return {"server": f"http://127.0.0.1:{self.port}", "token_file": str(token), "namespace": "default"}
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
             return _status(401, "Unauthorized")
         if self.status != 200:
             return _status(self.status, f'{request.path.rpartition("/")[2]} is forbidden: User "kvbus" cannot list it')

@@ -145,7 +145,7 @@ async def test_beyond_max_sources_those_stay_that_are_there(file, caplog):
         write(file, [worker.entry for worker in workers])
         await bus.sources("pod-1", "pod-5")
         assert +Counter(bus.stats.left_out) == {"max_sources": 1}
-        assert "engine pod-3 is left out: max_sources" in caplog.text
+        assert "left out for max_sources: pod-3" in caplog.text
         write(file, [three.entry, one.entry])
         await bus.sources("pod-1", "pod-3")
         await bus.exact(one, three)
@@ -208,3 +208,11 @@ async def test_a_restart_goes_on_with_what_was_found_even_if_nobody_can_be_asked
         await again.exact(workers[0])
     for worker in workers:
         await worker.stop()
+
+
+async def test_many_engines_without_room_are_one_line(file, caplog):
+    write(file, [{"name": f"pod-{n:03}", "endpoint": f"tcp://127.0.0.1:{n + 1}"} for n in range(500)])
+    async with running(Bus(found_in(file), limits={"max_sources": 1})) as bus:
+        await eventually(lambda: bus.stats.left_out["max_sources"] == 499, "all but one left out")
+        assert caplog.text.count("left out for max_sources") == 1
+        assert "pod-009, pod-010 and 489 more" in caplog.text

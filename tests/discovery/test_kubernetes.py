@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,12 @@ from typing import Any
 import pytest
 
 from kvbus.discovery.contract import DiscoveryError, Engine, Services
-from tests.system.bus import eventually
-
-pytest.importorskip("kubernetes_asyncio", reason="the extra kubernetes is not installed")
-
 from kvbus.discovery.kubernetes import api, discoverer
 from kvbus.discovery.kubernetes.discoverer import KubernetesDiscoverer, KubernetesSettings
 from kvbus.discovery.kubernetes.objects import Ports, of_pods, of_slices
-from tests.discovery.kube_server import KubeServer, pod
+from tests.discovery.kube_server import TOKEN, KubeServer, pod
+from tests.security.certificates import Authority
+from tests.system.bus import eventually
 
 PORTS = Ports("kv-events", "kv-replay", 1)
 
@@ -124,8 +123,8 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeServer]:
 
 
 class Watched:
-    def __init__(self, server: KubeServer, directory: Path, **more: Any) -> None:
-        given = {"selector": "app=engine", "namespace": "default", "kubeconfig": server.kubeconfig(directory), **more}
+    def __init__(self, at: KubeServer, directory: Path, /, **more: Any) -> None:
+        given = {"selector": "app=engine", **at.settings(directory), **more}
         made = KubernetesDiscoverer(KubernetesSettings.model_validate(given), Services("w", 1, asyncio.Event()))
         self.sets = made.watch()
 
@@ -135,8 +134,8 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watching(server: KubeServer, directory: Path, **more: Any) -> AsyncIterator[Watched]:
-    watched = Watched(server, directory, **more)
+async def watching(at: KubeServer, directory: Path, /, **more: Any) -> AsyncIterator[Watched]:
+    watched = Watched(at, directory, **more)
     try:
         yield watched
     finally:
@@ -232,9 +231,54 @@ async def test_without_credentials_or_a_namespace_it_says_so(server, tmp_path, m
     (tmp_path / "namespace").write_text("default\n")
     async with watching(server, tmp_path, namespace=None) as watched:
         assert await watched.next() == set()
-    async with watching(server, tmp_path, kubeconfig=None) as watched:
-        with pytest.raises(DiscoveryError, match="no credentials for the Kubernetes API"):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    async with watching(server, tmp_path, server=None) as watched:
+        with pytest.raises(DiscoveryError, match="not in a pod, so server is needed: 'KUBERNETES_SERVICE_HOST'"):
             await watched.next()
+    async with watching(server, tmp_path, token_file=str(tmp_path / "none")) as watched:
+        with pytest.raises(DiscoveryError, match="none: No such file"):
+            await watched.next()
+    async with watching(server, tmp_path, ca_file=str(tmp_path / "none")) as watched:
+        with pytest.raises(DiscoveryError, match="none: No such file"):
+            await watched.next()
+    async with watching(server, tmp_path, token_file=None) as watched:
+        with pytest.raises(DiscoveryError, match="401 Unauthorized"):
+            await watched.next()
+
+
+async def test_in_a_pod_it_is_the_service_account_whose_token_changes(tmp_path, monkeypatch):
+    """The server's certificate is checked against the cluster's authority, and the token is read for each request."""
+    authority = Authority(tmp_path)
+    issued = authority.issue("kube-apiserver")
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "ca.crt").write_bytes(authority.certificate.read_bytes())
+    (account / "token").write_text(TOKEN)
+    monkeypatch.setattr(api, "ACCOUNT", account)
+    monkeypatch.setattr(api, "PAUSE", 0.01)
+    server = KubeServer()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+    server.put(pod("a", "10.0.0.1"))
+    in_the_pod = {"server": None, "token_file": None}
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(issued.certificate, issued.key)
+    async with server.running(context), watching(server, tmp_path, **in_the_pod) as watched:
+        assert await watched.next() == {"a"}
+        waiting = asyncio.create_task(watched.next())
+        await eventually(lambda: server.watched_from, "a watch")
+        server.token = "another"
+        (account / "token").write_text("another\n")
+        watches = len(server.watched_from)
+        server.end_watches()
+        await eventually(lambda: len(server.watched_from) > watches, "a watch with the other token")
+        server.put(pod("b", "10.0.0.2"))
+        assert await waiting == {"a", "b"}
+        other = Authority(tmp_path, "other")
+        (account / "ca.crt").write_bytes(other.certificate.read_bytes())
+        async with watching(server, tmp_path, **in_the_pod) as mistrusting:
+            with pytest.raises(DiscoveryError, match="certificate verify failed"):
+                await mistrusting.next()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from aiohttp import web
 
 from tests.discovery.fleet import write
+from tests.discovery.kube_server import KubeServer, pod
 from tests.ports import free_port
 
 
@@ -201,47 +202,41 @@ class HttpWorld(World):
         return "workers"
 
 
-def kubernetes_world(directory: Path) -> World:
-    from tests.discovery.kube_server import KubeServer, pod  # noqa: PLC0415 - an extra
+class KubernetesWorld(World):
+    """Pods with two named ports."""
 
-    class KubernetesWorld(World):
-        """Pods with two named ports."""
+    kind = "kubernetes"
 
-        kind = "kubernetes"
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.server = KubeServer()
 
-        def __init__(self) -> None:
-            super().__init__(directory)
-            self.server = KubeServer()
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        async with self.server.running():
+            yield self
 
-        @contextlib.asynccontextmanager
-        async def running(self) -> AsyncIterator[Self]:
-            async with self.server.running():
-                yield self
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"selector": "app=engine", **self.server.settings(self.directory)}
 
-        @property
-        def settings(self) -> dict[str, Any]:
-            kubeconfig = str(self.server.kubeconfig(self.directory))
-            return {"selector": "app=engine", "namespace": "default", "kubeconfig": kubeconfig}
+    def have(self, engines: dict[str, Place]) -> None:
+        for name in self.server.objects.keys() - engines.keys():
+            self.server.delete(name)
+        for name, at in engines.items():
+            self.server.put(pod(name, at.host, at.port, at.replay_port))
 
-        def have(self, engines: dict[str, Place]) -> None:
-            for name in self.server.objects.keys() - engines.keys():
-                self.server.delete(name)
-            for name, at in engines.items():
-                self.server.put(pod(name, at.host, at.port, at.replay_port))
+    def fail(self) -> None:
+        self.server.status = 503
+        self.server.end_watches()
 
-        def fail(self) -> None:
-            self.server.status = 503
-            self.server.end_watches()
-
-        def heal(self) -> None:
-            self.server.status = 200
-
-    return KubernetesWorld()
+    def heal(self) -> None:
+        self.server.status = 200
 
 
 WORLDS: dict[str, Callable[[Path], World]] = {
     "dns": dns_world,
     "file": FileWorld,
     "http": HttpWorld,
-    "kubernetes": kubernetes_world,
+    "kubernetes": KubernetesWorld,
 }

@@ -184,7 +184,7 @@ def bus(engines: list[EnginePublisher], directory: Path, plane: dict[str, Any], 
         "name": "e",
         "endpoint": engines[0].endpoint,
         "replay_endpoint": engines[0].replay_endpoint,
-        "data_parallel_size": RANKS,
+        "data_parallel_size": len(engines),
     }
     with Kvbus(engines[0], directory, output, sources=[source], probe_interval=0.5, **more) as running:
         running.endpoint = output["endpoint"]
@@ -289,6 +289,19 @@ def test_a_connection_that_was_cut_brings_everything_when_it_is_back(
             first.mend()
             second.mend()
             frontend.holds(*truth)
+
+
+def test_an_engine_that_is_another_rank_than_its_place_says(
+    engines: list[EnginePublisher], frontend: Frontend, tmp_path: Path
+) -> None:
+    """One of several that a load balancer in front of them knows by their ranks."""
+    frontend("register")
+    frontend("router")
+    with bus(engines[:1], tmp_path, {"discovery": f"file://{tmp_path}/discovery"}):
+        engines[0].publish(payload(store([1]), rank=1))
+        frontend.holds((1, 1))
+        engines[0].publish(payload(store([2], parent=1), rank=1))
+        frontend.holds((1, 1), (1, 2))
 
 
 def test_discovery_in_etcd(engines: list[EnginePublisher], etcd: str, tmp_path: Path) -> None:

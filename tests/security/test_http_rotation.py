@@ -109,7 +109,7 @@ async def test_a_token_that_may_read_no_content_any_more_ends_its_stream(tmp_pat
         assert await status(here, BEARER) == 403
 
 
-@pytest.mark.parametrize("bad", ["", "nonsense", f"a {WRONG}", None])
+@pytest.mark.parametrize("bad", ["", "nonsense", f"a {WRONG}", None], ids=["empty", "nonsense", "a token", "none"])
 async def test_a_bad_file_of_tokens_opens_nothing_and_throws_nobody_out(tmp_path: Path, bad: str | None) -> None:
     async with callers(tmp_path) as here:
         tokens, counts = tmp_path / "tokens", here.bus.daemon.process.key_reloads

@@ -219,6 +219,29 @@ async def test_a_restart_finds_every_worker_by_its_name(tmp_path: Path, clean: b
                 await workers.exact(router)
 
 
+async def test_beside_ports_that_follow_the_list() -> None:
+    """A source in the place of another: its port goes on, and under the topics one ends and another begins."""
+    ports = ports_in_a_row(4)
+    output = {"name": "routers", "endpoint": at(ports), **OUTPUT}
+    by_port = {"name": "ports", "endpoint": at(ports + 1), "heartbeat": 0}
+    fleet = Fleet("ab", outputs=[output, by_port])
+    async with running(fleet), Workers(fleet) as workers:
+        router, reader = TopicRouter(at(ports)), TopicRouter(at(ports + 2))
+        with reading(router, reader):
+            for n, name in enumerate("ab"):
+                await workers.start(n, name)
+                workers.publish(name, count=3)
+            await workers.exact(router)
+            await eventually(lambda: reader.blocks(b"") == workers.holds[topic("b")], "the port", 20)
+            fleet.sources = [fleet.source(0, "a"), fleet.source(2, "x")]
+            await fleet.reload()
+            await workers.start(2, "x")
+            workers.publish("x")
+            await workers.exact(router)
+            await eventually(lambda: reader.blocks(b"") == workers.holds[topic("x")], "the same port", 20)
+            assert topic("b") in router.views
+
+
 async def test_dialling_out() -> None:
     """``bind: false``: one connection to a router that listens brings every worker."""
     fleet = Fleet("ab", output={**OUTPUT, "bind": False})

@@ -31,10 +31,26 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $v := .Values.kvbus -}}
 {{- $preset := get (include "kvbus.presets" . | fromYaml) $v.router -}}
 {{- $config := deepCopy $v.config -}}
-{{- /* on the pod's address, where the kubelet and Prometheus ask; what shows token ids kvbus gives to loopback alone */ -}}
+{{- /* on the pod's address, where the kubelet and Prometheus ask; what shows token ids kvbus gives to loopback and principals alone */ -}}
 {{- $_ := set $config "http" (printf "0.0.0.0:%d" (int $v.ports.http)) -}}
 {{- with include "kvbus.modelName" . -}}
 {{- $_ := set $config "model" . -}}
+{{- end -}}
+{{- if $v.http.tlsSecret -}}
+{{- $_ := set $config "http_tls_certificate_file" "/etc/kvbus-http/tls/tls.crt" -}}
+{{- $_ := set $config "http_tls_key_file" "/etc/kvbus-http/tls/tls.key" -}}
+{{- end -}}
+{{- if $v.http.clientCaSecret -}}
+{{- $_ := set $config "http_client_ca_file" "/etc/kvbus-http/clients/ca.crt" -}}
+{{- end -}}
+{{- if $v.http.tokensSecret -}}
+{{- $_ := set $config "http_tokens_file" "/etc/kvbus-http/tokens/tokens" -}}
+{{- end -}}
+{{- with $v.http.tokenReview -}}
+{{- $_ := set $config "http_token_review" . -}}
+{{- end -}}
+{{- if ne $v.http.open "status" -}}
+{{- $_ := set $config "http_open" $v.http.open -}}
 {{- end -}}
 {{- $_ := set $config "state_dir" (ternary "/var/lib/kvbus" nil $v.state.enabled) -}}
 {{- if $v.state.keySecret -}}
@@ -54,13 +70,15 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $_ := set $config "sources" (list $source) -}}
 {{- end -}}
 {{- if not $config.outputs -}}
-{{- $streams := ternary 1 (len (include "kvbus.slots" $config.sources | fromJsonArray)) (eq $preset.layout "merged") -}}
+{{- /* found engines come and go: a port for each of them would move */ -}}
+{{- $layout := ternary "merged" $preset.layout (ne (include "kvbus.discovers" $config.sources) "") -}}
+{{- $streams := ternary 1 (len (include "kvbus.slots" $config.sources | fromJsonArray)) (eq $layout "merged") -}}
 {{- $port := int ($v.ports.events | default $preset.events) -}}
 {{- $output := dict
   "name" "routers"
   "endpoint" (printf "tcp://*:%d" $port)
   "replay_endpoint" (printf "tcp://*:%d" (int ($v.ports.replay | default (add $port (ternary 1 (max 100 $streams) (eq $streams 1))))))
-  "layout" $preset.layout
+  "layout" $layout
   "profile" $preset.profile -}}
 {{- with $preset.topic -}}
 {{- $_ := set $output "topic" . -}}
@@ -79,6 +97,25 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $_ := set $config "worker" (printf "$(POD_IP):%d" (int $v.servingPort)) -}}
 {{- end -}}
 {{- toJson $config -}}
+{{- end -}}
+
+{{- /* "true" or nothing: some of these sources are found. */ -}}
+{{- define "kvbus.discovers" -}}
+{{- range . -}}
+{{- if .discover }}true{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What the account must be able to watch: for each namespace the kinds, as JSON; "" is the release's own. */ -}}
+{{- define "kvbus.watched" -}}
+{{- $found := dict -}}
+{{- range .Values.kvbus.config.sources -}}
+{{- with (.discover | default dict).kubernetes -}}
+{{- $in := .namespace | default "" -}}
+{{- $_ := set $found $in (append (get $found $in | default list) (.resource | default "pods") | uniq | sortAlpha) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $found -}}
 {{- end -}}
 
 {{- /* The slot of each stream of a list of sources, every rank counted: a stream is at port + slot. As JSON. */ -}}

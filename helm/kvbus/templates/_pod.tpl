@@ -26,7 +26,8 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ include "kvbus.serviceAccountName" . }}
-  automountServiceAccountToken: false
+  {{- /* only discovery in Kubernetes asks the API */}}
+  automountServiceAccountToken: {{ ne (include "kvbus.watched" .) "{}" }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
   securityContext:

@@ -67,6 +67,7 @@ class Normalizer:
             pinned=rules.block_size,
             groups=rules.groups,
             max_groups=rules.max_groups,
+            without_media=rules.without_media,
         )
 
     def _begin(
@@ -123,7 +124,6 @@ class Normalizer:
                 presumed=self._presumed,
             )
         else:
-            self.form = 0
             self._begin(self._new_admission())
 
     @property
@@ -216,10 +216,8 @@ class Normalizer:
         if batch.rejects:
             admission.count_rejects(batch.rejects)
             self._copies.forget()
-        if batch.uniform and batch.form != self.form:
+        if batch.uniform:
             self.form = batch.form
-            if batch.form >= ARRAYS:
-                self._copies.known()
         rest = self._plain.apply(batch, out)
         if rest:
             self._apply_rest(rest, batch)
@@ -255,6 +253,8 @@ class Normalizer:
     def _apply_rest(self, events: list[Event], batch: Batch) -> None:
         """Apply the remaining events of a batch: all are checked before any is applied."""
         admission, removals, stores = self._admission, self._removals, self._stores
+        if batch.form >= ARRAYS:
+            self._copies.known()  # vLLM up to 0.23, SGLang up to 0.5.19; an epoch's first store comes here
         refused = self.stats.rejected.total()
         steps = admission.check_all(events, batch)
         missed = self.stats.rejected.total() != refused
@@ -351,6 +351,14 @@ class Normalizer:
     def counts_copies(self) -> bool:
         """Whether a live block goes with as many removals as it had stores, on any medium."""
         return any(map(self._copies.one_by_one, self.media))
+
+    def removes_each_copy(self) -> list[AnyEvent]:
+        """The engine is known to remove each copy of a block; the stores of those that are live for that."""
+        leaving = self._leaving
+        leaving.events, leaving.cleared = [], []
+        self._copies.known()
+        self._settle_copies(missed=False)
+        return leaving.events
 
     def missed(self) -> None:
         """A batch cannot be read, or will never come, and what is known of the cache is kept."""

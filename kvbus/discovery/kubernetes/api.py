@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import aiohttp
 import msgspec
-from kubernetes_asyncio import client, config
-from kubernetes_asyncio.client.exceptions import ApiException
-from kubernetes_asyncio.config.config_exception import ConfigException
 
-from kvbus.discovery.contract import DiscoveryError
+from kvbus.discovery.contract import DiscoveryError, host_in_url
+
+ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a pod has its token, the API server's authority and its own namespace."""
 
 WATCH: Final = 60
 """Seconds after which the server ends a watch, and another goes on where it ended: a dead connection is noticed."""
@@ -41,23 +43,63 @@ class GoneError(Exception):
     """The watch cannot go on where it was."""
 
 
-async def api_client(kubeconfig: Path | None) -> client.ApiClient:
-    """Make a client by a kubeconfig, or as the pod's service account.
+class Api:
+    """Connections to the API server, as the service account of the pod, or as the settings say.
+
+    Args:
+        server: base URL; None: of the cluster in which this runs.
+        token_file: a bearer token; None: the service account's in the cluster, else none.
+        ca_file: the authority of the server's certificate; None: the cluster's there, else those of the system.
 
     Raises:
-        DiscoveryError: there are no credentials.
+        DiscoveryError: there is no cluster.
     """
-    configuration = client.Configuration()
-    try:
-        if kubeconfig is None:
-            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        else:
-            await config.load_kube_config(
-                config_file=str(kubeconfig), client_configuration=configuration, persist_config=False
-            )
-    except (ConfigException, OSError, ValueError) as error:
-        raise DiscoveryError(f"no credentials for the Kubernetes API: {error}") from error
-    return client.ApiClient(configuration)
+
+    def __init__(self, server: str | None, token_file: Path | None, ca_file: Path | None) -> None:
+        if server is None:
+            try:
+                host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+            except KeyError as error:
+                raise DiscoveryError(f"not in a pod, so server is needed: {error} is not set") from error
+            server = f"https://{host_in_url(host)}:{port}"
+            token_file, ca_file = token_file or ACCOUNT / "token", ca_file or ACCOUNT / "ca.crt"
+        self._server = server
+        self._token_file = token_file
+        self._ca_file = ca_file
+
+    async def __aenter__(self) -> Self:
+        """Begin.
+
+        Raises:
+            DiscoveryError: the authority cannot be read.
+        """
+        try:
+            context = await asyncio.to_thread(ssl.create_default_context, cafile=self._ca_file)
+        except OSError as error:
+            raise DiscoveryError(f"{self._ca_file}: {error.strerror or error}") from error
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def get(self, path: str, query: dict[str, str], seconds: float) -> aiohttp.ClientResponse:
+        """Ask, and return the response with its body unread.
+
+        Raises:
+            DiscoveryError: the token cannot be read.
+            aiohttp.ClientError, TimeoutError: nobody answers.
+        """
+        headers = {"Accept": "application/json"}
+        if self._token_file is not None:
+            try:  # it is another one every hour
+                headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
+            except OSError as error:
+                raise DiscoveryError(f"{self._token_file}: {error.strerror or error}") from error
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        return await self._session.get(
+            self._server + path, params=query, headers=headers, timeout=timeout, allow_redirects=False
+        )
 
 
 class Watch:
@@ -70,7 +112,7 @@ class Watch:
         selector: their labels.
     """
 
-    def __init__(self, api: client.ApiClient, resource: str, namespace: str, selector: str) -> None:
+    def __init__(self, api: Api, resource: str, namespace: str, selector: str) -> None:
         self._api = api
         self._path = PATHS[resource].format(namespace=namespace)
         self._what = f"{resource} in {namespace}"
@@ -160,21 +202,8 @@ class Watch:
     async def _get(self, seconds: float, **query: str) -> aiohttp.ClientResponse:
         """Ask, and return the response with its body unread."""
         try:
-            response: aiohttp.ClientResponse = await self._api.call_api(
-                self._path,
-                "GET",
-                query_params=[("labelSelector", self._selector), *query.items()],
-                header_params={"Accept": "application/json"},
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                _request_timeout=seconds,
-                _return_http_data_only=True,
-            )
-        except ApiException as error:
-            if error.status == GONE and query:
-                raise GoneError from error
-            raise DiscoveryError(f"{self._what}: {error.status} {error.reason}") from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            response = await self._api.get(self._path, {"labelSelector": self._selector, **query}, seconds)
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable(error) from error
         if response.status == 200:
             return response

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 from kvbus.config.section import Section, key
-from kvbus.config.values import Text
+from kvbus.config.values import ApiUrl, Text
 from kvbus.discovery.contract import DiscoveryError, Engine, Services
-from kvbus.discovery.kubernetes.api import Watch, api_client
+from kvbus.discovery.kubernetes.api import ACCOUNT, Api, Watch
 from kvbus.discovery.kubernetes.objects import Ports, of_pods, of_slices
 
 log = logging.getLogger("kvbus.discovery.kubernetes")
 
-OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+OWN_NAMESPACE: Final = ACCOUNT / "namespace"
 
 
 class KubernetesSettings(Section):
@@ -43,8 +43,22 @@ class KubernetesSettings(Section):
         "`kvbus/replay-port` of a pod says more, and `kvbus/data-parallel-size` how many ranks it has.",
         example="kv-replay",
     )
-    kubeconfig: Path | None = key(
-        None, "A kubeconfig; null: the pod's own service account.", example="/etc/kvbus/kubeconfig"
+    server: ApiUrl | None = key(
+        None,
+        "The API server; null: that of the cluster in which kvbus runs. Elsewhere `kubectl proxy` is one.",
+        example="http://127.0.0.1:8001",
+    )
+    token_file: Path | None = key(
+        None,
+        "A bearer token for it.",
+        example="/etc/kvbus/kubernetes/token",
+        default_text="the service account's in a pod; none with `server`",
+    )
+    ca_file: Path | None = key(
+        None,
+        "The authority of its certificate, PEM.",
+        example="/etc/kvbus/kubernetes/ca.crt",
+        default_text="the cluster's in a pod; the system's with `server`",
     )
 
 
@@ -65,17 +79,15 @@ class KubernetesDiscoverer:
         read = of_pods if settings.resource == "pods" else of_slices
         where = f"kubernetes namespace {namespace}"
         before: tuple[Engine, ...] | None = None
-        api = await api_client(settings.kubeconfig)
-        try:
-            async with aclosing(Watch(api, settings.resource, namespace, settings.selector).states()) as states:
-                async for objects in states:
-                    engines, without = read(objects.values(), self._ports, where)
-                    self._warn(without)
-                    if engines != before:
-                        before = engines
-                        yield engines
-        finally:
-            await api.close()
+        api = Api(settings.server, settings.token_file, settings.ca_file)
+        watch = Watch(api, settings.resource, namespace, settings.selector)
+        async with api, aclosing(watch.states()) as states:
+            async for objects in states:
+                engines, without = read(objects.values(), self._ports, where)
+                self._warn(without)
+                if engines != before:
+                    before = engines
+                    yield engines
 
     def _warn(self, without: list[str]) -> None:
         """Say once which objects have no such port."""

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from kvbus.outputs.dynamo import records
@@ -38,7 +39,7 @@ class Store(Protocol):
         """Let go of what was held."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Source:
     """One stream, as discovery has to know it.
 
@@ -48,7 +49,8 @@ class Source:
         endpoint: where routers find the stream.
         wanted: the worker's id, or None: it is found.
         publisher: a new publisher's id, which stands for one incarnation of the worker.
-        moved: called with the worker's id or None, and the publisher's, when that changes, before anything is said.
+        moved: called with the worker's id or None, the publisher's, and the rank, when any of them changes, before
+            anything is said.
     """
 
     name: str
@@ -56,8 +58,9 @@ class Source:
     endpoint: str
     wanted: int | None
     publisher: Callable[[], int]
-    moved: Callable[[int | None, int], None]
+    moved: Callable[[int | None, int, int], None]
     worker: int | None = None
+    said_rank: int = 0
     said: tuple[str, ...] = ()
     number: int = 0
     trouble: str = ""
@@ -88,6 +91,10 @@ class Announcer:
         self._sources[stream] = source
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def set_rank(self, stream: int, rank: int) -> None:
+        """The engine says which rank a stream is of: it is announced anew under that one."""
+        self._sources[stream].rank = rank
 
     def remove(self, stream: int) -> None:
         """Announce a stream no more. The records go in a thread: a store that does not answer holds up nobody."""
@@ -124,28 +131,32 @@ class Announcer:
         sources, channels = await self._find(f"{SOURCES}/{self._scope.events}", f"{CHANNELS}/{self._scope.events}")
         for source in list(self._sources.values()):
             worker = self._worker(source, found)
-            if worker != source.worker:
+            if worker != source.worker or (worker is not None and source.rank != source.said_rank):
                 await self._move(source, worker)
-            if worker is None or source not in self._sources.values():
+            if worker is None:
                 continue
             await self._clear_up(source, worker, sources, channels)
-            about = records.records(self._scope, source.number, worker, source.rank, source.endpoint)
+            about = records.records(self._scope, source.number, worker, source.said_rank, source.endpoint)
             source.said = tuple(about)
-            await self._call(self._store.put, about)
+            await self._call(partial(self._put, source), about)
+
+    def _put(self, source: Source, about: Mapping[str, bytes]) -> None:
+        if source in self._sources.values():  # it may have been removed meanwhile
+            self._store.put(about)
 
     async def _move(self, source: Source, worker: int | None) -> None:
         """The stream belongs to another worker, or to none."""
         if source.said:
             said, source.said = source.said, ()
             await self._call(self._store.delete, said)
-        source.worker, source.number = worker, source.publisher()
-        source.moved(worker, source.number)
+        source.worker, source.said_rank, source.number = worker, source.rank, source.publisher()
+        source.moved(worker, source.number, source.rank)
         fields = {"output": self._output, "worker": source.name}
         if worker is None:
             log.info("output %s: worker %s has no model card in Dynamo", self._output, source.name, extra=fields)
         else:
             text = "output %s: worker %s, rank %d is worker %d in Dynamo"
-            log.info(text, self._output, source.name, source.rank, worker, extra=fields)
+            log.info(text, self._output, source.name, source.said_rank, worker, extra=fields)
 
     def _worker(self, source: Source, found: list[Found]) -> int | None:
         """The worker that a stream belongs to, if it has a card."""
@@ -175,7 +186,7 @@ class Announcer:
     ) -> None:
         """Take away what a former process of ours has left: two sources of one rank, and routers take neither."""
         strangers = []
-        for other in records.others(sources, channels, worker, source.rank, source.number):
+        for other in records.others(sources, channels, worker, source.said_rank, source.number):
             if other.endpoint == source.endpoint:
                 path = f"{self._scope.events}{other.publisher:x}"
                 await self._call(self._store.delete, (f"{CHANNELS}/{path}", f"{SOURCES}/{path}"))
@@ -186,7 +197,7 @@ class Announcer:
                 "output %s: worker %d, rank %d has another source of events at %s: Dynamo's routers take neither",
                 self._output,
                 worker,
-                source.rank,
+                source.said_rank,
                 ", ".join(strangers),
             )
             source.trouble = "ambiguous"

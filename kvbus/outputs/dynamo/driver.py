@@ -19,14 +19,14 @@ from kvbus.outputs.contract import Services
 from kvbus.outputs.dynamo.announcer import Announcer, Source, Store
 from kvbus.outputs.dynamo.etcd import EtcdStore
 from kvbus.outputs.dynamo.files import FileStore
-from kvbus.outputs.dynamo.numbering import TOPIC, Numbering
+from kvbus.outputs.dynamo.numbering import TOPIC, Numbering, rank_of
 from kvbus.outputs.dynamo.records import Scope
 from kvbus.transport.live.behind import UNSENT
 from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
-from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
+from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
 
@@ -91,7 +91,7 @@ class DynamoOutput:
             self._advertised(endpoint),
             self._plane.workers.get(worker),
             lambda: secrets.randbits(PUBLISHER_BITS),
-            lambda worker, publisher: self._moved(stream, worker, publisher),
+            lambda worker, publisher, rank: self._moved(stream, worker, publisher, rank),
         )
         self._live[stream] = self._live_side(stream, endpoint, Numbering(0, 0, source.rank, self._left_out))
         fields = {"output": self._config.name, "stream": stream}
@@ -101,12 +101,12 @@ class DynamoOutput:
     def _advertised(self, endpoint: str) -> str:
         return f"tcp://{self._host}:{parse_endpoint(endpoint).port}"
 
-    def _moved(self, stream: int, worker: int | None, publisher: int) -> None:
+    def _moved(self, stream: int, worker: int | None, publisher: int, rank: int) -> None:
         """A worker has come, another one, or none: whoever is connected knows the source under its former id."""
         live = self._live[stream]
-        live.numbering = Numbering(publisher, worker or 0, live.numbering.rank, self._left_out)
+        live.numbering = Numbering(publisher, worker or 0, rank, self._left_out)
         for peer in live.peers:
-            peer.close("reopened")
+            peer.close(Reason.CLOSED)
 
     def _left_out(self, events: int) -> None:
         self._services.stats.dropped_events["not_local"] += events
@@ -151,6 +151,9 @@ class DynamoOutput:
 
     def publish(self, command: Publish) -> None:
         """Queue one batch."""
+        rank = rank_of(command.payload)
+        if rank != self._live[command.stream].numbering.rank:
+            self._announcer.set_rank(command.stream, rank)
         self._live[command.stream].publish(TOPIC, command.seq.to_bytes(8, "big"), command.payload, command.events)
 
     def flush(self) -> None:

@@ -27,6 +27,8 @@ LATEST: Final = 2**40
 _CACHED: Final = 64
 """Translated batches that are kept for the next connection."""
 
+_ranked: Final = msgspec.msgpack.Decoder(tuple[float, msgspec.Raw, int]).decode
+
 _MSGPACK: Final = b"\x01"
 
 
@@ -100,6 +102,11 @@ class Connection:
             event = self._numbering.filler
         self._id += 1
         return event.head + self._id.to_bytes(8, "big") + event.tail
+
+
+def rank_of(payload: bytes) -> int:
+    """The rank that a batch of kvbus says."""
+    return _ranked(payload)[2]
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -25,6 +25,7 @@ class Plane:
         self.store = FileStore(directory)
         self.announcer = Announcer("o", SCOPE, self.store, "10.0.0.1")
         self.moves = []
+        self.rank = 1
         self._publishers = iter(range(100, 200))
 
     def card(self, worker, host="10.0.0.9"):
@@ -41,8 +42,9 @@ class Plane:
         self.store.delete([f"{CARDS}/{SCOPE.workers}{worker:x}"])
 
     def add(self, wanted=None):
-        def moved(worker, publisher):
+        def moved(worker, publisher, rank):
             self.moves.append((worker, publisher))
+            self.rank = rank
 
         source = Source("e", 1, HERE, wanted, lambda: next(self._publishers), moved)
         self.announcer.add(0, source)
@@ -54,7 +56,7 @@ class Plane:
         for path, body in self.store.find(f"{SOURCES}/{SCOPE.events}").items():
             about = json.loads(body)["metadata"]
             channel = json.loads(channels[path.replace(SOURCES, CHANNELS)])
-            assert about["worker"]["dp_rank"] == 1
+            assert about["worker"]["dp_rank"] == self.rank
             found.append(
                 (about["worker"]["worker_id"], about["publisher_id"], channel["transport"]["config"]["endpoint"])
             )
@@ -95,6 +97,17 @@ async def test_a_stream_is_announced_while_its_worker_has_a_card(plane):
         await plane.until((8, 102, HERE))
         assert plane.moves == [(7, 100), (None, 101), (8, 102)]
     await plane.until()
+
+
+@both_loops
+async def test_an_engine_that_says_another_rank_is_announced_anew(plane):
+    plane.card(7)
+    plane.add()
+    with closing(plane):
+        await plane.until((7, 100, HERE))
+        plane.announcer.set_rank(0, 3)
+        await plane.until((7, 101, HERE))
+        assert plane.rank == 3
 
 
 @both_loops

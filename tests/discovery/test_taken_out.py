@@ -1,0 +1,59 @@
+"""A kind of discovery is taken out of a copy of the tree, or its library out of the environment: the rest is as it was."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.outputs.test_taken_out import ROOT, Tree
+
+KINDS = sorted(path.parent.name for path in ROOT.glob("kvbus/discovery/*/__init__.py"))
+SETTINGS = {
+    "dns": "{dns: {name: engines, port: 5557}}",
+    "file": "{file: {path: /run/engines.yaml}}",
+    "http": "{http: {url: 'http://engine:8000'}}",
+    "kubernetes": "{kubernetes: {selector: app=engine}}",
+}
+LIBRARIES = {"dns": "dns"}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def discovering(kind: str) -> tuple[str, ...]:
+    sources = f"[{{name: workers, discover: {SETTINGS[kind]}}}]"
+    return ("--set", f"sources={sources}", "--set", "outputs[0].layout=merged")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_kind_the_rest_is_as_it_was(tree: Tree, kind: str) -> None:
+    before = tree.modules()
+    folder = tree.root / "kvbus" / "discovery" / kind
+    own = {path for path in before if folder in path.parents}
+    assert folder / "discoverer.py" in own
+    assert tree.check(*discovering(kind)).returncode == 0
+    shutil.rmtree(folder)
+    assert tree.modules() == before - own
+    assert tree.check().returncode == 0
+    done = tree.check(*discovering(kind))
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"{kind} is registered, and what it needs is not installed" in done.stderr
+
+
+@pytest.mark.parametrize("kind", sorted(LIBRARIES))
+def test_without_its_library_a_kind_is_an_error_and_nothing_else_needs_it(tree: Tree, kind: str) -> None:
+    missing = tree.root / f"{LIBRARIES[kind]}.py"
+    missing.write_text(f"raise ImportError(\"No module named '{LIBRARIES[kind]}'\")\n")
+    assert tree.check().returncode == 0
+    done = tree.check(*discovering(kind))
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"what it needs is not installed: No module named '{LIBRARIES[kind]}'" in done.stderr
+    assert f"pip install kvbus[{kind}]" in done.stderr
+
+
+def test_every_kind_is_here() -> None:
+    assert set(KINDS) == set(SETTINGS)

@@ -1,0 +1,59 @@
+"""What the doctor says of entries that discover: whom they find, whom not, and why nobody can be asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbus.config import load
+from kvbus.doctor.examine import examine
+from tests.discovery.fleet import Worker, write
+from tests.ports import free_port, free_ports
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "engines.json"
+
+
+async def said(file: Any, *before: dict[str, Any], **limits: int) -> tuple[dict[str, str], list[str]]:
+    live, replay = free_ports(2)
+    entry = {"name": "workers", "discover": {"file": {"path": str(file)}}}
+    output = {"endpoint": f"tcp://127.0.0.1:{live}", "replay_endpoint": f"tcp://127.0.0.1:{replay}", "layout": "merged"}
+    overrides = {"sources": [entry, *before], "outputs": [output], "http": None, "state_dir": None, "limits": limits}
+    report = await examine(load(None, env={}, overrides=overrides), timeout=1.0)
+    findings = {finding.key: str(finding) for finding in report.findings if finding.key.startswith("sources")}
+    return findings, [str(seen) for seen in report.seen]
+
+
+async def test_engines_that_are_found_are_looked_at_like_the_rest(file):
+    """The keys are those of the file, whatever stands between them."""
+    one = Worker("pod-1", 1)
+    await one.start()
+    nobody, other = free_ports(2)
+    write(file, [one.entry, {"name": "pod-2", "endpoint": f"tcp://127.0.0.1:{nobody}"}])
+    fixed = {"name": "fixed", "endpoint": f"tcp://127.0.0.1:{other}"}
+    findings, seen = await said(file, fixed)
+    assert any(line.startswith("sources[0].discover workers: finds pod-1, pod-2") for line in seen)
+    assert str(nobody) in findings["sources[0].endpoint"]
+    assert str(other) in findings["sources[1].endpoint"]
+    await one.stop()
+
+
+async def test_who_cannot_be_asked_is_a_finding_with_the_cause(file):
+    findings, _ = await said(file)
+    assert "workers cannot be asked for engines" in findings["sources[0].discover"]
+    assert "No such file" in findings["sources[0].discover"]
+
+
+async def test_no_engine_at_all_is_worth_a_note(file):
+    write(file, [])
+    findings, _ = await said(file)
+    assert findings["sources[0].discover"].startswith("note: workers finds no engine")
+
+
+async def test_an_engine_that_is_left_out_is_a_finding(file):
+    write(file, [{"name": f"pod-{n}", "endpoint": f"tcp://127.0.0.1:{free_port()}"} for n in (1, 2)])
+    findings, _ = await said(file, max_sources=1)
+    assert "engine pod-2 is found and left out: max_sources" in findings["sources[0].discover"]
