@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvbus.config import Config, load
-from kvbus.config.reference import rows, table
+from kvbus.config.reference import kinds, rows, table
 from kvbus.config.yamlfile import parse
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +23,17 @@ def test_the_reference_table_is_in_the_documentation():
     )
 
 
-def test_the_reference_prints():
-    done = subprocess.run([sys.executable, "-m", "kvbus.config.reference"], capture_output=True, text=True, check=True)
-    assert done.stdout == table()
+@pytest.mark.parametrize(("args", "printed"), [((), table()), (("discover",), table(kinds()))])
+def test_the_reference_prints(args, printed):
+    command = [sys.executable, "-m", "kvbus.config.reference", *args]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == printed
+
+
+def test_the_settings_of_every_kind_of_discovery_are_in_the_documentation():
+    documented = (ROOT / "docs" / "CONFIGURATION.md").read_text().splitlines()
+    lines = table(kinds()).splitlines()
+    assert [line for line in lines if line not in documented] == []
+    assert any("`discover.file.path`" in line for line in lines)
 
 
 def test_every_key_is_documented():
@@ -39,9 +47,10 @@ def test_every_key_is_documented():
 
 def test_the_yaml_of_the_documentation_is_good():
     text = (ROOT / "docs" / "CONFIGURATION.md").read_text()
-    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    config = Config.model_validate(parse(block, "docs").data)
-    assert config.outputs[0].replay_endpoint == "tcp://*:5658"
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        assert Config.model_validate(parse(block, "docs").data).outputs[0].replay_endpoint == "tcp://*:5658"
 
 
 @pytest.mark.parametrize("key", [key for key, *_ in rows()])

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kvbus.config import Config, OutputConfig, load, render_topic
+from kvbus.config import Config, FoundRank, FoundSource, OutputConfig, SourceConfig, load, render_topic
 from kvbus.core.wire.profiles import PROFILES
 
 TWO = """
@@ -110,3 +110,13 @@ def test_what_routers_get_first(keys, gets):
 def test_a_type_that_brings_defaults_of_its_own():
     output = OutputConfig.model_validate({"type": "dynamo"})
     assert (output.profile, output.replay_endpoint) == ("dynamo-plane", None)
+
+
+def test_a_source_that_was_found_has_its_ranks_where_they_were_found():
+    ranks = (FoundRank(0, "tcp://a:1", "tcp://a:2"), FoundRank(3, "tcp://b:7", None))
+    found = FoundSource.model_construct(
+        **{**dict(SourceConfig()), "name": "pod", "ranks": ranks, "data_parallel_size": 2}
+    )
+    assert found.rank_slots(5) == [(0, 5), (3, 6)]
+    assert found.rank_endpoints(3) == ("tcp://b:7", None, None)
+    assert SourceConfig.model_validate({"discover": {"file": {"path": "/a"}}}).rank_slots(0) == []

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.discovery.fleet import Bus, Worker, running, write
+from tests.security.keys import Keyring
 from tests.system.bus import eventually
 
 
@@ -216,3 +217,36 @@ async def test_many_engines_without_room_are_one_line(file, caplog):
         await eventually(lambda: bus.stats.left_out["max_sources"] == 499, "all but one left out")
         assert caplog.text.count("left out for max_sources") == 1
         assert "pod-009, pod-010 and 489 more" in caplog.text
+
+
+async def test_a_defect_of_a_discoverer_costs_no_engine_and_is_tried_again(file, monkeypatch, caplog):
+    one = Worker("pod-1", 1)
+    await one.start()
+    write(file, [one.entry])
+    async with running(Bus(found_in(file))) as bus:
+        await bus.sources("pod-1")
+        with monkeypatch.context() as broken:
+            broken.setattr("kvbus.discovery.file.discoverer._read", lambda _path: 1 // 0)
+            await eventually(lambda: bus.stats.failing == "a defect, see the log", "the defect")
+        assert "ZeroDivisionError" in caplog.text
+        await eventually(lambda: not bus.stats.failing, "another try")
+        await bus.exact(one)
+    await one.stop()
+
+
+async def test_engines_whose_keys_cannot_be_read_are_no_sources_until_they_can(file, tmp_path, caplog):
+    """It is said once, and tried again with the next set."""
+    one = Worker("pod-1", 1)
+    await one.start()
+    write(file, [one.entry])
+    keys = Keyring(tmp_path)
+    keys.engine.public_file.rename(tmp_path / "elsewhere")
+    async with running(Bus(found_in(file), source=keys.source)) as bus:
+        await eventually(lambda: "the engines found are no sources yet" in caplog.text, "the refusal")
+        assert "No such file" in caplog.text
+        assert bus.labels == {}
+        (tmp_path / "elsewhere").rename(keys.engine.public_file)
+        write(file, [one.entry, {"name": "pod-2", "endpoint": "tcp://127.0.0.1:1"}])
+        await eventually(lambda: set(bus.labels) == {"pod-1", "pod-2"}, "sources with their keys")
+        assert caplog.text.count("are no sources yet") == 1
+    await one.stop()
