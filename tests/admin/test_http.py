@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvbus.admin import http as http_module
 from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
+from kvbus.telemetry.output_rows import DROP_REASONS, EVENT_REASONS
 from kvbus.telemetry.readings import LiveBlocks
-from kvbus.telemetry.table import DROP_REASONS, EVENT_REASONS
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
 from tests.doubles import replay_faults
