@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import ssl
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 
 from kvbus.errors import ExitCode, KvbusError
 
@@ -24,6 +27,25 @@ class NoAnswerError(KvbusError):
     def __init__(self, text: str, *, listens: bool = True) -> None:
         super().__init__(text)
         self.listens = listens
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What is shown to a bus, and what its certificate is held to.
+
+    Attributes:
+        token: a bearer token; empty for none.
+        context: for https; None for the system's authorities.
+    """
+
+    token: str = field(default="", repr=False)
+    context: ssl.SSLContext | None = None
+
+    def session(self, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
+        """Return a session that shows it. Use it for one bus alone."""
+        connector = aiohttp.TCPConnector(resolver=resolver, ssl=self.context or True)
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return aiohttp.ClientSession(connector=connector, headers=headers)
 
 
 def base_url(address: str) -> str:
@@ -50,6 +72,9 @@ async def asking(url: str, seconds: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise NoAnswerError(f"{url} does not answer within {seconds:g} s") from error
+    except aiohttp.ClientConnectorCertificateError as error:
+        why = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
+        raise NoAnswerError(f"the certificate of {url} does not hold ({why}); --http-ca names its authority") from error
     except aiohttp.ClientConnectorError as error:
         code = error.os_error.errno
         why = os.strerror(code) if code and code > 0 else error.os_error.strerror or str(error)
@@ -62,6 +87,8 @@ async def asking(url: str, seconds: float) -> AsyncIterator[None]:
 async def get(session: aiohttp.ClientSession, url: str) -> tuple[bytes, Mapping[str, str]]:
     """Return what a URL answers, and its headers; for use in `asking`."""
     async with session.get(url, allow_redirects=False) as response:
+        if response.status == 403:
+            raise NoAnswerError(f"{response.url.path}: {(await response.json())['error']}")
         if response.status != 200:
             raise ValueError(f"GET {response.url.path}: {response.status}")
         body = bytearray()

@@ -52,9 +52,14 @@ class Problem(TypedDict):
 
 JSON: Final = "application/json"
 
+CREDENTIALS: Final = {
+    "token": {"type": "http", "scheme": "bearer", "description": "A token of kvbus token, or of a service account."},
+    "certificate": {"type": "mutualTLS", "description": "A client certificate."},
+}
+
 
 class Path(NamedTuple):
-    """One path. ``problems`` are the statuses with a :class:`Problem`."""
+    """One path. ``problems`` are the statuses with a :class:`Problem`; ``content`` asks others for a credential."""
 
     path: str
     summary: str
@@ -64,6 +69,7 @@ class Path(NamedTuple):
     problems: tuple[int, ...] = ()
     method: str = "get"
     takes: Any = None
+    content: bool = False
 
 
 PATHS: Final = (
@@ -87,29 +93,32 @@ PATHS: Final = (
     ),
     Path(
         "/events",
-        "Transitions and rates as they come (server-sent); with an output its batches, for local programs.",
+        "Transitions and rates as they come (server-sent); with an output its batches, for local programs, principals.",
         "text/event-stream",
         str,
         (("output", "An output's name."), ("after", "The id of the last event that the client has, as Last-Event-ID.")),
         (400, 403, 404, 503),
+        content=True,
     ),
     Path(
         "/blocks",
-        "Every live block, for local programs.",
+        "Every live block, for local programs and principals.",
         "application/x-ndjson",
         BlockEntry,
         (("source", "A name of /sources."), ("hashes", f"How hashes are written: {' or '.join(HASH_FORMS)}.")),
         (400, 403, 404, 503),
+        content=True,
     ),
     Path(
         "/query",
-        "Which sources hold the longest prefix of a prompt, for local programs.",
+        "Which sources hold the longest prefix of a prompt, for local programs and principals.",
         JSON,
         Answer,
         (),
         (400, 403, 408, 413, 429, 503),
         "post",
         Request,
+        content=True,
     ),
 )
 
@@ -127,7 +136,13 @@ def document() -> bytes:
         "description": "The HTTP port of a bus. Nothing here changes anything.",
     }
     return msgspec.json.encode(
-        {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}, order="sorted"
+        {
+            "openapi": "3.1.0",
+            "info": info,
+            "paths": paths,
+            "components": {"schemas": components, "securitySchemes": CREDENTIALS},
+        },
+        order="sorted",
     )
 
 
@@ -143,6 +158,8 @@ def _operation(path: Path, schemas: dict[Any, Any]) -> dict[str, Any]:
             **{str(status): {"description": "No answer.", **body(JSON, Problem)} for status in path.problems},
         },
     }
+    if path.content:  # none is needed on this machine, hence the empty one
+        operation["security"] = [{}, *({name: []} for name in CREDENTIALS)]
     if path.parameters:
         operation["parameters"] = [
             {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}

@@ -30,6 +30,8 @@ class _Role(Enum):
     """It gets a pseudonym, and so does everything inside."""
     NUMBER = auto()
     """A number that kvbus decides by: a size, a group, a rank, a time."""
+    NUMBERS = auto()
+    """A list of such numbers."""
     BATCH = auto()
     EVENTS = auto()
     EVENT = auto()
@@ -52,7 +54,11 @@ _EVENT_FIELDS: Final = {
     b"group_idx": _N,
     b"kv_cache_spec_kind": _W,
     b"kv_cache_spec_sliding_window": _N,
+    b"remaining_copy_counts": _Role.NUMBERS,
 }
+_OF: Final = {_Role.EVENTS: _Role.EVENT, _Role.NUMBERS: _N}
+"""What is in an array."""
+
 _TAG: Final = (_W,)
 _ROWS: Final = {
     b"BlockStored": (*_TAG, _C, _C, _C, _N, _C, _M, _Role.SEVENTH, _C, _N, _W, _N),
@@ -157,8 +163,8 @@ def _opened(role: _Role, count: int, *, is_map: bool) -> _Open:
         if role is _Role.EVENT:
             return _Open(2 * count, name=_W, fields=_EVENT_FIELDS)
         return _Open(2 * count, name=_Role.SALT_NAME if role is _Role.SEVENTH else _C)
-    if role is _Role.EVENTS:
-        return _Open(count, _Role.EVENT)
+    if role in _OF:
+        return _Open(count, _OF[role])
     return _Open(count, row=_BATCH_ROW if role is _Role.BATCH else _TAG if role is _Role.EVENT else ())
 
 

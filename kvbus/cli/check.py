@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kvbus.cli.options import config_options, load_config
+from kvbus.config.exposure import exposure
 from kvbus.config.notes import notes
 
 
@@ -27,11 +28,10 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
       kvbus check --source tcp://127.0.0.1:5557 --output 'tcp://*:5657'
       kvbus check -c kvbus.yaml --connect
 
-    What carries each output is loaded. Files with keys, tokens
-    and certificates are read too, and nothing of them is printed. Options win over
-    KVBUS_* variables, those over the file, the file over the defaults. A bad configuration ends with exit code 78 and
-    every problem at once on standard error. With --connect what is found goes there too, and exit code 1 says that
-    something is wrong.
+    What carries each output is loaded. Files with keys, tokens and certificates are read too; of these it says whose
+    key reads what, and no key, token or salt. Options win over KVBUS_* variables, those over the file, the file over
+    the defaults. What is open to whom goes to standard error. A bad configuration ends with exit code 78 and every
+    problem at once there. With --connect what is found goes there too, and exit code 1 says that something is wrong.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     config = load_config(**flags)
 
@@ -49,6 +49,8 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
         read_credentials(config)
     for note in [*notes(config), *who_reads_what(config, keys)]:
         click.echo(f"note: {note}", err=True)
+    for sentence in exposure(config):
+        click.echo(f"open: {sentence}", err=True)
     if as_json:
         click.echo(json.dumps(config.to_dict(), indent=2))
     else:

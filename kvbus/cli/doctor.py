@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvbus.cli.login import login, login_options
 from kvbus.cli.options import config_options_without_http, load_config
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.errors import ExitCode
@@ -16,6 +17,7 @@ from kvbus.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from kvbus.asking import Login
     from kvbus.config import Config
     from kvbus.doctor.examine import Progress
     from kvbus.doctor.findings import Report
@@ -27,6 +29,7 @@ TIMEOUT = 5.0
 @click.argument("file", required=False, metavar="[CONFIG]", type=click.Path(path_type=Path))
 @config_options_without_http
 @click.option("--http", "url", metavar="URL", help="Ask this running bus what is wrong; no configuration is needed.")
+@login_options
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
@@ -37,7 +40,17 @@ TIMEOUT = 5.0
 )
 @click.option("--history", is_flag=True, help="Ask each replay from seq 0, to see how far back it reaches.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(*, file: Path | None, url: str | None, timeout: float, history: bool, as_json: bool, **flags: Any) -> None:
+def command(
+    *,
+    file: Path | None,
+    url: str | None,
+    http_token_file: Path | None,
+    http_ca: Path | None,
+    timeout: float,
+    history: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Find out what is wrong: probe every endpoint of a configuration, or ask a running bus.
 
     \b
@@ -62,7 +75,8 @@ def command(*, file: Path | None, url: str | None, timeout: float, history: bool
     elif file is not None or named or flags["source"] or flags["output"]:
         raise click.UsageError("--http asks a running bus; leave out the configuration")
     else:
-        report = _asked(url if url.startswith(("http://", "https://")) else f"http://{url}", timeout)
+        url = url if url.startswith(("http://", "https://")) else f"http://{url}"
+        report = _asked(url, timeout, login(url, http_token_file, http_ca))
     show(report, as_json=as_json)
 
 
@@ -73,10 +87,10 @@ def examined(config: Config, timeout: float = TIMEOUT, *, history: bool = False)
     return _run(lambda progress: examine(config, timeout=timeout, history=history, progress=progress))
 
 
-def _asked(url: str, timeout: float) -> Report:
+def _asked(url: str, timeout: float, shown: Login) -> Report:
     from kvbus.doctor.examine import examine_bus  # noqa: PLC0415 - brings aiohttp
 
-    return _run(lambda _progress: examine_bus(url, timeout=timeout))
+    return _run(lambda _progress: examine_bus(url, timeout=timeout, login=shown))
 
 
 def _run(work: Callable[[Progress], Awaitable[Report]]) -> Report:

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kvbus.cli.login import login, login_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.errors import ExitCode
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import TextIO
+
+    from kvbus.asking import Login
 
 _OK: Final = 200
 _BAD: Final = 400
@@ -22,6 +26,7 @@ _BUILDING: Final = 503
 
 @click.command("query")
 @click.option("--http", default="127.0.0.1:9477", show_default=True, metavar="URL", help="The bus's HTTP port.")
+@login_options
 @click.option("--tokens", type=click.File(), metavar="FILE", help="The prompt's token ids; - is standard input.")
 @click.option("--hashes", metavar="HASH,…", help="The hashes of the prompt's blocks, first to last.")
 @click.option("--lora", metavar="NAME", help="The adapter.")
@@ -32,6 +37,8 @@ _BUILDING: Final = 503
 def command(
     *,
     http: str,
+    http_token_file: Path | None,
+    http_ca: Path | None,
     tokens: TextIO | None,
     hashes: str | None,
     lora: str | None,
@@ -47,11 +54,12 @@ def command(
       kvbus query --tokens prompt.json
       kvbus query --hashes 6280583736533942967,-4611686018427387904
       curl -s localhost:8000/tokenize -d '{"prompt": "Hello"}' | kvbus query --tokens -
+      kvbus query --http https://bus:9477 --http-token-file router-a.token --tokens prompt.json
       kvbus query --tokens prompt.txt --lora adapter-1 --json | jq '.results[0].matches[0].source'
       kvbus query --analytics
 
     FILE is a JSON list, a JSON object with one under "tokens", or integers with commas or blanks between them. Only
-    programs on the bus's own host may ask; through `kubectl port-forward` everybody is there.
+    programs on the bus's own host may ask (through `kubectl port-forward` everybody is there), and who has a token.
 
     Exit codes: 0 answered, 2 a bad question, 69 no answer.
     """  # noqa: D301 - \b is click's: keep these lines as they are
@@ -69,10 +77,13 @@ def command(
         question["hashes"] = [each.strip() for each in hashes.split(",")]
     answer: dict[str, Any] | None = None
 
+    url = _url(http)
+    shown = login(url, http_token_file, http_ca)
+
     async def session(stop: asyncio.Event) -> None:
         async def work() -> None:
             nonlocal answer
-            answer = await ask(http, question, timeout)
+            answer = await ask(url, question, timeout, shown)
 
         await until(stop, work())
 
@@ -141,25 +152,27 @@ def token_ids(text: str) -> list[int]:
     return found
 
 
-async def ask(http: str, question: dict[str, Any], timeout: float) -> dict[str, Any]:  # noqa: ASYNC109 - the user's
+def _url(http: str) -> str:
+    from kvbus.asking import base_url  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
+
+    try:
+        return base_url(http)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+async def ask(url: str, question: dict[str, Any], timeout: float, shown: Login) -> dict[str, Any]:  # noqa: ASYNC109 - the user's
     """Ask a bus, again while it builds what it answers from.
 
     Raises:
         NoAnswerError: nobody answers within ``timeout`` seconds, or the bus refuses.
-        click.UsageError: the address or the question is malformed.
+        click.UsageError: the question is malformed.
     """
-    # imported on use, to keep `kvbus --help` fast
-    import aiohttp  # noqa: PLC0415
+    from kvbus.asking import NoAnswerError, asking  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
 
-    from kvbus.asking import NoAnswerError, asking, base_url  # noqa: PLC0415
-
-    try:
-        url = base_url(http)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    async with asking(url, timeout), aiohttp.ClientSession() as session:
+    async with asking(url, timeout), shown.session() as session:
         while True:
-            async with session.post(f"{url}/query", json=question) as response:
+            async with session.post(f"{url}/query", json=question, allow_redirects=False) as response:
                 status, answer = response.status, await response.json(content_type=None)
             if status == _OK:
                 return dict(answer)

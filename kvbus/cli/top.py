@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import click
 
+from kvbus.cli.login import login, login_options
 from kvbus.cli.until import run_until_signal
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command("top")
@@ -17,6 +22,7 @@ from kvbus.cli.until import run_until_signal
     metavar="URL",
     help="Where the bus serves /metrics: a URL or HOST:PORT.",
 )
+@login_options
 @click.option(
     "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between two looks."
 )
@@ -30,7 +36,17 @@ from kvbus.cli.until import run_until_signal
 )
 @click.option("--filter", "wanted", default="", metavar="TEXT", help="Show what has this text in its name or state.")
 @click.option("--plain", is_flag=True, help="Lines instead of a screen, as a file or a pipe gets them.")
-def command(*, http: str, interval: float, count: int | None, sort: str, wanted: str, plain: bool) -> None:
+def command(
+    *,
+    http: str,
+    http_token_file: Path | None,
+    http_ca: Path | None,
+    interval: float,
+    count: int | None,
+    sort: str,
+    wanted: str,
+    plain: bool,
+) -> None:
     """Watch a running bus: sources, outputs, routers, rates, queues, and what is counted and why.
 
     \b
@@ -54,9 +70,11 @@ def command(*, http: str, interval: float, count: int | None, sort: str, wanted:
     from kvbus.top.view import Choice  # noqa: PLC0415
 
     try:
-        watch = Watch(base_url(http), interval, count, Choice(sort=sort, wanted=wanted))
+        url = base_url(http)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    shown = login(url, http_token_file, http_ca)
+    watch = Watch(url, interval, count, Choice(sort=sort, wanted=wanted), shown)
 
     async def session(stop: asyncio.Event) -> None:
         console = Console()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 PREFIX: Final = "KVBUS_"
-RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK", PURE})
+RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK", "KVBUS_TOKEN_FILE", "KVBUS_CA_FILE", PURE})
 """Variables of the command line itself. They are no keys."""
 
 # Kubernetes gives every container such variables for each Service of its namespace. A Service may be called kvbus.

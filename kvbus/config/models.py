@@ -16,7 +16,7 @@ from kvbus.config.limits import Limits
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.section import Section, key
 from kvbus.config.sources import FoundSource, SourceConfig
-from kvbus.config.values import BlockSize, HttpAddress, HttpHosts, Int, LogLevel, Seconds, StateDir, Text
+from kvbus.config.values import BlockSize, HttpAddress, HttpHosts, Int, LogLevel, Media, Seconds, StateDir, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,12 @@ class Config(Section):
         "prefix",
         "prefix: only groups that carry prefixes (full, MLA, sink attention, or no group); all: every group.",
         example="prefix",
+    )
+    without_media: Media = key(
+        (),
+        "Media whose blocks are left out. LMCache announces what it stores on the CPU and never what it evicts "
+        "(LMCache#5076): such blocks would stay for good.",
+        example=["CPU"],
     )
     orphans: Literal["pass", "drop"] = key(
         "pass", "Stores whose parent is unknown; counted either way.", example="pass"

@@ -112,8 +112,8 @@ class OutputConfig(Section):
     )
     curve_client_keys: Path | None = key(
         None,
-        "The public keys of routers that may connect: a file with one key a line, or a directory of key files. An "
-        "empty one lets nobody in.",
+        "The public keys of routers that may connect, with names and what each may read: a file with one key a line, "
+        "or a directory of key files. An empty one lets nobody in.",
         example="/etc/kvbus/routers",
     )
     curve_server_key_file: Path | None = key(

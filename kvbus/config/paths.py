@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Path = tuple[str | int, ...]
 
 LISTS: Final[dict[str, type[BaseModel]]] = {"sources": SourceConfig, "outputs": OutputConfig}
-PLAIN_LISTS: Final = frozenset({"http_allowed_hosts"})
+PLAIN_LISTS: Final = frozenset({"http_allowed_hosts", "without_media"})
 """Lists whose elements are single values."""
 PARTS: Final = frozenset({"discover"})
 """Keys whose value is a mapping that an optional part reads."""

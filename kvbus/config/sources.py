@@ -86,7 +86,8 @@ class SourceConfig(Section):
     )
     curve_client_keys: Path | None = key(
         None,
-        "With `bind`: the public keys that may dial in; a file with one key a line, or a directory of key files.",
+        "With `bind`: the public keys that may dial in, each as any rank or with `sources=NAME/RANK` as one; a file "
+        "with one key a line, or a directory of key files.",
         example="/etc/kvbus/engines",
     )
 

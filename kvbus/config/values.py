@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator
 
 from kvbus.config import discovering, parts, topics
 from kvbus.config.endpoints import host_name, parse_address, parse_endpoint
+from kvbus.core.types import MEDIA, Tier
 from kvbus.core.wire.profiles import PROFILES
 
 _NAME_CHARS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
@@ -54,6 +55,17 @@ def _hosts(value: object) -> object:
         if host_name(host) is None or ":" in host.rpartition("]")[2]:
             raise ValueError(f"{host!r} is no host name or address (no scheme, port or wildcard; IPv6 in brackets)")
     return value
+
+
+def _media(value: object) -> object:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be a list of media")
+    names = tuple(name.upper() for name in value)
+    for name in names:
+        if MEDIA.get(name, Tier.DEVICE) is Tier.DEVICE:
+            known = ", ".join(name for name, tier in MEDIA.items() if tier is not Tier.DEVICE)
+            raise ValueError(f"{name!r} is none that can be left out: {known}")
+    return names
 
 
 def _output_type(value: str) -> str:
@@ -118,6 +130,7 @@ OutputType = Annotated[str, AfterValidator(_output_type)]
 Template = Annotated[Text, AfterValidator(topics.check_template)]
 HttpAddress = Annotated[str, AfterValidator(_address)]
 HttpHosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
+Media = Annotated[tuple[str, ...], BeforeValidator(_media)]
 BlockSize = Annotated[int | Literal["auto"], PlainValidator(_block_size)]
 Framing = Annotated[Literal["auto", 3, 4], PlainValidator(_framing)]
 StateDir = Annotated[Path | Literal["auto"], PlainValidator(_state_dir)]

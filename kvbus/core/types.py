@@ -50,6 +50,7 @@ class Filtered(StrEnum):
     """
 
     GROUP = "group"
+    MEDIUM = "medium"
     COARSE = "coarse"
     TAIL = "tail"
     COPY = "copy"

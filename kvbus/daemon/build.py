@@ -69,6 +69,7 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         duplicates=config.duplicates,
         groups=config.groups,
         orphans=config.orphans,
+        without_media=frozenset(config.without_media),
         clears=stream.clears,
         max_blocks=config.limits.max_blocks,
         max_groups=config.limits.max_groups,

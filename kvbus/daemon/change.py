@@ -95,7 +95,9 @@ def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
     """Whether connected peers must show their keys again. They need not where the allow-list only grew."""
     if before is None or now is None:
         return before is not now
-    return replace(before, clients=now.clients) != now or not before.clients.keys() <= now.clients.keys()
+    grants = {key: client.grant for key, client in now.clients.items()}
+    stay = all(grants.get(key) == client.grant for key, client in before.clients.items())
+    return replace(before, clients=now.clients) != now or not stay
 
 
 def refuse(running: Config, wanted: Config, before: Placement, after: Placement) -> None:

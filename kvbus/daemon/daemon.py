@@ -48,7 +48,7 @@ from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.engine_watch import EngineWatch
 from kvbus.daemon.found_file import FoundFile
-from kvbus.daemon.keys import Keys, in_clear, output_domain, read_keys, read_state_keys_of, source_domain
+from kvbus.daemon.keys import Keys, in_clear, output_domain, rank_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.placement import Placement, PlacementFile, forget, place, worker_of
 from kvbus.daemon.resume import identity, resume
@@ -142,7 +142,7 @@ class Daemon:
         self.started = False
         self._context = make_context()
         self.zap = ZapHandler(self._context)
-        allow(self.zap, self.keys)
+        allow(self.zap, config, self.keys)
         before_send = self.state.flush if self.state is not None else None
         self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
         latency = self.process.relay_latency
@@ -256,8 +256,9 @@ class Daemon:
         return peer_policy_of(self.config, number, self.keys, self.views)
 
     def _source_policy(self, stream: SourceStream) -> PeerPolicy:
-        domain = source_domain(self.config.sources[stream.source_index].name)
-        return PeerPolicy(self.config.limits.max_frame_bytes, self.keys.get(domain), domain)
+        name = self.config.sources[stream.source_index].name
+        curve = self.keys.get(source_domain(name))
+        return PeerPolicy(self.config.limits.max_frame_bytes, curve, rank_domain(name, stream.rank))
 
     def feed(self, event: RelayEvent) -> None:
         """Hand an event to the relay, and carry out its commands."""
@@ -374,7 +375,7 @@ class Daemon:
         """
         changed, known = self._change_views(keys), self._identity
         before, self.keys = self.keys, keys
-        allow(self.zap, keys)
+        allow(self.zap, self.config, keys)
         for domain in before.keys() - keys.keys():
             self.zap.forget(domain)
         for number, output in enumerate(self.config.outputs):

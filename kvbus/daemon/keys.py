@@ -12,7 +12,7 @@ from kvbus.config.problems import example_at
 from kvbus.daemon.state_keys import StateKeys, read_state_keys
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve, KeyFileError, read_allowed, read_public, read_secret
-from kvbus.transport.grants import EVERYTHING, Clients
+from kvbus.transport.grants import EVERYTHING, Clients, Grant
 
 T = TypeVar("T")
 
@@ -23,6 +23,11 @@ Keys = dict[str, Curve]
 def source_domain(name: str) -> str:
     """Return the domain of a source's keys."""
     return f"source/{name}"
+
+
+def rank_domain(name: str, rank: int) -> str:
+    """Return the domain of those who may publish as one rank of a source."""
+    return f"{source_domain(name)}/{rank}"
 
 
 def output_domain(name: str) -> str:
@@ -47,10 +52,11 @@ def read_keys(config: Config) -> Keys:
     return keys
 
 
-def _cannot_limit(at: SourceConfig | OutputConfig) -> str:
+def _cannot_limit(at: SourceConfig | OutputConfig, clients: Clients) -> str:
     """Return why the owners of keys cannot have limited rights here; empty if they can."""
     if isinstance(at, SourceConfig):
-        return "a key on a source's list has no rights: whoever publishes reads nothing"
+        only_sources = all(client.grant == Grant(client.grant.sources) for client in clients.values())
+        return "" if only_sources else "whoever publishes reads nothing: a key on this list may have sources= alone"
     if at.type != "zmq":
         return f"rights are for outputs of type zmq, and this one is of type {at.type}"
     if at.layout == "per_topic":
@@ -127,7 +133,7 @@ def _curve(section: str, at: SourceConfig | OutputConfig, problems: list[Problem
     nobody: Clients = {}
     clients = read("curve_client_keys", at.curve_client_keys, read_allowed, nobody)
     if any(client.grant != EVERYTHING for client in clients.values()):
-        wrong = _cannot_limit(at)
+        wrong = _cannot_limit(at, clients)
         if wrong:
             problems.append(Problem(f"{section}.curve_client_keys", wrong, str(at.curve_client_keys)))
     return Curve(*pair, server, clients) if len(problems) == before else None

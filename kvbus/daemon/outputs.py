@@ -10,7 +10,7 @@ from typing import Final
 from kvbus.config import Config, parts
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats
-from kvbus.daemon.keys import Keys, output_domain
+from kvbus.daemon.keys import Keys, output_domain, rank_domain, source_domain
 from kvbus.daemon.views import Views
 from kvbus.errors import ConfigError, Problem
 from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
@@ -111,7 +111,14 @@ def peer_policy_of(config: Config, number: int, keys: Keys, views: Views) -> Pee
     return PeerPolicy(config.limits.max_request_bytes, curve, domain, numbers, hidden)
 
 
-def allow(zap: ZapHandler, keys: Keys) -> None:
-    """Give the ZAP handler every allow-list."""
+def allow(zap: ZapHandler, config: Config, keys: Keys) -> None:
+    """Give the ZAP handler every allow-list: of each rank of a source who may publish as that one."""
     for domain, curve in keys.items():
         zap.allow(domain, curve.clients)
+    for stream in config.streams():
+        name = config.sources[stream.source_index].name
+        of_source = keys.get(source_domain(name))
+        if of_source is not None:
+            label = f"{name}/{stream.rank}"
+            may = {key for key, each in of_source.clients.items() if each.grant.reads_source(name, label, None, None)}
+            zap.allow(rank_domain(name, stream.rank), may)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 
-import aiohttp
 import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from kvbus.asking import NoAnswerError, asking, get
+from kvbus.asking import Login, NoAnswerError, asking, get
 from kvbus.core.remarks import Said
 from kvbus.doctor.findings import Finding, Report, Seen, Severity
 from kvbus.transport.reach.names import find, shown
@@ -92,13 +91,13 @@ class _Resolver(AbstractResolver):
         """Nothing is open."""
 
 
-async def ask(url: str, timeout: float) -> Bus:  # noqa: ASYNC109 - of HTTP
+async def ask(url: str, timeout: float, login: Login | None = None) -> Bus:  # noqa: ASYNC109 - of HTTP
     """Ask a bus."""
     bus = Bus(url.rstrip("/"))
     try:
         async with (
             asking(bus.url, timeout),
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=_Resolver())) as client,
+            (login or Login()).session(_Resolver()) as client,
         ):
             sources, _ = await get(client, f"{bus.url}/sources")
             bus.sources = msgspec.json.decode(sources, type=list[BusSource])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import ssl
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import aiohttp
 
+from kvbus.asking import Login
 from kvbus.config import Config, FoundSource, SourceStream, endpoint_offset
 from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.doctor import bus as buses
@@ -32,9 +36,14 @@ Progress = Callable[[str, bool], None]
 """Called with what is being looked at, and whether that is over."""
 
 
-async def examine_bus(url: str, *, timeout: float) -> Report:  # noqa: ASYNC109 - of each endpoint
+async def examine_bus(
+    url: str,
+    *,
+    timeout: float,  # noqa: ASYNC109 - of each endpoint
+    login: Login | None = None,
+) -> Report:
     """Ask a running bus what is wrong; its endpoints mean something where it runs, and not here."""
-    bus = await buses.ask(url, timeout)
+    bus = await buses.ask(url, timeout, login)
     if not bus.runs:
         return Report([Finding(bus.problem, "http", "name the address of a running bus, http://HOST:9477")])
     report = buses.judge(bus)
@@ -89,8 +98,10 @@ class _Examination:
         if address is None or address[1] == 0:
             return None, None
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])  # noqa: S104 - recognised
-        url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
-        bus = await self._shown(f"http {url}", buses.ask(url, self._seconds))
+        certificate = self._config.http_tls_certificate_file
+        url = f"{'https' if certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{address[1]}"
+        login = Login() if certificate is None else Login(context=_pinned(certificate))
+        bus = await self._shown(f"http {url}", buses.ask(url, self._seconds, login))
         if not bus.listens and not bus.runs:
             return None, False
         if not bus.runs:
@@ -195,6 +206,16 @@ class _Examination:
             return await work
         finally:
             self._progress(what, True)
+
+
+def _pinned(certificate: Path) -> ssl.SSLContext:
+    """A context that takes this certificate alone, whatever name is on it, and nothing if it cannot be read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    with contextlib.suppress(OSError):  # ssl.SSLError is one; the file is a finding of its own
+        context.load_verify_locations(certificate)
+    return context
 
 
 def _ports(config: Config, streams: list[SourceStream]) -> Iterator[str]:

@@ -7,10 +7,10 @@ import stat
 from pathlib import Path
 
 from kvbus.config import Config
-from kvbus.daemon.keys import Keys, read_keys
+from kvbus.daemon.keys import Keys, read_keys, read_state_keys_of
 from kvbus.daemon.state_place import unusable
 from kvbus.doctor.findings import Finding, Severity
-from kvbus.errors import ConfigError, UnsupportedError
+from kvbus.errors import ConfigError, Problem, UnsupportedError
 from kvbus.transport.sockets import check_library
 
 
@@ -25,14 +25,21 @@ def library() -> list[Finding]:
 
 def keys(config: Config) -> tuple[Keys, list[Finding]]:
     """Read the key files; what cannot be read is a finding, and its endpoints have no keys."""
+    found: Keys = {}
+    problems: list[Problem] = []
     try:
-        return read_keys(config), []
+        found = read_keys(config)
     except ConfigError as error:
-        findings = [
-            Finding(f"{problem.value} {problem.wrong}", problem.key, "correct the file or its permissions")
-            for problem in error.problems
-        ]
-        return {}, findings
+        problems += error.problems
+    try:
+        read_state_keys_of(config)
+    except ConfigError as error:
+        problems += error.problems
+    findings = [
+        Finding(f"{problem.value} {problem.wrong}", problem.key, "correct the file or its permissions")
+        for problem in problems
+    ]
+    return found, findings
 
 
 def state(config: Config, *, running: bool) -> list[Finding]:

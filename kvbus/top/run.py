@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import aiohttp
 from rich.console import Console
 from rich.live import Live
 
-from kvbus.asking import NoAnswerError
+from kvbus.asking import Login, NoAnswerError
 from kvbus.terminal import glyphs_for
 from kvbus.top.history import History
 from kvbus.top.keyboard import keys, pressed
@@ -28,12 +27,14 @@ class Watch:
         interval: seconds between two looks.
         count: looks; None: until the end.
         choice: what to show first.
+        login: what is shown to the bus.
     """
 
     url: str
     interval: float
     count: int | None
     choice: Choice
+    login: Login = field(default_factory=Login)
 
 
 async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None:
@@ -44,7 +45,7 @@ async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None
     """
     history, trouble, choice = History(), None, watch.choice
     loop, glyphs = asyncio.get_running_loop(), glyphs_for(console)
-    async with aiohttp.ClientSession() as session:
+    async with watch.login.session() as session:
         history.add(await read(session, watch.url))
         with Live(console=console, screen=True, auto_refresh=False) as live:
 
@@ -86,7 +87,7 @@ async def as_lines(watch: Watch, write: Callable[[str], None], stop: asyncio.Eve
         NoAnswerError: a look fails.
     """
     history, looks = History(), 0
-    async with aiohttp.ClientSession() as session:
+    async with watch.login.session() as session:
         while not stop.is_set():
             history.add(await read(session, watch.url))
             looks += 1

@@ -39,8 +39,10 @@ class ZapHandler:
         self._allowed[domain.encode()] = clients
 
     def forget(self, domain: str) -> None:
-        """Remove the allow-list of ``domain``: nobody may connect any more."""
-        self._allowed.pop(domain.encode(), None)
+        """Remove the allow-list of ``domain``, and those of its parts: nobody may connect any more."""
+        name = domain.encode()
+        for each in [each for each in self._allowed if each == name or each.startswith(name + b"/")]:
+            del self._allowed[each]
 
     def _asked(self, frames: list[bytes]) -> None:
         # [identity of the session, "", version, request id, domain, address, identity, mechanism, credentials …]

@@ -71,3 +71,13 @@ async def test_questions_and_refusals_are_as_it_says():
             assert msgspec.convert(answer, Problem)
         async with here.session.get(here.url.replace("/query", "/blocks?nonsense=1")) as answer:
             assert msgspec.json.decode(await answer.text(), type=Problem)
+
+
+def test_what_shows_content_takes_a_credential_from_elsewhere() -> None:
+    described = msgspec.json.decode(document())
+    taken = {path: next(iter(each.values())).get("security") for path, each in described["paths"].items()}
+    schemes = [{}, {"token": []}, {"certificate": []}]
+    assert {path: security for path, security in taken.items() if security} == dict.fromkeys(
+        ("/events", "/blocks", "/query"), schemes
+    )
+    assert set(described["components"]["securitySchemes"]) == {"token", "certificate"}

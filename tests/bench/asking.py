@@ -57,8 +57,10 @@ def run(*, quick: bool, runs: int) -> Section:
             "p50 x",
             "p99, us",
             "p99 x",
-            "/livez p99 x",
-            "/metrics p99 x",
+            "/livez p99, ms",
+            "p99 x",
+            "/metrics p99, ms",
+            "p99 x",
             "probes failed",
             "answers/s",
             "refused/s",
@@ -67,17 +69,20 @@ def run(*, quick: bool, runs: int) -> Section:
     for case, results in found.items():
         times = {name: [each.stream[name] for each in results] for name in SHARES}
         by = {name: ratios(times[name], [each.stream[name] for each in alone]) for name in SHARES}
-        probed = [
-            ratios([each.probes[path]["p99"] for each in results], [each.probes[path]["p99"] for each in alone])
-            for path in asker.PROBES
-        ]
+        probed: list[float | str] = []
+        for path in asker.PROBES:
+            late = [each.probes[path]["p99"] for each in results]
+            probed += [
+                Series(late).median * 1e3,
+                _with_spread(ratios(late, [each.probes[path]["p99"] for each in alone])),
+            ]
         table.add(
             case,
             Series(times["p50"]).median * 1e6,
             _with_spread(by["p50"]),
             Series(times["p99"]).median * 1e6,
             _with_spread(by["p99"]),
-            *map(_with_spread, probed),
+            *probed,
             sum(each.failed for each in results),
             Series([each.answered for each in results]).median,
             Series([each.refused for each in results]).median,

@@ -11,6 +11,7 @@ import zmq
 
 from tests.doubles.router import events_of
 
+from . import asker
 from .core import child
 from .counters import Counters
 from .loads import LOADS, NUMBERED, SEQUENCE, is_empty, load_named, stamp, stamped, tally
@@ -84,6 +85,20 @@ def test_a_paced_load_gives_a_latency_for_each_batch():
     assert len(result.latencies) == 200
     assert 0 < result.latencies[0] < 1
     assert result.seconds > 0.15
+
+
+def test_clients_are_answered_while_a_load_runs():
+    setup = Setup("kvbus", "filled:5", 505, rate=500, prefill=5)
+    with running(setup) as processes:
+        kinds: tuple[asker.Kind, ...] = ("probe", "questions", "crowd")
+        clients = [processes.asker(asker.Spec(processes.http, kind, setup.load, clients=5)) for kind in kinds]
+        for client in clients:
+            client.tell("run")
+        processes.run()
+        asked = [msgspec.convert(client.ask("stop"), asker.Asked, strict=False) for client in clients]
+    assert set(asked[0].statuses) == {200}
+    assert [set(each.times) for each in asked] == [set(asker.PROBES), {"/query"}, set(asker.CROWD)]
+    assert min(each.statuses[200] for each in asked) > 1
 
 
 def test_a_filled_cache_goes_on_with_blocks_of_its_own():

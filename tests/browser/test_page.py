@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from kvbus.admin.tokens import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.admin.test_routers import Subscribers
 from tests.browser.chromium import PROGRAM, Browser, chromium
@@ -204,3 +206,47 @@ def answers(process: Process) -> bool:
     with contextlib.suppress(OSError):
         return bool(process.sources())
     return False
+
+
+async def test_from_elsewhere_it_shows_the_bus_to_whoever_signs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbus.admin.access.is_loopback", lambda _host: False)
+    token = new_token()
+    (tmp_path / "tokens").write_text(line_of("operator", token, content=True))
+    settings: dict[str, Any] = {"http_tokens_file": tmp_path / "tokens", "http_open": "probes"}
+    async with (
+        running_bus(source={"name": "engine"}, **settings) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+        chromium() as browser,
+    ):
+        await engine.wait_for_subscriber(60)
+        engine.publish(payload(store([1, 2])))
+        await eventually(lambda: bus.caught_up(0), "a batch")
+
+        async def sign_in(shown: str) -> None:
+            await browser.run(
+                f"document.querySelector('#sign-in-token').value = {json.dumps(shown)}, "
+                "document.querySelector('#sign-in').requestSubmit()"
+            )
+
+        await browser.look(1280, 900, "light")
+        host, port = there(bus.daemon.http_address)
+        await browser.call("Page.navigate", url=f"http://{host}:{port}")
+        await browser.until(f"{text_of('#verdict')} === 'Sign in to see this bus.'", "what to do")
+        assert "engine" not in await browser.run("document.body.textContent")
+        await sign_in(new_token())
+        await browser.until(f"{text_of('#content')}.includes('the bearer token is none that may read')", "a refusal")
+        await sign_in(token)
+        await browser.until(f"{text_of('#sources')}.includes('live')", "the source on the page")
+        await browser.until("document.querySelector('#tile-blocks path')?.getAttribute('d')", "what comes with /events")
+        assert await browser.run("document.querySelector('#sign-in').hidden")
+        assert await browser.run(CHECKS) == []
+        await browser.run(
+            "document.querySelector('#ask-kind').value = 'hashes', document.querySelector('#ask-values').value = '1 2', "
+            "document.querySelector('#ask').requestSubmit()"
+        )
+        await browser.until(f"{text_of('#ask-found')}.includes('engine')", "who holds it")
+        kept = "JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}, document.body.outerHTML])"
+        assert token not in await browser.run(kept)
+        assert await browser.run("document.querySelector('#sign-in-token').value") == ""

@@ -13,8 +13,9 @@ from kvbus.capture.format import Message
 from kvbus.capture.pseudonyms import Pseudonyms
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved, BlockStored
 from tests.doubles.payloads import pack, payload, removed, store
-from tests.doubles.renaming import run, same_but_for_names
+from tests.doubles.renaming import STAYS, run, same_but_for_names
 from tests.hostile.bad import BATCHES, fields, with_field
 from tests.wire.captures import CAPTURES, load
 
@@ -49,6 +50,29 @@ def test_a_capture_is_the_same_but_for_its_names(name):
 def recognisable(value):
     """A hash, or a name of at least four bytes. Of smaller values some must stay, or the others would be known."""
     return abs(value) >= 2**32 if isinstance(value, int) else not isinstance(value, float) and len(value) >= 4
+
+
+RENAMED = {
+    *("block_hashes", "parent_block_hash", "token_ids", "lora_id", "lora_name", "extra_keys", "locality", "ownership"),
+    *("session_id", "cache_salt", "lookahead_token_ids"),
+}
+
+
+def test_each_field_that_kvbus_reads_is_renamed_or_kept():
+    """A new one has to be decided about: what kvbus decides by is kept."""
+    events: list[type[Any]] = [BlockStored, BlockRemoved, AllBlocksCleared, BlockInactive]
+    assert {name for event in events for name in event.__struct_fields__} == RENAMED | STAYS - {"type"} | {
+        "kv_cache_spec_kind"
+    }
+
+
+def test_copies_that_are_left_are_kept():
+    copies = [store([1, 2]), store([1, 2]), store([3], 2)]
+    for left in ([1, 0], [0, 1], [0, 0]):
+        messages = streamed([payload(*copies), payload(removed([1, 2], remaining_copy_counts=left))])
+        messages += streamed([b"", b"", payload(removed([2], remaining_copy_counts=left[1:]))])[2:]
+        renaming = same_but_for_names(run(messages), run(anonymized(messages)))
+        assert len({name for kind, name in renaming.names if kind is int}) >= 51
 
 
 BAD = [bad.payload for bad in BATCHES if bad.name not in ("nested", "nested maps")]  # one of a million levels is enough
@@ -97,7 +121,17 @@ SCALARS = st.one_of(
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
 )
-NAMES = ("block_hashes", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx")
+NAMES = (
+    "remaining_copy_counts",
+    "block_hashes",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+)
 MORE = (
     "session_id",
     "cache_salt",

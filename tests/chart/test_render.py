@@ -161,10 +161,11 @@ def test_the_probes_ask_kvbus_about_kvbus(case: str) -> None:
     """A sidecar's readiness is the pod's, and its startup gates the engine's start."""
     kvbus = render(CASES[case]).kvbus
     probes = {name: kvbus[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    at = {"port": "kvbus-http"} | ({"scheme": "HTTPS"} if case == "tls" else {})
     assert probes == {
-        "startupProbe": {"path": "/livez", "port": "kvbus-http"},
-        "livenessProbe": {"path": "/livez", "port": "kvbus-http"},
-        "readinessProbe": {"path": "/readyz", "port": "kvbus-http"},
+        "startupProbe": {"path": "/livez", **at},
+        "livenessProbe": {"path": "/livez", **at},
+        "readinessProbe": {"path": "/readyz", **at},
     }
 
 
@@ -214,6 +215,7 @@ def test_kvbus_check_says_it_is_good(case: str, tmp_path: Path, monkeypatch: pyt
             (tmp_path / name).write_text(key)
             (tmp_path / name).chmod(0o440)
         args += ["-c", str(tmp_path / "kvbus.yaml")]
+        args += ["--without-keys"] if case == "tls" else []  # its Secrets are not the chart's
     for name in [name for name in os.environ if name.startswith("KVBUS_")]:
         monkeypatch.delenv(name)
     done = CliRunner().invoke(main, args, env=release.environment())

@@ -121,6 +121,7 @@ def test_no_object_of_the_schema_takes_unknown_keys(chart: Path) -> None:
     # the cluster's API knows affinities and kinds of volume better than a copy of its schema here would
     free |= {f"/affinity/{kind}" for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")}
     free |= {"#volume/*", "#kvbus.volume/*"}
+    free |= {f"/monitoring/{kind}/endpoint" for kind in ("podMonitor", "serviceMonitor")}
     assert open_ones <= free
 
 

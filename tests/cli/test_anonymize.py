@@ -1,22 +1,28 @@
 """``kvbus anonymize`` and ``kvbus record --anonymize``: files that can be shown, whole or not there."""
 
+import asyncio
+import contextlib
 import gzip
 import re
 import signal
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from kvbus.capture.format import CaptureWriter, Message, read_capture
+from kvbus.capture.pseudonyms import Pseudonyms
 from kvbus.cli import main
 from tests.doubles.payloads import pack
 from tests.doubles.renaming import run, same_but_for_names
 from tests.ports import free_port
-from tests.wire.captures import DATA, load
+from tests.system.bus import RouterOnASet, eventually, running_bus
+from tests.wire.captures import DATA, load, truth
 
 NAME = "vllm033_map_extras"
 CAPTURE = str(DATA / f"{NAME}.jsonl")
@@ -160,6 +166,37 @@ def test_an_interrupted_run_leaves_no_file(number, code, tmp_path):
         process.wait(60)
     assert process.returncode == code
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["vllm033_restart", "vllm033_map_bytes", "sglang0523_eagle_bigram"])
+async def test_a_bus_and_a_router_hold_the_engine_s_blocks_under_their_names(name, tmp_path):
+    """`kvbus play` publishes the anonymized file; a fifth is lost live, and the bus gets it by the replay."""
+    key, out = tmp_path / "key", tmp_path / "out.jsonl"
+    key.write_bytes(b"k" * 32)
+    key.chmod(0o600)
+    assert invoke(DATA / f"{name}.jsonl", "-o", out, "--key-file", key).exit_code == 0
+    async with running_bus() as bus:
+        play = ["play", str(out), "--endpoint", bus.engine, "--bind", "--replay-endpoint", bus.engine_replay]
+        faults = ["--rate", "4000", "--subscribers", "1", "--drop", "0.2"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "kvbus", *play, *faults, stderr=asyncio.subprocess.DEVNULL
+        )
+        with contextlib.closing(RouterOnASet(bus.out, bus.out_replay)) as router:
+            try:
+                last = load(name)[-1].seq
+                restarts = sum(two.seq < one.seq for one, two in pairwise(load(name)))
+                await eventually(
+                    lambda: bus.source.stats.restarts == restarts and bus.caught_up(last), "every batch relayed"
+                )
+                await router.replay()
+            finally:
+                process.terminate()
+                await process.wait()
+            held = set(router.view.blocks)
+    names = Pseudonyms(b"k" * 32)
+    renamed: dict[type, Any] = {int: names.number, bytes: names.octets}
+    assert held == {(group, medium, renamed[type(block)](block)) for group, medium, block in truth(name)}
+    assert not held & truth(name)
 
 
 def test_recording_under_other_names_over_sockets(tmp_path):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import pytest
-
-from kvbus.client import BlockView, Gap, Lost, PrefixRouter, Received, Subscriber, Worker
-from tests.doubles.payloads import payload, store, tokens_of
+from kvbus.client import BlockView, Lost, PrefixRouter, Received, Subscriber, Worker
+from tests.doubles.payloads import tokens_of
 from tests.system.bus import eventually
 from tests.system.test_per_topic import OUTPUT, Workers, topic
 from tests.system.test_reload import Fleet, at, running
@@ -74,21 +72,3 @@ async def test_a_router_of_prefixes_names_the_worker_by_its_topic() -> None:
             assert router.status()["bus"].state == "live"
             router.discard("bus")
             assert len(router) == 0
-
-
-async def test_a_hole_is_one_topics() -> None:
-    async with Subscriber("tcp://127.0.0.1:1", by_topic=True) as subscriber:
-        subscriber.on_connection(up=True)
-        for name, seq in ((b"a", 5), (b"b", 0), (b"a", 6), (b"a", 9), (b"b", 1)):
-            subscriber.on_live([name, seq.to_bytes(8, "big"), payload(store([seq]))])
-        updates = [await subscriber.receive() for _ in range(subscriber.pending)]
-        seen = [(update.topic, update.seq) for update in updates if isinstance(update, Received)]
-        assert seen == [(b"a", 5), (b"b", 0), (b"a", 6), (b"a", 9), (b"b", 1)]
-        (lost,) = (update for update in updates if isinstance(update, Lost))
-        assert (lost.topic, lost.first, lost.last) == (b"a", 7, 8)
-        assert {update.topic for update in updates if isinstance(update, Gap)} <= {b"a"}
-
-
-def test_a_replay_is_of_one_stream() -> None:
-    with pytest.raises(ValueError, match="by_topic goes without them"):
-        Subscriber("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", by_topic=True)

@@ -228,3 +228,19 @@ def test_a_capture_ends_with_the_blocks_of_a_view_that_counts_copies(name):
     groups = {block.group_idx for block in view}
     if len(groups) == 1:
         assert len(index) == len(view) > 0
+
+
+def test_each_topic_has_workers_of_its_own() -> None:
+    fed = Fed()
+    one, two = fed.feed.of(b"kv@1"), fed.feed.of(b"kv@2")
+    assert fed.feed.of(b"kv@1") is one
+    for number, part in enumerate((one, two)):
+        decoded = decode_batch(batch(stored(number + 1), rank=0))
+        assert isinstance(decoded, Batch)
+        part.apply(decoded)
+    assert fed.feed.names == ["a", "a/kv@1", "a/kv@2"]
+    assert len(fed.index) == 2
+    one.clear()
+    assert len(fed.index) == 1
+    fed.feed.clear()
+    assert len(fed.index) == 0

@@ -82,6 +82,13 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         ("duplicates", "drop", "must be one of auto, count, ignore, last"),
         ("groups", "none", "must be one of prefix, all"),
         ("orphans", "keep", "must be one of pass, drop"),
+        ("without_media", "CPU", "must be a list of media"),
+        (
+            "without_media",
+            "[gpu]",
+            "'GPU' is none that can be left out: CPU, CPU_PINNED, CPU_TIER1, CPU_TIER2, FS, DISK",
+        ),
+        ("without_media", "[HBM]", "'HBM' is none that can be left out: CPU"),
         ("on_lost", "drop", "must be one of clear, keep"),
         ("source_timeout", "0", "must be above 0"),
         ("source_timeout", ".inf", "must be a finite number"),

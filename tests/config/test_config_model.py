@@ -107,6 +107,11 @@ def test_what_routers_get_first(keys, gets):
     assert load(None, env={}, overrides=overrides).outputs[0].on_subscribe == gets
 
 
+def test_a_type_that_brings_defaults_of_its_own():
+    output = OutputConfig.model_validate({"type": "dynamo"})
+    assert (output.profile, output.replay_endpoint) == ("dynamo-plane", None)
+
+
 def test_a_source_that_was_found_has_its_ranks_where_they_were_found():
     ranks = (FoundRank(0, "tcp://a:1", "tcp://a:2"), FoundRank(3, "tcp://b:7", None))
     found = FoundSource.model_construct(

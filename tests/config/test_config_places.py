@@ -17,6 +17,7 @@ def test_defaults_are_the_documented_ones(read):
         "model": None,
         "block_size": "auto",
         "duplicates": "auto",
+        "without_media": [],
         "groups": "prefix",
         "orphans": "pass",
         "on_lost": "clear",

@@ -120,3 +120,15 @@ def test_a_stream_that_was_never_open_has_no_next_seq() -> None:
     found = next_seqs(relay)
     assert (found[0, 0], found[0, 1]) == (7, 5)
     assert (0, 3) not in found
+
+
+def test_under_topics_a_stream_stays_whose_source_is_gone() -> None:
+    made = config({"layout": "per_topic", "topic": "kv@{source}.{rank}"})
+    placement = Placement({**place(Placement(), made).slots, Worker("c", 5): 6}, (Worker("c", 5),))
+    relay = make_relay(made, slots(made), reserve_seqs(made, placement, None), placement.gone_slots)
+    (output,) = relay.outputs
+    assert [stream.topic for stream in output.streams] == [b"kv@a.0", b"kv@a.1", b"", b"kv@b.0", b"", b"", b"kv@c.5"]
+    assert list(output.open_streams) == [0, 1, 3]
+    assert list(output.served_streams) == [0, 1, 3, 6]
+    assert relay.sources[6].rank == 5
+    assert relay.sources[6].gone

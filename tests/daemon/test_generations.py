@@ -12,7 +12,8 @@ from kvbus.daemon.commit_record import NO_LOG, Committed
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.generations import SPARE, Generations, name_of
 from kvbus.daemon.state_file import MAGIC, header, identity
-from kvbus.daemon.state_keys import NO_KEYS
+from kvbus.daemon.state_keys import NO_KEYS, StateKeys
+from kvbus.errors import StateKeyError
 
 OURS = identity(["engine", "routers"])
 
@@ -75,3 +76,86 @@ def test_a_log_that_nobody_needs_is_kept_to_be_written_over(files: Generations, 
     left = sorted(path.name for path in (tmp_path / "state").iterdir())
     assert left == [SPARE, "state-3.dump", "state-3.log"]
     assert (tmp_path / "state" / SPARE).read_text() == "state-1.log"
+
+
+NEW, OLD = b"n" * 32, b"o" * 32
+SEALING = StateKeys(NEW, (NEW, OLD), clear=True)
+
+
+def sealed(path: Path, name: str, keys: StateKeys, file_id: bytes = b"number 1") -> None:
+    (path / "state" / name).write_bytes(header(Disk(), keys, OURS, file_id, NO_LOG, 0)[0])
+
+
+def under(keys: StateKeys, tmp_path: Path) -> Generations:
+    generations = Generations(Disk(), tmp_path / "state", OURS, keys)
+    generations.enter()
+    return generations
+
+
+def test_a_file_opens_with_its_key_alone(files: Generations, tmp_path: Path) -> None:
+    sealed(tmp_path, "state-1.log", SEALING)
+    sealed(tmp_path, "state-2.dump", NO_KEYS)
+    again = under(StateKeys(OLD, (OLD, NEW), clear=False), tmp_path)
+    again.open("state-1.log").close()
+    with pytest.raises(StateKeyError, match=r"state-2\.dump is not sealed"):
+        again.open("state-2.dump")
+    with pytest.raises(StateKeyError, match=r"state-1\.log is sealed"):
+        files.open("state-1.log")
+    again.leave()
+
+
+def test_a_key_that_is_missing_is_found_beside_what_is_damaged(files: Generations, tmp_path: Path) -> None:
+    (tmp_path / "state" / "state-1.dump").write_bytes(b"")
+    put(tmp_path, "state-1.log", b"number 1")
+    files.check_keys()
+    sealed(tmp_path, "state-2.log", SEALING)
+    with pytest.raises(StateKeyError, match=r"state-2\.log is sealed"):
+        files.check_keys()
+
+
+@pytest.mark.parametrize(
+    ("keys", "before", "kept"),
+    [
+        (NO_KEYS, NO_KEYS, True),
+        (SEALING, SEALING, True),
+        (SEALING, StateKeys(OLD, (OLD,)), False),
+        (SEALING, NO_KEYS, False),
+        (StateKeys(None, (NEW,)), SEALING, False),
+        (StateKeys(None, (NEW,)), NO_KEYS, True),
+    ],
+)
+def test_a_log_is_kept_to_be_written_over_if_it_is_sealed_as_the_next_one(
+    files: Generations, tmp_path: Path, keys: StateKeys, before: StateKeys, *, kept: bool
+) -> None:
+    """What the next one does not reach would stay as it is."""
+    sealed(tmp_path, "state-1.log", before)
+    (tmp_path / "state" / "state-1.dump").touch()
+    now = under(keys, tmp_path)
+    now.drop(lambda generation: generation < 2)
+    assert files.numbers("log") == files.numbers("dump") == []
+    assert (tmp_path / "state" / SPARE).exists() == kept
+    sealed(tmp_path, SPARE, before)
+    now.drop_foreign()
+    assert (tmp_path / "state" / SPARE).exists() == kept
+    now.leave()
+
+
+def test_what_was_moved_aside_in_clear_goes_when_files_are_sealed(files: Generations, tmp_path: Path) -> None:
+    sealed(tmp_path, "state-1.log.refused-1", NO_KEYS)
+    sealed(tmp_path, "state-2.log.refused-1", SEALING)
+    (tmp_path / "state" / "state-3.log.refused-1").symlink_to(tmp_path)
+    files.drop_foreign()
+    names = set(Disk().names(files.directory))
+    assert len(names) == 3
+    now = under(SEALING, tmp_path)
+    now.drop_foreign()
+    assert set(Disk().names(files.directory)) == names - {"state-1.log.refused-1"}
+    now.leave()
+
+
+def test_a_log_of_another_configuration_is_not_written_over_under_a_key(files: Generations, tmp_path: Path) -> None:
+    put(tmp_path, "state-1.log", b"number 1", whose=identity(["another"]))
+    now = under(SEALING, tmp_path)
+    now.drop(lambda _: True)
+    assert Disk().names(files.directory) == []
+    now.leave()

@@ -283,3 +283,41 @@ def test_a_disk_that_takes_no_reservation_stops_nothing(tmp_path: Path, caplog: 
     made.release()
     assert f"seq {3 + AHEAD} is not reserved" in caplog.text
     assert "after a kill the numbering may go back" in caplog.text
+
+
+def test_a_stream_that_is_forgotten_leaves_no_file_and_its_place_is_free(tmp_path: Path) -> None:
+    with process(tmp_path) as reservations:
+        reservations.use(0, 0, 41)
+        reservations.forget(0, 0)
+        assert len(list(tmp_path.iterdir())) == 1
+        reservations.add(0, 0, "another", least=7)
+        assert reservations.first(0, 0) == 7
+        reservations.forget(0, 0)
+        reservations.add(0, 0, NAMES[0])
+        assert reservations.first(0, 0) == 0
+    without = reserved(None)
+    without.forget(0, 1)
+    without.add(0, 1, "another", least=9)
+    assert without.first(0, 1) == 9
+
+
+def test_who_begins_at_least_somewhere_goes_on_where_its_file_says(tmp_path: Path) -> None:
+    ended(tmp_path, 3, 5)
+    with process(tmp_path, []) as reservations:
+        reservations.add(0, 0, NAMES[0], least=100)
+        reservations.add(0, 1, "new", least=100)
+        assert (reservations.first(0, 0), reservations.first(0, 1)) == (3, 100)
+
+
+class _KeepsAll(Disk):
+    def unlink(self, directory: int, name: str) -> None:
+        raise PermissionError(1, "not permitted", name, directory)
+
+
+def test_a_file_that_cannot_be_deleted_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = SeqReservations(tmp_path, _KeepsAll())
+    made.add(0, 0, "a")
+    made.forget(0, 0)
+    assert "is not needed any more, delete it" in caplog.text
+    made.add(0, 0, "a", least=5)
+    made.release()

@@ -17,7 +17,9 @@ from kvbus.core.wire.frames import END_SEQ
 from tests.core.dsl import Script, asked, tick
 from tests.doubles.answers import reading
 
-STAYS: Final = frozenset({"type", "block_size", "medium", "group_idx", "kv_cache_spec_sliding_window"})
+STAYS: Final = frozenset(
+    {"type", "block_size", "medium", "group_idx", "kv_cache_spec_sliding_window", "remaining_copy_counts"}
+)
 """Fields of events that have the same values under any names."""
 
 

@@ -17,9 +17,12 @@ class TopicRouter:
         endpoint: of the live streams.
         topics: prefixes that it subscribes to.
         bind: it listens, and the bus dials.
+        context: one with keys; ended by :meth:`close`.
     """
 
-    def __init__(self, endpoint: str, *topics: bytes, bind: bool = False) -> None:
+    def __init__(
+        self, endpoint: str, *topics: bytes, bind: bool = False, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
         self.views: dict[bytes, PlainSetRouter] = {}
         self.next: dict[bytes, int] = {}
         self.violations: list[str] = []
@@ -28,7 +31,7 @@ class TopicRouter:
         self._endpoint = endpoint
         self._topics: Final = topics or (b"",)
         self._bind = bind
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context() if context is None else context
         self._socket: zmq.Socket[bytes] | None = None
         self.connect()
 
@@ -42,6 +45,15 @@ class TopicRouter:
             self._socket.bind(self._endpoint)
         else:
             self._socket.connect(self._endpoint)
+
+    def listen_again(self) -> bool:
+        """Bind once more; False while the address is not free yet."""
+        try:
+            self.connect()
+        except zmq.ZMQError:
+            self.disconnect()
+            return False
+        return True
 
     def disconnect(self) -> None:
         """Lose the connection, and whatever was on its way."""

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvbus.core.blocks.announce import announce
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.commands import AnswerReplay, Publish, SendState
 from kvbus.core.events import BatchReceived, ReplayAsked, SourceDown, SourceUp, Subscribed, Tick
@@ -25,7 +26,7 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.profiles import Profile, Wire
 from tests.doubles.answers import reading
-from tests.doubles.payloads import batch, cleared, removed, store, unpack
+from tests.doubles.payloads import batch, cleared, plain_all, removed, store, unpack
 from tests.properties.test_state_on_subscription import SLICE, Checking, Connection, FromZero, Router
 
 TENANTS = ("a", "b")
@@ -221,7 +222,13 @@ class Stage:
         for blob in list(dump(self.relay)):
             loader.feed(blob)
         assert loader.complete
-        self.relay = relay
+        before, self.relay = self.held(), relay
+        assert self.held() == before
+
+    def held(self) -> list[Any]:
+        """What each view has of each source, in the order in which a state would say it."""
+        views = [output.view for output in self.relay.outputs if output.view is not None]
+        return [[plain_all(announce(view.index(slot))) for slot in range(len(self.said))] for view in views]
 
     def truth(self, tenant: str) -> set[Any]:
         return {key for key in self.shown[tenant].blocks if self.merged or key[0] == 0}

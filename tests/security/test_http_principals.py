@@ -110,7 +110,7 @@ class Callers:
                 if answer.headers["Content-Type"] != "text/event-stream":
                     return Answer(answer.status, answer.read().decode())
                 events = b""
-                while (b"BlockStored" if "output=" in path else b"event: rates") not in events:
+                while (b"BlockStored" if "output=" in path else b"event: start") not in events:
                     events += answer.readline()
                 return Answer(answer.status, events.decode())
         except (ssl.SSLError, ConnectionError, http.client.BadStatusLine):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from kvbus.cli import main
 from kvbus.config import load
-from kvbus.daemon.keys import in_clear, read_keys
+from kvbus.daemon.keys import in_clear, read_keys, read_state_keys_of
 from kvbus.errors import ConfigError
 from kvbus.transport.curve import (
     MAX_FILE_BYTES,
@@ -253,3 +253,23 @@ class TestKeygen:
         done = self.run("--public-of", tmp_path / "nothing")
         assert isinstance(done.exception, SystemExit | ConfigError)
         assert done.exit_code in (1, 78)
+
+
+def test_a_key_file_of_the_state_that_is_none_is_a_mistake_of_the_configuration(tmp_path):
+    path = private(tmp_path / "state.key", "11" * 32)
+    config = load(None, env={}, overrides={"sources": [{}], "outputs": [{}], "state_key_file": str(path)})
+    assert read_state_keys_of(config).first == bytes.fromhex("11" * 32)
+    path.write_text("a secret")
+    with pytest.raises(ConfigError) as caught:
+        read_state_keys_of(config)
+    assert "state_key_file = " in str(caught.value)
+    assert "a secret" not in str(caught.value)
+    args = ["check", "--source", "ipc:///e", "--output", "ipc:///o", "--set", f"state_key_file={path}"]
+    assert CliRunner().invoke(main, args).exit_code == 78
+    assert CliRunner().invoke(main, [*args, "--without-keys"]).exit_code == 0
+
+
+def test_an_output_without_tokens_is_said_to_leave_hashes():
+    outputs = [{"endpoint": "tcp://*:5657", "token_ids": "drop"}]
+    (said,) = in_clear(load(None, env={}, overrides={"sources": [{}], "outputs": outputs}))
+    assert "block hashes leave this machine in clear" in said

@@ -13,15 +13,22 @@ from typing import Any, Self
 
 import pytest
 import zmq
+from zmq.utils import z85
 
+from kvbus.config import load
 from kvbus.core.outputs.snapshot import REQUEST
+from kvbus.daemon.keys import read_keys
+from kvbus.daemon.outputs import peer_policy_of
 from kvbus.daemon.reload import Reloader
+from kvbus.errors import ConfigError
+from kvbus.outputs.contract import ViewDriver
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import Reason
 from tests.doubles.payloads import cleared, payload, removed, store, tokens_of
 from tests.ports import free_port, free_ports
 from tests.security.keys import Keyring, Pair, client_context
 from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
+from tests.system.test_reload import Fleet, running
 
 HASHES = {"a": range(10**9, 10**9 + 500), "b": range(2 * 10**9, 2 * 10**9 + 500)}
 
@@ -372,3 +379,113 @@ async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, 
                         nothing_of_others(late)
                     assert a.seqs == sorted(set(a.seqs)), "the numbering goes on"
                     nothing_of_others(a)
+
+
+async def test_a_line_for_a_new_source_opens_its_port_when_it_comes(keys: Keys) -> None:
+    """A pattern is about the sources there are: one that comes is seen, and one that takes its slot may not be."""
+    keys.write(a="sources=mine-*", all="")
+    fleet = Fleet(["mine-1", "other-1"], output=keys.output, key_reload_interval=0)
+    async with running(fleet):
+        assert ports_open_to(fleet, "a", keys) == {0}
+        fleet.sources.append(fleet.source(2, "mine-2"))
+        await fleet.reload()
+        assert ports_open_to(fleet, "a", keys) == {0, 2}
+        fleet.sources[2] = fleet.source(2, "other-2")
+        fleet.sources[1] = fleet.source(1, "mine-3")
+        await fleet.reload()
+        assert ports_open_to(fleet, "a", keys) == {0, 1}
+        async with fleet.engine(1) as publisher:
+            await publisher.wait_for_subscriber(60)
+            engine = Engine(publisher)
+            engine.store("a")
+            context = client_context(keys.pairs["a"], keys.bus)
+            router = RouterOnASet(
+                f"tcp://127.0.0.1:{fleet.out + 1}", f"tcp://127.0.0.1:{fleet.out_replay + 1}", context
+            )
+            router.rebuilds = False  # type: ignore[misc]
+            router.subscribe()
+            await eventually(lambda: router.read() and len(router.view.blocks) == 3, "the new source's blocks")
+            router.close()
+
+
+def ports_open_to(fleet: Fleet, name: str, keys: Keys) -> set[int]:
+    """The slots whose ports let a key in, and of which its view has a stream."""
+    (driver,) = fleet.daemon.drivers
+    policy = peer_policy_of(fleet.daemon.config, 0, fleet.daemon.keys, fleet.daemon.views)
+    key = z85.decode(keys.pairs[name].public)
+    admitted = {slot for slot in driver.streams if key in policy.clients(slot)}
+    assert isinstance(driver, ViewDriver)
+    assert {slot for number, slot in driver.views if number == policy.views[key]} == admitted
+    return admitted
+
+
+@pytest.mark.parametrize(
+    ("output", "wrong"),
+    [
+        ({"layout": "per_topic", "topic": "kv@{source}", "replay_endpoint": None}, "layout per_source or merged"),
+        ({"bind": False}, "it cannot be limited by keys"),
+    ],
+)
+def test_rights_that_cannot_be_kept_are_refused(keys: Keys, output: dict[str, Any], wrong: str) -> None:
+    files = keys.output | ({"curve_server_key_file": str(keys.router.public_file)} if "bind" in output else {})
+    ports = {"endpoint": "tcp://127.0.0.1:6000", "replay_endpoint": "tcp://127.0.0.1:6001"}
+    overrides = {"sources": [{}], "outputs": [ports | files | output]}
+    config = load(None, env={}, overrides=overrides)
+    with pytest.raises(ConfigError, match=wrong):
+        read_keys(config)
+    keys.write(a="", b="")
+    read_keys(config)
+
+
+async def test_an_engines_key_publishes_as_its_worker_and_as_no_other(keys: Keys, tmp_path: Any) -> None:
+    """On every rank's port, after it has connected again, and whatever other list it is on."""
+    one, two, rank = (Pair(tmp_path, name) for name in ("one", "two", "rank"))
+    ports = free_ports(8)
+    lists = {
+        "a": f"{one.public.decode()} one\n",
+        "b": f"{two.public.decode()} two\n{rank.public.decode()} sources=b/1\n",
+    }
+    sources = []
+    for name, port in (("a", ports[0]), ("b", ports[2])):
+        listed = tmp_path / f"{name}.keys"
+        listed.write_text(lists[name])
+        sources.append(
+            {
+                "name": name,
+                "endpoint": f"tcp://127.0.0.1:{port}",
+                "bind": True,
+                "data_parallel_size": 2,
+                "curve_secret_key_file": str(keys.bus.secret_file),
+                "curve_client_keys": str(listed),
+            }
+        )
+    output = {"endpoint": f"tcp://127.0.0.1:{ports[4]}", "layout": "merged", "replay_endpoint": None}
+    async with running_bus(sources=sources, output=output) as bus:
+        at = {"a/0": ports[0], "a/1": ports[1], "b/0": ports[2], "b/1": ports[3]}
+        for pair, may in ((one, {"a/0", "a/1"}), (two, {"b/0", "b/1"}), (rank, {"b/1"})):
+            for _ in range(2):
+                for label, port in at.items():
+                    await dials(bus, pair, keys, label, port, let_in=label in may)
+
+
+async def dials(bus: Bus, pair: Pair, keys: Keys, label: str, port: int, *, let_in: bool) -> None:
+    """Connect as an engine would: let in, a batch of it comes; refused, it is counted and nothing comes."""
+    (source,) = (source for source in bus.daemon.relay.sources if source.spec.label == label)
+    before, refusals = source.stats.batches, source.stats.refused.total()
+    context = client_context(pair, keys.bus)
+    publisher = context.socket(zmq.PUB)
+    publisher.connect(f"tcp://127.0.0.1:{port}")
+
+    def heard() -> bool:
+        publisher.send_multipart([b"", bytes(8), payload(store([1]))])
+        return source.stats.batches > before
+
+    try:
+        if let_in:
+            await eventually(heard, f"{label} hears its engine")
+        else:
+            await eventually(lambda: heard() or source.stats.refused.total() > refusals, f"{label} refuses a stranger")
+            assert source.stats.batches == before
+    finally:
+        publisher.close(0)
+        context.destroy(0)

@@ -14,6 +14,7 @@ import pytest
 
 from kvbus.compiled import core
 from kvbus.config import load
+from tests.security.keys import Keyring
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "kvbus.yaml"
 
@@ -33,7 +34,7 @@ def kvbus(*args: str, env: dict[str, str] | None = None, **kwargs: Any) -> subpr
 
 def test_the_example_is_good_and_printed_in_full(tmp_path):
     done = kvbus("check", "-c", str(EXAMPLE))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("open: ")]) == (0, [])
     printed = tmp_path / "printed.yaml"
     printed.write_text(done.stdout)
     assert load(printed, env={}, overrides={}) == load(EXAMPLE, env={}, overrides={})
@@ -131,7 +132,7 @@ def test_usage(args):
 @pytest.mark.parametrize("args", [("--help",), ("check", "--help"), ("check", "-h")])
 def test_help_shows_examples_before_options(args):
     done = kvbus(*args)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("open: ")]) == (0, [])
     assert 0 < done.stdout.index("Examples:") < done.stdout.index("Options:")
 
 
@@ -155,4 +156,20 @@ def test_a_reader_that_closes_the_pipe_early_is_no_error():
         )
     finally:
         os.close(write)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("open: ")]) == (0, [])
+
+
+def test_it_says_who_reads_what_and_never_a_salt(tmp_path):
+    keys = Keyring(tmp_path)
+    keys.allowed.write_text(f"{keys.router.public.decode()} team-a salts=hunter2 loras=sql-*\n")
+    path = tmp_path / "kvbus.yaml"
+    path.write_text(json.dumps({"sources": [{}], "outputs": [{"endpoint": "tcp://*:6000", **keys.output}]}))
+    done = kvbus("check", "-c", str(path))
+    assert done.returncode == 0
+    assert "note: output routers: team-a reads loras sql-*; one salt" in done.stderr.splitlines()
+    assert "hunter2" not in done.stdout + done.stderr
+    keys.allowed.write_text(f"{keys.router.public.decode()} team-a salts=hunter2 hunter2\n")
+    done = kvbus("check", "-c", str(path))
+    assert done.returncode == 78
+    assert "line 1: a key has one name" in done.stderr
+    assert "hunter2" not in done.stderr + done.stdout

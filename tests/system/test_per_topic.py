@@ -254,7 +254,7 @@ async def test_dialling_out() -> None:
             await workers.exact(router)
             router.disconnect()
             workers.publish("a")
-            router.connect()
+            await eventually(router.listen_again, "its own address", 20)
             await workers.exact(router)
 
 

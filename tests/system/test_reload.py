@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Fleet:
     Ports: engine n live at ``first + 2n``, its replay behind it; outputs from ``first + 20`` on.
     """
 
-    def __init__(self, names: str = "abc", **settings: Any) -> None:
+    def __init__(self, names: Iterable[str] = "abc", **settings: Any) -> None:
         self.first = ports_in_a_row(60)
         self.out, self.out_replay = self.first + 20, self.first + 40
         self.sources = [self.source(n, name) for n, name in enumerate(names)]

@@ -31,10 +31,26 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $v := .Values.kvbus -}}
 {{- $preset := get (include "kvbus.presets" . | fromYaml) $v.router -}}
 {{- $config := deepCopy $v.config -}}
-{{- /* on the pod's address, where the kubelet and Prometheus ask; what shows token ids kvbus gives to loopback alone */ -}}
+{{- /* on the pod's address, where the kubelet and Prometheus ask; what shows token ids kvbus gives to loopback and principals alone */ -}}
 {{- $_ := set $config "http" (printf "0.0.0.0:%d" (int $v.ports.http)) -}}
 {{- with include "kvbus.modelName" . -}}
 {{- $_ := set $config "model" . -}}
+{{- end -}}
+{{- if $v.http.tlsSecret -}}
+{{- $_ := set $config "http_tls_certificate_file" "/etc/kvbus-http/tls/tls.crt" -}}
+{{- $_ := set $config "http_tls_key_file" "/etc/kvbus-http/tls/tls.key" -}}
+{{- end -}}
+{{- if $v.http.clientCaSecret -}}
+{{- $_ := set $config "http_client_ca_file" "/etc/kvbus-http/clients/ca.crt" -}}
+{{- end -}}
+{{- if $v.http.tokensSecret -}}
+{{- $_ := set $config "http_tokens_file" "/etc/kvbus-http/tokens/tokens" -}}
+{{- end -}}
+{{- with $v.http.tokenReview -}}
+{{- $_ := set $config "http_token_review" . -}}
+{{- end -}}
+{{- if ne $v.http.open "status" -}}
+{{- $_ := set $config "http_open" $v.http.open -}}
 {{- end -}}
 {{- $_ := set $config "state_dir" (ternary "/var/lib/kvbus" nil $v.state.enabled) -}}
 {{- if $v.state.keySecret -}}

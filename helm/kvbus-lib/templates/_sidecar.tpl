@@ -17,6 +17,7 @@ none of them may depend on the engine or on the health of its stream.
 {{- define "kvbus.container" -}}
 {{- $root := .root -}}
 {{- $v := $root.Values.kvbus -}}
+{{- $scheme := ternary ", scheme: HTTPS" "" (not (empty (include "kvbus.tls" $root))) -}}
 - name: kvbus
   image: {{ include "kvbus.image" $root }}
   imagePullPolicy: {{ $v.image.pullPolicy }}
@@ -36,16 +37,16 @@ none of them may depend on the engine or on the health of its stream.
     {{- include "kvbus.ports" $root | trim | nindent 4 }}
   # the engine waits for this, so it is asked every second; after a restart a large state is read before anything is bound
   startupProbe:
-    httpGet: {path: /livez, port: kvbus-http}
+    httpGet: {path: /livez, port: kvbus-http{{ $scheme }}}
     periodSeconds: 1
     failureThreshold: 300
   livenessProbe:
-    httpGet: {path: /livez, port: kvbus-http}
+    httpGet: {path: /livez, port: kvbus-http{{ $scheme }}}
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
   readinessProbe:
-    httpGet: {path: /readyz, port: kvbus-http}
+    httpGet: {path: /readyz, port: kvbus-http{{ $scheme }}}
     periodSeconds: 5
     timeoutSeconds: 5
   securityContext:
@@ -58,6 +59,11 @@ none of them may depend on the engine or on the health of its stream.
   volumeMounts:
     {{- . | nindent 4 }}
   {{- end }}
+{{- end -}}
+
+{{- /* Something if the HTTP port speaks TLS. */ -}}
+{{- define "kvbus.tls" -}}
+{{- (include "kvbus.config" . | fromJson).http_tls_certificate_file | default "" -}}
 {{- end -}}
 
 {{- /* A security context, without what platformUser leaves to the platform: (list . CONTEXT). */ -}}

@@ -250,8 +250,12 @@ function detail() {
 
 // -- what comes from the bus
 
+// Only this page's memory has the token: no cookie, which browsers send for other sites' pages, and nothing that stays.
+let token = "", polling = false;
+const shown = headers => token ? { ...headers, Authorization: "Bearer " + token } : headers;
+
 async function get(path, options = {}) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(3000), ...options });
+  const answer = await fetch(path, { signal: AbortSignal.timeout(3000), ...options, headers: shown(options.headers) });
   if (!answer.ok) throw Object.assign(new Error((await answer.json().catch(() => ({}))).error ?? answer.statusText), { status: answer.status });
   return answer.json();
 }
@@ -259,7 +263,7 @@ async function overview() {
   const all = await get("/overview");
   Object.assign(bus, { about: all, times: all.times, all: all.all, outputs: all.outputs, transitions: all.transitions, courses: {} });
   $("config").textContent = lines(all.config).join("\n");
-  $("content").textContent = all.content ?? "";
+  access(all.content ?? "");
   $("about").textContent = `${all.version} · ${all.core} core`;
   timeline();
   return all.id;
@@ -292,14 +296,45 @@ function sampled(rates) {
   for (const [name, course] of Object.entries(bus.courses)) if (course) put(course, rates.sources[name] ?? {});
   if (!document.hidden) { tiles(); flow(); }
 }
+function access(refused) {
+  $("sign-in").hidden = !refused;
+  $("content").textContent = refused || (token ? "Signed in, until this page is closed or loaded again." : "");
+}
+const heard = {
+  rates: sampled,
+  transition: each => { bus.transitions.push(each); bus.transitions = bus.transitions.slice(-1000); timeline(); },
+};
+/** Follow /events until it ends. An EventSource could show no token. */
+async function events(id) {
+  const answer = await fetch("/events?after=" + id, { headers: shown({}) });
+  if (!answer.ok) return;
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = "";;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const fields = Object.fromEntries(part.split("\n").map(line => line.split(/: (.*)/s)));
+      if (fields.event === "start" && JSON.parse(fields.data).resumed === false) return reader.cancel();
+      heard[fields.event]?.(JSON.parse(fields.data));
+    }
+  }
+}
 async function follow() {
-  let id;
-  try { id = await overview(); } catch { return setTimeout(follow, 2000); }
-  const events = new EventSource("/events?after=" + id);
-  events.addEventListener("start", event => { if (JSON.parse(event.data).resumed === false) { events.close(); follow(); } });
-  events.addEventListener("rates", event => sampled(JSON.parse(event.data)));
-  events.addEventListener("transition", event => { bus.transitions.push(JSON.parse(event.data)); bus.transitions = bus.transitions.slice(-1000); timeline(); });
-  events.onerror = () => { if (events.readyState === EventSource.CLOSED) setTimeout(follow, 2000); };
+  try {
+    const id = await overview();
+    if (!polling) { polling = true; poll(); }
+    await events(id);
+  } catch (error) {
+    if (error.status === 403) { $("verdict").textContent = "Sign in to see this bus."; access(error.message); }
+  }
+  setTimeout(follow, 1000);
+}
+async function signIn(event) {
+  event.preventDefault();
+  token = $("sign-in-token").value.trim();
+  try { await overview(); $("sign-in-token").value = ""; } catch (error) { access(error.message); }
 }
 function age() {
   const old = bus.heard ? (performance.now() - bus.heard) / 1000 : null, stale = old !== null && old > STALE;
@@ -343,6 +378,7 @@ async function ask(event) {
 }
 
 $("ask").addEventListener("submit", ask);
+$("sign-in").addEventListener("submit", signIn);
 $("source").addEventListener("close", () => { open = null; });
-follow().then(poll);
+follow();
 setInterval(age, 250);

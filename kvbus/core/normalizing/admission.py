@@ -63,6 +63,7 @@ class Admission:
         pinned: the operator's block size.
         groups: ``prefix`` leaves out groups whose kind carries no prefixes.
         max_groups: groups that anything is remembered of; stores of further ones are refused.
+        without_media: media whose stores are left out, as if the engine did not have them.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Admission:
         pinned: int | None,
         groups: Literal["prefix", "all"],
         max_groups: int,
+        without_media: frozenset[str],
     ) -> None:
         self._index = index
         self._stats = stats
@@ -81,6 +83,7 @@ class Admission:
         self._pinned = pinned
         self._prefix_only = groups == "prefix"
         self._max_groups = max_groups
+        self._without_media = without_media
 
         # What was learned of the stream.
         self.ints = 0
@@ -119,10 +122,10 @@ class Admission:
         """Empty the caches: tables have gone. No plain event will see a shape that was made before."""
         self.shapes.clear()
 
-    def count_left_out(self) -> None:
-        """Count a store of a group that carries no prefixes."""
+    def count_left_out(self, reason: Filtered) -> None:
+        """Count a store that is left out, whatever it holds."""
         self._stats.stored += 1
-        self._stats.filtered[Filtered.GROUP] += 1
+        self._stats.filtered[reason] += 1
 
     def count_inactive(self) -> None:
         """Count an event that is about requests: it says nothing of what the cache holds, and does not leave."""
@@ -170,8 +173,8 @@ class Admission:
             return
         stats.stored += 1
         shape = self._shape_of(event)
-        if shape.left_out:
-            stats.filtered[Filtered.GROUP] += 1
+        if shape.left_out is not None:
+            stats.filtered[shape.left_out] += 1
             return
         size = event.block_size
         tokens = check_stored(event)
@@ -251,7 +254,7 @@ class Admission:
         if lacks_field(event) or group not in self.known or medium_key(event.medium) not in self.media:
             return None
         shape = self._shape_of(event)
-        if not shape.left_out:
+        if shape.left_out is None:
             shape.expect(count)
             if count not in shape.matchers:
                 return None
@@ -288,9 +291,10 @@ class Admission:
         )
         shape.known = known
         shape.complete = (event.medium, event.lora_id, event.lora_name) == (spelled, lora_id, lora_name)
-        if self._prefix_only and isinstance(kind, str) and kind not in PREFIX_KINDS:
-            shape.left_out = True
-            shape.matchers = NO_MATCHERS
+        if medium in self._without_media:
+            shape.left_out, shape.matchers = Filtered.MEDIUM, NO_MATCHERS
+        elif self._prefix_only and isinstance(kind, str) and kind not in PREFIX_KINDS:
+            shape.left_out, shape.matchers = Filtered.GROUP, NO_MATCHERS
             if known:
                 self.no_prefix.add(group)
         elif known and medium is not None and 0 < size <= MAX_SIZE:
@@ -301,7 +305,7 @@ class Admission:
                 shape.learn(sizes)
         if weight_of(shape.meta) > MAX_SHARED:
             shape.good = False
-        elif shape.good or shape.left_out:
+        elif shape.good or shape.left_out is not None:
             if len(self.shapes) >= _MAX_SHAPES:
                 self.shapes.clear()
             self.shapes[spelling] = shape
@@ -309,6 +313,8 @@ class Admission:
 
     def _note_medium(self, medium: str | UnsetType | None) -> None:
         key = medium_key(medium)
+        if key in self._without_media:
+            return
         if key is not None:
             self.spoken.add(medium)
         self.media.add(key or UNKNOWN_MEDIUM)

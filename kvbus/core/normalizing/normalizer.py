@@ -67,6 +67,7 @@ class Normalizer:
             pinned=rules.block_size,
             groups=rules.groups,
             max_groups=rules.max_groups,
+            without_media=rules.without_media,
         )
 
     def _begin(

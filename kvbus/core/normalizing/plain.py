@@ -106,8 +106,8 @@ class PlainEvents:
                     shape, match = known, known.matchers[count]
                 tokens = bytes(raw_tokens)
                 if match(tokens) is None or not shape.sizes.quiet:
-                    if shape.left_out and tokens:
-                        admission.count_left_out()
+                    if shape.left_out is not None and tokens:
+                        admission.count_left_out(shape.left_out)
                         continue
                     rest = [event, *events]
                     break

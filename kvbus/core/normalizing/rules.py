@@ -16,6 +16,7 @@ class Rules(msgspec.Struct, frozen=True):
     duplicates: Duplicates = "count"
     groups: Literal["prefix", "all"] = "prefix"
     orphans: Literal["pass", "drop"] = "pass"
+    without_media: frozenset[str] = frozenset()
     clears: Literal["auto", "device", "all"] = "auto"
     max_blocks: int = 20_000_000
     max_groups: int = 64

@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw
 from kvbus.core.blocks.chunk import Meta
 from kvbus.core.blocks.index import MAX_RUN, Table
 from kvbus.core.normalizing.block_size import BlockSizeDetector
+from kvbus.core.types import Filtered
 from kvbus.core.wire.codec import complete
 from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import Matcher, matcher
@@ -76,8 +77,8 @@ class Shape:
         """The medium as it leaves."""
         self.meta = meta
         """With nothing that is only carried."""
-        self.left_out = False
-        """Its group carries no prefixes."""
+        self.left_out: Filtered | None = None
+        """Its group carries no prefixes, or its medium is left out."""
         self.known = False
         """The group is one of those that anything is remembered of."""
         self.good = False

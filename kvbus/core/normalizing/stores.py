@@ -183,14 +183,14 @@ class Stores:
 
     def fits(self, blocks: int, held: int) -> bool:
         """Whether so many blocks and bytes more may be kept; if not, that is counted."""
-        rules, size, left_out = self._rules, self._index.size, self._left_out
+        size, copies = self._index.size, self._left_out.copies
         self.make_room()
-        room = rules.max_blocks - size.blocks - blocks - len(left_out)
-        room_bytes = rules.max_index_bytes - size.at_most - held - left_out.bytes
+        room = self.most_blocks - size.blocks - blocks
+        room_bytes = self.most_bytes - size.at_most - held
         if room >= 0 and (room_bytes >= 0 or room_bytes + size.at_most - size.bytes >= 0):
             return True
-        if left_out.copies.blocks:
-            left_out.copies.forget()
+        if copies.blocks:
+            copies.forget()
             return self.fits(blocks, held)
         self._stats.rejected[Reason.INDEX_FULL] += 1
         return False

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from kvbus.core.types import MAX_HASH_BYTES, Hash, Reason
+from kvbus.core.wire import rfc1527
 from kvbus.core.wire.schema import (
     CARRIED,
     NO_SIZE,
@@ -222,7 +223,7 @@ def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason
     if len(envelope.events) > max_events:
         return Reason.TOO_MANY_EVENTS
     unknown: set[str] = set()
-    batch = Batch(envelope.ts, [], envelope.rank, unknown=unknown, rejects=[])
+    batch = Batch(rfc1527.seconds(envelope.ts), [], envelope.rank, unknown=unknown, rejects=[])
     for raw in envelope.events:
         extras: Extras = {}
         event = _decode_event(raw, extras, unknown)
@@ -277,7 +278,10 @@ def _decode_event(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason
 
 def _lenient_map(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
     fields = _decode_raw_fields(raw)
-    tag = _decode_any(fields.pop("type", b"\xc0"))
+    if "event_type" in fields:
+        tag, fields = rfc1527.translated(fields)
+    else:
+        tag = _decode_any(fields.pop("type", b"\xc0"))
     if not isinstance(tag, str) or tag not in _EVENT_STRUCTS:
         note(unknown, "event", tag)
         return Reason.UNKNOWN_EVENT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -68,7 +69,7 @@ class Translator:
         Raises:
             ValueError: it is none that kvbus writes.
         """
-        batch = decode_batch(payload)
+        batch = decode_batch(payload, sys.maxsize)  # the relay has bounded it
         if isinstance(batch, Reason):
             raise ValueError(f"no batch: {batch}")  # noqa: TRY004 - it is the value that is wrong
         local = [event for event in batch.events if _plain(event, "locality") in _HERE]

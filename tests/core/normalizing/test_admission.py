@@ -20,6 +20,7 @@ def admitting(stats=None, refused=None):
         pinned=None,
         groups="prefix",
         max_groups=4,
+        without_media=frozenset(),
     )
 
 

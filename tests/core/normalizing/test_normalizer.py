@@ -92,13 +92,34 @@ class TestReasons:
         of_limits = {Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS}
         assert {reason for reason, _, _ in REASONS} == set(Reason) - of_messages - of_batches - of_limits
         others = {Filtered.ORPHAN_PASSED, Filtered.ORPHAN_DROPPED, Filtered.OTHER_RANK, Filtered.OLD_EPOCH}
-        others |= {Filtered.INACTIVE, Filtered.COPY_UNSURE, Filtered.COPY_FORGOTTEN}
+        others |= {Filtered.MEDIUM, Filtered.INACTIVE, Filtered.COPY_UNSURE, Filtered.COPY_FORGOTTEN}
         assert {reason for reason, _, _ in FILTERS} == set(Filtered) - others
 
     def test_what_the_engine_sent_is_counted(self):
         bench = Bench()
         bench.feed(store([1]), store([1, 1]), removed([1]), removed([1], medium="HBM"), cleared())
         assert (bench.stats.stored, bench.stats.removed, bench.stats.cleared) == (2, 2, 1)
+
+
+class TestWithoutMedia:
+    """LMCache#5076: blocks on the CPU are announced, and never that one has gone."""
+
+    def test_what_is_stored_there_is_left_out_and_counted(self):
+        bench = Bench(without_media=frozenset({"CPU"}))
+        for n in range(3):
+            out = bench.feed(store([n, n + 10]), store([n, n + 10], medium="cpu"), store([n + 20], medium="DISK"))
+            assert out == plain_all([store([n, n + 10]), store([n + 20], medium="DISK")])
+        assert bench.filtered == {Filtered.MEDIUM: 3}
+        assert bench.stats.stored == 9
+        assert bench.feed(removed([0], medium="CPU")) == []
+        assert bench.filtered[Filtered.UNKNOWN_BLOCK] == 1
+
+    def test_a_clear_is_of_everything_then(self):
+        """The tier that is left out is none that the clear leaves."""
+        bench = Bench(without_media=frozenset({"CPU"}))
+        bench.feed(store([1]), store([1], medium="CPU"), store([2], tokens=[], block_size=0, medium="CPU"))
+        assert bench.feed(cleared()) == plain_all([cleared()])
+        assert bench.normalizer.emptied
 
 
 class TestCopies:

@@ -321,3 +321,19 @@ def test_a_batch_of_one_kind_of_hash_is_decoded_in_one_go_whatever_is_expected(f
     assert batch.uniform
     assert bool(batch.form & 1) == isinstance(block, bytes)  # the form that the next batch is expected in
     assert plain_all(batch.events) == plain_all(decoded(store([block], block), removed([block])).events)
+
+
+def test_salts_as_proposed_for_sglang():
+    """sglang#39991: `extra_keys` with the salt for the first page, beside `cache_salt`; `lora_name` always on the wire."""
+    event = store([1, 2], extra_keys=[["tenant"], None], cache_salt="tenant", lora_name=None)
+    batch = decoded(event)
+    assert batch.uniform
+    assert plain_all(batch.events) == plain_all([event])
+
+
+def test_what_tensorrt_llm_publishes_itself():
+    """TensorRT-LLM#17023: the fields of its structs, without the defaults."""
+    event = store([-1, 2], 5, lora_id=None, lora_name=None, medium="GPU", group_idx=0)
+    batch = decoded(event, removed([-1], group=0), cleared(), rank=3)
+    assert (batch.uniform, batch.canonical, batch.rank) == (True, True, 3)
+    assert plain_all(batch.events) == plain_all([event, removed([-1], group=0), cleared()])

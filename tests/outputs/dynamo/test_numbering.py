@@ -23,7 +23,7 @@ def messages(data: bytes) -> list[list[bytes]]:
     """What is on the wire."""
     reader = FrameReader(bytearray(data), commands=True)
     found: list[list[bytes]] = [[]]
-    while (frame := reader.next_frame(2**20)) is not None:
+    while (frame := reader.next_frame(2**30)) is not None:
         found[-1].append(frame.body)
         if not frame.more:
             found.append([])
@@ -164,6 +164,12 @@ def test_events_about_blocks_elsewhere_are_left_out_and_counted() -> None:
     events = unwrapped(frames)[2]
     assert [event["event"]["data"]["stored"]["blocks"][0]["block_hash"] for event in events] == [2, 3]
     assert left_out == [1]
+
+
+def test_a_batch_may_be_as_large_as_the_limits_let_it() -> None:
+    batch = payload(*[removed([1])] * 70_000)
+    (frames,) = messages(Numbering(5, 7, 3, print).connection().rewrite(encode_message((b"", bytes(8), batch))))
+    assert len(unwrapped(frames)[2]) == 70_000
 
 
 def test_every_tier_has_its_name() -> None:

@@ -563,3 +563,25 @@ def test_cancelling_while_a_snapshot_is_decoded_loses_nothing(loops, monkeypatch
                 assert [list(event.block_hashes) for event in stored] == [[block] for block in range(50)]
 
     loops(main)
+
+
+async def test_a_hole_is_one_topics() -> None:
+    async with Subscriber("tcp://127.0.0.1:1", by_topic=True) as subscriber:
+        payload = encode_batch([], 0.0, 0)
+        subscriber.on_live([b"b", bytes(8), payload])
+        subscriber.on_connection(up=True)
+        for name, seq in ((b"a", 5), (b"b", 1), (b"a", 6), (b"a", 9), (b"b", 2)):
+            subscriber.on_live([name, seq.to_bytes(8, "big"), payload])
+        updates = [await subscriber.receive() for _ in range(subscriber.pending)]
+        seen = [(update.topic, update.seq) for update in updates if isinstance(update, Received)]
+        assert seen == [(b"b", 0), (b"a", 5), (b"b", 1), (b"a", 6), (b"a", 9), (b"b", 2)]
+        (lost,) = (update for update in updates if isinstance(update, Lost))
+        assert (lost.topic, lost.first, lost.last) == (b"a", 7, 8)
+        assert {update.topic for update in updates if isinstance(update, Gap)} <= {b"a"}
+        subscriber.on_connection(up=False)
+        assert (subscriber.epoch, subscriber.duplicates) == (0, 0)
+
+
+def test_a_replay_is_of_one_stream() -> None:
+    with pytest.raises(ValueError, match="by_topic goes without them"):
+        Subscriber("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", by_topic=True)

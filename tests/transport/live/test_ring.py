@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvbus.transport.live.ring import Entry, Ring
+from kvbus.transport.live.ring import OVERHEAD, Entry, Ring, Share
 
 
 def ring_of(count, *, max_batches=100, max_bytes=10**6, size=10):
@@ -67,3 +67,50 @@ def test_events_from_a_position_on():
     ring = ring_of(5)
     ring.trim(1)
     assert [ring.events_from(position) for position in (1, 4, 5)] == [10, 4, 0]
+
+
+def shared(share, count, size=10):
+    ring = Ring(100, 1, share)
+
+    def give_up():
+        dropped.append(ring.pop())
+
+    dropped: list[Entry] = []
+    ring.give_up = give_up
+    for i in range(count):
+        ring.append(Entry(bytes(size), i, float(i)))
+    return ring, dropped
+
+
+def test_rings_that_share_their_bytes_let_go_of_the_oldest_entry_of_all():
+    share = Share(4 * (10 + OVERHEAD))
+    one, from_one = shared(share, 3)
+    two, from_two = shared(share, 3)
+    assert one.overflow() is two.overflow() is None
+    assert (share.entries, share.bytes) == (6, 6 * (10 + OVERHEAD))
+    share.make_room()
+    assert (one.first, two.first, len(from_one), len(from_two)) == (2, 0, 2, 0)
+    one.trim(3)
+    two.append(Entry(bytes(10), 0, 0.0))
+    two.append(Entry(bytes(10), 0, 0.0))
+    share.make_room()
+    assert (two.first, two.end, len(from_two), share.entries) == (1, 5, 1, 4)
+
+
+def test_one_entry_is_kept_whatever_its_size():
+    share = Share(1)
+    one, _ = shared(share, 1, 1000)
+    two, _ = shared(share, 1, 1000)
+    share.make_room()
+    assert (one.first, two.first, share.entries) == (1, 0, 1)
+
+
+def test_what_is_gone_is_not_remembered_for_long():
+    share = Share(10**9)
+    ring, _ = shared(share, 1)
+    other, _ = shared(share, 0)
+    for _ in range(10_000):
+        other.append(Entry(b"x", 0, 0.0))
+        other.trim(other.end)
+    assert len(share._order) < 300  # noqa: SLF001 - memory that nothing else shows
+    assert (ring.first, share.entries) == (0, 1)

@@ -188,3 +188,59 @@ async def test_a_state_that_nobody_takes_has_no_place():
     async with bench() as b:
         b.transfers.begin([])
         assert len(b.transfers) == 0
+
+
+@on_its_own_clock
+async def test_streams_share_the_places_and_a_router_gets_one_state_at_a_time():
+    async with bench() as b:
+        peers: list[Any] = [SimpleNamespace(id=i, acknowledged_bytes=0, writable=True) for i in range(2)]
+        routers = [[Router(peer, stream) for peer in peers] for stream in range(3)]
+        for both in routers:
+            for router in both:
+                b.transfers.want(router)
+        await asyncio.sleep(1.0)
+        assert b.asked == [(0, 1)]  # of the first stream
+        b.transfers.forget(routers[0][0])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert b.asked == [(0, 1), (0,)]
+        assert len(b.transfers) == 5
+        peers[1].writable = False
+        b.transfers.forget(routers[0][1])
+        await asyncio.sleep(1.0)
+        assert b.asked == [(0, 1), (0,)]
+        peers[1].writable = True
+        b.transfers.look_again()
+        assert b.asked == [(0, 1), (0,), (1,)]
+
+
+@on_its_own_clock
+async def test_a_slow_router_is_slow_on_every_stream():
+    async with bench() as b:
+        peer: Any = SimpleNamespace(id=1, acknowledged_bytes=0, writable=True)
+        first, second = Router(peer, 0), Router(peer, 1)
+        b.transfers.want(first)
+        b.transfers.want(second)
+        for _ in range(round(SLOW_AFTER) + 2):
+            peer.acknowledged_bytes += 1
+            await asyncio.sleep(1.0)
+        assert (first.slow, second.slow) == (True, True)
+        b.transfers.look_again()
+        assert b.asked == [(1,)]
+        b.transfers.close()
+        b.transfers.look_again()
+        assert b.asked == [(1,)]
+
+
+@on_its_own_clock
+async def test_a_place_that_becomes_free_at_the_end_is_nobodys():
+    async with bench() as b:
+        peer: Any = SimpleNamespace(id=1, acknowledged_bytes=0, writable=True)
+        first, second = Router(peer, 0), Router(peer, 1)
+        b.transfers.want(first)
+        b.transfers.want(second)
+        await asyncio.sleep(1.0)
+        b.transfers.forget(first)
+        b.transfers.close()
+        await asyncio.sleep(1.0)
+        assert b.asked == [(1,)]

@@ -63,6 +63,12 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- if include "kvbus.curveSecretName" . }}
 - {name: kvbus-curve, mountPath: /etc/kvbus-curve, readOnly: true}
 {{- end }}
+{{- range $mount, $secret := include "kvbus.httpSecrets" . | fromJson }}
+- {name: kvbus-http-{{ $mount }}, mountPath: /etc/kvbus-http/{{ $mount }}, readOnly: true}
+{{- end }}
+{{- if .Values.kvbus.http.tokenReview }}
+- {name: kvbus-account, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end }}
 {{- with .Values.kvbus.volumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -90,9 +96,32 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
   # kvbus refuses a key that others may read; it is in the pod's fsGroup
   secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
+{{- range $mount, $secret := include "kvbus.httpSecrets" . | fromJson }}
+- name: kvbus-http-{{ $mount }}
+  secret: {secretName: {{ $secret }}, defaultMode: 0440}
+{{- end }}
+{{- if .Values.kvbus.http.tokenReview }}
+- name: kvbus-account
+  # of kvbus alone: the engine beside it gets no token
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3600}
+      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+{{- end }}
 {{- with .Values.kvbus.volumes }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{- /* The Secrets of kvbus.http by the names of their mounts, as JSON. */ -}}
+{{- define "kvbus.httpSecrets" -}}
+{{- $found := dict -}}
+{{- range $mount, $value := dict "tls" "tlsSecret" "clients" "clientCaSecret" "tokens" "tokensSecret" -}}
+{{- with get $.Values.kvbus.http $value -}}
+{{- $_ := set $found $mount . -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $found -}}
 {{- end -}}
 
 {{- /* Name of what belongs to kvbus in this release. */ -}}

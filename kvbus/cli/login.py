@@ -1,0 +1,72 @@
+"""Options of commands that ask a bus over HTTP: a token, and the authority of its certificate."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kvbus.cli.until import say
+from kvbus.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvbus.asking import Login
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_TOKEN = "--http-token-file"
+_CA = "--http-ca"
+
+
+def login_options(function: F) -> F:
+    """Add the options ``http_token_file`` and ``http_ca`` to a command, for `login`."""
+    for option in (
+        click.option(
+            _CA,
+            type=click.Path(path_type=Path),
+            envvar="KVBUS_CA_FILE",
+            metavar="FILE",
+            help="Authorities of the bus's certificate, for https (also: KVBUS_CA_FILE).  [default: the system's]",
+        ),
+        click.option(
+            _TOKEN,
+            type=click.Path(path_type=Path),
+            envvar="KVBUS_TOKEN_FILE",
+            metavar="FILE",
+            help="A bearer token that the bus knows (also: KVBUS_TOKEN_FILE).",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def login(url: str, token_file: Path | None, ca: Path | None) -> Login:
+    """Read the files of a command's options.
+
+    Raises:
+        ConfigError: one cannot be used.
+    """
+    # imported on use: both bring more
+    from kvbus.asking import Login  # noqa: PLC0415
+    from kvbus.transport.curve import KeyFileError, read_file  # noqa: PLC0415
+
+    token, context = "", None
+    if token_file is not None:
+        try:
+            token = read_file(token_file)[0].strip()
+        except KeyFileError as error:
+            raise ConfigError([Problem(_TOKEN, str(error), str(token_file))]) from error
+        if not token or not token.isascii() or not token.isprintable():
+            raise ConfigError([Problem(_TOKEN, "holds no token, which is one line of text", str(token_file))])
+        if url.startswith("http://") and not url.startswith(("http://127.", "http://localhost", "http://[::1]")):
+            say("note: without https the token goes over the network in clear")
+    if ca is not None:
+        try:
+            context = ssl.create_default_context(cafile=ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError([Problem(_CA, f"holds no certificate ({error.strerror or error})", str(ca))]) from error
+    return Login(token, context)

@@ -1,0 +1,71 @@
+"""What a configuration opens to whom, in a sentence each: said by ``kvbus check``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvbus.config.endpoints import is_loopback, parse_endpoint
+from kvbus.config.models import Config
+
+
+def exposure(config: Config) -> list[str]:
+    """A sentence for HTTP, for each output, and for each source that listens."""
+    return [*_http(config), *_outputs(config), *_sources(config)]
+
+
+def _http(config: Config) -> Iterator[str]:
+    address = config.http_address
+    if address is None:
+        yield "http: nobody reads anything, there is no port"
+        return
+    local = is_loopback(address[0])
+    around = "this machine" if local else "whoever reaches it"
+    principals = [
+        text
+        for text, given in (
+            (f"a token of {config.http_tokens_file}", config.http_tokens_file),
+            (f"a client certificate of {config.http_client_ca_file}", config.http_client_ca_file),
+            (f"a service account's token for {config.http_token_review}", config.http_token_review),
+        )
+        if given is not None
+    ]
+    whoever = f" and whoever has {' or '.join(principals)}" if principals else ""
+    everything, others = "the rest", ""
+    if config.http_open == "probes":
+        everything = "the probes and the page's files"
+        others = "; the rest for those who may read token ids, and tokens for status"
+    yield (
+        f"http {config.http}: token ids and hashes for programs on this machine{whoever}; {everything} for {around}"
+        f"{others}"
+    )
+    if principals and not local and config.http_tls_certificate_file is None:
+        yield f"http {config.http}: tokens and token ids cross the network in clear without http_tls_certificate_file"
+    if config.http_token_review is not None and not config.http_access_review:
+        yield (
+            f"http {config.http}: every pod of the cluster can get itself a token for {config.http_token_review}; "
+            "http_access_review: true asks for the right, too"
+        )
+
+
+def _outputs(config: Config) -> Iterator[str]:
+    for i, output in enumerate(config.outputs):
+        endpoints = [each for each in (output.endpoint, output.replay_endpoint, output.snapshot_endpoint) if each]
+        reached = [each for each in endpoints if not parse_endpoint(each).is_loopback]
+        at = ", ".join(reached or endpoints)
+        if output.curve_secret_key_file is not None:
+            yield f"outputs[{i}] {output.name}: token ids for those whose key it knows, encrypted ({at})"
+        elif reached:
+            yield f"outputs[{i}] {output.name}: token ids for whoever reaches it, in clear ({at})"
+        else:
+            yield f"outputs[{i}] {output.name}: token ids for programs on this machine ({at})"
+
+
+def _sources(config: Config) -> Iterator[str]:
+    for i, source in enumerate(config.sources):
+        if not source.bind:
+            continue
+        if source.curve_secret_key_file is not None:
+            who = "those whose key it knows"
+        else:
+            who = "programs on this machine" if parse_endpoint(source.endpoint).is_loopback else "whoever reaches it"
+        yield f"sources[{i}] {source.name}: {who} may publish as this engine ({source.endpoint})"

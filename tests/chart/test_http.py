@@ -1,0 +1,84 @@
+"""Who reads over HTTP: Secrets, the scheme of probes and monitors, and the right to have tokens reviewed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chart.charts import load, render
+
+ALL: dict[str, Any] = {
+    "tlsSecret": "a-tls",
+    "clientCaSecret": "a-clients",
+    "tokensSecret": "a-tokens",
+    "tokenReview": "kvbus",
+    "open": "probes",
+}
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+def test_without_secrets_it_is_as_before() -> None:
+    release = render({})
+    assert {release.kvbus[probe]["httpGet"].get("scheme") for probe in PROBES} == {None}
+    assert not release.all("ClusterRoleBinding")
+    assert not any(
+        volume["name"].startswith(("kvbus-http", "kvbus-account")) for volume in release.pod["spec"]["volumes"]
+    )
+
+
+def test_secrets_are_mounted_where_the_configuration_says() -> None:
+    release = render({"kvbus": {"http": ALL}})
+    config, mounts = (
+        load(release.one("ConfigMap")["data"]["kvbus.yaml"]),
+        {each["name"]: each["mountPath"] for each in release.kvbus["volumeMounts"]},
+    )
+    volumes = {each["name"]: each for each in release.pod["spec"]["volumes"]}
+    for name, secret, key, file in (
+        ("kvbus-http-tls", "a-tls", "http_tls_certificate_file", "tls.crt"),
+        ("kvbus-http-tls", "a-tls", "http_tls_key_file", "tls.key"),
+        ("kvbus-http-clients", "a-clients", "http_client_ca_file", "ca.crt"),
+        ("kvbus-http-tokens", "a-tokens", "http_tokens_file", "tokens"),
+    ):
+        assert config[key] == f"{mounts[name]}/{file}"
+        assert volumes[name]["secret"] == {"secretName": secret, "defaultMode": 0o440}
+    assert (config["http_open"], config["http_token_review"]) == ("probes", "kvbus")
+
+
+def test_probes_and_monitors_speak_tls_where_kvbus_does() -> None:
+    given = {"enabled": True, "endpoint": {"tlsConfig": {"insecureSkipVerify": True}}}
+    for http in ({"http": ALL}, {"config": {"http_tls_certificate_file": "/c", "http_tls_key_file": "/k"}}):
+        for monitor, kind, endpoints in (
+            ("podMonitor", "PodMonitor", "podMetricsEndpoints"),
+            ("serviceMonitor", "ServiceMonitor", "endpoints"),
+        ):
+            release = render({"kvbus": http, "monitoring": {monitor: given}})
+            assert {release.kvbus[probe]["httpGet"]["scheme"] for probe in PROBES} == {"HTTPS"}
+            (endpoint,) = release.one(kind)["spec"][endpoints]
+            assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
+            assert "https://localhost:9477/sources" in release.notes
+
+
+def test_kvbus_alone_gets_a_token_to_have_others_reviewed() -> None:
+    release = render({"kvbus": {"http": {"tokenReview": "kvbus"}}})
+    binding = release.one("ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == "system:auth-delegator"
+    account = release.one("ServiceAccount")["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "ns"}]
+    assert release.pod["spec"]["automountServiceAccountToken"] is False
+    path = "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert path in {each["mountPath"] for each in release.kvbus["volumeMounts"]}
+    assert path not in {each["mountPath"] for each in release.engine["volumeMounts"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "wrong"),
+    [
+        ({"http": {"clientCaSecret": "a"}}, "kvbus.http.clientCaSecret needs kvbus.http.tlsSecret"),
+        ({"http": {"tokensSecret": "a"}, "config": {"http_tokens_file": "/t"}}, "follows from kvbus.http.tokensSecret"),
+        ({"config": {"http_open": "probes"}}, "set kvbus.http.open"),
+    ],
+)
+def test_contradictions_are_refused(values: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(Exception, match=wrong):
+        render({"kvbus": values})

@@ -1,0 +1,99 @@
+"""Mooncake's RFC 1527 maps, in the order and with the nulls that the publisher of its master writes."""
+
+import pytest
+
+from kvbus.core.types import Filtered, Reason
+from kvbus.core.wire.codec import Batch, decode
+from tests.core.dsl import Bench
+from tests.doubles.payloads import cleared, pack, plain_all, removed, store, tokens_of
+
+MS = 1_763_000_000_123
+
+
+def event(kind, *, legacy=True, **more):
+    """One event of a pool; ``more`` is what an engine knows beside."""
+    said = {"event_id": 7, "timestamp": MS, "event_type": kind}
+    if legacy:
+        said["type"] = {"stored": "BlockStored", "removed": "BlockRemoved"}.get(kind, "AllBlocksCleared")
+    said |= {"model_name": None, "block_size": None, "additional_salt": None, "lora_name": None, "tenant_id": "default"}
+    said |= {"backend_id": "node-1", "medium": "cpu", "dp_rank": 0}
+    if kind != "cleared":
+        said |= {"seq_hashes": [1], "base_block_idx": None}
+    if kind == "stored":
+        said |= {"parent_hash": None, "token_ids": None}
+    if legacy and kind != "cleared":
+        said |= {"block_hashes": [1], "parent_block_hash": None}
+    return said | more
+
+
+def batch(*events):
+    return pack([MS, list(events), None])
+
+
+def known(**more):
+    """A store of an engine that knows its tokens."""
+    fields = {"seq_hashes": [1, 2], "token_ids": tokens_of(1) + tokens_of(2), "block_size": 16, "medium": "gpu"}
+    return event("stored", legacy=False, base_block_idx=4, parent_hash=9, **fields | more)
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_what_a_pool_says(legacy):
+    found = decode(batch(*(event(kind, legacy=legacy) for kind in ("stored", "removed", "cleared"))))
+    assert isinstance(found, Batch)
+    assert found.ts == MS / 1000
+    assert (found.rejects, found.unknown, found.extras) == ([], set(), None)
+    stored = store([1], tokens=[], block_size=0, medium="cpu")
+    assert plain_all(found.events) == plain_all([stored, removed([1], medium="cpu"), cleared()])
+
+
+def test_blocks_of_which_nobody_knows_the_tokens_are_counted():
+    bench = Bench()
+    assert bench.feed(raw=batch(event("stored"))) == []
+    assert bench.filtered == {Filtered.TOKENLESS: 1}
+    assert bench.rejected == {}
+
+
+def test_what_an_engine_says_is_what_vllm_would_say():
+    bench = Bench()
+    assert bench.feed(raw=batch(known())) == plain_all([store([1, 2], 9)])
+    assert bench.feed(raw=batch(event("stored"))) == plain_all([store([1], 9, medium="CPU")])
+    assert bench.feed(raw=batch(event("removed", medium="gpu"))) == plain_all([removed([1])])
+    assert bench.live == {1, 2}
+    assert bench.feed(raw=batch(event("cleared"), event("cleared"))) == plain_all([cleared()])
+
+
+def test_adapter_and_salt():
+    found = decode(batch(known(lora_name="a", additional_salt="s")))
+    assert isinstance(found, Batch)
+    assert plain_all(found.events) == plain_all([store([1, 2], 9, lora_name="a", cache_salt="s", medium="gpu")])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"event_type": "updated"}, Reason.UNKNOWN_EVENT),
+        ({"event_type": None}, Reason.UNKNOWN_EVENT),
+        ({"seq_hashes": 5}, Reason.WRONG_TYPE),
+        ({"seq_hashes": ["x"]}, Reason.HASH_KIND),
+        ({"block_size": "x"}, Reason.WRONG_TYPE),
+        ({"medium": 5}, Reason.WRONG_TYPE),
+    ],
+)
+def test_what_is_wrong_is_refused_and_costs_nothing_else(wrong, reason):
+    found = decode(batch(known(), known() | wrong, event("removed")))
+    assert isinstance(found, Batch)
+    assert found.rejects == [reason]
+    assert len(found.events) == 2
+
+
+def test_a_field_that_nobody_knows_is_carried_and_named():
+    found = decode(batch(known(later=1)))
+    assert isinstance(found, Batch)
+    assert found.unknown == {"field of BlockStored later"}
+    assert found.extras is not None
+
+
+def test_times_in_seconds_stay():
+    found = decode(pack([1.5, [known()], 0]))
+    assert isinstance(found, Batch)
+    assert found.ts == 1.5
