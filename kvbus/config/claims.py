@@ -1,0 +1,130 @@
+"""Addresses that cannot be: two listeners at one, ports past the last one, and wildcards to connect to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvbus.config.endpoints import MAX_PORT, Address, parse_endpoint
+from kvbus.config.paths import Path, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kvbus.config.findings import Findings
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """An address with a listener: kvbus itself, or the peer that kvbus connects to."""
+
+    key: Path
+    who: str
+    address: Address
+    ours: bool
+
+    def collides(self, other: _Claim) -> bool:
+        mine, theirs = self.address, other.address
+        if mine.port != theirs.port:
+            return False
+        if mine.host == theirs.host:
+            return True
+        # A wildcard takes the port on every interface. It collides with a peer only if the peer is on this machine.
+        return (mine.is_wildcard and (other.ours or theirs.is_loopback)) or (
+            theirs.is_wildcard and (self.ours or mine.is_loopback)
+        )
+
+
+def wildcards(found: Findings) -> None:
+    """Refuse ``*`` where kvbus connects, because it names no peer."""
+    connected: list[tuple[Path, str | None]] = []
+    for i, source in enumerate(found.config.sources):
+        if source.discover is not None:
+            continue
+        if not source.bind and found.sound(("sources", i, "bind")):
+            connected.append((("sources", i, "endpoint"), source.endpoint))
+        connected.append((("sources", i, "replay_endpoint"), source.replay_endpoint))
+        connected.append((("sources", i, "snapshot_endpoint"), source.snapshot_endpoint))
+    for i, output in enumerate(found.config.outputs):
+        if not output.bind and found.sound(("outputs", i, "bind")):
+            connected.append((("outputs", i, "endpoint"), output.endpoint))
+    for key, endpoint in connected:
+        if endpoint is not None and found.sound(key) and parse_endpoint(endpoint).is_wildcard:
+            name = key[-1]
+            only = ", or set bind: true" if name == "endpoint" else ""
+            example = f"{name}: tcp://127.0.0.1:{parse_endpoint(endpoint).port}"
+            found.report(
+                key,
+                f"kvbus connects to it, so it must name a host{only}",
+                value=endpoint,
+                example=example,
+            )
+
+
+def ports(found: Findings) -> None:
+    """Refuse two listeners at one address, ranks and streams counted."""
+    by_port: dict[tuple[int, str], list[_Claim]] = {}
+    reported: set[tuple[Path, Path]] = set()
+    for claim in _claims(found):
+        address = claim.address
+        same = by_port.setdefault((address.port, address.host if address.is_ipc else ""), [])
+        for other in same:
+            pair = (other.key, claim.key)
+            if pair in reported or not claim.collides(other):
+                continue
+            reported.add(pair)
+            where = f"ipc://{address.host}" if address.is_ipc else f"port {address.port}"
+            wrong = f"{where} ({claim.who}) is taken by {show(other.key)} ({other.who})"
+            found.report(claim.key, wrong, value=found.value(claim.key), example=_free(found, claim.key))
+        same.append(claim)
+
+
+def _claims(found: Findings) -> Iterable[_Claim]:
+    config = found.config
+    for i, source in enumerate(config.sources):
+        ranks = source.data_parallel_size
+        if source.discover is None and found.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
+            for name, ours in (("endpoint", source.bind), ("replay_endpoint", False), ("snapshot_endpoint", False)):
+                yield from _run(found, ("sources", i, name), range(ranks), "rank", ours=ours)
+    slots = [slot for _, _, slot in config.slots()] if found.streams_sound() else [0]
+    for i, output in enumerate(config.outputs):
+        if not found.sound(("outputs", i, "layout"), ("outputs", i, "bind")):
+            continue
+        several = output.layout == "per_source"
+        for name in ("endpoint", "replay_endpoint", "snapshot_endpoint"):
+            if name != "endpoint" or output.bind:
+                yield from _run(found, ("outputs", i, name), slots if several else [0], "stream", ours=True)
+    address = config.http_address
+    if address is not None and address[1] != 0 and found.sound(("http",)):
+        host = "127.0.0.1" if address[0] == "localhost" else address[0]
+        yield _Claim(("http",), "HTTP", Address(host, address[1]), ours=True)
+
+
+def _run(found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours: bool) -> Iterable[_Claim]:
+    """Yield the claims of one endpoint key: one for each rank or stream."""
+    endpoint = found.value(key)
+    if endpoint is None or not found.sound(key):
+        return
+    base = parse_endpoint(endpoint)
+    last = max(numbers, default=0)
+    if not base.is_ipc and base.port + last > MAX_PORT:
+        wrong = f"{unit} {last} would be at port {base.port + last}, the last one is {MAX_PORT}"
+        found.report(key, wrong, value=endpoint, example=f"{key[-1]}: {endpoint.rpartition(':')[0]}:5557")
+        return
+    for n in numbers:
+        who = f"{unit} {n}" if len(numbers) > 1 else str(key[0])[:-1]
+        if base.is_ipc:
+            path = base.host.replace("{rank}", str(n)) if "{rank}" in base.host or n == 0 else f"{base.host}-{n}"
+            yield _Claim(key, who, Address(path, 0), ours)
+        else:
+            yield _Claim(key, who, Address(base.host, base.port + n), ours)
+
+
+def _free(found: Findings, key: Path) -> str | None:
+    """Return an example of the same key with another port."""
+    value = found.value(key) or ""
+    head, _, tail = value.rpartition(":")
+    if value.startswith("ipc://") or not tail.isdigit():
+        return f"{key[-1]}: {value}-other"
+    port = int(tail)
+    return f"{key[-1]}: {head}:{port + 100 if port + 200 < MAX_PORT else port - 200}"

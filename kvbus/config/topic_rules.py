@@ -1,0 +1,114 @@
+"""Topics that the routers of a profile cannot read, or that cannot tell streams from each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvbus.config import topics
+from kvbus.config.models import render_topic
+from kvbus.config.paths import Path, show
+from kvbus.config.problems import shown
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.errors import Problem
+
+if TYPE_CHECKING:
+    from kvbus.config.findings import Findings
+
+_LLM_D_PARTS: Final = 3
+_NOT_BY_TOPIC: Final = {
+    "aibrix": "know a worker by its connection, and need one for each",
+    "vllm-router": "take batches without a topic alone",
+    "smg": "keep one seq for each connection",
+}
+"""Profiles whose routers cannot read several streams on one connection, and why."""
+
+
+def templates(found: Findings) -> None:
+    """Refuse topics that the routers of a profile cannot read, and those that need a model that is not known."""
+    for i, output in enumerate(found.config.outputs):
+        key: Path = ("outputs", i, "topic")
+        if not found.sound(key):
+            continue
+        takes = PROFILES[output.profile].topics if found.sound((*key[:-1], "profile")) else "any"
+        llm_d = takes == "pod and model"
+        if takes == "empty" and output.topic:
+            wrong = f"profile {output.profile} takes batches without a topic alone"
+            found.report(key, wrong, value=output.topic, example="topic: null")
+        elif output.topic is None:
+            if llm_d:
+                _llm_d_own(found, key)
+        elif "model" in topics.fields(output.topic) and not found.config.model:
+            if found.sound(("model",)):
+                example = "model: Qwen/Qwen3-32B"
+                found.report(("model",), f"{show(key)} uses {{model}}", value=found.config.model, example=example)
+        elif llm_d and found.sound(("worker",), ("model",)):
+            # one rendering stands for all: neither a source's name nor a rank can have an @
+            model, worker = found.config.model or "", found.config.worker
+            text = topics.render(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
+            if not _names_pod_and_model(text):
+                _llm_d(found, key, f"this renders to {text!r}")
+
+
+def one_topic_each(found: Findings) -> None:
+    """Refuse ``layout: per_topic`` where streams cannot be told from each other, or a late router is lost."""
+    for i, output in enumerate(found.config.outputs):
+        at: Path = ("outputs", i)
+        if output.layout != "per_topic" or not found.sound((*at, "layout")):
+            continue
+        for name in ("replay_endpoint", "snapshot_endpoint"):
+            if getattr(output, name) is not None and found.sound((*at, name)):
+                wrong = "a request names no topic, so with layout: per_topic nobody knows which stream is asked for"
+                found.report((*at, name), wrong, value=getattr(output, name), example=f"{name}: null")
+        if output.on_subscribe != "state" and found.sound((*at, "on_subscribe")):
+            wrong = "with layout: per_topic there is no replay, so a router needs the state"
+            found.report((*at, "on_subscribe"), wrong, value=output.on_subscribe, example="on_subscribe: state")
+        reads = _NOT_BY_TOPIC.get(output.profile)
+        if reads is not None and found.sound((*at, "profile")):
+            wrong = f"routers of profile {output.profile} {reads}"
+            found.report((*at, "layout"), wrong, value=output.layout, example="layout: merged")
+        elif found.sound((*at, "topic")):
+            _topic_of_each(found, (*at, "topic"), output.topic)
+
+
+def _topic_of_each(found: Findings, key: Path, template: str | None) -> None:
+    """Refuse a template that is the same for two streams."""
+    if not found.streams_sound() or not found.sound(("worker",), ("model",)):
+        return
+    several_ranks = any(source.data_parallel_size > 1 for source in found.config.sources)
+    example = 'topic: "kv@{source}' + (".{rank}" if several_ranks else "") + '@{model}"'
+    used = set() if template is None else topics.fields(template)
+    for needed in ("source", "rank") if several_ranks else ("source",):
+        if template is None or needed not in used:
+            wrong = f"with layout: per_topic each stream needs a topic of its own, by {{{needed}}} in it"
+            found.report(key, wrong, value=template, example=example)
+            return
+    first: dict[bytes, str] = {}
+    for stream in found.config.streams():
+        topic = render_topic(template or "", stream, found.config)
+        other = first.setdefault(topic, stream.label)
+        if other != stream.label:
+            wrong = f"{other} and {stream.label} would both have the topic {topic.decode()!r}"
+            found.report(key, wrong, value=template, example=example)
+            return
+
+
+def _llm_d_own(found: Findings, key: Path) -> None:
+    """Refuse the sources' own topics where they are known only once the engine publishes."""
+    for i, source in enumerate(found.config.sources):
+        prefix: Path = ("sources", i, "topic")
+        if found.sound(prefix) and not _names_pod_and_model(source.topic):
+            _llm_d(found, key, f"null is the source's own, and {show(prefix)} is {source.topic!r}")
+            return
+
+
+def _llm_d(found: Findings, key: Path, instead: str) -> None:
+    profile = found.value((*key[:-1], "profile"))
+    wrong = f"profile {profile} needs exactly three parts, kv@POD@MODEL; {instead}"
+    value = shown(found.value(key))
+    found.problems.append(Problem(show(key), wrong, value, 'topic: "kv@{worker}@{model}"', found.origins.get(key)))
+
+
+def _names_pod_and_model(topic: str) -> bool:
+    """Whether llm-d's router, which listens to ``kv@``, finds a pod and a model in a topic."""
+    parts = topic.split("@")
+    return len(parts) == _LLM_D_PARTS and parts[0] == "kv" and all(parts)

@@ -1,0 +1,7 @@
+"""A configuration as text."""
+
+from __future__ import annotations
+
+
+def text_of(sources: str, outputs: str, more: str = "") -> str:
+    return f"sources: {sources}\noutputs: {outputs}\n{more}"
