@@ -52,12 +52,12 @@ def _outputs(config: Config) -> Iterator[str]:
         endpoints = [each for each in (output.endpoint, output.replay_endpoint, output.snapshot_endpoint) if each]
         reached = [each for each in endpoints if not parse_endpoint(each).is_loopback]
         at = ", ".join(reached or endpoints)
+        what = "token ids" if output.token_ids == "keep" else "block hashes"
         if output.curve_secret_key_file is not None:
-            yield f"outputs[{i}] {output.name}: token ids for those whose key it knows, encrypted ({at})"
-        elif reached:
-            yield f"outputs[{i}] {output.name}: token ids for whoever reaches it, in clear ({at})"
+            who = "those whose key it knows, encrypted"
         else:
-            yield f"outputs[{i}] {output.name}: token ids for programs on this machine ({at})"
+            who = "whoever reaches it, in clear" if reached else "programs on this machine"
+        yield f"outputs[{i}] {output.name}: {what} for {who} ({at})"
 
 
 def _sources(config: Config) -> Iterator[str]:

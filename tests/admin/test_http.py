@@ -130,6 +130,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             "endpoint": client.bus.engine,
             "replay_endpoint": client.bus.engine_replay,
             "state": "connecting",
+            "found": None,
             "partial": False,
             "partial_since": None,
             "partial_reason": None,

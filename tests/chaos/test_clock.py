@@ -18,6 +18,7 @@ READS = {
     "daemon/seq_reservation.py": "how far ahead a damaged numbering goes on: further than the last time",
     "daemon/generations.py": "the name of files that are moved aside",
     "outputs/dynamo/files.py": "whether somebody still touches the record of a worker",
+    "transport/live/hub.py": "the same where all streams have one endpoint",
     "transport/live/views.py": "since when a router is connected, as people are shown",
 }
 PEERS = ("sim/", "demo/", "cli/", "capture/", "doctor/", "telemetry/logs.py")

@@ -60,6 +60,7 @@ def test_http(settings: dict[str, Any], sentences: list[str]) -> None:
             "token ids for whoever reaches it, in clear (tcp://*:1)",
         ),
         ({"endpoint": "tcp://*:1", **CURVE}, "token ids for those whose key it knows, encrypted (tcp://*:1)"),
+        ({"endpoint": "tcp://*:1", "token_ids": "drop"}, "block hashes for whoever reaches it, in clear (tcp://*:1)"),
     ],
 )
 def test_an_output(output: dict[str, Any], sentence: str) -> None:

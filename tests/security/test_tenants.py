@@ -489,3 +489,29 @@ async def dials(bus: Bus, pair: Pair, keys: Keys, label: str, port: int, *, let_
     finally:
         publisher.close(0)
         context.destroy(0)
+
+
+async def test_rights_that_change_while_kvbus_is_down_begin_at_numbers_that_nobody_has_seen(
+    keys: Keys, tmp_path: Any
+) -> None:
+    """Also where both views are there before and after: the numbers of the other one may be lower."""
+    settings: dict[str, Any] = {"state_dir": str(tmp_path / "state"), "key_reload_interval": 0}
+    async with running_bus(output=keys.output, **settings) as bus:
+        source = {"endpoint": bus.engine, "replay_endpoint": bus.engine_replay}
+        out = {"endpoint": bus.out, "replay_endpoint": bus.out_replay}
+        async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as publisher:
+            await publisher.wait_for_subscriber(60)
+            engine = Engine(publisher)
+            engine.store("b")
+            for _ in range(20):
+                engine.store("a", 1)
+            await relayed(bus, engine)
+            with Tenant(bus, keys, "a") as a:
+                await a.holds(engine.of("a"))
+                await bus.daemon.close(drain=0)
+                keys.write(a="salts=b", b="salts=a", all="")
+                async with running_bus(output=keys.output | out, source=source, **settings) as again:
+                    assert not again.daemon.restored
+                    await a.holds(engine.of("b"))
+                    engine.store("b")
+                    await a.holds(engine.of("b"))

@@ -49,7 +49,7 @@ class LeftOut:
     @property
     def media(self) -> set[str]:
         """Every medium that something is left out on."""
-        return {*self.tails.media_names} | {medium for _, medium in self.coarse}
+        return {*self.tails.media_names, *self.copies.unsure.media_names} | {medium for _, medium in self.coarse}
 
     def new(self, key: TableKey, hashes: Sequence[Hash], treatment: Treatment) -> int:
         """How many of these blocks, coarse ones or a tail, are not remembered yet."""

@@ -120,6 +120,15 @@ def test_a_clear_is_of_what_is_unsure_too(bench):
     assert bench.normalizer.dump()["each"] == []
 
 
+def test_a_clear_of_the_device_leaves_what_is_unsure_elsewhere():
+    """However many clears come, and whether anything is live there or not."""
+    bench = Bench(duplicates="auto")
+    bench.feed(store([1], medium="CPU"), store([1], medium="CPU"), removed([1], medium="CPU"), cleared())
+    bench.feed(cleared())
+    bench.feed(cleared())
+    assert unsure(bench) == {1}
+
+
 def test_a_group_that_turns_out_to_carry_no_prefixes_proves_nothing():
     bench = Bench(duplicates="auto")
     bench.feed(store([1], group=1), store([1], group=1), removed([1], group=1))
