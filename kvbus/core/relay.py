@@ -15,6 +15,7 @@ from math import inf
 from typing import Final
 
 from kvbus.core import write_ahead_log as wal
+from kvbus.core.answering import Answering
 from kvbus.core.applying import Applier
 from kvbus.core.commands import (
     CancelReplay,
@@ -77,6 +78,7 @@ class Relay:
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
         self._out = Outgoing(self.sources, self.outputs, self._do)
+        self._answering = Answering(self._out, self.outputs, self._do)
         self._applier = Applier(self.sources, self._out, self.limits.max_events)
         self._delivered = self._applier.delivered
         self.sources.extend(map(self._source, sources))
@@ -105,10 +107,10 @@ class Relay:
             SourceUnreachable: self._unreachable,
             HandshakeFailed: self._handshake_failed,
             CacheResetTried: self._cache_reset_tried,
-            ReplayAsked: self._out.asked,
-            SnapshotAsked: self._out.snapshot_asked,
-            AnswerPulled: self._out.pulled,
-            Subscribed: self._out.subscribed,
+            ReplayAsked: self._answering.asked,
+            SnapshotAsked: self._answering.snapshot_asked,
+            AnswerPulled: self._answering.pulled,
+            Subscribed: self._answering.subscribed,
             ClearsEveryTier: self._clears_every_tier,
             CopiesRemovedEach: self._copies_removed_each,
             EngineEmptied: self._engine_emptied,

@@ -51,7 +51,7 @@ def test_the_relay_has_no_clock_of_its_own() -> None:
     """Time is an argument: monotonic seconds; the time of day comes with a Tick and leaves in a `ts`."""
     nodes = [
         node
-        for name in ("relay", "outgoing")
+        for name in ("relay", "outgoing", "answering")
         for node in ast.walk(ast.parse((ROOT / "core" / f"{name}.py").read_text()))
     ]
     uses = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "wall"]

@@ -91,7 +91,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             made.append(seq)
             super().__init__(seq, *rest, **options)
 
-    monkeypatch.setattr("kvbus.core.outgoing.StateSnapshot", CountedCut)
+    monkeypatch.setattr("kvbus.core.answering.StateSnapshot", CountedCut)
     return made
 
 
