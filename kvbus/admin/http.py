@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import json
 import logging
 import ssl
 import time
-from collections.abc import Iterator
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from kvbus.admin.access import Access, Caller, Review, how_to_get_in
-from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
-from kvbus.admin.content_log import ContentLog, current
+from kvbus.admin.connection_limits import ConnectionLimits
+from kvbus.admin.content_log import ContentLog
 from kvbus.admin.credentials import Credentials
+from kvbus.admin.dumps import Dumps
 from kvbus.admin.events import Events
 from kvbus.admin.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
 from kvbus.admin.openapi import document
@@ -27,35 +24,23 @@ from kvbus.admin.pace import Pace
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import Queries
 from kvbus.admin.query_body import MAX_BODY
+from kvbus.admin.responses import as_json, problem, refused
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
 from kvbus.config import Config, SourceStream, parts
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
-from kvbus.core.types import HASH_FORMS
 from kvbus.errors import BindError
 from kvbus.telemetry import metrics
 from kvbus.telemetry.metrics import CONTENT_TYPE, Exposition
-from kvbus.telemetry.readings import LiveBlocks, read_routers, read_sources
+from kvbus.telemetry.readings import read_routers, read_sources
 
 log = logging.getLogger("kvbus.admin.http")
 
 _NEVER: Final = 10.0**9
 
-DUMP_SLICE: Final = 0.001
-"""Seconds for which lines of ``/blocks`` are made before the loop's other work gets its turn."""
-
-DUMP_REST: Final = 4
-"""All dumps together then rest for so many times as long: the live stream hardly notices them."""
-
-FEW_LINES: Final = 10
-"""Lines between two looks at the clock."""
-
 SAMPLE: Final = 1.0
 """Seconds between two samples of the history."""
-
-MAX_DUMPS: Final = 4
-"""``/blocks`` answers at once. Further requests get 503."""
 
 
 class Observed(metrics.Observed, Protocol):
@@ -77,7 +62,7 @@ class AdminServer:
         self._exposition = Exposition(observed)
         self._pace = Pace()
         self._queries = Queries(observed, self._pace)
-        self._dumping = asyncio.Lock()
+        self._dumps = Dumps(observed)
         self.timeline = Timeline()
         self.history = History()
         self._events = Events(self.timeline, self.history, observed.process)
@@ -103,7 +88,7 @@ class AdminServer:
         app.router.add_get("/metrics", self._status(paced(self._metrics)))
         app.router.add_get("/sources", self._status(paced(self._sources)))
         app.router.add_get("/routers", self._status(paced(self._routers)))
-        app.router.add_get("/blocks", self._content(self._blocks))
+        app.router.add_get("/blocks", self._content(self._dumps.handle))
         app.router.add_post("/query", self._content(self._queries.handle))
         return app
 
@@ -198,7 +183,7 @@ class AdminServer:
             caller = await self._access.caller(request, content=content)
             if not isinstance(caller, Caller):
                 log.warning("%s refused to %s: %s", path, request.remote, caller)
-                return self._refused(403, caller, self._how(caller, path))
+                return refused(self._observed.process, 403, caller, self._how(caller, path))
             self._under_way[id(request)] = request, caller
             try:
                 return await (self._logged(handler, request, caller.name) if content else handler(request))
@@ -225,10 +210,6 @@ class AdminServer:
         others = config.http_tokens_file or config.http_client_ca_file or config.http_token_review
         how = how_to_get_in(refusal, path, f"{scheme}://127.0.0.1:{0 if self.address is None else self.address[1]}")
         return f"{how}, or show a credential that this bus knows (docs/SECURITY.md)" if others else how
-
-    def _refused(self, status: int, refusal: HttpRefusal, text: str) -> web.Response:
-        self._observed.process.http_refused[refusal] += 1
-        return _problem(status, text)
 
     async def close(self) -> None:
         """Stop listening."""
@@ -262,7 +243,7 @@ class AdminServer:
     async def _overview(self, request: web.Request) -> web.Response:
         """Everything about the bus that the page shows at first and that does not come with ``/events``."""
         caller, history = await self._access.caller(request, content=True), self.history
-        return _json(
+        return as_json(
             {
                 **about(self._observed.config),
                 "started": self._started,
@@ -282,12 +263,12 @@ class AdminServer:
         if course is None and name in {source.spec.label for source in self._observed.relay.present}:
             course = Course(SOURCE_RATES, SOURCE_LEVELS)  # it has come since the last sample
         if course is None:
-            return _problem(404, f"no source {name!r}; /history takes source=NAME, a name of /sources")
-        return _json({"times": self.history.times(), **self.history.samples(course)})
+            return problem(404, f"no source {name!r}; /history takes source=NAME, a name of /sources")
+        return as_json({"times": self.history.times(), **self.history.samples(course)})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if unknown := [each for each in request.query if each not in {"output", "after"}]:
-            return _problem(400, f"/events knows no {unknown[0]!r}; it takes output=NAME and after=ID")
+            return problem(400, f"/events knows no {unknown[0]!r}; it takes output=NAME and after=ID")
         if "output" in request.query:
             return await self._content(self._batches)(request)
         return await self._follow(request, None)
@@ -296,12 +277,12 @@ class AdminServer:
         name = request.query["output"]
         outputs = {each.spec.name: each for each in self._observed.relay.outputs if each.spec.view_of is None}
         if name not in outputs:
-            return _problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
+            return problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
         return await self._follow(request, outputs[name])
 
     async def _follow(self, request: web.Request, output: Output | None) -> web.StreamResponse:
         if not self._events.room(output):
-            return self._refused(503, HttpRefusal.BUSY, "too many clients follow /events; try again")
+            return refused(self._observed.process, 503, HttpRefusal.BUSY, "too many clients follow /events; try again")
         last_id = request.headers.get("Last-Event-ID") or request.query.get("after", "")
         return await self._events.answer(request, output, last_id)
 
@@ -321,7 +302,7 @@ class AdminServer:
     async def _sources(self, _request: web.Request) -> web.Response:
         relay, streams = self._observed.relay, self._observed.streams
         sources = read_sources(relay)
-        return _json(
+        return as_json(
             [
                 source_entry(sources[slot], stream.endpoint, stream.replay_endpoint, stream.found or None)
                 for slot, stream in sorted(streams.items())
@@ -330,53 +311,7 @@ class AdminServer:
 
     async def _routers(self, _request: web.Request) -> web.Response:
         readings = read_routers(self._observed.relay, self._observed.drivers)
-        return _json([router_entry(output, router) for output, router in readings])
-
-    async def _blocks(self, request: web.Request) -> web.StreamResponse:
-        if unknown := [each for each in request.query if each not in {"source", "hashes"}]:
-            text = f"/blocks knows no {unknown[0]!r}; it takes source=NAME (all without) and hashes=string"
-            return _problem(400, text)
-        name, hashes = request.query.get("source"), request.query.get("hashes", "number")
-        if hashes not in HASH_FORMS:
-            return _problem(400, f"hashes={hashes!r} is none of {', '.join(HASH_FORMS)}; for example hashes=string")
-        sources = [s for s in self._observed.relay.present if name in (None, s.spec.label)]
-        if not sources:
-            known = ", ".join(s.spec.label for s in self._observed.relay.present)
-            return _problem(404, f"no source {name!r}; there are: {known}")
-        process = self._observed.process
-        if process.http_dumps >= MAX_DUMPS:
-            return self._refused(503, HttpRefusal.BUSY, f"{MAX_DUMPS} dumps are under way; try again")
-        process.http_dumps += 1
-        try:
-            # copying each source's state at one moment is cheap; the text takes time, so write it in parts
-            lines = itertools.chain.from_iterable([LiveBlocks(source).lines(hashes) for source in sources])
-            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-            await response.prepare(request)
-            # stop if the client reads nothing, or is gone
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                while part := await self._next_part(lines):
-                    current.get().add(part.count(b"\n"), len(part))
-                    async with asyncio.timeout(CONNECTION_TIMEOUT):
-                        await response.write(part)
-                await response.write_eof()
-                return response
-            if request.transport is not None:
-                request.transport.abort()  # a partial dump must not look complete
-            return response
-        finally:
-            process.http_dumps -= 1
-
-    async def _next_part(self, lines: Iterator[dict[str, Any]]) -> bytes:
-        """The next lines of a dump, when it is its turn."""
-        async with self._dumping:
-            begun = time.perf_counter()
-            part = ""
-            while time.perf_counter() - begun < DUMP_SLICE and (
-                few := "".join(_line(line) for line in itertools.islice(lines, FEW_LINES))
-            ):
-                part += few
-            await asyncio.sleep(DUMP_REST * (time.perf_counter() - begun))
-            return part.encode()
+        return as_json([router_entry(output, router) for output, router in readings])
 
 
 def _review(config: Config) -> Review | None:
@@ -393,15 +328,3 @@ def _authorities(credentials: Credentials) -> bytes:
 
 async def _openapi(_request: web.Request) -> web.Response:
     return web.Response(body=await asyncio.to_thread(document), content_type="application/json")  # some 10 ms, once
-
-
-def _line(block: dict[str, Any]) -> str:
-    return json.dumps(block, separators=(",", ":")) + "\n"
-
-
-def _json(data: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(data), content_type="application/json")
-
-
-def _problem(status: int, text: str) -> web.Response:
-    return web.json_response({"error": text}, status=status)

@@ -80,7 +80,7 @@ class Applier:
                 source.unknown.update(sorted(batch.unknown - source.unknown)[:room])
         if normalizer.emptied and source.sequencer.partial:
             source.lost = 0
-            source.sequencer.complete(certain=normalizer.take_for_empty())
+            source.sequencer.complete(certain=normalizer.clears.take_for_empty())
         if source.analytics is not None and record.seq >= 0:
             source.analytics.see(events, batch.ts, now)
         if source.expired:
@@ -156,7 +156,7 @@ class Applier:
 
     def _every_tier_cleared(self, record: wal.EveryTierCleared, now: float) -> None:
         del now
-        self._sources[record.source].normalizer.clears_every_tier()
+        self._sources[record.source].normalizer.clears.seen_to_clear_all = True
 
     def _publisher_known(self, record: wal.PublisherKnown, now: float) -> None:
         del now

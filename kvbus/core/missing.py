@@ -37,7 +37,7 @@ def missing(source: Source) -> Missing | None:
     sequencer = source.sequencer
     if source.state is State.CONFLICT:
         return Missing("several publishers are on one endpoint", None, "one publisher is left there")
-    ends = f"{_RESTART}, or {_RESET if source.normalizer.clear_empties else _TIERS}"
+    ends = f"{_RESTART}, or {_RESET if source.normalizer.clears.empty else _TIERS}"
     if not sequencer.partial and not source.normalizer.full:
         return Missing("a tier that came up after a reset of the cache may hold more than was announced", None, ends)
     if not sequencer.partial:

@@ -86,4 +86,4 @@ class Source:
 
         Its history was trimmed, batches were lost, a tier held more than was ever announced, or the index is full.
         """
-        return self.sequencer.partial or self.normalizer.tiers_unknown or self.normalizer.full
+        return self.sequencer.partial or self.normalizer.clears.tiers_unknown or self.normalizer.full

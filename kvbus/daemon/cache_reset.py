@@ -123,7 +123,7 @@ class CacheResets:
                 if kind is engine_api.Kind.SGLANG:
                     for slot in slots:
                         self._feed(ClearsEveryTier(slot))
-                if not any(self._source(slot).normalizer.clear_empties for slot in slots):
+                if not any(self._source(slot).normalizer.clears.empty for slot in slots):
                     log.warning(
                         "source %s is partial, and a reset would leave other tiers unknown: not asked for",
                         name,

@@ -14,9 +14,11 @@ from prometheus_client.registry import Collector
 from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram, OutputStats, ProcessStats
 from kvbus.telemetry.discovery import DiscoveryStats
+from kvbus.telemetry.output_rows import OUTPUTS
+from kvbus.telemetry.process_rows import DISCOVERY, PROCESS
 from kvbus.telemetry.readings import Driver, read_outputs, read_sources
 from kvbus.telemetry.row import Row
-from kvbus.telemetry.table import ANALYTICS, DISCOVERY, OUTPUTS, PROCESS, SOURCES
+from kvbus.telemetry.source_rows import ANALYTICS, SOURCES
 
 T = TypeVar("T")
 

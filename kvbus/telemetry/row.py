@@ -1,4 +1,8 @@
-"""A row of the table of metrics: what one metric is called, and what it reads."""
+"""A row of the table of metrics: what one metric is called, and what it reads.
+
+The table has all metrics but the histograms. A name that ends in ``_total`` is a counter, every other one a gauge. A
+row renders the reading of one source, of one output, of a discovery or of the process.
+"""
 
 from __future__ import annotations
 

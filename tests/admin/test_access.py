@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from kvbus.admin import http
+from kvbus.admin import dumps
 from kvbus.admin.access import Access
 from kvbus.admin.http import AdminServer
 from kvbus.core.stats import HttpRefusal
@@ -301,7 +301,7 @@ async def test_a_refusal_is_logged_a_few_times_and_without_what_was_asked(caplog
 
 
 async def test_dumps_that_are_too_many_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_DUMPS", 0)
+    monkeypatch.setattr(dumps, "MAX_DUMPS", 0)
     async with asking() as here:
         assert (await here.get("/blocks")).status == 503
         assert (await here.refused())["busy"] == 1

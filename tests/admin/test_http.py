@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvbus.admin import http as http_module
+from kvbus.admin import dumps as dumps_module
 from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
+from kvbus.telemetry.output_rows import DROP_REASONS, EVENT_REASONS
 from kvbus.telemetry.readings import LiveBlocks
-from kvbus.telemetry.table import DROP_REASONS, EVENT_REASONS
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
 from tests.doubles import replay_faults
@@ -376,8 +376,8 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
 
         monkeypatch.setattr(LiveBlocks, "lines", counted)
         clock = itertools.count()
-        monkeypatch.setattr(time, "perf_counter", lambda: next(clock) * http_module.DUMP_SLICE * 0.6)
-        monkeypatch.setattr(http_module, "DUMP_REST", 0)
+        monkeypatch.setattr(time, "perf_counter", lambda: next(clock) * dumps_module.DUMP_SLICE * 0.6)
+        monkeypatch.setattr(dumps_module, "DUMP_REST", 0)
         dumps = [asyncio.create_task(client.blocks()) for _ in range(2)]
         while not all(dump.done() for dump in dumps):
             parts["this turn"] = 0
@@ -385,8 +385,8 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
             await asyncio.sleep(0)
         assert [len(await dump) for dump in dumps] == [count, count]
         assert parts["lines"] == 2 * count
-        assert parts["most in a turn"] <= 2 * http_module.FEW_LINES
-        assert turns["all"] >= count // http_module.FEW_LINES
+        assert parts["most in a turn"] <= 2 * dumps_module.FEW_LINES
+        assert turns["all"] >= count // dumps_module.FEW_LINES
 
 
 async def test_too_many_dumps_at_once_are_told_to_come_back():
@@ -395,7 +395,7 @@ async def test_too_many_dumps_at_once_are_told_to_come_back():
             engine.publish(batch(store(list(range(first, first + 1000)), tokens=[70_000] * 1000, block_size=1)))
         await relayed(client, 60)
         writers = []
-        for _ in range(http_module.MAX_DUMPS):
+        for _ in range(dumps_module.MAX_DUMPS):
             reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address), limit=2**12)
             writers.append(writer)
             writer.write(b"GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")

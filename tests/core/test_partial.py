@@ -58,7 +58,7 @@ class Kept(Script):
         assert theirs.lost == mine.lost
         assert theirs.sequencer.known_from == mine.sequencer.known_from
         assert theirs.normalizer.media == mine.normalizer.media
-        assert theirs.normalizer.clear_empties == mine.normalizer.clear_empties
+        assert theirs.normalizer.clears.empty == mine.normalizer.clears.empty
 
 
 def older_than_kvbus(*first: Any, **options: Any) -> Kept:
@@ -266,7 +266,7 @@ class TestAClear:
 
     def test_that_kind_is_of_one_epoch(self, checkpoint: bool):
         script = older_than_kvbus().hear(clears_every_tier(), live(0, store([1]), store([2], medium=HOST)))
-        assert not script.source.normalizer.clear_empties
+        assert not script.source.normalizer.clears.empty
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
     def test_says_nothing_of_what_is_lost_behind_it(self, checkpoint: bool):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.admin import connection_limits, http
+from kvbus.admin import connection_limits, dumps
 from kvbus.admin.pace import Pace
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
@@ -78,7 +78,7 @@ async def crowd(**settings) -> AsyncIterator[Crowd]:
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for module in (connection_limits, http):
+    for module in (connection_limits, dumps):
         monkeypatch.setattr(module, "CONNECTION_TIMEOUT", 0.3)
 
 
@@ -144,7 +144,7 @@ async def test_a_probe_gets_in_while_every_connection_waits_for_its_turn(monkeyp
                 yield
 
     pace = Watched()
-    monkeypatch.setattr(http, "Pace", lambda: pace)
+    monkeypatch.setattr("kvbus.admin.http.Pace", lambda: pace)
     async with crowd() as them:
         async with pace.piece():
             peers = [await them.connect() for _ in range(connection_limits.MAX_CONNECTIONS)]
@@ -180,20 +180,20 @@ async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
 
 async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
     """Their dumps are given up, and others get theirs."""
-    for module in (connection_limits, http):
+    for module in (connection_limits, dumps):
         monkeypatch.setattr(module, "CONNECTION_TIMEOUT", 5.0)  # all of them are under way before the first is given up
     async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
         await engine.wait_for_subscriber(60)
         for n in range(60):
             engine.publish(batch(*[store([1000 * n + i]) for i in range(500)]))
         await eventually(lambda: them.bus.caught_up(59), "many blocks")
-        peers = [await them.connect(limit=1024) for _ in range(http.MAX_DUMPS)]
+        peers = [await them.connect(limit=1024) for _ in range(dumps.MAX_DUMPS)]
         for peer in peers:
             transport = peer.writer.transport
             assert isinstance(transport, asyncio.Transport)
             transport.pause_reading()
             peer.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await eventually(lambda: them.bus.daemon.process.http_dumps == http.MAX_DUMPS, "all dumps under way")
+        await eventually(lambda: them.bus.daemon.process.http_dumps == dumps.MAX_DUMPS, "all dumps under way")
         refused = await them.connect()
         refused.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert await refused.status() == 503

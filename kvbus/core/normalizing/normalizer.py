@@ -20,6 +20,7 @@ from kvbus.core.blocks.announce import announce, removals_of
 from kvbus.core.blocks.index import Index
 from kvbus.core.normalizing.admission import Admission, Checked, Step
 from kvbus.core.normalizing.block_size import BlockSizeDetector
+from kvbus.core.normalizing.clears import Clears
 from kvbus.core.normalizing.copies import Copies
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
@@ -29,7 +30,6 @@ from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Sizes
 from kvbus.core.normalizing.stores import Stores
 from kvbus.core.stats import SourceStats
-from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.core.wire.codec import ARRAYS, AnyEvent, Batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvbus.core.wire.tokens import are_pairs
@@ -80,19 +80,12 @@ class Normalizer:
     ) -> None:
         # What was learned of the stream.
         self._admission = admission
-        self._seen_to_clear_all = seen_to_clear_all
-        """The stream, or what the engine is, has shown that AllBlocksCleared speaks of every tier."""
 
         # What the engine holds beside the index, and what is certain of it.
         self._copies = Copies(self.rules.duplicates, self.stats, each or set())
         self._left_out = LeftOut(self.stats, self._copies)
         self.emptied = False
         """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
-        self._presumed = presumed
-        """A clear was taken for one of everything, because no tier but the device had been spoken of.
-
-        With that the epoch's unknown beginning was over.
-        """
 
         # The batch under way.
         self._leaving = Leaving()
@@ -107,6 +100,18 @@ class Normalizer:
             self.stats,
             self._refused,
         )
+        self.clears = Clears(
+            self.rules.clears,
+            self.index,
+            admission,
+            self._left_out,
+            self._removals,
+            self._leaving,
+            self._refused,
+            seen_to_clear_all=seen_to_clear_all,
+            presumed=presumed,
+        )
+        """What AllBlocksCleared speaks of."""
         self._plain = PlainEvents(self.index, admission, self._removals, self._stores, self._leaving, self.stats)
 
     def reset(self, *, same_epoch: bool = False) -> None:
@@ -120,8 +125,8 @@ class Normalizer:
             self._begin(
                 admission,
                 each=self._copies.each,
-                seen_to_clear_all=self._seen_to_clear_all,
-                presumed=self._presumed,
+                seen_to_clear_all=self.clears.seen_to_clear_all,
+                presumed=self.clears.presumed,
             )
         else:
             self._begin(self._new_admission())
@@ -160,33 +165,6 @@ class Normalizer:
         return any(are_pairs(event.token_ids) for event in self._leaving.events if isinstance(event, BlockStored))
 
     @property
-    def _clears_all_tiers(self) -> bool:
-        """Whether AllBlocksCleared speaks of every tier: what the operator says, or else what was seen."""
-        return self._seen_to_clear_all if self.rules.clears == "auto" else self.rules.clears == "all"
-
-    @property
-    def clear_empties(self) -> bool:
-        """Whether AllBlocksCleared leaves nothing in the engine.
-
-        It does where it is known to speak of every tier, and where no tier but the device has ever been spoken of.
-        """
-        return self._clears_all_tiers or self.media <= {DEVICE_MEDIUM}
-
-    def take_for_empty(self) -> bool:
-        """Take the unknown beginning of an epoch for over, at :attr:`emptied`; whether that is certain."""
-        self._presumed = not self._clears_all_tiers
-        return self._clears_all_tiers
-
-    @property
-    def tiers_unknown(self) -> bool:
-        """A tier has come up after the clear that was taken for one of everything: nobody knows what it held then."""
-        return self._presumed and not self.clear_empties
-
-    def clears_every_tier(self) -> None:
-        """The engine's AllBlocksCleared speaks of every tier. Its stream alone may not show that."""
-        self._seen_to_clear_all = True
-
-    @property
     def only_without_prefix(self) -> bool:
         """Whether groups have announced blocks, and none of them carries prefixes."""
         return self._admission.only_without_prefix
@@ -206,7 +184,7 @@ class Normalizer:
         """
         events = batch.events
         if first_of_epoch and events and isinstance(events[0], AllBlocksCleared):
-            self._seen_to_clear_all = True
+            self.clears.seen_to_clear_all = True
         out: list[AnyEvent] = []
         admission, leaving = self._admission, self._leaving
         leaving.events = out
@@ -268,7 +246,7 @@ class Normalizer:
             elif type(step) is BlockRemoved:
                 removals.remove(step)
             else:
-                self._clear(second=clears > 0)
+                self.emptied = self.clears.apply(second=clears > 0, named=self.names_cleared)
                 clears += 1
         stores.finish()
         if missed:
@@ -282,9 +260,9 @@ class Normalizer:
                 [*key, block, copies] for key, table in self._left_out.coarse.items() for block, copies in table.items()
             ],
             "intake": self._admission.dump(),
-            "clears_all_tiers": self._seen_to_clear_all,
+            "clears_all_tiers": self.clears.seen_to_clear_all,
             "media": sorted(self.media),
-            "presumed": self._presumed,
+            "presumed": self.clears.presumed,
             "each": sorted(self._copies.each),
             "refused": sorted(self._refused),
         }
@@ -296,9 +274,9 @@ class Normalizer:
         for group, medium, block, copies in data["coarse"]:
             self._left_out.add_coarse((group, medium), block, copies)
         self._admission.load(data["intake"])
-        self._seen_to_clear_all = data["clears_all_tiers"]
+        self.clears.seen_to_clear_all = data["clears_all_tiers"]
         self._admission.media |= set(data["media"])
-        self._presumed = data["presumed"]
+        self.clears.presumed = data["presumed"]
         self._copies.each.update(data["each"])
         self._refused.update(data["refused"])
 
@@ -384,41 +362,3 @@ class Normalizer:
             leaving.cleared.append(lambda: known)
         leaving.events.append(AllBlocksCleared())
         self._stores.rebuild()
-
-    def _clear(self, *, second: bool) -> None:
-        """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
-
-        vLLM resets what its pool has moved to other tiers by a ``second`` clear in the same batch. Where other tiers
-        stay live, a clear leaves as removals, because routers understand AllBlocksCleared as everything.
-        """
-        leaving, removals = self._leaving, self._removals
-        leaving.touched = True
-        self.emptied = second or self.clear_empties
-        self._admission.media |= self.index.media_names
-        survive = {
-            medium
-            for medium in self.index.media_names | self._left_out.media | self._refused
-            if not self._clears_all_tiers and (medium == DEVICE_MEDIUM) == second
-        }
-        self._left_out.keep(survive)
-        self._refused &= survive
-        if any(table.blocks for _, table in self.index.tables_on(survive)):
-            cleared = self.index.media_names - survive
-            for key, table in self.index.tables_on(cleared):
-                table.copies.clear()
-                for block in list(table.blocks):
-                    removals.remove_one(key, block)
-            self.index.drop_empty(cleared)
-            self._admission.forget()
-            return
-        if self.names_cleared:
-            removals.put_back()
-        removals.drop()  # the clear says that, too
-        events = leaving.events
-        if not (events and isinstance(events[-1], AllBlocksCleared)):
-            events.append(AllBlocksCleared())
-            if self.names_cleared:
-                last = self.index.given_up()
-                leaving.cleared.append(lambda: removals_of(last))
-        self.index.clear()
-        self._admission.forget()

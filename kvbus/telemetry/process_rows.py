@@ -1,0 +1,108 @@
+"""The metrics of the process, and of what finds engines for it: one row each."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Final
+
+from kvbus.compiled import core
+from kvbus.core.stats import HttpRefusal, ProcessStats
+from kvbus.telemetry.discovery import DiscoveryStats
+from kvbus.telemetry.row import Row, by, counts, one
+
+HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
+QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
+RELOAD_OUTCOMES: Final = ("applied", "refused")
+DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
+
+DISCOVERY: Final[tuple[Row[DiscoveryStats], ...]] = (
+    one("discovery_engines", "Engines that a discovery lists.", lambda d: d.engines),
+    one(
+        "discovery_failing",
+        "1 while a discovery cannot be asked: what it found before stays in force.",
+        lambda d: float(bool(d.failing)),
+    ),
+    one("discovery_failures_total", "Attempts to ask a discovery that failed.", lambda d: d.failures),
+    by(
+        "change",
+        "discovery_changes_total",
+        "Sources (ranks) that a discovery has made join, leave or move to another address.",
+        lambda d: counts(d.changes, DISCOVERY_CHANGES),
+    ),
+    by(
+        "reason",
+        "discovery_left_out",
+        "Engines that a discovery lists and that are no sources, by reason.",
+        lambda d: d.left_out.items(),
+    ),
+)
+
+PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
+    Row(
+        "build_info",
+        "Version of this kvbus, and whether its core is compiled or pure Python.",
+        ("version", "core"),
+        lambda _: [((version("kvbus"), core()), 1.0)],
+    ),
+    one(
+        "state_writing",
+        "1 while kvbus writes its state to state_dir; 0 without one, and after writing failed.",
+        lambda p: float(p.state_writing),
+    ),
+    one(
+        "state_refused_total",
+        "Files of a saved state that could not be used and were moved aside.",
+        lambda p: p.state_refused,
+    ),
+    by(
+        "state",
+        "source_slots",
+        "Sources, all ranks counted, that have a slot: present, or gone and remembered.",
+        lambda p: [("present", p.slots_present), ("gone", p.slots_gone)],
+    ),
+    one("views_limit", "The most views of all outputs together: limits.max_views.", lambda p: p.views_limit),
+    one("source_slots_limit", "The most of them: limits.max_sources.", lambda p: p.slots_limit),
+    one(
+        "source_slots_reused_total",
+        "Slots of sources that are gone and that others needed.",
+        lambda p: p.slots_reused,
+    ),
+    one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
+    one("http_listeners", "Clients that follow /events.", lambda p: p.http_listeners),
+    one("http_dumps", "Answers of /blocks under way.", lambda p: p.http_dumps),
+    one(
+        "query_index_blocks",
+        "Blocks in the tree that answers /query; 0 while nobody asks.",
+        lambda p: p.query_index_blocks,
+    ),
+    by(
+        "outcome",
+        "query_requests_total",
+        "Requests of /query, by outcome.",
+        lambda p: counts(p.queries, QUERY_OUTCOMES),
+    ),
+    by(
+        "reason",
+        "http_connections_closed_total",
+        "HTTP connections that kvbus closed, by reason.",
+        lambda p: counts(p.http_closed, HTTP_REASONS),
+    ),
+    by(
+        "reason",
+        "http_refused_total",
+        "HTTP requests that were refused, by reason.",
+        lambda p: ((reason, p.http_refused[reason]) for reason in HttpRefusal),
+    ),
+    by(
+        "outcome",
+        "config_reloads_total",
+        "Configurations read again at SIGHUP, by outcome.",
+        lambda p: counts(p.config_reloads, RELOAD_OUTCOMES),
+    ),
+    by(
+        "outcome",
+        "key_reloads_total",
+        "Key files, HTTP tokens and certificates found changed, without a SIGHUP, by outcome.",
+        lambda p: counts(p.key_reloads, RELOAD_OUTCOMES),
+    ),
+)
