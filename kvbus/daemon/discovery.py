@@ -16,9 +16,10 @@ from kvbus.config import Config, SourceConfig, SourceStream, parts
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
 from kvbus.daemon.change import Change, change_to
+from kvbus.daemon.changing import Changes
 from kvbus.daemon.found import LEFT_OUT, Listed, Outcome, with_found
 from kvbus.daemon.found_file import FoundFile
-from kvbus.daemon.keys import Keys, read_keys
+from kvbus.daemon.keys import read_keys
 from kvbus.daemon.placement import Placement
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.discovery.contract import Discoverer, DiscoveryError, Engine, Services
@@ -45,8 +46,9 @@ class Daemon(Protocol):
     source_sockets: SourceSockets
     changing: asyncio.Lock
 
-    async def apply(self, change: Change, keys: Keys) -> None:
-        """Change to another configuration."""
+    @property
+    def changes(self) -> Changes:
+        """What changes it to other sources."""
 
 
 class Entry:
@@ -233,7 +235,7 @@ class Discovery:
                 return
             keys = await asyncio.to_thread(read_keys, outcome.config)
             before = daemon.streams
-            await daemon.apply(change, keys)
+            await daemon.changes.apply(change, keys)
         except KvbusError as error:
             if str(error) != self._refusal:
                 log.error("discovery: the engines found are no sources yet: %s", error)  # noqa: TRY400

@@ -64,7 +64,7 @@ class Reloader:
                 with_found = daemon.discovery.preview(config)
                 keys = await asyncio.to_thread(read_keys, with_found)
                 change = change_to(daemon.config, with_found, daemon.source_sockets.is_open, daemon.placement)
-                await daemon.apply(change, keys)
+                await daemon.changes.apply(change, keys)
                 await daemon.discovery.adopt(config)
             except KvbusError as error:
                 daemon.process.config_reloads["refused"] += 1
@@ -88,7 +88,7 @@ class Reloader:
         try:
             keys = await asyncio.to_thread(read_keys, daemon.config)
             if keys != daemon.keys:
-                await daemon.apply_keys(keys)
+                await daemon.changes.apply_keys(keys)
                 daemon.process.key_reloads["applied"] += 1
         except ConfigError as error:
             if str(error) != self._key_problem:

@@ -37,6 +37,7 @@ class Recorder:
         self.admin = self
         self.credentials = read_credentials(config)
         self.discovery = self
+        self.changes = self
         self.changing = asyncio.Lock()
         self.applied: list[Change] = []
         self.taken = False

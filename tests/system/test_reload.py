@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from kvbus.config import load
-from kvbus.daemon import daemon
+from kvbus.daemon import changing
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
 from kvbus.daemon.seq_reservation import SeqReservations
@@ -309,7 +309,7 @@ async def test_an_address_that_is_taken_keeps_everything_as_it_was(caplog):
 
 
 async def test_a_source_whose_address_is_taken_is_opened_by_a_later_reload(monkeypatch, caplog):
-    monkeypatch.setattr(daemon, "BIND_ATTEMPTS", 3)
+    monkeypatch.setattr(changing, "BIND_ATTEMPTS", 3)
     async with running(Fleet("a")) as fleet:
         source = fleet.source(1, "b", bind=True)
         fleet.sources = [fleet.source(0, "a"), source]

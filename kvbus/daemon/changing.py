@@ -1,0 +1,263 @@
+"""Changes of a running daemon: another configuration, other sources, other keys."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from kvbus.config import SourceStream
+from kvbus.core.commands import Command
+from kvbus.core.events import OutputPlaced, SourceDown, SourcePlaced, SourceRemoved
+from kvbus.daemon.build import add_reservation, add_reservations, new_stream, next_seqs, output_spec, source_spec
+from kvbus.daemon.change import Change, must_reconnect, only_list
+from kvbus.daemon.keys import Keys, output_domain, source_domain
+from kvbus.daemon.outputs import allow, peer_policy_of
+from kvbus.daemon.placement import Placement, forget, worker_of
+from kvbus.daemon.resume import identity
+from kvbus.daemon.seq_reservation import MARGIN
+from kvbus.errors import BindError
+from kvbus.outputs.contract import OutputDriver, ViewDriver
+
+if TYPE_CHECKING:
+    from kvbus.daemon.daemon import Daemon
+
+log = logging.getLogger("kvbus.daemon")
+
+BIND_AGAIN: Final = 0.01
+"""Seconds until the daemon tries an address again that it has just given up."""
+
+BIND_ATTEMPTS: Final = 200
+
+
+class Changes:
+    """Changes a daemon to another configuration, or to other keys.
+
+    Args:
+        daemon: the daemon.
+    """
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    async def apply(self, change: Change, keys: Keys) -> None:
+        """Change to another configuration.
+
+        Raises:
+            BindError: an endpoint of an added stream cannot be bound; nothing has changed.
+            InUseError: another process numbers an added stream; nothing has changed.
+            ConfigError: the owners of keys have too many different rights; nothing has changed.
+        """
+        daemon = self._daemon
+        daemon.views.wanted(change.config, keys)
+        placement = self._make_room(change)
+        self._open_streams(change, placement)
+        daemon.config = change.config
+        daemon.placement = placement
+        daemon.streams = placement.streams(change.config)
+        daemon.keep_slots()
+        for slot in change.removed:
+            self._remove(slot)
+        for stream in change.replaced:
+            self._replace(stream)
+        if change.replaced or change.removed:
+            for number in range(len(daemon.outputs.drivers)):
+                if daemon.views.of_output(number):  # what its routers see depends on what the sources are called
+                    daemon.outputs.drivers[number].allow(daemon.output_policy(number))
+            daemon.serve_views()
+        await self.apply_keys(keys, without=frozenset(stream.index for stream in change.replaced))
+        for stream in change.replaced:
+            await self._open_source(stream)
+        for stream in change.moved:
+            await self._reconnect(stream)
+        if change.replaced or change.removed:
+            if daemon.state is not None:
+                daemon.catch_up()
+                daemon.state.rename(self._identity)
+            counts = len(change.added), len(change.changed), len(change.removed)
+            log.info("sources: %d added, %d changed, %d removed", *counts)
+        logging.getLogger().setLevel(change.config.log_level.upper())
+
+    async def apply_keys(self, keys: Keys, without: frozenset[int] = frozenset()) -> None:
+        """Change to other keys. Peers that must show their keys again have to reconnect; all others stay connected.
+
+        Args:
+            keys: all keys.
+            without: slots whose sources are opened anew anyway.
+
+        Raises:
+            ConfigError: their owners have too many different rights; nothing has changed.
+        """
+        daemon = self._daemon
+        changed, known = self._change_views(keys), self._identity
+        before, daemon.keys = daemon.keys, keys
+        allow(daemon.zap, daemon.config, keys)
+        for domain in before.keys() - keys.keys():
+            daemon.zap.forget(domain)
+        for number, output in enumerate(daemon.config.outputs):
+            domain = output_domain(output.name)
+            was, now = before.get(domain), keys.get(domain)
+            if only_list(was, now) and daemon.outputs.drivers[number].allow(daemon.output_policy(number)):
+                log.info(
+                    "output %s: another list of routers that may connect", output.name, extra={"output": output.name}
+                )
+            elif must_reconnect(was, now):
+                text = "output %s: keys changed or removed, every router has to connect again"
+                log.info(text, output.name, extra={"output": output.name})
+                daemon.outputs.drivers[number].reopen(daemon.output_policy(number))
+        self._place_views(changed)
+        if daemon.state is not None and self._identity != known:
+            daemon.catch_up()
+            daemon.state.rename(self._identity)
+        for slot, stream in daemon.streams.items():
+            domain = source_domain(daemon.config.sources[stream.source_index].name)
+            if slot not in without and must_reconnect(before.get(domain), keys.get(domain)):
+                log.info("source %s: keys changed or removed, connecting again", stream.label, extra=stream.log_fields)
+                await self._reconnect(stream)
+
+    async def _reconnect(self, stream: SourceStream) -> None:
+        """Connect to the engine of a source anew: whether it is in the same epoch shows then."""
+        daemon = self._daemon
+        daemon.feed(SourceDown(stream.index))
+        daemon.source_sockets.close(stream.index)
+        await self._open_source(stream)
+
+    @property
+    def _identity(self) -> list[str]:
+        daemon = self._daemon
+        return identity(
+            daemon.config,
+            daemon.streams,
+            daemon.views.identity(daemon.config, daemon.keys),
+        )
+
+    def _change_views(self, keys: Keys) -> list[int]:
+        """Find out which views there are to be now; the numbers of those that change.
+
+        Raises:
+            ConfigError: there would be too many; nothing has changed.
+        """
+        daemon = self._daemon
+        changed = daemon.views.change(daemon.config, keys)
+        before = next_seqs(daemon.relay)
+        unseen = (max(before.values(), default=0) // MARGIN + 1) * MARGIN
+        for number in changed:
+            view = daemon.views.all[number]
+            daemon.reservations.drop(number, before)
+            if not view.closed:
+                add_reservations(daemon.reservations, daemon.config, view, number, daemon.placement)
+                daemon.reservations.skip(unseen, output=number)
+        return changed
+
+    def _place_views(self, changed: list[int]) -> None:
+        """Begin with other views. Whoever has lost its view is disconnected already."""
+        daemon = self._daemon
+        commands: list[Command] = []
+        for number in changed:
+            view, driver = daemon.views.all[number], daemon.driver_of(number)
+            if isinstance(driver, ViewDriver):
+                for _, slot in [each for each in driver.views if each[0] == number]:
+                    driver.close_view(number, slot)
+            spec = output_spec(daemon.config, view, number, daemon.streams, daemon.reservations)
+            commands += daemon.relay.handle(OutputPlaced(number, spec), daemon.clock.time())
+        daemon.widen()
+        daemon.serve_views()
+        daemon.carry_out(commands)
+
+    def _make_room(self, change: Change) -> Placement:
+        """End the streams under topics whose workers lose their slots to others.
+
+        Routers that are connected get the clear before; one that comes later never hears of them.
+        """
+        daemon = self._daemon
+        if all(output.layout == "per_source" for output in daemon.config.outputs):
+            return change.placement
+        lost = {slot: worker for worker, slot in daemon.placement.slots.items() if worker not in change.placement.slots}
+        numbers = [number for number, output in enumerate(daemon.config.outputs) if output.layout == "per_topic"]
+        for slot, worker in lost.items():
+            log.warning("source %s, rank %d: another one needs its slot %d", *worker, slot)
+            if not daemon.relay.sources[slot].gone:
+                daemon.source_sockets.close(slot)
+                daemon.feed(SourceRemoved(slot))
+            for number in numbers:
+                daemon.outputs.drivers[number].retire(slot)
+        reached = [daemon.reservations.first(number, slot) for number in numbers for slot in lost]
+        placement = forget(change.placement, reached)
+        daemon.placement_file.keep(placement)  # before the files of those that it forgets are gone
+        for number in numbers:
+            for slot in lost:
+                daemon.reservations.forget(number, slot)
+        daemon.process.slots_reused += len(lost)
+        return placement
+
+    def _open_streams(self, change: Change, placement: Placement) -> None:
+        """Open the outputs' streams of added sources: all of them, or none.
+
+        A change leaves the outputs as they are.
+        """
+        daemon = self._daemon
+        config = change.config
+        opened: list[tuple[OutputDriver, int]] = []
+        try:
+            for number, view in enumerate(daemon.views.all):
+                layout = config.outputs[view.output].layout
+                if view.closed or layout == "merged":
+                    continue
+                if number >= len(daemon.outputs.drivers):
+                    add_reservations(daemon.reservations, config, view, number, placement)
+                    continue
+                driver = daemon.outputs.drivers[number]
+                by_topic = layout == "per_topic"
+                for stream in change.replaced if by_topic else change.added:
+                    if by_topic and stream.index in driver.streams:
+                        continue  # it was here before
+                    worker = worker_of(config, stream)
+                    add_reservation(daemon.reservations, config, view, number, placement, worker)
+                    topic = new_stream(config, view, worker, 0).topic or b""
+                    driver.open(stream.index, topic, peer_policy_of(config, number, daemon.keys, daemon.views))
+                    opened.append((driver, stream.index))
+        except BaseException:
+            for driver, slot in opened:
+                driver.close(slot)
+            raise
+
+    def _remove(self, slot: int) -> None:
+        daemon = self._daemon
+        daemon.source_sockets.close(slot)
+        daemon.feed(SourceRemoved(slot))
+        for number, output in enumerate(daemon.config.outputs):
+            if output.layout == "per_source":
+                daemon.outputs.drivers[number].close(slot, daemon.config.shutdown_timeout)
+
+    def _replace(self, stream: SourceStream) -> None:
+        """Begin with a source in its slot, instead of the one that is there."""
+        daemon = self._daemon
+        slot = stream.index
+        daemon.source_sockets.close(slot)
+        streams = [
+            new_stream(
+                daemon.config,
+                view,
+                worker_of(daemon.config, stream),
+                0 if daemon.config.outputs[view.output].layout == "merged" else daemon.reservations.first(number, slot),
+            )
+            for number, view in enumerate(daemon.views.all)
+        ]
+        daemon.feed(SourcePlaced(slot, source_spec(daemon.config, stream), streams))
+
+    async def _open_source(self, stream: SourceStream) -> None:
+        """Open a source's socket. Its address may be one that was given up a moment ago.
+
+        If another process has the address, the source stays without a connection until a later reload.
+        """
+        daemon = self._daemon
+        for _ in range(BIND_ATTEMPTS):
+            try:
+                daemon.source_sockets.open(stream, daemon.source_policy(stream))
+            except BindError as error:
+                reason = error
+            else:
+                return
+            await asyncio.sleep(BIND_AGAIN)
+        text = "source %s is not connected: %s; reload again once the address is free"
+        log.error(text, stream.label, reason, extra=stream.log_fields)
