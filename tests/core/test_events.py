@@ -10,10 +10,11 @@ from kvbus.core.events import RelayEvent
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
-from kvbus.core.outputs.spec import NewStream
+from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import CacheReset, Refused
+from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import Script
 
 HOSTILE = [[], [b""], [b"\xff" * 8] * 2, [b"id", b"", b"\x00" * 8], [b"", b"\xff" * 8, b"\x90"], [b""] * 20]
@@ -30,6 +31,7 @@ def made(kind, frames):
         tuple[int, ...]: (1,),
         SourceSpec: SourceSpec("other", 0, Settings(), Rules()),
         Sequence[NewStream]: [NewStream()],
+        OutputSpec: OutputSpec("other", PROFILES["vllm"], [None]),
         Refused: Refused.KEY,
         CacheReset: CacheReset.ACCEPTED,
         ReplayAnswer | SnapshotAnswer: ReplayAnswer(frames, "4", 0, 1),
