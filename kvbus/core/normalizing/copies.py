@@ -13,7 +13,7 @@ missing any more. What one removal says of a medium is true of this medium: each
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Literal
 
 from kvbus.core.blocks.announce import single
 from kvbus.core.blocks.chunk import Chunk
@@ -24,10 +24,10 @@ from kvbus.core.types import MEDIA, Filtered, Hash
 
 Duplicates = Literal["auto", "count", "ignore", "last"]
 
-MAX_UNSURE: Final = 65_536
+MAX_UNSURE: int = 65_536
 """Unsure blocks that are remembered. The oldest of a table are given up first: they stay missing until stored again."""
 
-MAX_BYTES: Final = 2**26
+MAX_BYTES: int = 2**26
 """About what they may hold."""
 
 
