@@ -15,20 +15,15 @@ from typing import Final
 
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import REBUILDS
-from kvbus.errors import BindError
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.replay_budget import Budget
+from kvbus.transport.replay_endpoint import ReplayEndpoint
 from kvbus.transport.replay_line import Line
-from kvbus.transport.requester import FIRST_SHARE, Place, Requester
+from kvbus.transport.requester import Place, Requester
 from kvbus.transport.sockets import PLAIN, PeerPolicy
 from kvbus.transport.zmtp.frames import encode_message
-from kvbus.transport.zmtp.limits import DEFAULT, Limits
-from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.reasons import Reason
-from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.settings import Settings
-from kvbus.transport.zmtp_keys import Keys
 
 SLICE: Final = 0.001
 """Seconds one turn may take. A state snapshot of a million blocks takes long, and the live stream must go on."""
@@ -42,14 +37,8 @@ LOOK: Final = 0.01
 CHECK: Final = 1.0
 """Seconds between two looks for requesters that acknowledge nothing, at most."""
 
-REOPEN: Final = 0.1
-"""Seconds between two attempts to bind an address that another process has taken."""
-
 MAX_WAITING: Final = 10_000
 """Requests that may wait for their turn. The server refuses and counts further ones."""
-
-MAX_PEERS: Final = 2_048
-"""Connections of one endpoint."""
 
 STALLED: Final = "stalled"
 
@@ -86,14 +75,13 @@ class ReplayServer:
         policy: PeerPolicy = PLAIN,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._endpoint = endpoint
         self._on_request = on_request
         self._stats = stats
         self._stall_timeout = stall_timeout
         self._before_send = before_send
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
-        self._listener = self._listen(policy)
+        self._endpoint = ReplayEndpoint(endpoint, self, stats, policy)
 
         # Requesters, by their identity, and those of them that have something to be done.
         self._requesters: dict[bytes, Requester] = {}
@@ -111,44 +99,20 @@ class ReplayServer:
         # Scheduled calls: the next turn, the next look at finishing answers, the next check for stalled requesters.
         self._handle: asyncio.Handle | None = None
         self._look: asyncio.Handle | None = None
-        self._again: asyncio.TimerHandle | None = None
         self._check = self._loop.call_later(self._between_checks, self._look_for_stalled)
 
     @property
     def _between_checks(self) -> float:
         return min(CHECK, self._stall_timeout / 4)
 
-    def _listen(self, policy: PeerPolicy) -> Listener:
-        limit = policy.max_frame_bytes if policy.max_frame_bytes > 0 else DEFAULT.frame_bytes
-        settings = Settings(
-            limits=Limits(frame_bytes=limit, message_bytes=limit),
-            max_peers=MAX_PEERS,
-            # one that does not read is found out at once, and not after megabytes; more may wait for one that reads
-            high_water=0,
-            low_water=0,  # the kernel still has enough to send; and an answer is over when all of it has left
-            unsent_bytes=FIRST_SHARE,
-        )
-        self._keys = Keys(policy.curve, bind=True)
-        mechanism = self._keys.mechanism
-        return Listener(
-            self._endpoint, Role.ROUTER, self, settings=settings, refused=self._refused, mechanism=mechanism
-        )
-
-    def _refused(self, reason: str, _address: str) -> None:
-        self._stats.refused[reason] += 1
-
     def allow(self, clients: Collection[bytes]) -> None:
         """Replace the allow-list; requesters that are not on it any more are disconnected."""
-        self._keys.allow(clients, self._listener.peers.values())
+        self._endpoint.allow(clients)
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Disconnect every requester, drop their answers, and bind again."""
         self._drop_all("gone")
-        self._listener.close()
-        try:
-            self._listener = self._listen(policy)
-        except BindError:  # another process has taken the endpoint in this moment
-            self._again = self._loop.call_later(REOPEN, self.reopen, policy)
+        self._endpoint.reopen(policy)
 
     # What happens to peers.
 
@@ -399,8 +363,6 @@ class ReplayServer:
         """Close the endpoint and drop unfinished answers; what was handed over has ``linger`` seconds to leave."""
         self._drop_all("cut_off")
         self._check.cancel()
-        if self._again is not None:
-            self._again.cancel()
-        self._listener.close(linger)
+        self._endpoint.close(linger)
         self._stats.replay_waiting_limit -= self._waiting_limit
         self._waiting_limit = 0
