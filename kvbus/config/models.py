@@ -64,12 +64,12 @@ class Config(Section):
         "auto", "Block size on every output; auto: learned per source.", example=16, unit="tokens"
     )
     duplicates: Literal["auto", "count", "ignore", "last"] = key(
-        "auto",
+        "count",
         "A block stored several times goes with as many removals (count: vLLM up to 0.33), or with one: the engine "
         "removes the last copy alone (last: vllm#55092), or it was the same block announced again (ignore: requests "
         "with `kv_cache_report_mode=full`). auto: with one, until the stream or `api` shows that the engine removes "
-        "each copy.",
-        example="auto",
+        "each copy; for a build whose rule nobody knows.",
+        example="count",
     )
     groups: Literal["prefix", "all"] = key(
         "prefix",

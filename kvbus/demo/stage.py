@@ -128,8 +128,6 @@ class Stage:
             "worker": "demo",
             # ask an idle engine soon for its last batches, so that the demo never shows 5 s of nothing
             "probe_interval": 0.5,
-            # they remove each copy of a block, and no API of theirs can say so
-            "duplicates": "count",
             "sources": sources,
             "outputs": outputs,
         }

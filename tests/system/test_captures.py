@@ -29,7 +29,7 @@ async def through_the_bus(name: str, case: str) -> None:
     dials = case == "engine_dials_in"
     faulty = case == "faults"
     faults = Faults(drop=0.05, duplicate=0.03, swap=0.03, seed=zlib.crc32(name.encode())) if faulty else Faults()
-    async with running_bus(bind=dials, duplicates="count") as bus:
+    async with running_bus(bind=dials) as bus:
         router = RouterOnASet(bus.out, bus.out_replay)
         try:
             if case != "joins_at_the_end":

@@ -160,7 +160,6 @@ class Setup:
             "block_size": self.block_size or "auto",
             "source_timeout": chance.choice([3.0, 30.0]),
             "on_lost": "clear",
-            "duplicates": "count",  # these engines remove each copy, and some worlds end before that shows
             "reorder_batches": chance.choice([10, 20_000]),
         }
         output = {
