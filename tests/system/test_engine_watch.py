@@ -80,7 +80,7 @@ async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ra
 async def test_a_known_version_says_what_a_removal_means():
     engine = Engine()
     engine.offers("GET", "/version", lambda _: web.json_response({"version": "0.33.0"}))
-    async with engine.running(), engine.bus(on_partial="keep", starts_partial=False) as bus:
+    async with engine.running(), engine.bus(on_partial="keep", starts_partial=False, duplicates="auto") as bus:
         source = bus.source
         await eventually(lambda: len(engine.asked) > 0, "asked")
         rank = engine.ranks[0]
