@@ -57,7 +57,6 @@ class Hub:
         open_endpoint: binds or dials, with this object as the handler; called with the first stream.
         stats: counters of the output.
         max_bytes: bytes kept for routers that are behind, on all streams together.
-        may_have: says whether a router may have the stream in a slot; None: every router may have every stream.
         name_of: the name of a key's owner, for people.
     """
 
@@ -68,13 +67,11 @@ class Hub:
         *,
         stats: OutputStats,
         max_bytes: int,
-        may_have: Callable[[Peer, int], bool] | None = None,
         name_of: Callable[[bytes], str] = lambda _: "",
     ) -> None:
         self._output = output
         self._open_endpoint = open_endpoint
         self._stats = stats
-        self._may_have = may_have
         self._name_of = name_of
         self._loop = asyncio.get_running_loop()
         self._endpoint: Endpoint | None = None
@@ -166,7 +163,7 @@ class Hub:
         self._say("output %s: router %s subscribed to %d streams", peer, len(member.streams) - before)
 
     def _offer(self, member: _Member, prefix: bytes, slot: int, topic: bytes) -> None:
-        if not topic.startswith(prefix) or (self._may_have is not None and not self._may_have(member.peer, slot)):
+        if not topic.startswith(prefix):
             return
         stream = self._streams[slot]
         if slot not in member.streams:

@@ -24,7 +24,6 @@ from kvbus.transport.live.ring import OVERHEAD
 from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.zmtp.dialler import Dialler
 from kvbus.transport.zmtp.listener import Listener
-from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
 from tests.ports import free_port
@@ -99,7 +98,7 @@ class Reader:
 class Bench:
     """A hub on a free port, streams and readers."""
 
-    def __init__(self, context: Any, *, bind: bool = True, max_bytes: int = 2**30, may_have: Any = None) -> None:
+    def __init__(self, context: Any, *, bind: bool = True, max_bytes: int = 2**30) -> None:
         self.context = context
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.stats = OutputStats()
@@ -109,7 +108,6 @@ class Bench:
             lambda handler: kind(self.endpoint, Role.PUB, handler),
             stats=self.stats,
             max_bytes=max_bytes,
-            may_have=may_have,
         )
         self.streams: dict[bytes, One] = {}
         self.readers: list[Reader] = []
@@ -223,20 +221,6 @@ async def test_two_streams_of_one_topic_are_refused(context: Any) -> None:
         with pytest.raises(BindError, match="stream 0 has this topic"):
             One(bench, 1, b"a")
         assert bench.stats.queue_limit == 1000
-
-
-@both_loops
-async def test_a_function_says_which_streams_a_router_may_have(context: Any) -> None:
-    def even_slots(_: Peer, slot: int) -> bool:
-        return slot % 2 == 0
-
-    async with bench_of(context, may_have=even_slots) as bench:
-        bench.add(b"a", b"b", b"c")
-        reader = bench.reader()
-        await bench.level(reader, b"a", b"c")
-        bench.add(b"d", b"e")
-        bench.publish()
-        await bench.level(reader, b"a", b"c", b"e")
 
 
 @both_loops
