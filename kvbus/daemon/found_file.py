@@ -5,7 +5,6 @@ So the sources are those that the state on disk belongs to, and one that cannot 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,8 +33,7 @@ class FoundFile:
 
     def __init__(self, directory: Path | None, config: Config, disk: Disk) -> None:
         self._directory = directory if any(source.discover is not None for source in config.sources) else None
-        outputs = "\n".join(f"{output.name} {output.endpoint}" for output in config.outputs)
-        self._name = f"kvbus-{hashlib.sha256(outputs.encode()).hexdigest()[:24]}.found"
+        self._name = small_file.name_of(config, "found")
         self._disk = disk
         self._kept: Mapping[str, list[Engine]] | None = None
 

@@ -8,9 +8,7 @@ Outputs with a port for each source go by the list, as their routers do.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -165,8 +163,7 @@ class PlacementFile:
     def __init__(self, directory: Path | None, config: Config, disk: Disk) -> None:
         by_name = any(output.layout != "per_source" for output in config.outputs)
         self._directory = directory if by_name else None
-        whose = "\n".join([str(os.getuid()), *(f"{output.name} {output.endpoint}" for output in config.outputs)])
-        self._name = f"kvbus-{hashlib.sha256(whose.encode()).hexdigest()[:24]}.slots"
+        self._name = small_file.name_of(config, "slots")
         self._disk = disk
         self._kept: Placement | None = None
 

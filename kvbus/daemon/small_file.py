@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Final
 
+from kvbus.config import Config
 from kvbus.daemon.disk import Disk
 
 MOST_BYTES: Final = 64 * 1024 * 1024
+
+
+def name_of(config: Config, suffix: str) -> str:
+    """Return the name of a file of this user's bus: other buses, and other users, may have theirs beside it."""
+    whose = "\n".join([str(os.getuid()), *(f"{output.name} {output.endpoint}" for output in config.outputs)])
+    return f"kvbus-{hashlib.sha256(whose.encode()).hexdigest()[:24]}.{suffix}"
 
 
 def read(disk: Disk, directory: Path, name: str) -> bytes | None:
