@@ -35,19 +35,18 @@ class LlmdWithReplay(StrictRouter):
         return {block for _, _, block in self.view.blocks if isinstance(block, int)}
 
     async def rebuild(self) -> None:
-        start = self.next
+        start, self._anywhere = self.next, False
         await super().rebuild()
         self._anywhere = start == self.next == 0
         if self.late > self._late:
             self._late = self.late
             raise AssertionError(f"an answer that begins later than {start}")
 
-    async def follow(self) -> int:
-        self._hold()
+    def _hold(self) -> None:
+        super()._hold()
         if self._anywhere and self._held:
             self._anywhere = False
             self.next = self._held[0][0]
-        return await super().follow()
 
     def _refuse(self) -> None:
         self._hang_up()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.clears_by_pod import ClearsByPod
@@ -47,6 +49,27 @@ async def test_llmd_takes_a_whole_answer_and_an_empty_one_but_not_one_that_begin
             else:
                 await until(router.read_on, set())
                 assert router.refused
+            router.close()
+
+
+async def test_llmd_begins_with_the_first_live_batch_whenever_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    for unheard in range(3):
+        cache = Cache(seed=1)
+        async with EnginePublisher(ANY, ANY, bind=True, buffer_steps=0) as engine:
+            engine.publish(cache.batch())
+            before = set(cache.live)
+            router = LlmdWithReplay(engine.endpoint, str(engine.replay_endpoint))
+            await until(router.read_on, set())
+            await engine.wait_for_subscriber(30)
+            engine.publish(cache.batch())
+            batches: list[tuple[int, bytes]] = []
+            while not batches:
+                batches.extend(router.arrived())
+                await asyncio.sleep(0.001)
+            looks: Iterator[list[tuple[int, bytes]]] = iter([*([] for _ in range(unheard)), batches])
+            monkeypatch.setattr(router, "arrived", lambda: iter(next(looks, [])))  # noqa: B023
+            await until(router.read_on, cache.live.keys() - before)
+            assert router.refused == 0
             router.close()
 
 
