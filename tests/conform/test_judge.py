@@ -37,7 +37,7 @@ def long(seq: int) -> Frames:
 
 A, B = stored(1), stored(2, parent=1)
 CPU = stored(1, medium="CPU")
-GROUP = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+GROUP: dict[str, Any] = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
 MANY = [stored(1)] * 65_537
 LEFT_OUT = {"type": "BlockStored", "block_hashes": [2], "token_ids": [1, 2], "block_size": 2}
 BARE = [{"type": "AllBlocksCleared"}, {"type": "BlockStored", "block_hashes": [7]}]

@@ -38,17 +38,19 @@ class Blocks:
 
     Attributes:
         complete: nothing from before or between is missing, so that a block that is not here is not live.
-        stored_again: blocks that were stored while they were live, since it was last emptied.
+        stored_again: blocks that were stored while they were live, since somebody last set it to 0.
+        clears: AllBlocksCleared that came.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.complete = False
-        self.stored_again: list[Event] = []
+        self.stored_again = 0
+        self.clears = 0
         self._ledger = ledger
         self._tables: dict[Place, _Table] = {}
         self._cleared: set[tuple[Place, Hash]] = set()
         """What was live at the last clear of everything and was not stored since."""
-        self._clears = 0
+        self._open_clears = 0
         """Clears of live blocks behind which nothing has come yet."""
 
     @property
@@ -71,7 +73,7 @@ class Blocks:
 
     def apply(self, events: list[Event]) -> None:
         """Apply the events of a batch."""
-        clears, self._clears = self._clears, 0
+        clears, self._open_clears = self._open_clears, 0
         for event in events:
             if event.kind == "AllBlocksCleared":
                 self._clear(event)
@@ -80,7 +82,7 @@ class Blocks:
             else:
                 self._remove(event)
         if not events:
-            self._clears = clears
+            self._open_clears = clears
         elif not self._ledger.is_broken("11.1"):
             self._ledger.kept("11.1", clears)
 
@@ -106,8 +108,7 @@ class Blocks:
             self._ledger.broken("6.11", f"{event.where} is stored behind a parent that is not live", event.evidence)
 
     def _again(self, event: Event) -> None:
-        self.stored_again.append(event)
-        del self.stored_again[:-64]
+        self.stored_again += 1
         if self.complete:
             text = f"{event.where} stores a block that is live in its group and medium: a copy"
             self._ledger.broken("7.1", text, event.evidence, level=Level.SHOULD)
@@ -165,16 +166,16 @@ class Blocks:
         return any(block in table.stores for other, table in self._tables.items() if other[0] == place[0])
 
     def _clear(self, event: Event) -> None:
+        self.clears += 1
         medium = event.place[1]
         if medium:
             for place in self._on(medium):
                 del self._tables[place]
             return
         if len(self):
-            self._clears += 1
+            self._open_clears += 1
         self._cleared = self.live
         self._tables.clear()
-        self.stored_again.clear()
         self.complete = True
 
     def _on(self, medium: str) -> Iterator[Place]:

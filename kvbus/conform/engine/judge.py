@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from kvbus.conform.engine.answers import Answer, AnswerJudge
@@ -63,12 +63,30 @@ class EngineJudge:
         """Judge an answer, and leave what it says of the stream."""
         self._answers.judge(answer, frozenset(self._heartbeats))
 
-    def begin(self, topic: bytes, history: Iterable[Message]) -> None:
-        """Take the history that an answer to a replay from 0 brought, before the first live batch or in a new epoch."""
-        for message in history:
-            stream = self._streams.setdefault(topic, self.stream)
-            if stream.expected is None or message.seq >= stream.expected:
-                stream.take(message)
+    def begin(self, answer: Answer) -> None:
+        """Take the history that an answer to a replay from 0 brings, before the first live batch or behind others."""
+        batches = answer.batches
+        if len({each.topic for each in batches}) > 1:
+            return  # of several publishers, which nobody can tell apart without their live streams
+        for message in batches:
+            if self.stream.expected is None or message.seq >= self.stream.expected:
+                self.stream.take(message)
+
+    def reconnected(self, answer: Answer | None) -> None:
+        """The connection was away and is back. ``answer``: what a replay from 0 brought; None where there is none."""
+        stream = self.stream
+        self.silence.restart()
+        if answer is None or not answer.batches or stream.expected is None:
+            stream.rejoin()
+            return
+        batches = answer.batches
+        back = batches[-1].seq < stream.expected - 1
+        if back or any(stream.contradicts(each) for each in batches if batches[0].seq == 0):
+            if batches[0].seq == 0:
+                self.ledger.kept("3.3")
+            stream.new_epoch()
+            stream.expected = None
+        self.begin(answer)
 
     def fill(self, message: Message, answer: Answer) -> None:
         """Take what an answer has of the numbers that are missing before a live message."""

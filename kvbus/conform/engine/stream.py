@@ -72,10 +72,18 @@ class Stream:
         self._publisher = b""
         self._rank: Any = None
         self._batches = 0
+        self._rejoined = False
+
+    def rejoin(self) -> None:
+        """The connection was away, and nobody can be asked what was sent meanwhile."""
+        self._rejoined = True
+        self.blocks.lose()
 
     def gap_before(self, message: Message) -> int | None:
         """Return the first number that is missing before a message, None where it is the next one."""
-        if self.expected is None or message.publisher != self._publisher or message.seq <= self.expected:
+        if self.expected is None or self._rejoined:
+            return None
+        if message.publisher != self._publisher or message.seq <= self.expected:
             return None
         return self.expected
 
@@ -133,13 +141,16 @@ class Stream:
 
     def _number(self, message: Message, *, connected: bool) -> bool:
         """Judge the number; False where the batch was there already."""
-        ledger, expected = self._ledger, self.expected or 0
+        ledger, expected, rejoined = self._ledger, self.expected or 0, self._rejoined
+        self._rejoined = False
         if message.publisher != self._publisher:
             self._publisher = message.publisher
             ledger.kept("3.3")
             self.new_epoch()
         elif message.seq == expected:
             ledger.kept("3.1")
+        elif message.seq > expected and rejoined:
+            pass  # what is missing was sent to nobody
         elif message.seq > expected:
             self.missing += message.seq - expected
             self.blocks.lose()
