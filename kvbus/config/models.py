@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ModelWrapValidatorHandler, model_validator
 from ruamel.yaml import YAML
 
 from kvbus.config import topics
 from kvbus.config.endpoints import parse_address
+from kvbus.config.interpose import Interpose
 from kvbus.config.limits import Limits
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.section import Section, key
@@ -133,6 +135,12 @@ class Config(Section):
         "other sources hold too (metrics, and `analytics` in `/sources`).",
         example=True,
     )
+    interpose: Interpose | None = key(
+        None,
+        "One port for an engine that dials and routers that dial it: short for a source with `bind` and an output with "
+        "`interpose`, which `kvbus check` shows.",
+        example={"endpoint": "tcp://127.0.0.1:5557"},
+    )
     sources: tuple[SourceConfig, ...] = key(
         (), "The engines; at least one.", example=[{"endpoint": "tcp://127.0.0.1:5557"}]
     )
@@ -227,6 +235,16 @@ class Config(Section):
         "auto", "auto: text on a terminal, else JSON lines.", example="json"
     )
     limits: Limits = key(Limits(), "Bounds on what a peer may make kvbus hold.", example={"max_frames": 16})
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _interposed(cls, data: Any, valid: ModelWrapValidatorHandler[Config]) -> Config:
+        config = valid(data)
+        if config.interpose is None:
+            return config
+        source, output = config.interpose.parts()
+        both = {"sources": (*config.sources, source), "outputs": (*config.outputs, output)}
+        return config.model_copy(update={"interpose": None, **both})
 
     @property
     def http_address(self) -> tuple[str, int] | None:

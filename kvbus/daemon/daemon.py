@@ -123,7 +123,9 @@ class Daemon:
         before_send = self.state.flush if self.state is not None else None
         self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
         latency = self.process.relay_latency
-        self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
+        self.source_sockets = SourceSockets(
+            self._context, self.feed, self._feed_live, self.outputs.flush, latency, self.outputs.interposed
+        )
         self.admin = AdminServer(self, credentials)
         self.changes = Changes(self)
         self._cache_resets = CacheResets(self, self.feed)
