@@ -37,6 +37,7 @@ class SourceStream:
         clears: what the engine's AllBlocksCleared speaks of.
         index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
         found: who found its engine where; empty if the configuration names it.
+        interposed: whether routers dial ``endpoint`` too.
     """
 
     label: str
@@ -50,6 +51,7 @@ class SourceStream:
     clears: Literal["auto", "device", "all"]
     index: int
     found: str = ""
+    interposed: bool = False
 
     @property
     def log_fields(self) -> dict[str, str | int]:
@@ -265,6 +267,7 @@ class Config(Section):
     def streams(self) -> list[SourceStream]:
         """Return every engine publisher: one for each source and rank, in order."""
         out: list[SourceStream] = []
+        interposed = any(output.interpose for output in self.outputs)
         for source_index, rank, slot in self.slots():
             source = self.sources[source_index]
             several = source.data_parallel_size > 1
@@ -282,6 +285,7 @@ class Config(Section):
                     clears=source.clears,
                     index=slot,
                     found=source.where if isinstance(source, FoundSource) else "",
+                    interposed=interposed and source.bind,
                 )
             )
         return out

@@ -215,6 +215,10 @@ class Daemon:
         """The HTTP server's address, with its real port; None without one."""
         return self.admin.address
 
+    def dialled_in(self, slot: int) -> list[str] | None:
+        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
+        return self.source_sockets.dialled_in(slot)
+
     def driver_of(self, number: int) -> OutputDriver:
         """Return the driver of an output or a view."""
         return self.outputs.drivers[self.views.all[number].output]

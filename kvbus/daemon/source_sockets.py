@@ -192,7 +192,7 @@ class SourceSockets:
         return slot in self._live
 
     def dialled_in(self, slot: int) -> list[str] | None:
-        """Return whence the publishers of a source are connected; None where kvbus does not know who dials."""
+        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
         live = self._live.get(slot)
         return live.peers if isinstance(live, AcceptedStream) else None
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
+from kvbus.core.stats import OutputStats
 from kvbus.transport.ingress import Events
 from kvbus.transport.pump import MAX_KEPT_FRAMES
 from kvbus.transport.zmtp.commands import subscribe
@@ -44,19 +46,31 @@ class Interposed:
         endpoint: where to listen, ``tcp://host:port``.
         routers: what serves the peers that subscribe.
         settings: bounds and times.
+        stats: counters of the output.
         refused: called for each connection that is turned away.
 
     Raises:
         BindError: the endpoint cannot be bound.
     """
 
-    def __init__(self, endpoint: str, routers: PeerHandler, *, settings: Settings, refused: Refused) -> None:
+    def __init__(
+        self, endpoint: str, routers: PeerHandler, *, settings: Settings, stats: OutputStats, refused: Refused
+    ) -> None:
         self.publishers: PeerHandler | None = None
         """What takes the peers that publish."""
         self._routers = routers
+        self._stats = stats
         self._refused = refused
+        self._closed = False
         self._sides: dict[int, PeerHandler] = {}
+        settings = replace(settings, max_publishers=MAX_PUBLISHERS)
         self._listener = Listener(endpoint, Role.EITHER, self, settings=settings, refused=refused)
+        stats.publishers_limit += MAX_PUBLISHERS
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens, with its real port."""
+        return self._listener.endpoint
 
     def opened(self, peer: Peer) -> None:
         """Hand a new peer to its side."""
@@ -66,6 +80,9 @@ class Interposed:
             peer.close(NO_SOURCE)
             return
         self._sides[peer.id] = side
+        if peer.socket_type in PUBLISHERS:
+            self._stats.publishers += 1
+            self._stats.publishers_accepted += 1
         side.opened(peer)
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
@@ -86,12 +103,19 @@ class Interposed:
 
     def closed(self, peer: Peer, reason: str) -> None:
         """Forget a peer."""
-        if (side := self._sides.pop(peer.id, None)) is not None:
-            side.closed(peer, reason)
+        side = self._sides.pop(peer.id, None)
+        if side is None:
+            return
+        if peer.socket_type in PUBLISHERS:
+            self._stats.publishers -= 1
+        side.closed(peer, reason)
 
     def close(self, linger: float = 0.0) -> None:
         """Give up the port and end all connections; what waits for a router has ``linger`` seconds to leave."""
-        self._listener.close(linger)
+        if not self._closed:
+            self._closed = True
+            self._stats.publishers_limit -= MAX_PUBLISHERS
+            self._listener.close(linger)
 
 
 class AcceptedStream:

@@ -21,7 +21,7 @@ from kvbus.core.stats import RouterView
 from kvbus.outputs.contract import Services
 from kvbus.outputs.zmq.doors import Doors, NoDoor
 from kvbus.transport.answer_reader import AnswerReader
-from kvbus.transport.interposed import MAX_PUBLISHERS, Interposed
+from kvbus.transport.interposed import Interposed
 from kvbus.transport.live.behind import UNSENT
 from kvbus.transport.live.hub import Hub
 from kvbus.transport.live.stream import Endpoint, LivePublisher
@@ -119,9 +119,10 @@ class ZmqOutput:
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
             if config.interpose:
-                both = replace(settings, publisher_limits=services.publisher_limits, max_publishers=MAX_PUBLISHERS)
-                services.interposed[endpoint] = Interposed(endpoint, handler, settings=both, refused=refused)
-                return services.interposed[endpoint]
+                both = replace(settings, publisher_limits=services.publisher_limits)
+                port = Interposed(endpoint, handler, settings=both, stats=services.stats, refused=refused)
+                services.interposed[endpoint] = port
+                return port
             kind = Listener if config.bind else Dialler
             if policy.curve is not None and config.bind and self._hub is None:
                 handler = Doors(lambda peer: self._live.get((self._view_of(peer.key), key)))
