@@ -20,12 +20,14 @@ class EngineJudge:
 
     Attributes:
         ledger: what was seen of each clause; probes note there what they find.
-        batches: how many were taken.
+        batches: messages that came live.
+        events: events in them.
     """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.batches = 0
+        self.events = 0
         self.silence = Silence(self.ledger)
         self._answers = AnswerJudge(self.ledger)
         self._streams: dict[bytes, Stream] = {}
@@ -38,6 +40,15 @@ class EngineJudge:
         if self._newest is None:
             self._newest = Stream(self.ledger)
         return self._newest
+
+    @property
+    def restarts(self) -> int:
+        """Epochs that have begun since the first batch of a stream."""
+        return sum(each.epochs for each in {id(each): each for each in self._streams.values()}.values())
+
+    def clears_first(self, message: Message) -> bool:
+        """Whether a batch begins with a clear of everything."""
+        return self._answers.clears(message)
 
     def parse(self, frames: Sequence[bytes]) -> Message | None:
         """Judge the frames of a live message."""
@@ -52,6 +63,7 @@ class EngineJudge:
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
         """Judge a live batch, once what is missing before it was asked for."""
         payload = self._stream_of(message).take(message, connected=connected)
+        self.events += len(payload.events) if payload is not None else 0
         self.silence.ended(payload)
         if payload is not None and payload.empty:
             self._heartbeats[message.seq] = None
@@ -71,6 +83,8 @@ class EngineJudge:
         for message in batches:
             if self.stream.expected is None or message.seq >= self.stream.expected:
                 self.stream.take(message)
+        if batches:
+            self.stream.overlaps(state=self.clears_first(batches[0]))
 
     def reconnected(self, answer: Answer | None) -> None:
         """The connection was away and is back. ``answer``: what a replay from 0 brought; None where there is none."""
@@ -102,7 +116,7 @@ class EngineJudge:
 
     def verdicts(self) -> list[Verdict]:
         """Return a verdict for each clause that is watched."""
-        missing = sum(each.missing for each in self._streams.values())
+        missing = sum(each.missing for each in {id(each): each for each in self._streams.values()}.values())
         if missing:
             self.ledger.unseen("3.1", f"{missing} numbers are missing, and no replay says whether they were sent")
         return self.ledger.verdicts()
