@@ -57,7 +57,7 @@ class EngineJudge:
 
     def gap_before(self, message: Message) -> int | None:
         """Return the first number that is missing before a message."""
-        stream = self._streams.get(message.topic)
+        stream = self._known(message)
         return None if stream is None else stream.gap_before(message)
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
@@ -104,7 +104,9 @@ class EngineJudge:
 
     def fill(self, message: Message, answer: Answer) -> None:
         """Take what an answer has of the numbers that are missing before a live message."""
-        stream = self._streams[message.topic]
+        stream = self._known(message)
+        if stream is None:
+            return
         there = {each.seq: each for each in answer.batches}
         for number in range(stream.expected or 0, message.seq):
             found = there.get(number)
@@ -121,14 +123,17 @@ class EngineJudge:
             self.ledger.unseen("3.1", f"{missing} numbers are missing, and no replay says whether they were sent")
         return self.ledger.verdicts()
 
+    def _known(self, message: Message) -> Stream | None:
+        """The stream of a message, if it is one of those before, or goes on with the history."""
+        return self._streams.get(message.topic) or (None if self._streams else self._newest)
+
     def _stream_of(self, message: Message) -> Stream:
-        stream = self._streams.get(message.topic)
-        if stream is None:
+        stream = self._known(message)
+        if stream is None or message.topic not in self._streams:
             known = self._newest
-            stream = Stream(self.ledger)
-            if known is not None and not self._streams:
-                stream = known
-            elif known is not None and known.expected == message.seq and message.seq > 0:
+            if stream is None:
+                stream = Stream(self.ledger)
+            if self._streams and known is not None and known.expected == message.seq and message.seq > 0:
                 text = f"batch {message.seq} goes on with the numbers under another topic"
                 shown = Evidence("topic", message.topic)
                 self.ledger.broken("2.3", text, shown, level=Level.SHOULD)

@@ -116,7 +116,8 @@ class Watch:
         self._progress = progress
         self._asking = Asking(self.judge, target.replay, target.snapshot, target.curve)
         self._notes: list[str] = []
-        self._connected = False
+        self.connected = False
+        """The connection stands, as far as the messages that were taken say."""
         self._steady = False
         """The connection has stood since the last batch."""
         self._ups = 0
@@ -205,7 +206,7 @@ class Watch:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(tap.arrived.wait(), _TICK_S)
             if not tap.messages:
-                if self._connected:
+                if self.connected:
                     self.judge.silence.passed(_TICK_S)
                 return
         frames = tap.messages.popleft()
@@ -230,7 +231,7 @@ class Watch:
             self._others[message.seq] = message.payload
 
     async def _connection(self, up: bool) -> None:
-        self._connected, self._steady = up, False
+        self.connected, self._steady = up, False
         if not up:
             return
         self._ups += 1
@@ -296,7 +297,7 @@ class Watch:
             while data := await connection.receive_raw():
                 pings += data.count(_PING)
                 ledger.kept("1.5", data.count(_PING))
-            if pings and self._connected:
+            if pings and self.connected:
                 ledger.broken("1.5", "the connection was cut behind a PING without a PONG")
 
     def _say(self, left: float) -> None:
