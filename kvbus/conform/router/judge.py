@@ -26,7 +26,7 @@ def chosen(names: Iterable[str]) -> list[Case]:
             if not wanted or not at or case.name in wanted or wanted & set(case.clauses)]  # fmt: skip
 
 
-async def judge(player: Player, cases: Iterable[Case], report: Report, progress: Callable[[str], None]) -> None:
+async def judge(player: Player, cases: Iterable[Case], report: Report, progress: Callable[[str], object]) -> None:
     """Play the cases, and add what comes of each to the report.
 
     Where the first shows that the router does not listen, the others are not played.
