@@ -50,6 +50,9 @@ class Observed(metrics.Observed, Protocol):
     streams: dict[int, SourceStream]
     started: bool
 
+    def dialled_in(self, slot: int) -> list[str] | None:
+        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
+
 
 class AdminServer:
     """Serve probes, metrics, what there is to see of the bus, its blocks, and a status page."""
@@ -246,6 +249,7 @@ class AdminServer:
         return as_json(
             {
                 **about(self._observed.config),
+                "config_refused": self._observed.process.config_refused,
                 "started": self._started,
                 "now": time.time(),
                 "content": None if isinstance(caller, Caller) else self._how(caller, "/blocks"),
@@ -304,7 +308,13 @@ class AdminServer:
         sources = read_sources(relay)
         return as_json(
             [
-                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint, stream.found or None)
+                source_entry(
+                    sources[slot],
+                    stream.endpoint,
+                    stream.replay_endpoint,
+                    stream.found or None,
+                    self._observed.dialled_in(slot),
+                )
                 for slot, stream in sorted(streams.items())
             ]
         )
