@@ -249,6 +249,7 @@ class AdminServer:
         return as_json(
             {
                 **about(self._observed.config),
+                "config_refused": self._observed.process.config_refused,
                 "started": self._started,
                 "now": time.time(),
                 "content": None if isinstance(caller, Caller) else self._how(caller, "/blocks"),

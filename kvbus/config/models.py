@@ -225,9 +225,16 @@ class Config(Section):
         unit="s",
         ge=0,
     )
+    reload: Literal["auto", "signal"] = key(
+        "auto",
+        "When the configuration file is loaded again: auto: once it has changed (looked at every "
+        "`key_reload_interval`), and at SIGHUP; signal: at SIGHUP only.",
+        example="signal",
+    )
     key_reload_interval: Seconds = key(
         10.0,
-        "How often key files and allow-lists are looked at for changes; 0: at SIGHUP only.",
+        "How often key files, allow-lists and (`reload: auto`) the configuration file are looked at for changes; 0: at "
+        "SIGHUP only.",
         example=10.0,
         unit="s",
         ge=0,

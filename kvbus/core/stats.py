@@ -211,6 +211,8 @@ class ProcessStats:
         """Requests for content that were refused."""
         self.config_reloads: Counter[str] = Counter()
         """By outcome: applied, refused."""
+        self.config_refused: list[str] = []
+        """The keys for which the newest configuration was refused; none while it is in force."""
         self.key_reloads: Counter[str] = Counter()
         """Key files that changed beside the configuration, by outcome."""
         self.views_limit = 0

@@ -23,8 +23,9 @@ from kvbus.outputs.zmq.doors import Doors, NoDoor
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.live.behind import UNSENT
+from kvbus.transport.live.endpoint import Endpoint
 from kvbus.transport.live.hub import Hub
-from kvbus.transport.live.stream import Endpoint, LivePublisher
+from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.sockets import PLAIN, PeerPolicy

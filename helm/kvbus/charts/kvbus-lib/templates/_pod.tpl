@@ -43,7 +43,7 @@ model.aibrix.ai/kv-events-enabled: "true"
 {{- end }}
 {{- end -}}
 
-{{- /* kvbus reads its configuration at start, and again only at SIGHUP: a changed ConfigMap is a changed pod. */ -}}
+{{- /* Some changes need another process: a changed ConfigMap is a changed pod. */ -}}
 {{- define "kvbus.podAnnotations" -}}
 {{- if and (eq .Values.kvbus.configFrom "configMap") .Values.kvbus.restartOnChange -}}
 checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
