@@ -501,7 +501,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Reloads",
             "short",
-            "Configurations read again and key files found changed, since the start; and whether the newest is refused.",
+            "Configurations read again and key files found changed, since the start; whether the newest is refused.",
             (f"kvbus_config_reloads_total{{{TARGET}}}", "{{instance}} configuration {{outcome}}"),
             (f"kvbus_config_refused{{{TARGET}}}", "{{instance}} configuration refused now"),
             (f"kvbus_key_reloads_total{{{TARGET}}}", "{{instance}} keys {{outcome}}"),
