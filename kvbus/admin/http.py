@@ -50,6 +50,9 @@ class Observed(metrics.Observed, Protocol):
     streams: dict[int, SourceStream]
     started: bool
 
+    def dialled_in(self, slot: int) -> list[str] | None:
+        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
+
 
 class AdminServer:
     """Serve probes, metrics, what there is to see of the bus, its blocks, and a status page."""
@@ -305,7 +308,13 @@ class AdminServer:
         sources = read_sources(relay)
         return as_json(
             [
-                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint, stream.found or None)
+                source_entry(
+                    sources[slot],
+                    stream.endpoint,
+                    stream.replay_endpoint,
+                    stream.found or None,
+                    self._observed.dialled_in(slot),
+                )
                 for slot, stream in sorted(streams.items())
             ]
         )

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ModelWrapValidatorHandler, model_validator
 from ruamel.yaml import YAML
 
 from kvbus.config import topics
 from kvbus.config.endpoints import parse_address
+from kvbus.config.interpose import Interpose
 from kvbus.config.limits import Limits
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.section import Section, key
@@ -35,6 +37,7 @@ class SourceStream:
         clears: what the engine's AllBlocksCleared speaks of.
         index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
         found: who found its engine where; empty if the configuration names it.
+        interposed: whether routers dial ``endpoint`` too.
     """
 
     label: str
@@ -48,6 +51,7 @@ class SourceStream:
     clears: Literal["auto", "device", "all"]
     index: int
     found: str = ""
+    interposed: bool = False
 
     @property
     def log_fields(self) -> dict[str, str | int]:
@@ -132,6 +136,12 @@ class Config(Section):
         "Follow a sample of each source's blocks: how long they live, how many come and go, which come back, and which "
         "other sources hold too (metrics, and `analytics` in `/sources`).",
         example=True,
+    )
+    interpose: Interpose | None = key(
+        None,
+        "One port for an engine that dials and routers that dial it: short for a source with `bind` and an output with "
+        "`interpose`, which `kvbus check` shows.",
+        example={"endpoint": "tcp://127.0.0.1:5557"},
     )
     sources: tuple[SourceConfig, ...] = key(
         (), "The engines; at least one.", example=[{"endpoint": "tcp://127.0.0.1:5557"}]
@@ -235,6 +245,16 @@ class Config(Section):
     )
     limits: Limits = key(Limits(), "Bounds on what a peer may make kvbus hold.", example={"max_frames": 16})
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _interposed(cls, data: Any, valid: ModelWrapValidatorHandler[Config]) -> Config:
+        config = valid(data)
+        if config.interpose is None:
+            return config
+        source, output = config.interpose.parts()
+        both = {"sources": (*config.sources, source), "outputs": (*config.outputs, output)}
+        return config.model_copy(update={"interpose": None, **both})
+
     @property
     def http_address(self) -> tuple[str, int] | None:
         """Host and port of the HTTP server; None without one."""
@@ -254,6 +274,7 @@ class Config(Section):
     def streams(self) -> list[SourceStream]:
         """Return every engine publisher: one for each source and rank, in order."""
         out: list[SourceStream] = []
+        interposed = any(output.interpose for output in self.outputs)
         for source_index, rank, slot in self.slots():
             source = self.sources[source_index]
             several = source.data_parallel_size > 1
@@ -271,6 +292,7 @@ class Config(Section):
                     clears=source.clears,
                     index=slot,
                     found=source.where if isinstance(source, FoundSource) else "",
+                    interposed=interposed and source.bind,
                 )
             )
         return out

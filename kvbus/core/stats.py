@@ -89,6 +89,10 @@ class OutputStats(msgspec.Struct):
     """Connected routers, whatever they have subscribed to."""
     router_disconnects: Counter[str] = msgspec.field(default_factory=Counter)
     """By reason, whoever ended the connection."""
+    publishers: int = 0
+    """Connected engines, at ports where they and routers both dial in."""
+    publishers_limit: int = 0
+    publishers_accepted: int = 0
     states_sent: Counter[str] = msgspec.field(default_factory=Counter)
     """By reason: subscribed, lost. One for each router."""
     queue_depth: int = 0

@@ -218,10 +218,13 @@ def test_a_trimmed_replay_is_a_loss_at_once():
         ([], [Lost(0, 6, LostReason.TRIMMED)]),
     ],
 )
-def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost):
-    """As kvbus answers: what was before is over, and the state follows."""
+@pytest.mark.parametrize("unanswered", [0, 1])
+def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswered):
+    """As kvbus answers: what was before is over, and the state follows. That an earlier request had no answer is over."""
     stream = Stream()
     stream.connected()
+    for _ in range(unanswered):
+        assert stream.due() == [ask(0)]
     first = stream.sequence.replayed([b"", stream.frame(7), payload(*events)], stream.now)
     assert [each for each in first if not isinstance(each, Deliver)] == lost
     assert stream.replayed(8) == stream.delivered(8, replayed=True)

@@ -39,6 +39,7 @@ class Answers(Machine):
         if asked.take(seq):
             asked.deadline = now + self.settings.replay_timeout
         known.buffer.keeps = True
+        known.backfill.answer_begins()
         if asked.saw_last_delivered and self.phase is Phase.VERIFY:
             self._take(Input.CONFIRMED, now)
             if not self.settings.compacted:
