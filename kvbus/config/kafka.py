@@ -45,8 +45,8 @@ class KafkaTopic(Section):
         example="kvbus",
     )
     cluster: Text = key("default", "First part of the streams' keys: who shares the topic.", example="eu-1")
-    more_servers: list[Endpoint] = key(
-        [], "More brokers to begin with, besides `endpoint`.", example=["tcp://kafka-1:9092"]
+    more_servers: tuple[Endpoint, ...] = key(
+        (), "More brokers to begin with, besides `endpoint`.", example=["tcp://kafka-1:9092"]
     )
     state_every: Seconds = key(
         1800.0,

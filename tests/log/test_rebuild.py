@@ -26,7 +26,7 @@ from tests.doubles.router import PlainSetRouter
 from tests.log.kinds import Directory, Kafka, insist
 from tests.transport.loops import eventually, u64
 
-TOPIC = "␟".join(("meta/Llama-3.1", "pod.a/engine", "3")).encode()
+TOPIC = "meta/Llama-3.1␟pod.a/engine␟3".encode()
 KEY = stream_of("eu", TOPIC, 0).key
 
 

@@ -20,9 +20,10 @@ from msgspec import structs
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
+from kvbus.transport.live.endpoint import Endpoint, Shared
 from kvbus.transport.live.ring import Share
 from kvbus.transport.live.router import Router, RouterState
-from kvbus.transport.live.stream import Endpoint, LivePublisher, Shared
+from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.live.transfers import Transfers
 from kvbus.transport.live.views import LEFT, shown_topics
 from kvbus.transport.zmtp.peer import Peer, PeerHandler

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from enum import StrEnum
 
 from kvbus.core.outputs.state_transfer import TransferReader
 from kvbus.transport.zmtp.peer import Peer
+
+log = logging.getLogger("kvbus.outputs")
 
 
 class RouterState(StrEnum):
@@ -66,3 +69,12 @@ class Router:
     def matches(self, topic: bytes) -> bool:
         """Whether a subscription of its covers a topic."""
         return any(topic.startswith(prefix) for prefix in self.peer.topics)
+
+
+def say(level: int, text: str, output: str, router: Router, *more: object) -> None:
+    """Log what happens to a router; the text has places for the output, the router and what is more."""
+    peer, name = router.peer, router.name
+    fields = {"output": output, "stream": router.stream, "peer": peer.address}
+    if name:
+        fields["router"] = name
+    log.log(level, text, output, f"{name} ({peer.address})" if name else peer.address, *more, extra=fields)

@@ -11,37 +11,23 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from kvbus.core.commands import SendState
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live.behind import Behind
-from kvbus.transport.live.ring import Entry, Ring, Share
-from kvbus.transport.live.router import Router, RouterState
+from kvbus.transport.live.endpoint import Endpoint, Shared
+from kvbus.transport.live.losses import Losses
+from kvbus.transport.live.ring import Entry, Ring
+from kvbus.transport.live.router import Router, RouterState, say
 from kvbus.transport.live.transfers import Transfers
 from kvbus.transport.live.views import Views
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.peer import Peer
 
-log = logging.getLogger("kvbus.outputs")
-
 UNDECIDED: Final = 1000
 """Batches kept for a router in the moment between its subscription and :data:`ASKS_REPLAY`."""
-
-
-class Endpoint(Protocol):
-    """What peers connect to, or what dials them."""
-
-    def close(self, linger: float = 0.0) -> None:
-        """End all connections."""
-
-
-class Shared(NamedTuple):
-    """What the streams of one endpoint share: see :mod:`kvbus.transport.live.hub`, which also counts their routers."""
-
-    share: Share
-    transfers: Transfers
 
 
 class LivePublisher:
@@ -103,7 +89,6 @@ class LivePublisher:
         self._overflowed = False
         """Batches behind this burst were dropped."""
         self._ring = Ring(max_batches, max_bytes, None if shared is None else shared.share)
-        self._ring.give_up = self._give_up
         self._waiting = waiting
         self._announced = False
         self._soon: asyncio.Handle | None = None
@@ -116,6 +101,9 @@ class LivePublisher:
         """What was published since a router subscribed that may yet say that it asks for replays by itself."""
         self._transfers = Transfers(self.request, self.restart) if shared is None else shared.transfers
         self._behind = Behind(self._ring, self._current, before_send, self._transfers.forget)
+        self._losses = Losses(
+            output, stats, self._ring, self._behind.routers, self.restart if self._sends_state else None
+        )
         self.views = Views(stream, self._routers, self._behind.routers, self._ring, left)
         """What people ask of the routers."""
         self._closed = False
@@ -130,7 +118,8 @@ class LivePublisher:
             self._change_topic(topic)
         # an empty batch is never dropped: those that stand for a router's state would cost all others theirs
         if events and len(self._burst) >= self._queue_limit:
-            self._drop_for_all(events)
+            self._losses.queue_full(events)
+            self._overflowed = self._sends_state
             return
         self._burst.append(Entry(encode_message((topic, seq, payload)), events, self._loop.time()))
         self._burst_bytes += len(payload)
@@ -185,7 +174,7 @@ class LivePublisher:
         stats.bytes += self._burst_bytes
         self._burst_bytes = 0
         for router in self._stalled.values():
-            self._drop(router, "slow_router", count, events)
+            self._losses.slow_router(router, count, events)
 
     def _keep(self, burst: list[Entry]) -> None:
         ring = self._ring
@@ -198,47 +187,11 @@ class LivePublisher:
             return
         for entry in burst:
             ring.append(entry)
-        while (dropped := ring.overflow()) is not None:
-            self._lost(dropped)
+        self._losses.make_room()
         if self._shared is not None:
             self._shared.share.make_room()
         for router in self._behind.routers.values():
             self._behind.go_on(router)
-
-    def _give_up(self) -> None:
-        """Let go of the oldest entry, because all streams together keep too much."""
-        self._lost(self._ring.pop())
-
-    def _lost(self, dropped: Entry) -> None:
-        for router in [router for router in self._behind.routers.values() if router.position < self._ring.first]:
-            self._lose(router, dropped)
-
-    def _drop_for_all(self, events: int) -> None:
-        self._stats.dropped_batches["queue_full"] += 1
-        self._stats.dropped_events["queue_full"] += events
-        self._overflowed = self._sends_state
-
-    def _drop(self, router: Router, reason: str, batches: int, events: int) -> None:
-        router.dropped_batches += batches
-        router.dropped_events += events
-        self._stats.dropped_batches[reason] += batches
-        self._stats.dropped_events[reason] += events
-
-    def _lose(self, router: Router, entry: Entry) -> None:
-        """The ring has let go of a batch that a router did not get."""
-        first = not router.dropped_batches
-        self._drop(router, "slow_router", 1, entry.events)
-        router.position = self._ring.first
-        if self._sends_state and not router.asks:
-            self._say(logging.WARNING, "output %s: router %s is too slow; it gets the state again", router)
-            router.lost_at = entry.at
-            self.restart(router)
-        elif first:
-            self._say(
-                logging.WARNING,
-                "output %s: router %s is too slow and loses batches; it has to ask the replay",
-                router,
-            )
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
@@ -302,19 +255,12 @@ class LivePublisher:
         if not self._closed:
             stats.routers -= 1
             stats.subscribers -= router.subscriptions
-        self._say(logging.INFO, "output %s: router %s left: %s", router, reason)
-
-    def _say(self, level: int, text: str, router: Router, *more: object) -> None:
-        peer, name = router.peer, router.name
-        fields = {"output": self._output, "stream": self.views.stream, "peer": peer.address}
-        if name:
-            fields["router"] = name
-        log.log(level, text, self._output, f"{name} ({peer.address})" if name else peer.address, *more, extra=fields)
+        say(logging.INFO, "output %s: router %s left: %s", self._output, router, reason)
 
     def _begin(self, router: Router) -> None:
         self.flush()
         if self._shared is None:
-            self._say(logging.INFO, "output %s: router %s subscribed", router)
+            say(logging.INFO, "output %s: router %s subscribed", self._output, router)
         if self._sends_state and not router.asks:
             router.reason = "subscribed"
             self._want_state(router)
@@ -338,7 +284,7 @@ class LivePublisher:
         """A router has lost batches, or its place in the state: it gets none of those that wait for it."""
         rest = self._ring.end - router.position if router.peer.id in self._behind.routers else 0
         if rest:
-            self._drop(router, "slow_router", rest, self._ring.events_from(router.position))
+            self._losses.slow_router(router, rest, self._ring.events_from(router.position))
         if router.lost_at is None:
             router.lost_at = self._loop.time()
         router.reason = "lost"
