@@ -6,8 +6,8 @@ import contextlib
 import pytest
 
 from kvbus.config import load
-from kvbus.core.commands import Publish, SendState
-from kvbus.core.events import BatchReceived, SourceUp
+from kvbus.core.commands import Publish, SendPart, SendState
+from kvbus.core.events import AnswerPulled, BatchReceived, SourceUp
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
@@ -35,6 +35,10 @@ def kind(request, tmp_path):
     return Directory(tmp_path / "log") if request.param == "directory" else Kafka(request.getfixturevalue("kafka"))
 
 
+def unasked(event: AnswerPulled) -> SendPart:
+    raise AssertionError(f"nobody has asked: {event}")
+
+
 class Leaf:
     """A relay with one engine, and the driver that appends its stream."""
 
@@ -47,7 +51,7 @@ class Leaf:
         settings = {"name": "log", "type": "kafka", "endpoint": "tcp://127.0.0.1:9", "on_subscribe": "state", **keys}
         overrides = {"model": "m", "sources": [{"endpoint": "ipc://engine"}], "outputs": [settings]}
         config = load(None, env={}, overrides=overrides).outputs[0]
-        services = Services(self.stats, self.feed, None, None, lambda: 0.0, 4)
+        services = Services(self.stats, self.feed, unasked, None, lambda: 0.0, 4)
         self.driver = LogOutput(0, config, services, place, "eu", 1800.0)
         self.blocks = set()
         self._batches = 0
