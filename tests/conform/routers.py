@@ -53,7 +53,9 @@ class OfKind(Adapter):
         directory.mkdir()
         self._router = self._kind.make(directory, "router")
         split = [(urlsplit(stream.live), urlsplit(stream.replay)) for stream in streams]
-        await self._router.start([Stream(str(live.hostname), live.port or 0, replay.port or 0) for live, replay in split])
+        await self._router.start(
+            [Stream(str(live.hostname), live.port or 0, replay.port or 0) for live, replay in split]
+        )
 
     async def view(self, known: Known) -> View:
         assert self._router is not None
