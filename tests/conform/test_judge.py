@@ -10,8 +10,8 @@ import pytest
 from kvbus.conform.engine.answers import Answer
 from kvbus.conform.engine.judge import EngineJudge
 from kvbus.conform.engine.stream import Message
+from kvbus.conform.vectors import CLEARED, END, Frames, message, pack, raw, removed, stored
 from kvbus.conform.verdict import Level, Outcome, Verdict
-from tests.spec.vectors import CLEARED, END, Frames, message, pack, raw, removed, stored
 
 KEPT, BROKEN, NOT_SEEN = Outcome
 

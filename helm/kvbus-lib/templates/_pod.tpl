@@ -145,8 +145,7 @@ kind: Secret
 metadata:
   name: {{ include "kvbus.curveSecretName" . }}
   labels:
-    app.kubernetes.io/instance: {{ .Release.Name }}
-    app.kubernetes.io/managed-by: {{ .Release.Service }}
+    {{- include "kvbus.objectLabels" . | nindent 4 }}
 stringData:
   kvbus.key_secret: |
     {{- .Values.kvbus.curve.keyPair | trim | nindent 4 }}
@@ -157,14 +156,21 @@ stringData:
 {{- end -}}
 
 {{- /* The manifest for kvbus.configFrom=configMap. */ -}}
+{{- define "kvbus.objectLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{- define "kvbus.configMap" -}}
 apiVersion: v1
 kind: ConfigMap
 metadata:
   name: {{ include "kvbus.resourceName" . }}
   labels:
-    app.kubernetes.io/instance: {{ .Release.Name }}
-    app.kubernetes.io/managed-by: {{ .Release.Service }}
+    {{- include "kvbus.objectLabels" . | nindent 4 }}
 data:
   kvbus.yaml: |
     {{- include "kvbus.config.file" . | nindent 4 }}
