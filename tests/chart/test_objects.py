@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvbus.transport import curve
-from tests.chart.charts import CASES, CHART, ROOT, Values, container, containers, load, render
+from tests.chart.charts import CASES, CHART, ROOT, Values, container, containers, helm, load, render
 
 SELECTOR = {"app.kubernetes.io/name": "kvbus", "app.kubernetes.io/instance": "demo"}
 AGGREGATOR: Values = {
@@ -211,6 +211,30 @@ def test_what_else_a_release_may_have() -> None:
     assert "team" not in release.pod["metadata"]["labels"], "a label of the team's restarts no engine"
 
 
+def test_rules_are_those_of_the_files_with_what_the_operator_wants_of_them() -> None:
+    def rules(**values: Any) -> dict[str, Any]:
+        release = render({"monitoring": {"prometheusRule": {"enabled": True, **values}}})
+        found = [rule for group in release.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+        return {rule["alert"]: rule for rule in found if "alert" in rule}
+
+    names = ("kvbus", "kvbus-fleet")
+    files = [load((ROOT / "deploy" / "prometheus" / f"{name}.rules.yml").read_text()) for name in names]
+    release = render({"monitoring": {"prometheusRule": {"enabled": True}}})
+    assert release.one("PrometheusRule")["spec"]["groups"] == [group for each in files for group in each["groups"]]
+    every = rules()
+    assert rules(alerts={"KvbusNoRouter": False, "KvbusDown": True}).keys() == every.keys() - {"KvbusNoRouter"}
+    assert {"KvbusDown"} <= rules(fleet=False).keys() <= every.keys() - {"KvbusVanished"}
+    there = rules(runbookUrl="https://example.com/runbooks")
+    assert there["KvbusDown"]["annotations"]["runbook_url"] == "https://example.com/runbooks#kvbusdown"
+    assert all(rule["annotations"]["runbook_url"].startswith("https://example.com/") for rule in there.values())
+    for alerts, wrong in (
+        ({"KvbusDwon": False}, "there is no alert KvbusDwon"),
+        ({"KvbusDown": 0}, "alerts/KvbusDown"),
+    ):
+        with pytest.raises(helm.HelmError, match=wrong):
+            rules(alerts=alerts)
+
+
 def test_nothing_optional_is_there_unasked() -> None:
     kinds = {each["kind"] for each in render().objects}
     assert kinds == {"ConfigMap", "Service", "ServiceAccount", "Deployment", "Pod"}
@@ -227,12 +251,6 @@ def test_monitors_scrape_the_port_kvbus_serves() -> None:
         assert "kvbus-http" in {port["name"] for port in release.kvbus["ports"]}
         service = release.one("Service")
         assert SELECTOR.items() <= service["metadata"]["labels"].items()
-
-
-def test_the_rules_are_those_of_the_repository() -> None:
-    rule = render({"monitoring": {"prometheusRule": {"enabled": True}}}).one("PrometheusRule")
-    assert rule["spec"] == load((ROOT / "deploy" / "prometheus" / "kvbus.rules.yml").read_text())
-    assert rule["spec"]["groups"]
 
 
 def test_the_dashboard_is_that_of_the_repository() -> None:

@@ -47,6 +47,8 @@ from tests.chart.charts import CHART, LIBRARY, Values, helm, render
         ({"kvbus": {"probes": {"liveness": {"httpGet": {"path": "/sources"}}}}}, "httpGet"),
         ({"extraObjects": [{"kind": "Secret"}]}, "/extraObjects/0"),
         ({"service": {"type": "ExternalName"}}, "/service/type"),
+        ({"monitoring": {"prometheusRule": {"alerts": {"KvbusDown": 0}}}}, "/alerts/KvbusDown"),
+        ({"monitoring": {"prometheusRule": {"runbookUrl": "docs"}}}, "/runbookUrl"),
         ({"engine": {"resources": {"limit": {}}}}, "limit"),
         ({"monitoring": {"podMonitor": {"interval": "often"}}}, "/monitoring/podMonitor/interval"),
         ({"networkPolicy": {"routers": [{}]}}, "/networkPolicy/routers/0"),
