@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Build the peers of tests/interop on other ZeroMQ libraries.
+# Build the peers of tests/interop on other ZeroMQ libraries, and the reader of tests/spec in Rust.
 #
 #   .ci/zmtp-peers.sh DIR [NAME...]    into DIR; TEST_ZMTP_PEERS_HOME=DIR names them to the tests
 #
-# NAME is jeromq (Java 11 or newer, Maven) or zeromq-rs (Rust 1.89 or newer, cargo); by default both.
+# NAME is jeromq (Java 11 or newer, Maven), zeromq-rs or spec-reader (Rust 1.89 or newer, cargo); by default all.
 # Exit code 1: what it takes is there, and a program does not build; 69: one cannot be had here, and is said to be missing.
 set -Eeuo pipefail
 unavailable=69
 mkdir -p "$1"
 home=$(cd "$1" && pwd)
 shift
-cd "$(dirname "${BASH_SOURCE[0]}")/../tests/interop"
+cd "$(dirname "${BASH_SOURCE[0]}")/../tests"
 PATH=$PATH:$HOME/.cargo/bin # where Rust's own installer puts it
 
 same_jars() { # $1: directory; those of jars.sha256, and no others
@@ -19,7 +19,7 @@ same_jars() { # $1: directory; those of jars.sha256, and no others
 
 jeromq() {
     local jars=$home/jeromq/jars
-    cd jeromq
+    cd interop/jeromq
     command -v java javac mvn >/dev/null || return $unavailable
     javac --release 11 -version || return $unavailable
     if ! same_jars "$jars" &>/dev/null; then
@@ -31,24 +31,28 @@ jeromq() {
     javac --release 11 -Xlint:all -Werror -d "$home/jeromq/classes" -cp "$jars/*" Peer.java || return 1
 }
 
-zeromq-rs() {
-    local crate=$home/zeromq-rs/crate registry
+zeromq-rs() { in_rust zeromq-rs interop/zeromq-rs peer; }
+
+spec-reader() { in_rust spec-reader spec/readers/rust reader; }
+
+in_rust() { # $1: name, $2: directory of the crate, $3: its program
+    local crate=$home/$1/crate registry
     cargo --version || return $unavailable
     printf 'rustc 1.89\n%s\n' "$(rustc --version)" | sort --check --version-sort || return $unavailable
-    mkdir -p "$home/zeromq-rs" && rm -rf "$crate"
-    cp -r zeromq-rs "$crate"
+    mkdir -p "$home/$1" && rm -rf "$crate"
+    cp -r "$2" "$crate"
     cd "$crate"
     # Cargo.lock.in holds what it must be; only where from is cargo's own configuration
     cargo generate-lockfile --quiet || return $unavailable
     registry=$(sed -n 's/^source = "\(.*\)"$/\1/p' Cargo.lock | sort -u)
     sed "s|@REGISTRY@|$registry|" Cargo.lock.in >Cargo.lock
     cargo fetch --locked --quiet || return $unavailable
-    cargo build --locked --offline --quiet --target-dir "$home/zeromq-rs/target" || return 1
-    cp "$home/zeromq-rs/target/debug/peer" "$home/zeromq-rs/"
+    cargo build --locked --offline --quiet --target-dir "$home/$1/target" || return 1
+    cp "$home/$1/target/debug/$3" "$home/$1/"
 }
 
 result=0
-if (($# == 0)); then set -- jeromq zeromq-rs; fi
+if (($# == 0)); then set -- jeromq zeromq-rs spec-reader; fi
 for name; do
     status=0
     ($name) || status=$?

@@ -134,6 +134,11 @@ def graph(title: str, unit: str, about: str, *queries: Query, width: int = 8) ->
 STORED: Final = rate("kvbus_source_blocks_stored_total", SOURCE, PER_SOURCE)
 REMOVED: Final = rate("kvbus_source_blocks_removed_total", SOURCE, PER_SOURCE)
 
+EXACT: Final = (
+    f"avg((kvbus_output_router_behind_seconds{{{OUTPUT}}} <= bool 5) * on (job, instance) group_left () "
+    f"min by (job, instance) (kvbus_source_pending_batches{{{TARGET}}} == bool 0))"
+)
+
 ROWS: Final[dict[str, list[dict[str, Any]]]] = {
     "Overview": [
         stat("kvbus running", "short", "Processes that answer.", f"count(kvbus_build_info{{{TARGET}}})"),
@@ -156,6 +161,20 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "short",
             "In the time shown: times a batch did not reach every router live.",
             f"sum(increase(kvbus_output_dropped_batches_total{{{OUTPUT}}}[$__range]))",
+        ),
+        graph(
+            "Routers exact within 5 s",
+            "percentunit",
+            "Share of outputs with no router more than 5 s behind, on buses with no open gap: the objective's 99.9 %.",
+            (EXACT, "exact"),
+            width=12,
+        ),
+        graph(
+            "Furthest behind",
+            "s",
+            "Of all routers: how long the oldest batch has been published that one has not got.",
+            (f"max(kvbus_output_router_behind_seconds{{{OUTPUT}}})", "furthest behind"),
+            width=12,
         ),
         graph(
             "Batches in and out",
@@ -501,8 +520,9 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Reloads",
             "short",
-            "Configurations read again at SIGHUP and key files found changed, since the start.",
+            "Configurations read again and key files found changed, since the start; whether the newest is refused.",
             (f"kvbus_config_reloads_total{{{TARGET}}}", "{{instance}} configuration {{outcome}}"),
+            (f"kvbus_config_refused{{{TARGET}}}", "{{instance}} configuration refused now"),
             (f"kvbus_key_reloads_total{{{TARGET}}}", "{{instance}} keys {{outcome}}"),
         ),
         graph(

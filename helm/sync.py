@@ -33,6 +33,7 @@ CHART: Final = ROOT / "helm" / "kvbus"
 MANIFESTS: Final = ROOT / "deploy" / "kubernetes"
 COPIES: Final = {
     ROOT / "deploy" / "prometheus" / "kvbus.rules.yml": CHART / "files" / "kvbus.rules.yml",
+    ROOT / "deploy" / "prometheus" / "kvbus-fleet.rules.yml": CHART / "files" / "kvbus-fleet.rules.yml",
     ROOT / "deploy" / "grafana" / "kvbus.json": CHART / "files" / "kvbus.json",
 }
 RENDERED: Final = {

@@ -23,7 +23,6 @@ from kvbus.admin.openapi import document
 from kvbus.admin.pace import Pace
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import Queries
-from kvbus.admin.query_body import MAX_BODY
 from kvbus.admin.responses import as_json, problem, refused
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
@@ -50,6 +49,9 @@ class Observed(metrics.Observed, Protocol):
     streams: dict[int, SourceStream]
     started: bool
 
+    def dialled_in(self, slot: int) -> list[str] | None:
+        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
+
 
 class AdminServer:
     """Serve probes, metrics, what there is to see of the bus, its blocks, and a status page."""
@@ -75,7 +77,7 @@ class AdminServer:
 
     def application(self) -> web.Application:
         """Return the application with its paths."""
-        app = web.Application(middlewares=[self._answering], client_max_size=MAX_BODY)
+        app = web.Application(middlewares=[self._answering])
         paced = self._paced
         for path in FILES:
             app.router.add_get(path, status_page)
@@ -246,6 +248,7 @@ class AdminServer:
         return as_json(
             {
                 **about(self._observed.config),
+                "config_refused": self._observed.process.config_refused,
                 "started": self._started,
                 "now": time.time(),
                 "content": None if isinstance(caller, Caller) else self._how(caller, "/blocks"),
@@ -304,7 +307,13 @@ class AdminServer:
         sources = read_sources(relay)
         return as_json(
             [
-                source_entry(sources[slot], stream.endpoint, stream.replay_endpoint, stream.found or None)
+                source_entry(
+                    sources[slot],
+                    stream.endpoint,
+                    stream.replay_endpoint,
+                    stream.found or None,
+                    self._observed.dialled_in(slot),
+                )
                 for slot, stream in sorted(streams.items())
             ]
         )

@@ -34,6 +34,7 @@ class Overview(TypedDict):
     version: str
     core: str
     config: dict[str, Any]
+    config_refused: list[str]
     started: float
     now: float
     content: str | None

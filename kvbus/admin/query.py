@@ -24,7 +24,6 @@ from kvbus.config import Config
 from kvbus.core.blocks.prefix_index import Match, PrefixIndex
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
-from kvbus.core.source import Source
 from kvbus.core.stats import ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.telemetry.readings import read_analytics
@@ -39,7 +38,7 @@ BUILD_TIMEOUT: Final = 2.0
 T = TypeVar("T")
 
 
-class Held(msgspec.Struct):
+class Held(msgspec.Struct, gc=False):
     """What one source holds of a prompt.
 
     ``blocks`` are those from the beginning on without a hole, ``tiers`` how many of them are on which medium.
@@ -63,13 +62,17 @@ class Result(msgspec.Struct):
     matches: list[Held]
 
 
-class Unsure(msgspec.Struct):
-    """A source whose blocks may not all be known."""
+class Standing(msgspec.Struct, gc=False):
+    """A source, and whether all of its blocks are known."""
 
     source: str
     rank: int
     state: State
     partial: bool
+
+
+Unsure = dict[tuple[str, int], Standing]
+"""By name and rank, the sources that may hold more than they are found with."""
 
 
 class Cache(msgspec.Struct):
@@ -90,7 +93,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
     """One result for each question, the sources that may hold more than they are found with, and analytics if asked."""
 
     results: list[Result]
-    incomplete: list[Unsure]
+    incomplete: list[Standing]
     analytics: list[Cache] | None = None
 
 
@@ -150,13 +153,16 @@ class Queries:
             queries, analytics = read(body, lists, msgpack=msgpack)
         if analytics and not self._observed.config.analytics:
             raise RefusedError(400, "invalid", "analytics are off; the configuration has to say analytics: true")
-        results = await self._results(queries) if queries else []
+        unsure: Unsure = {}
+        results = await self._results(queries, unsure) if queries else []
         async with self._pace.piece():
-            answer = Answer(results, self._incomplete(), self._analytics() if analytics else None)
+            if not queries:
+                self._look(unsure)
+            answer = Answer(results, list(unsure.values()), self._analytics() if analytics else None)
         await asyncio.sleep(0)  # the loop's other work first
         return answer
 
-    async def _results(self, queries: Sequence[Query]) -> list[Result]:
+    async def _results(self, queries: Sequence[Query], unsure: Unsure) -> list[Result]:
         index = await self._index.ask(BUILD_TIMEOUT)
         if index is None:
             text = f"the tree of prefixes is being built, {self._index.unread} sources are left; ask again"
@@ -164,7 +170,7 @@ class Queries:
         results = []
         for number, query in enumerate(queries):
             try:
-                held = await self._held(index, query)
+                held = await self._held(index, query, unsure)
             except ValueError as error:
                 raise RefusedError(400, "invalid", f"question {number}: {error}") from error
             results.append(Result(sorted(held, key=_worth, reverse=True)))
@@ -179,55 +185,54 @@ class Queries:
                 except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]
 
-    async def _held(self, index: PrefixIndex[int], query: Query) -> list[Held]:
-        """What each source holds."""
+    async def _held(self, index: PrefixIndex[int], query: Query, unsure: Unsure) -> list[Held]:
+        """What each source holds, beside what was known of it in the turn in which its blocks were looked up."""
         if query.tokens is not None:
             async with self._pace.piece():
                 matches = index.matches(query.tokens, lora=query.lora, salt=query.salt)
-                found = [(self._source(slot), match) for slot, match in matches.items()]
+                standing = self._look(unsure)
             async with self._pace.piece():
-                return [self._named(source, match) for source, match in found]
+                return [self._named(standing[slot], match) for slot, match in matches.items()]
         held: list[Held] = []
         hashes = query.hashes or []
         for names in names_of(hashes):
-            slots, at_once = index.workers, max(1, MAX_HASHES // max(1, len(hashes)))
-            for first in range(0, len(slots), at_once):
+            slots, at_once = len(self._observed.relay.sources), max(1, MAX_HASHES // max(1, len(hashes)))
+            for first in range(0, slots, at_once):
                 async with self._pace.piece():
-                    few = [(slot, index.named(slot, names)) for slot in slots[first : first + at_once]]
-                    held += [self._named(self._source(slot), match) for slot, match in few if match is not None]
+                    standing = self._look(unsure, first, first + at_once)
+                    few = [(each, index.named(slot, names)) for slot, each in standing.items()]
+                    held += [self._named(each, match) for each, match in few if match is not None]
         return held
 
-    def _source(self, slot: int) -> Source:
-        """The source of a slot, which may be another one in the loop's next turn."""
-        return self._observed.relay.sources[slot]
+    def _look(self, unsure: Unsure, first: int = 0, end: int | None = None) -> dict[int, Standing]:
+        """The sources of some slots as they are now; those that may hold more are noted."""
+        found = {}
+        for slot, source in enumerate(self._observed.relay.sources[first:end], first):
+            found[slot] = each = Standing(source.spec.label, source.rank, source.state, source.partial)
+            if not source.gone and (each.partial or each.state is not State.LIVE):
+                unsure[each.source, each.rank] = each
+        return found
 
-    def _named(self, source: Source, match: Match) -> Held:
+    def _named(self, standing: Standing, match: Match) -> Held:
         return Held(
-            source.spec.label,
-            source.rank,
+            standing.source,
+            standing.rank,
             self._observed.config.worker,
             match.blocks,
             match.blocks * match.block_size,
             match.block_size,
             match.tiers,
-            source.state,
-            source.partial,
+            standing.state,
+            standing.partial,
         )
 
     def _analytics(self) -> list[Cache]:
         return [
             Cache(source.spec.label, source.rank, self._observed.config.worker, source.state, source.partial, blocks)
             for source, blocks in (
-                (self._source(slot), analytics_entry(reading))
+                (self._observed.relay.sources[slot], analytics_entry(reading))
                 for slot, reading in read_analytics(self._observed.relay).items()
             )
-        ]
-
-    def _incomplete(self) -> list[Unsure]:
-        return [
-            Unsure(source.spec.label, source.rank, source.state, source.partial)
-            for source in self._observed.relay.present
-            if source.partial or source.state is not State.LIVE
         ]
 
 
@@ -238,13 +243,17 @@ def _worth(held: Held) -> tuple[int, int, int]:
 async def _body(request: web.Request) -> bytes:
     if "Content-Encoding" in request.headers:
         raise RefusedError(400, "invalid", "the body has a Content-Encoding; send it as it is")
+    parts: list[bytes] = []  # `request.read` copies them three times
+    size = 0
     try:
         async with asyncio.timeout(CONNECTION_TIMEOUT):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        text = f"a body of more than {MAX_BODY} bytes; ask in several requests"
-        raise RefusedError(413, "too_large", text) from error
+            while part := await request.content.readany():
+                size += len(part)
+                if size > MAX_BODY:
+                    raise RefusedError(413, "too_large", f"more than {MAX_BODY} bytes; ask in several requests")
+                parts.append(part)
     except TimeoutError as error:
         raise RefusedError(408, "slow", f"no whole body within {CONNECTION_TIMEOUT:g} s") from error
     except (web.RequestPayloadError, ConnectionError) as error:
         raise RefusedError(400, "invalid", "the body broke off") from error
+    return b"".join(parts)

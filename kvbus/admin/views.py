@@ -79,6 +79,7 @@ class SourceEntry(msgspec.Struct):
     endpoint: str
     replay_endpoint: str | None
     found: str | None
+    dialled_in: list[str] | None
     state: State
     partial: bool
     partial_since: float | None
@@ -120,9 +121,21 @@ class RouterEntry(msgspec.Struct):
 
 
 def source_entry(
-    source: SourceReading, endpoint: str, replay_endpoint: str | None, found: str | None = None
+    source: SourceReading,
+    endpoint: str,
+    replay_endpoint: str | None,
+    found: str | None = None,
+    dialled_in: list[str] | None = None,
 ) -> SourceEntry:
-    """Return the entry of a source; ``found`` says who has found it where, None if the configuration names it."""
+    """Return the entry of a source.
+
+    Args:
+        source: the source.
+        endpoint: of its live stream.
+        replay_endpoint: of its replay, if it has one.
+        found: who has found it where; None if the configuration names it.
+        dialled_in: whence it is connected; None unless it dials in at an output's port.
+    """
     stats, why = source.stats, source.missing
     ways = {
         "as_it_came": Ways(stats.as_they_came, stats.as_they_came_blocks),
@@ -135,6 +148,7 @@ def source_entry(
         endpoint=endpoint,
         replay_endpoint=replay_endpoint,
         found=found,
+        dialled_in=dialled_in,
         partial_reason=why.reason if why else None,
         missing_before=why.before if why else None,
         heals=why.heals if why else None,

@@ -28,6 +28,7 @@ _SUBCOMMANDS = (
     Subcommand("anonymize", "Make a capture that can be shown to others."),
     Subcommand("play", "Publish a capture as an engine would."),
     Subcommand("sim", "A synthetic engine."),
+    Subcommand("conform", "Judge an engine or a router by the contract of the wire."),
     Subcommand("state", "Look at the state on disk, or remove it."),
     Subcommand("keygen", "A key pair for CURVE."),
     Subcommand("token", "A bearer token for the HTTP port."),

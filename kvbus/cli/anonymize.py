@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -128,13 +127,13 @@ def _new_file(path: Path) -> Iterator[Path]:
         yield path
         return
     _refuse(path)
+    # named before it is there: a signal that comes as soon as it is there removes it too
+    partial = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.partial{path.suffix}")
     try:
-        fd, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=f".partial{path.suffix}", dir=path.parent)
-    except OSError as error:
-        raise CaptureError(f"{path}: {error.strerror}") from error
-    os.close(fd)
-    partial = Path(name)
-    try:
+        try:
+            partial.touch(0o600, exist_ok=False)
+        except OSError as error:
+            raise CaptureError(f"{path}: {error.strerror}") from error
         yield partial
         _refuse(path)
         partial.rename(path)

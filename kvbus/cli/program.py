@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """A subcommand before its import: ``kvbus.cli.<name>:command``."""
+    """A subcommand before its import: ``kvbus.cli.<name>:command``, or in a package below that one."""
 
     name: str
     summary: str
+    package: str = "kvbus.cli"
 
     @property
     def module(self) -> str:
         """Name of its module."""
-        return f"kvbus.cli.{self.name}"
+        return f"{self.package}.{self.name}"
 
 
 class Program(click.Group):
@@ -107,7 +108,7 @@ class Program(click.Group):
             _forget_stdout()
             sys.exit(ExitCode.OK)  # the reader has closed the pipe
         except Exception as error:  # noqa: BLE001 - the last resort
-            _fail(error, debug=bool(ctx.params.get("debug")))
+            _fail(error, debug=bool(ctx.find_root().params.get("debug")))
         return result
 
 

@@ -21,9 +21,13 @@ def command(**flags: Any) -> None:
       kvbus run -c kvbus.yaml
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
-    A second signal ends it at once. SIGHUP loads the configuration and the keys again: sources and keys may change.
+    A second signal ends it at once. A changed file, or SIGHUP, loads configuration and keys again: sources, keys and
+    some limits may change.
     Exit codes: 0 ended in order, 69 an endpoint or the state is another process's, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
+    from kvbus.daemon.config_file import ConfigFile  # noqa: PLC0415
+
+    file = None if flags["config"] is None else ConfigFile(flags["config"])
     config = load_config(**flags)
 
     # imported on use, to keep `kvbus --help` fast
@@ -34,4 +38,4 @@ def command(**flags: Any) -> None:
 
     logs.setup(level=config.log_level, log_format=config.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(config, partial(load_config, **flags)))
+        runner.run(serve(config, partial(load_config, **flags), file))

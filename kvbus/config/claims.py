@@ -22,9 +22,13 @@ class _Claim:
     who: str
     address: Address
     ours: bool
+    both: bool = False
+    """A listener for engines and routers: a source's, or that of an output with ``interpose``."""
 
     def collides(self, other: _Claim) -> bool:
         mine, theirs = self.address, other.address
+        if self.both and other.both and self.key[0] != other.key[0] and mine == theirs:
+            return False  # it is one listener
         if mine.port != theirs.port:
             return False
         if mine.host == theirs.host:
@@ -85,7 +89,7 @@ def _claims(found: Findings) -> Iterable[_Claim]:
         ranks = source.data_parallel_size
         if source.discover is None and found.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
             for name, ours in (("endpoint", source.bind), ("replay_endpoint", False), ("snapshot_endpoint", False)):
-                yield from _run(found, ("sources", i, name), range(ranks), "rank", ours=ours)
+                yield from _run(found, ("sources", i, name), range(ranks), "rank", ours=ours, both=ours)
     slots = [slot for _, _, slot in config.slots()] if found.streams_sound() else [0]
     for i, output in enumerate(config.outputs):
         if not found.sound(("outputs", i, "layout"), ("outputs", i, "bind")):
@@ -93,14 +97,15 @@ def _claims(found: Findings) -> Iterable[_Claim]:
         several = output.layout == "per_source"
         for name in ("endpoint", "replay_endpoint", "snapshot_endpoint"):
             if name != "endpoint" or output.bind:
-                yield from _run(found, ("outputs", i, name), slots if several else [0], "stream", ours=True)
+                numbers, both = slots if several else [0], output.interpose and name == "endpoint"
+                yield from _run(found, ("outputs", i, name), numbers, "stream", ours=True, both=both)
     address = config.http_address
     if address is not None and address[1] != 0 and found.sound(("http",)):
         host = "127.0.0.1" if address[0] == "localhost" else address[0]
         yield _Claim(("http",), "HTTP", Address(host, address[1]), ours=True)
 
 
-def _run(found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours: bool) -> Iterable[_Claim]:
+def _run(found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours: bool, both: bool) -> Iterable[_Claim]:
     """Yield the claims of one endpoint key: one for each rank or stream."""
     endpoint = found.value(key)
     if endpoint is None or not found.sound(key):
@@ -115,9 +120,9 @@ def _run(found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours:
         who = f"{unit} {n}" if len(numbers) > 1 else str(key[0])[:-1]
         if base.is_ipc:
             path = base.host.replace("{rank}", str(n)) if "{rank}" in base.host or n == 0 else f"{base.host}-{n}"
-            yield _Claim(key, who, Address(path, 0), ours)
+            yield _Claim(key, who, Address(path, 0), ours, both)
         else:
-            yield _Claim(key, who, Address(base.host, base.port + n), ours)
+            yield _Claim(key, who, Address(base.host, base.port + n), ours, both)
 
 
 def _free(found: Findings, key: Path) -> str | None:

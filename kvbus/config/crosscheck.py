@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvbus.config import claims, dynamo, key_rules, topic_rules, topics
+from kvbus.config import claims, dynamo, interposing, key_rules, topic_rules, topics
 from kvbus.config.findings import Findings
 from kvbus.config.paths import Path, show
 from kvbus.core.wire.profiles import PROFILES
@@ -36,6 +36,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
         _names,
         claims.wildcards,
         claims.ports,
+        interposing.interposed,
         topic_rules.templates,
         _tokens,
         topic_rules.one_topic_each,
@@ -57,7 +58,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
 
 def _at_least_one(found: Findings) -> None:
     for name, example in _ONE_OF_EACH.items():
-        if not getattr(found.config, name) and found.sound((name,)):
+        if not getattr(found.config, name) and found.sound((name,), ("interpose",)):
             found.report((name,), "at least one is needed", example=example)
 
 

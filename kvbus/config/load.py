@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import ValidationError
@@ -14,6 +14,7 @@ from ruamel.yaml.error import YAMLError
 
 from kvbus.compiled import PURE
 from kvbus.config import crosscheck, paths, yamlfile
+from kvbus.config.interpose import as_written
 from kvbus.config.models import Config
 from kvbus.config.problems import example_at, from_pydantic, shown
 from kvbus.errors import ConfigError, Problem
@@ -244,7 +245,7 @@ def _validated(draft: _Draft) -> Config:
         draft.problems += bad.values()
         draft.problems += _cross_problems_of_the_rest(draft, frozenset(bad))
     else:
-        draft.problems += crosscheck.check(config, draft.origins)
+        draft.problems += _as_written(draft.data, crosscheck.check(config, draft.origins))
     if draft.problems:
         raise ConfigError(draft.problems)
     return config
@@ -256,9 +257,16 @@ def _cross_problems_of_the_rest(draft: _Draft, bad: frozenset[paths.Path]) -> li
     for path in sorted(bad, key=len, reverse=True):
         _forget(rest, path)
     try:
-        return crosscheck.check(Config.model_validate(rest), draft.origins, bad)
+        return _as_written(rest, crosscheck.check(Config.model_validate(rest), draft.origins, bad))
     except ValidationError:
         return []
+
+
+def _as_written(data: Mapping[str, Any], problems: list[Problem]) -> list[Problem]:
+    if data.get("interpose") is None:
+        return problems
+    ends = len(data.get("sources") or ()), len(data.get("outputs") or ())
+    return [replace(each, key=as_written(each.key, *ends), wrong=as_written(each.wrong, *ends)) for each in problems]
 
 
 def _forget(data: Any, path: paths.Path) -> None:

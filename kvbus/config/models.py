@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ModelWrapValidatorHandler, model_validator
 from ruamel.yaml import YAML
 
 from kvbus.config import topics
 from kvbus.config.endpoints import parse_address
+from kvbus.config.interpose import Interpose
 from kvbus.config.limits import Limits
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.section import Section, key
@@ -35,6 +37,7 @@ class SourceStream:
         clears: what the engine's AllBlocksCleared speaks of.
         index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
         found: who found its engine where; empty if the configuration names it.
+        interposed: whether routers dial ``endpoint`` too.
     """
 
     label: str
@@ -48,6 +51,7 @@ class SourceStream:
     clears: Literal["auto", "device", "all"]
     index: int
     found: str = ""
+    interposed: bool = False
 
     @property
     def log_fields(self) -> dict[str, str | int]:
@@ -133,6 +137,12 @@ class Config(Section):
         "other sources hold too (metrics, and `analytics` in `/sources`).",
         example=True,
     )
+    interpose: Interpose | None = key(
+        None,
+        "One port for an engine that dials and routers that dial it: short for a source with `bind` and an output with "
+        "`interpose`, which `kvbus check` shows.",
+        example={"endpoint": "tcp://127.0.0.1:5557"},
+    )
     sources: tuple[SourceConfig, ...] = key(
         (), "The engines; at least one.", example=[{"endpoint": "tcp://127.0.0.1:5557"}]
     )
@@ -215,9 +225,16 @@ class Config(Section):
         unit="s",
         ge=0,
     )
+    reload: Literal["auto", "signal"] = key(
+        "auto",
+        "When the configuration file is loaded again: auto: once it has changed (looked at every "
+        "`key_reload_interval`), and at SIGHUP; signal: at SIGHUP only.",
+        example="signal",
+    )
     key_reload_interval: Seconds = key(
         10.0,
-        "How often key files and allow-lists are looked at for changes; 0: at SIGHUP only.",
+        "How often key files, allow-lists and (`reload: auto`) the configuration file are looked at for changes; 0: at "
+        "SIGHUP only.",
         example=10.0,
         unit="s",
         ge=0,
@@ -227,6 +244,16 @@ class Config(Section):
         "auto", "auto: text on a terminal, else JSON lines.", example="json"
     )
     limits: Limits = key(Limits(), "Bounds on what a peer may make kvbus hold.", example={"max_frames": 16})
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _interposed(cls, data: Any, valid: ModelWrapValidatorHandler[Config]) -> Config:
+        config = valid(data)
+        if config.interpose is None:
+            return config
+        source, output = config.interpose.parts()
+        both = {"sources": (*config.sources, source), "outputs": (*config.outputs, output)}
+        return config.model_copy(update={"interpose": None, **both})
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -247,6 +274,7 @@ class Config(Section):
     def streams(self) -> list[SourceStream]:
         """Return every engine publisher: one for each source and rank, in order."""
         out: list[SourceStream] = []
+        interposed = any(output.interpose for output in self.outputs)
         for source_index, rank, slot in self.slots():
             source = self.sources[source_index]
             several = source.data_parallel_size > 1
@@ -264,6 +292,7 @@ class Config(Section):
                     clears=source.clears,
                     index=slot,
                     found=source.where if isinstance(source, FoundSource) else "",
+                    interposed=interposed and source.bind,
                 )
             )
         return out

@@ -44,6 +44,12 @@ class OutputConfig(Section):
         example="tcp://*:5659",
     )
     bind: bool = key(True, "false: dial out to a router that binds its SUB.", example=True)
+    interpose: bool = key(
+        False,
+        "true: engines dial `endpoint` too, where routers subscribe: each stream's source has `bind: true` and the "
+        "same address. Who publishes is that source, who subscribes is a router.",
+        example=False,
+    )
     layout: Literal["per_source", "merged", "per_topic"] = key(
         "per_source",
         "per_source: the i-th source (all ranks counted, from 0, or by `slot`) at port + i with a seq of its own, with "

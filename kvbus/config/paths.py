@@ -6,6 +6,7 @@ import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+from kvbus.config.interpose import Interpose
 from kvbus.config.limits import Limits
 from kvbus.config.models import Config
 from kvbus.config.outputs import OutputConfig
@@ -24,7 +25,7 @@ PLAIN_LISTS: Final = frozenset({"http_allowed_hosts", "without_media"})
 """Lists whose elements are single values."""
 PARTS: Final = frozenset({"discover"})
 """Keys whose value is a mapping that an optional part reads."""
-SECTIONS: Final[dict[str, type[BaseModel]]] = {"limits": Limits}
+SECTIONS: Final[dict[str, type[BaseModel]]] = {"interpose": Interpose, "limits": Limits}
 
 _PIECE: Final = re.compile(r"\.?([^.\[\]]+)|\[(\d{1,6})\]")
 _MAX_INDEX_DIGITS: Final = 6
@@ -108,8 +109,8 @@ def suggest(path: Path) -> str | None:
         return show((*path[:-1], near[0]))
     # the name exists elsewhere: a source's key at the top level, or the other way round
     homes: list[tuple[Path, type[BaseModel]]] = [((), Config)]
-    homes += [((section,), cls) for section, cls in SECTIONS.items()]
     homes += [((name_, 0), cls) for name_, cls in LISTS.items()]
+    homes += [((section,), cls) for section, cls in SECTIONS.items()]
     for home, cls in homes:
         if home != path[:-1] and name in cls.model_fields:
             return show((*home, name))

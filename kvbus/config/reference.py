@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_orig
 
 from kvbus.config import parts
 from kvbus.config.dynamo import DynamoPlane
+from kvbus.config.interpose import Interpose
 from kvbus.config.limits import Limits
 from kvbus.config.models import Config
 from kvbus.config.outputs import OutputConfig
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 HEADER: Final = "| key | type | default | unit | meaning |\n|---|---|---|---|---|"
 _SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("", Config),
+    ("interpose.", Interpose),
     ("sources[].", SourceConfig),
     ("outputs[].", OutputConfig),
     ("outputs[].dynamo.", DynamoPlane),

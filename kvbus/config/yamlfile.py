@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _EXAMPLE: Final = "sources: [{endpoint: tcp://127.0.0.1:5557}]"
-_MAX_BYTES: Final = 4 * 1024 * 1024
+MAX_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ def read(path: Path) -> YamlFile:
     name = str(path)
     try:
         with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
+            raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError([Problem(name, f"cannot be read: {error.strerror or error}")]) from None
-    if len(raw) > _MAX_BYTES:
-        raise _refuse(name, f"is larger than {_MAX_BYTES} bytes")
+    if len(raw) > MAX_BYTES:
+        raise _refuse(name, f"is larger than {MAX_BYTES} bytes")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -32,6 +32,7 @@ from kvbus.core.events import (
     EngineEmptied,
     HandshakeFailed,
     OutputPlaced,
+    OutputTuned,
     Oversize,
     RelayEvent,
     ReplayAborted,
@@ -96,6 +97,7 @@ class Relay:
             SourcePlaced: self._placed,
             SourceRemoved: self._removed,
             OutputPlaced: self._output_placed,
+            OutputTuned: self._output_tuned,
             BatchReceived: self._batch,
             Oversize: self._oversize,
             ReplayReceived: self._replayed,
@@ -220,6 +222,9 @@ class Relay:
 
     def _output_placed(self, event: OutputPlaced, now: float) -> None:
         self._out.place(event.output, event.spec, now)
+
+    def _output_tuned(self, event: OutputTuned, _now: float) -> None:
+        self.outputs[event.output].tune(event.heartbeat, event.journal_batches, event.journal_bytes)
 
     # -- what they say ---------------------------------------------------------------------------------------------
 

@@ -89,6 +89,10 @@ class OutputStats(msgspec.Struct):
     """Connected routers, whatever they have subscribed to."""
     router_disconnects: Counter[str] = msgspec.field(default_factory=Counter)
     """By reason, whoever ended the connection."""
+    publishers: int = 0
+    """Connected engines, at ports where they and routers both dial in."""
+    publishers_limit: int = 0
+    publishers_accepted: int = 0
     states_sent: Counter[str] = msgspec.field(default_factory=Counter)
     """By reason: subscribed, lost. One for each router."""
     queue_depth: int = 0
@@ -207,6 +211,8 @@ class ProcessStats:
         """Requests for content that were refused."""
         self.config_reloads: Counter[str] = Counter()
         """By outcome: applied, refused."""
+        self.config_refused: list[str] = []
+        """The keys for which the newest configuration was refused; none while it is in force."""
         self.key_reloads: Counter[str] = Counter()
         """Key files that changed beside the configuration, by outcome."""
         self.views_limit = 0

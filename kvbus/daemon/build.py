@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import structs
 
-from kvbus.config import Config, SourceStream
+from kvbus.config import Config, OutputConfig, SourceStream
 from kvbus.core import analytics
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import NewStream, OutputSpec, Rights
@@ -95,6 +95,11 @@ def new_stream(config: Config, view: View, worker: Worker, first_seq: int) -> Ne
     return NewStream(topic, first_seq, publisher_id, hidden=not view.sees(config, worker))
 
 
+def heartbeat_of(output: OutputConfig) -> float:
+    """Return how long a stream may be silent: the snapshot protocol's readers count on an empty batch a second."""
+    return min(output.heartbeat or 1.0, 1.0) if output.snapshot_endpoint else output.heartbeat
+
+
 def output_spec(
     config: Config,
     view: View,
@@ -125,8 +130,7 @@ def output_spec(
         structs.replace(profile, framing=output.framing),
         [each.topic for each in new],
         merged,
-        # the snapshot protocol's consumers count on an empty batch a second
-        min(output.heartbeat or 1.0, 1.0) if output.snapshot_endpoint else output.heartbeat,
+        heartbeat_of(output),
         output.journal_batches,
         output.journal_bytes,
         [each.first_seq for each in new],

@@ -11,7 +11,21 @@ from kvbus.daemon.placement import Placement, place, worker_of
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve
 
-RELOADABLE: Final = frozenset({"sources", "log_level", "shutdown_timeout", "key_reload_interval", "discovery_grace"})
+RELOADABLE: Final = frozenset(
+    {
+        "sources",
+        "log_level",
+        "shutdown_timeout",
+        "reload",
+        "key_reload_interval",
+        "discovery_grace",
+        "limits.max_sources",
+        "limits.max_views",
+        "outputs.heartbeat",
+        "outputs.journal_batches",
+        "outputs.journal_bytes",
+    }
+)
 """Keys that a reload may change; everything else takes a restart."""
 
 
@@ -132,10 +146,15 @@ def _differences(running: dict[str, Any], wanted: dict[str, Any]) -> list[tuple[
         if name in RELOADABLE or before == value:
             continue
         if isinstance(value, dict):
-            found += [(f"{name}.{key}", each) for key, each in value.items() if each != before[key]]
+            found += [(f"{name}.{key}", each) for key, each in _other(name, value, before)]
         elif name == "outputs" and len(value) == len(before):
             for i, (one, other) in enumerate(zip(before, value, strict=True)):
-                found += [(f"outputs[{i}].{key}", each) for key, each in other.items() if each != one[key]]
+                found += [(f"outputs[{i}].{key}", each) for key, each in _other(name, other, one)]
         else:
             found.append((name, f"{len(value)} outputs, not {len(before)}" if name == "outputs" else value))
     return found
+
+
+def _other(name: str, now: dict[str, Any], before: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Keys of a section that are other ones now, without those that a reload may change."""
+    return [(key, each) for key, each in now.items() if each != before[key] and f"{name}.{key}" not in RELOADABLE]

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 from kvbus.config import SourceStream
 from kvbus.core.commands import Command
-from kvbus.core.events import OutputPlaced, SourceDown, SourcePlaced, SourceRemoved
-from kvbus.daemon.build import add_reservation, add_reservations, new_stream, next_seqs, output_spec, source_spec
+from kvbus.core.events import OutputPlaced, OutputTuned, SourceDown, SourcePlaced, SourceRemoved
+from kvbus.daemon.build import (
+    add_reservation,
+    add_reservations,
+    heartbeat_of,
+    new_stream,
+    next_seqs,
+    output_spec,
+    source_spec,
+)
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.daemon.outputs import allow, peer_policy_of
@@ -56,6 +64,7 @@ class Changes:
         daemon.placement = placement
         daemon.streams = placement.streams(change.config)
         daemon.keep_slots()
+        self._tune_outputs()
         for slot in change.removed:
             self._remove(slot)
         for stream in change.replaced:
@@ -220,6 +229,15 @@ class Changes:
             for driver, slot in opened:
                 driver.close(slot)
             raise
+
+    def _tune_outputs(self) -> None:
+        """Give every output, and its views, the bounds that the configuration has for it."""
+        daemon = self._daemon
+        daemon.process.views_limit = daemon.config.limits.max_views
+        for number, view in enumerate(daemon.views.all):
+            output = daemon.config.outputs[view.output]
+            if number < len(daemon.relay.outputs):
+                daemon.feed(OutputTuned(number, heartbeat_of(output), output.journal_batches, output.journal_bytes))
 
     def _remove(self, slot: int) -> None:
         daemon = self._daemon

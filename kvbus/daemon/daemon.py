@@ -123,7 +123,9 @@ class Daemon:
         before_send = self.state.flush if self.state is not None else None
         self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
         latency = self.process.relay_latency
-        self.source_sockets = SourceSockets(self._context, self.feed, self._feed_live, self.outputs.flush, latency)
+        self.source_sockets = SourceSockets(
+            self._context, self.feed, self._feed_live, self.outputs.flush, latency, self.outputs.interposed
+        )
         self.admin = AdminServer(self, credentials)
         self.changes = Changes(self)
         self._cache_resets = CacheResets(self, self.feed)
@@ -212,6 +214,10 @@ class Daemon:
     def http_address(self) -> tuple[str, int] | None:
         """The HTTP server's address, with its real port; None without one."""
         return self.admin.address
+
+    def dialled_in(self, slot: int) -> list[str] | None:
+        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
+        return self.source_sockets.dialled_in(slot)
 
     def driver_of(self, number: int) -> OutputDriver:
         """Return the driver of an output or a view."""

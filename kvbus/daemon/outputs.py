@@ -15,6 +15,7 @@ from kvbus.daemon.views import Views
 from kvbus.errors import ConfigError, Problem
 from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
 from kvbus.transport.answer_reader import Pull
+from kvbus.transport.interposed import Interposed, limits_of_publishers
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zap import ZapHandler
 
@@ -47,6 +48,9 @@ class Outputs:
         clock: Callable[[], float],
     ) -> None:
         sessions = config.limits.max_replay_sessions
+        publishers = limits_of_publishers(config.limits.max_frame_bytes)
+        self.interposed: dict[str, Interposed] = {}
+        """By endpoint: the ports at which engines dial in too."""
         made = factories(config)
         self.stats = [OutputStats() for _ in made]
         """What each driver counts."""
@@ -54,7 +58,7 @@ class Outputs:
             factory(
                 number,
                 config.outputs[number],
-                Services(self.stats[number], feed, pull, before_send, clock, sessions),
+                Services(self.stats[number], feed, pull, before_send, clock, sessions, self.interposed, publishers),
             )
             for number, factory in enumerate(made)
         ]

@@ -1,4 +1,4 @@
-"""SIGHUP and changed files with keys, tokens or certificates: load, check, and hand the change to the daemon.
+"""SIGHUP and changed files (configuration, keys, tokens, certificates): load, check, hand the change to the daemon.
 
 A configuration that is bad, or asks for more than can be changed, is refused as a whole with all its mistakes, and the
 configuration before it stays in force. A change touches only what it is about: other sources keep their sockets, their
@@ -15,11 +15,16 @@ from typing import Any
 from kvbus.admin.credentials import read_again
 from kvbus.config import Config
 from kvbus.daemon.change import change_to
+from kvbus.daemon.config_file import SETTLED, ConfigFile
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import read_keys
 from kvbus.errors import ConfigError, KvbusError
 
 log = logging.getLogger("kvbus.daemon.reload")
+
+
+class _ChangesError(Exception):
+    """The configuration file changes while it is read: it is looked at again."""
 
 
 class Reloader:
@@ -28,11 +33,14 @@ class Reloader:
     Args:
         daemon: the daemon.
         load: reads the configuration; called in a thread.
+        file: the file it is in, which is looked at for changes; None: it changes at SIGHUP alone.
     """
 
-    def __init__(self, daemon: Daemon, load: Callable[[], Config]) -> None:
+    def __init__(self, daemon: Daemon, load: Callable[[], Config], file: ConfigFile | None = None) -> None:
         self._daemon = daemon
         self._load = load
+        self._file = file
+        self._config_problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._key_problem = ""
         self._credentials_problem = ""
@@ -42,8 +50,10 @@ class Reloader:
         self._begin(self._reload())
 
     def watch(self) -> None:
-        """Look at those files every ``key_reload_interval``."""
+        """Look at those files, and at the configuration's own, every ``key_reload_interval``."""
         self._begin(self._watch())
+        if self._file is not None:
+            self._begin(self._watch_file(self._file))
 
     def _begin(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -55,23 +65,56 @@ class Reloader:
         for task in list(self._tasks):
             task.cancel()
 
-    async def _reload(self) -> None:
+    async def _reload(self, found: bytes | None = None) -> None:
+        """Load the configuration.
+
+        Args:
+            found: fingerprint of the file that has changed; None: somebody has asked. A refusal that was said is said
+                again to who asks.
+        """
         daemon = self._daemon
         async with daemon.changing:
             await self._look_at_credentials()
             try:
-                config = await asyncio.to_thread(self._load)
+                config = await asyncio.to_thread(self._load_file, found)
                 with_found = daemon.discovery.preview(config)
                 keys = await asyncio.to_thread(read_keys, with_found)
                 change = change_to(daemon.config, with_found, daemon.source_sockets.is_open, daemon.placement)
                 await daemon.changes.apply(change, keys)
                 await daemon.discovery.adopt(config)
+            except _ChangesError:
+                return
             except KvbusError as error:
-                daemon.process.config_reloads["refused"] += 1
-                log.error("configuration refused, the one before stays in force: %s", error)  # noqa: TRY400
+                text, said = str(error), self._config_problem
+                keys_of = [problem.key for problem in error.problems] if isinstance(error, ConfigError) else [text]
+                daemon.process.config_refused = list(dict.fromkeys(keys_of))
+                self._config_problem = text
+                if found is None or text != said:
+                    daemon.process.config_reloads["refused"] += 1
+                    log.error("configuration refused, the one before stays in force: %s", text)  # noqa: TRY400
             else:
+                self._config_problem = ""
+                daemon.process.config_refused = []
                 daemon.process.config_reloads["applied"] += 1
                 log.info("configuration loaded: %d sources", len(daemon.config.sources))
+
+    def _load_file(self, found: bytes | None) -> Config:
+        """Load the configuration, in a thread.
+
+        Raises:
+            KvbusError: it is refused.
+            _ChangesError: the file does not hold any more, or not yet, what was ``found``.
+        """
+        file = self._file
+        if file is None:
+            return self._load()
+        now = file.content()
+        try:
+            return self._load()
+        finally:
+            if found is not None and not found == now == file.content():
+                raise _ChangesError
+            file.loaded = now
 
     async def _watch(self) -> None:
         daemon = self._daemon
@@ -82,6 +125,18 @@ class Reloader:
                     await self._look_at_credentials()
                     if daemon.keys:
                         await self._look_at_keys()
+
+    async def _watch_file(self, file: ConfigFile) -> None:
+        """Load the file once it has changed. One that was refused is tried again: a Secret may come after it."""
+        daemon = self._daemon
+        while True:
+            interval = daemon.config.key_reload_interval
+            await asyncio.sleep(interval or 1.0)
+            if not (interval and daemon.started and daemon.config.reload == "auto"):
+                continue
+            found = await file.settled(min(interval, SETTLED))
+            if found is not None and (found != file.loaded or self._config_problem):
+                await self._reload(found)
 
     async def _look_at_keys(self) -> None:
         daemon = self._daemon

@@ -11,18 +11,20 @@ import signal
 from collections.abc import Callable
 
 from kvbus.config import Config
+from kvbus.daemon.config_file import ConfigFile
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
 
 log = logging.getLogger("kvbus.daemon")
 
 
-async def serve(config: Config, load: Callable[[], Config]) -> None:
+async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | None = None) -> None:
     """Run the daemon until SIGTERM or SIGINT; a second signal ends the process at once.
 
     Args:
         config: the configuration to run.
-        load: reads the configuration again; SIGHUP calls it.
+        load: reads the configuration again; SIGHUP calls it, and a change of the file.
+        file: the file it is in.
 
     Raises:
         BindError: an endpoint cannot be bound.
@@ -41,7 +43,7 @@ async def serve(config: Config, load: Callable[[], Config]) -> None:
         stop.set()
 
     daemon = Daemon(config)
-    reloader = Reloader(daemon, load)
+    reloader = Reloader(daemon, load, file)
 
     hung_up = asyncio.Event()
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, cast
 
 from kvbus.config import SourceStream
@@ -29,10 +29,13 @@ from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
 from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
+from kvbus.transport.interposed import AcceptedStream, Interposed
 from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler
 from kvbus.transport.sockets import Context, PeerPolicy
 
 log = logging.getLogger("kvbus.daemon")
+
+_NONE: Final[Mapping[str, Interposed]] = {}
 
 FIRST_PAUSE: Final = 0.05
 LAST_PAUSE: Final = 1.0
@@ -59,6 +62,7 @@ class SourceSockets:
         feed: called with each event: connections, answers, failures.
         feed_live: called with each live batch, as an event; batches arrive in bursts, and ``drained`` follows each.
         latency: histogram of the seconds from a batch's receipt to its hand-over to the transport.
+        interposed: by endpoint, the outputs' ports at which engines dial in.
     """
 
     def __init__(
@@ -68,13 +72,15 @@ class SourceSockets:
         feed_live: Callable[[RelayEvent], None],
         drained: Callable[[], None],
         latency: Histogram,
+        interposed: Mapping[str, Interposed] = _NONE,
     ) -> None:
         self._context = context
         self._feed = feed
         self._feed_live = feed_live
         self._drained = drained
         self._latency = latency
-        self._live: dict[int, LiveStream] = {}
+        self._interposed = interposed
+        self._live: dict[int, LiveStream | AcceptedStream] = {}
         self._streams: dict[int, SourceStream] = {}
         self._policies: dict[int, PeerPolicy] = {}
         self._requests: dict[tuple[int, int], RequestConnection | _Waiting] = {}
@@ -87,19 +93,21 @@ class SourceSockets:
         """
         slot = stream.index
         self._streams[slot], self._policies[slot] = stream, policy
+        topics = (stream.topic, ASKS_REPLAY) if stream.replay_endpoint else (stream.topic,)
+        events = Events(
+            self._receiver(slot),
+            self._connector(stream),
+            self._refuser(stream),
+            self._oversize(stream),
+            self._drained,
+        )
+        port = self._interposed.get(stream.endpoint)
+        if port is not None:
+            self._live[slot] = AcceptedStream(port, topics=topics, events=events)
+            log.info("source %s: dials in at %s", stream.label, stream.endpoint, extra=stream.log_fields)
+            return
         self._live[slot] = LiveStream(
-            self._context,
-            stream.endpoint,
-            bind=stream.bind,
-            topics=(stream.topic, ASKS_REPLAY) if stream.replay_endpoint else (stream.topic,),
-            events=Events(
-                self._receiver(slot),
-                self._connector(stream),
-                self._refuser(stream),
-                self._oversize(stream),
-                self._drained,
-            ),
-            policy=policy,
+            self._context, stream.endpoint, bind=stream.bind, topics=topics, events=events, policy=policy
         )
         verb = "bound" if stream.bind else "connecting to"
         log.info("source %s: %s %s", stream.label, verb, stream.endpoint, extra=stream.log_fields)
@@ -182,6 +190,11 @@ class SourceSockets:
     def is_open(self, slot: int) -> bool:
         """Return whether the source has a subscription; it has none if its endpoint could not be bound."""
         return slot in self._live
+
+    def dialled_in(self, slot: int) -> list[str] | None:
+        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
+        live = self._live.get(slot)
+        return live.peers if isinstance(live, AcceptedStream) else None
 
     def cancel(self, command: CancelReplay) -> None:
         """Abort a request."""

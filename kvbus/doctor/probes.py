@@ -141,6 +141,9 @@ class Prober:
 
     async def _dialled_in(self, looked: Looked, limit: asyncio.Timeout) -> None:
         endpoint = looked.stream.endpoint
+        if looked.stream.interposed and not self._may_bind:
+            looked.taken = "bus"  # whoever dials in is a router there
+            return
         here = local(endpoint)
         async with dial(here, Role.SUB, seconds=1.0) as dialled:
             if dialled.outcome.stop is not Stop.REFUSED:

@@ -9,7 +9,7 @@ from kvbus.config import Config
 from kvbus.core.remarks import ABOUT, TWO_PUBLISHERS, remarks
 from kvbus.doctor.findings import Finding, Report, Seen, Severity
 from kvbus.doctor.probes import NEWEST, Looked
-from kvbus.transport.reach.outcome import PUBLISHERS, Outcome, Stop
+from kvbus.transport.reach.outcome import PUBLISHERS, SUBSCRIBERS, Outcome, Stop
 
 MAX_SKEW_S: Final = 5.0
 """Seconds that the clocks of engine and kvbus may differ."""
@@ -152,7 +152,7 @@ class _Judge:
         if outcome is None or outcome.stop is not Stop.OPEN or not outcome.no_publisher:
             return
         kind = outcome.socket_type
-        if kind in {"SUB", "XSUB"}:
+        if kind in SUBSCRIBERS:
             do = "this is a router's or kvbus's own port; name the engine's"
         elif kind == "ROUTER":
             do = "this looks like a replay; name the engine's publisher"
@@ -168,7 +168,7 @@ class _Judge:
                 f"{self._at}.bind",
                 "set bind: false, or give the engine a concrete host in its endpoint",
             )
-        elif outcome is not None and outcome.stop is Stop.OPEN and outcome.socket_type not in {"SUB", "XSUB"}:
+        elif outcome is not None and outcome.stop is Stop.OPEN and outcome.socket_type not in SUBSCRIBERS:
             yield Finding(
                 f"{stream.endpoint} is in use by a {outcome.socket_type} socket",
                 f"{self._at}.endpoint",
@@ -197,7 +197,7 @@ class _Judge:
         for each in looked.dialled_in:
             if each.stop is not Stop.OPEN:
                 yield wrong(each, self._at, "endpoint")
-            elif each.socket_type not in PUBLISHERS:
+            elif each.socket_type not in (PUBLISHERS | SUBSCRIBERS if stream.interposed else PUBLISHERS):
                 cause = f"a {each.socket_type} socket has dialled in at {stream.endpoint}, no publisher"
                 yield Finding(cause, f"{self._at}.endpoint", "correct the endpoint of whoever dials")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from kvbus.config import OutputConfig
@@ -11,7 +11,9 @@ from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.transport.answer_reader import Pull
+from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
+from kvbus.transport.zmtp.limits import DEFAULT, Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Services:
         before_send: call it before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running; it measures the progress of readers.
         max_replay_sessions: limit of answers at once, on all streams of the output.
+        interposed: by endpoint, the ports at which engines dial in too; who opens or closes one keeps it here.
+        publisher_limits: what such an engine may make kvbus keep.
     """
 
     stats: OutputStats
@@ -33,6 +37,8 @@ class Services:
     before_send: Callable[[], None] | None
     clock: Callable[[], float]
     max_replay_sessions: int
+    interposed: dict[str, Interposed] = field(default_factory=dict)
+    publisher_limits: Limits = DEFAULT
 
 
 class OutputDriver(Protocol):

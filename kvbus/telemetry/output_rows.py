@@ -45,6 +45,13 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     ),
     one("output_subscribers", "Subscriptions of routers.", lambda o: o.stats.subscribers),
     one("output_routers", "Connected routers, whatever they subscribe to.", lambda o: o.stats.routers),
+    one("output_publishers", "Engines connected at ports with interpose.", lambda o: o.stats.publishers),
+    one("output_publishers_limit", "Most engines at these ports.", lambda o: o.stats.publishers_limit),
+    one(
+        "output_publishers_accepted_total",
+        "Connections of engines that were taken at these ports.",
+        lambda o: o.stats.publishers_accepted,
+    ),
     one(
         "output_router_queue_limit",
         "Limit of batches that wait for one router.",

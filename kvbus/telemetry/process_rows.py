@@ -96,8 +96,13 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     by(
         "outcome",
         "config_reloads_total",
-        "Configurations read again at SIGHUP, by outcome.",
+        "Configurations read again, because the file has changed or at SIGHUP, by outcome.",
         lambda p: counts(p.config_reloads, RELOAD_OUTCOMES),
+    ),
+    one(
+        "config_refused",
+        "1 while the newest configuration that was read is refused, and the one before it is in force.",
+        lambda p: float(bool(p.config_refused)),
     ),
     by(
         "outcome",

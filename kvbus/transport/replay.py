@@ -268,6 +268,9 @@ class ReplayServer:
                 self._look = self._loop.call_soon(self._look_at_finishing)
         elif messages and requester.credit > 0:
             self._sending.add(requester, first=True)  # the time was over before its share was
+        elif self._waiting and not requester.reads:
+            self._release(Place.WAITING, requester)  # the next one may be one that reads
+            self._waiting.add(requester)
         else:
             self._sending.add(requester)
 

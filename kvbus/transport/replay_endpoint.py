@@ -60,7 +60,7 @@ class ReplayEndpoint:
             self._endpoint, Role.ROUTER, self._handler, settings=settings, refused=self._refused, mechanism=mechanism
         )
 
-    def _refused(self, reason: str, _address: str) -> None:
+    def _refused(self, reason: str, _address: str, _detail: str) -> None:
         self._stats.refused[reason] += 1
 
     def allow(self, clients: Collection[bytes]) -> None:

@@ -20,6 +20,7 @@ from kvbus.admin import query as module
 from kvbus.admin import query_body, query_index
 from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.blocks.prefix_labels import packed
+from kvbus.core.source import Source
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
@@ -133,6 +134,34 @@ async def test_sources_that_may_hold_more_are_named():
         ((match,),) = [result["matches"] for result in answer["results"]]
         assert match["state"] != "live"
         assert answer["incomplete"] == [{name: match[name] for name in ("source", "rank", "state", "partial")}]
+
+
+@pytest.mark.parametrize("query", [{"tokens": TOKENS}, {"hashes": [LARGE]}, {"tokens": [7] * SIZE}])
+async def test_a_source_that_heals_behind_a_look_at_its_blocks_is_still_named(monkeypatch, query):
+    """What was found is of the moment before, when the source may have held more."""
+    partial = True
+
+    def heal():
+        nonlocal partial
+        partial = False
+
+    def looked(real):
+        def call(*args, **more):
+            asyncio.get_running_loop().call_soon(heal)
+            return real(*args, **more)
+
+        return call
+
+    async with asking() as here:
+        await here.ask(tokens=TOKENS)
+        monkeypatch.setattr(Source, "partial", property(lambda _: partial))
+        monkeypatch.setattr(PrefixIndex, "matches", looked(PrefixIndex.matches))
+        monkeypatch.setattr(PrefixIndex, "named", looked(PrefixIndex.named))
+        answer = await here.ask(**query)
+        assert answer["incomplete"] == [{"source": "engine", "rank": 0, "state": "live", "partial": True}]
+        assert all(match["partial"] for match in answer["results"][0]["matches"])
+        assert not partial
+        assert not (await here.ask(**query))["incomplete"]
 
 
 BAD = {

@@ -30,7 +30,7 @@ from aiohttp import web
 from kvbus.admin.content_log import Reading, current
 from kvbus.admin.pace import Pace
 from kvbus.admin.query import Queries
-from kvbus.admin.query_body import MAX_BODY, MSGPACK
+from kvbus.admin.query_body import MSGPACK
 from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.events import BatchReceived, SourceUp
 from kvbus.core.normalizing.rules import Rules
@@ -133,7 +133,7 @@ async def turns(load: Load, kind: str, questions: int) -> list[list[float]]:
     """
     observed: Any = SimpleNamespace(relay=load.relay, process=ProcessStats(), config=SimpleNamespace(worker="w"))
     queries = Queries(observed, Pace())
-    app = web.Application(client_max_size=MAX_BODY)
+    app = web.Application()
 
     async def handle(request: web.Request) -> web.Response:
         current.set(Reading("bench", "/query"))  # as the server does

@@ -203,12 +203,15 @@ class Cell:
                 await asyncio.sleep(0.05)
 
     async def recent_seq(self) -> int:
-        """A seq of the first output stream from which an answer is neither empty nor endless."""
+        """A seq of the first output stream from which an answer is neither empty nor endless.
+
+        It is above 0: an answer from 0 that reaches behind the journal by now begins late.
+        """
         async with asyncio.timeout(120):
             while True:
                 try:
                     newest = (await self.bus.metrics())["kvbus_output_sequence"]["routers", "0"]
-                    return max(0, int(newest) - JOURNAL // 2)
+                    return max(1, int(newest) - JOURNAL // 2)
                 except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
                     await asyncio.sleep(0.1)  # it is being killed, or stands still
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvbus.transport import curve
-from tests.chart.charts import CASES, CHART, ROOT, Values, container, containers, load, render
+from tests.chart.charts import CASES, CHART, ROOT, Values, container, containers, helm, load, render
 
 SELECTOR = {"app.kubernetes.io/name": "kvbus", "app.kubernetes.io/instance": "demo"}
 AGGREGATOR: Values = {
@@ -63,7 +63,7 @@ def test_an_aggregator_may_be_told_of_new_sources_without_a_restart() -> None:
     assert after.pod == before.pod
     assert [port["name"] for port in after.kvbus["ports"]] == ["kvbus-http"]
     assert "kv-events-2" in {port["name"] for port in after.one("Service")["spec"]["ports"]}
-    assert "kill -HUP 1" in after.notes
+    assert "is taken over once" in after.notes
 
 
 def test_kvbus_is_a_native_sidecar_before_everything_else() -> None:
@@ -146,6 +146,95 @@ def test_monitoring_is_exactly_who_is_named() -> None:
     assert "lets nobody" not in render().notes
 
 
+def test_whoever_names_routers_has_a_network_policy_and_prometheus_goes_on() -> None:
+    router = {"podSelector": {"matchLabels": {"app": "indexer"}}}
+    events, http, requests = render({"networkPolicy": {"routers": [router]}}).one("NetworkPolicy")["spec"]["ingress"]
+    assert events["from"] == [router, {"podSelector": {"matchLabels": {"kvbus/test": "demo"}}}]
+    assert http == {"ports": [{"protocol": "TCP", "port": 9477}]}
+    assert requests == {"ports": [{"protocol": "TCP", "port": 8000}]}
+    assert render({"networkPolicy": {"enabled": False, "routers": [router]}}).all("NetworkPolicy") == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "deadline"),
+    [
+        ({}, 4500),
+        ({"startupTimeoutSeconds": 7200}, 8100),
+        ({"probes": {"startup": {"periodSeconds": 30, "failureThreshold": 100, "initialDelaySeconds": 60}}}, 3960),
+    ],
+)
+def test_a_model_that_is_still_loading_has_not_failed(engine: Values, deadline: int) -> None:
+    assert render({"engine": engine}).workload["spec"]["progressDeadlineSeconds"] == deadline
+
+
+def test_probes_have_other_times_and_the_engine_is_asked_otherwise() -> None:
+    question = {"exec": {"command": ["ready"]}}
+    values = {
+        "engine": {"probes": {"readiness": question, "liveness": {"failureThreshold": 60}}},
+        "kvbus": {"probes": {"startup": {"failureThreshold": 900}, "readiness": {"periodSeconds": 1}}},
+    }
+    release = render(values)
+    assert release.engine["readinessProbe"] == question | {"periodSeconds": 5, "timeoutSeconds": 5}
+    assert release.engine["livenessProbe"]["failureThreshold"] == 60
+    assert release.engine["livenessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+    assert release.kvbus["startupProbe"] == {
+        "httpGet": {"path": "/livez", "port": "kvbus-http"},
+        "periodSeconds": 1,
+        "failureThreshold": 900,
+    }
+    assert release.kvbus["readinessProbe"]["periodSeconds"] == 1
+    assert release.kvbus["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_what_else_a_release_may_have() -> None:
+    hook = {"preStop": {"sleep": {"seconds": 10}}}
+    other = {"name": "log-shipper", "image": "shipper:1"}
+    extra = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-own"}}
+    values = {
+        "engine": {"lifecycle": hook},
+        "extraContainers": [other],
+        "extraInitContainers": [other | {"name": "fetch"}],
+        "extraObjects": [extra],
+        "commonLabels": {"team": "serving"},
+        "service": {"labels": {"scope": "own"}, "headless": False, "type": "NodePort"},
+    }
+    release = render(values)
+    spec = release.pod["spec"]
+    assert release.engine["lifecycle"] == hook
+    assert [each["name"] for each in spec["initContainers"]] == ["kvbus", "fetch"], "kvbus first"
+    assert [each["name"] for each in spec["containers"]] == ["engine", "log-shipper"]
+    assert release.one("Secret")["metadata"]["name"] == "demo-own"
+    assert release.one("Service")["spec"]["type"] == "NodePort"
+    assert release.one("Service")["metadata"]["labels"]["scope"] == "own"
+    own = [each for each in release.objects if each["kind"] not in {"Pod", "Secret"}]
+    assert {each["metadata"]["labels"]["team"] for each in own} == {"serving"}
+    assert "team" not in release.pod["metadata"]["labels"], "a label of the team's restarts no engine"
+
+
+def test_rules_are_those_of_the_files_with_what_the_operator_wants_of_them() -> None:
+    def rules(**values: Any) -> dict[str, Any]:
+        release = render({"monitoring": {"prometheusRule": {"enabled": True, **values}}})
+        found = [rule for group in release.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+        return {rule["alert"]: rule for rule in found if "alert" in rule}
+
+    names = ("kvbus", "kvbus-fleet")
+    files = [load((ROOT / "deploy" / "prometheus" / f"{name}.rules.yml").read_text()) for name in names]
+    release = render({"monitoring": {"prometheusRule": {"enabled": True}}})
+    assert release.one("PrometheusRule")["spec"]["groups"] == [group for each in files for group in each["groups"]]
+    every = rules()
+    assert rules(alerts={"KvbusNoRouter": False, "KvbusDown": True}).keys() == every.keys() - {"KvbusNoRouter"}
+    assert {"KvbusDown"} <= rules(fleet=False).keys() <= every.keys() - {"KvbusVanished"}
+    there = rules(runbookUrl="https://example.com/runbooks")
+    assert there["KvbusDown"]["annotations"]["runbook_url"] == "https://example.com/runbooks#kvbusdown"
+    assert all(rule["annotations"]["runbook_url"].startswith("https://example.com/") for rule in there.values())
+    for alerts, wrong in (
+        ({"KvbusDwon": False}, "there is no alert KvbusDwon"),
+        ({"KvbusDown": 0}, "alerts/KvbusDown"),
+    ):
+        with pytest.raises(helm.HelmError, match=wrong):
+            rules(alerts=alerts)
+
+
 def test_nothing_optional_is_there_unasked() -> None:
     kinds = {each["kind"] for each in render().objects}
     assert kinds == {"ConfigMap", "Service", "ServiceAccount", "Deployment", "Pod"}
@@ -162,12 +251,6 @@ def test_monitors_scrape_the_port_kvbus_serves() -> None:
         assert "kvbus-http" in {port["name"] for port in release.kvbus["ports"]}
         service = release.one("Service")
         assert SELECTOR.items() <= service["metadata"]["labels"].items()
-
-
-def test_the_rules_are_those_of_the_repository() -> None:
-    rule = render({"monitoring": {"prometheusRule": {"enabled": True}}}).one("PrometheusRule")
-    assert rule["spec"] == load((ROOT / "deploy" / "prometheus" / "kvbus.rules.yml").read_text())
-    assert rule["spec"]["groups"]
 
 
 def test_the_dashboard_is_that_of_the_repository() -> None:

@@ -42,6 +42,13 @@ from tests.chart.charts import CHART, LIBRARY, Values, helm, render
         ({"kvbus": {"securityContext": {"runAsRoot": True}}}, "runAsRoot"),
         ({"engine": {"type": "tgi"}}, "/engine/type"),
         ({"engine": {"env": [{"value": "x"}]}}, "/engine/env/0"),
+        ({"engine": {"lifecycle": {"preStart": {}}}}, "preStart"),
+        ({"engine": {"probes": {"startup": {"failureThreshold": 0}}}}, "/engine/probes/startup/failureThreshold"),
+        ({"kvbus": {"probes": {"liveness": {"httpGet": {"path": "/sources"}}}}}, "httpGet"),
+        ({"extraObjects": [{"kind": "Secret"}]}, "/extraObjects/0"),
+        ({"service": {"type": "ExternalName"}}, "/service/type"),
+        ({"monitoring": {"prometheusRule": {"alerts": {"KvbusDown": 0}}}}, "/alerts/KvbusDown"),
+        ({"monitoring": {"prometheusRule": {"runbookUrl": "docs"}}}, "/runbookUrl"),
         ({"engine": {"resources": {"limit": {}}}}, "limit"),
         ({"monitoring": {"podMonitor": {"interval": "often"}}}, "/monitoring/podMonitor/interval"),
         ({"networkPolicy": {"routers": [{}]}}, "/networkPolicy/routers/0"),
@@ -99,6 +106,11 @@ PAIR = {"keyPair": "x", "routers": {"a": "x" * 40}}
             "scrape every pod twice",
         ),
         ({"strategy": {"type": "OnDelete"}}, "strategy.type=OnDelete: mode=worker"),
+        ({"service": {"type": "NodePort", "headless": True}}, "service.headless=true says that there is none"),
+        ({"service": {"type": "LoadBalancer"}, "replicas": 2}, "several pods behind one address"),
+        ({"service": {"type": "LoadBalancer"}, "replicas": None}, "several pods behind one address"),
+        ({"extraInitContainers": [{"name": "kvbus"}]}, "kvbus is the chart's own container"),
+        ({"commonLabels": {"helm.sh/chart": "x"}}, "helm.sh/chart is the chart's own"),
         ({"podLabels": {"app.kubernetes.io/name": "x"}}, "how the chart finds its pods"),
         ({"engine": {"type": "custom"}}, "engine.image.tag"),
         ({"engine": {"type": "custom", "image": {"tag": "1"}}}, "engine.image.repository"),
@@ -121,6 +133,13 @@ def test_no_object_of_the_schema_takes_unknown_keys(chart: Path) -> None:
     # the cluster's API knows affinities and kinds of volume better than a copy of its schema here would
     free |= {f"/affinity/{kind}" for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")}
     free |= {"#volume/*", "#kvbus.volume/*"}
+    free |= {"/extraContainers/*", "/extraInitContainers/*", "/extraObjects/*"}
+    free |= {f"/engine/lifecycle/{hook}" for hook in ("preStop", "postStart")}
+    free |= {
+        f"/engine/probes/{probe}/{how}"
+        for probe in ("startup", "liveness", "readiness")
+        for how in ("httpGet", "exec", "tcpSocket", "grpc")
+    }
     free |= {f"/monitoring/{kind}/endpoint" for kind in ("podMonitor", "serviceMonitor")}
     assert open_ones <= free
 

@@ -187,6 +187,7 @@ def test_the_declared_subcommands():
         "anonymize",
         "play",
         "sim",
+        "conform",
         "state",
         "keygen",
         "token",

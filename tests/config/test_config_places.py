@@ -85,6 +85,7 @@ def test_defaults_are_the_documented_ones(read):
         "state_key_file": None,
         "state_sync": "none",
         "shutdown_timeout": 5.0,
+        "reload": "auto",
         "key_reload_interval": 10.0,
         "log_level": "info",
         "log_format": "auto",

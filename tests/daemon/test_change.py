@@ -80,7 +80,10 @@ def test_a_source_is_not_moved_in_silence() -> None:
     [
         ({"block_size": 32}, ["block_size"]),
         ({"limits": {"max_events": 7, "max_blocks": 9}}, ["limits.max_blocks", "limits.max_events"]),
-        ({"outputs": [{"endpoint": "ipc:///run/out", "heartbeat": 3}]}, ["outputs[0].heartbeat"]),
+        (
+            {"outputs": [{"endpoint": "ipc:///run/out", "send_hwm": 3, "layout": "merged", "heartbeat": 3}]},
+            ["outputs[0].layout", "outputs[0].send_hwm"],
+        ),
         ({"outputs": [{"endpoint": "ipc:///run/out"}, {"name": "b", "endpoint": "ipc:///run/b"}]}, ["outputs"]),
     ],
 )
@@ -92,6 +95,10 @@ def test_what_takes_a_restart_is_refused_by_name(settings: dict[str, Any], named
 
 def test_what_a_reload_may_change_is_not_refused() -> None:
     change(config(one("a")), config(one("a"), log_level="debug", shutdown_timeout=7, key_reload_interval=9))
+    bounds = {"heartbeat": 3, "journal_batches": 7, "journal_bytes": 8}
+    output = {"endpoint": "ipc:///run/out", **bounds}
+    limits = {"max_sources": 9, "max_views": 3}
+    change(config(one("a")), config(one("a"), outputs=[output], limits=limits, reload="signal"))
 
 
 def allowed(*keys: bytes) -> dict[bytes, Client]:

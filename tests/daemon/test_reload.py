@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import itertools
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,11 +16,12 @@ from kvbus.config import Config, load
 from kvbus.core.stats import ProcessStats
 from kvbus.daemon import reload
 from kvbus.daemon.change import Change
+from kvbus.daemon.config_file import ConfigFile
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, read_keys
 from kvbus.daemon.placement import Placement, place
 from kvbus.daemon.reload import Reloader
-from kvbus.errors import BindError
+from kvbus.errors import BindError, ConfigError, Problem
 from tests.security.keys import Keyring
 from tests.system.bus import eventually
 
@@ -213,3 +215,133 @@ async def test_tokens_are_read_at_a_signal_though_the_configuration_is_bad(fixtu
     reloader.reload()
     await eventually(lambda: daemon.process.config_reloads["refused"], "refused")
     assert daemon.credentials.tokens == ()
+
+
+class Edited(Fixture):
+    """A reloader that looks at the configuration's own file."""
+
+    def __init__(self, keys: Keyring, path: Path) -> None:
+        self.path = path
+        super().__init__(keys)
+        self.write("[a]")
+        self.reloader = Reloader(cast("Daemon", self.daemon), self.load_now, ConfigFile(path))
+        self.reloader.watch()
+
+    def load_now(self) -> Config:
+        """Load it by what ``load`` is now: a test may replace it."""
+        return self.load()
+
+    def write(self, sources: str) -> None:
+        replace(self.path, sources)
+
+    def load(self) -> Config:
+        if self.path.exists():
+            text = self.path.read_text()
+            if not text.endswith("]"):
+                raise ConfigError([Problem("sources", "is broken", text)])
+            self.sources = text.strip("[]").split()
+        return super().load()
+
+    @property
+    def labels(self) -> list[str]:
+        return [source.name for source in self.daemon.config.sources]
+
+    async def looked_twice(self) -> None:
+        """The file is looked at again, and once more."""
+        looks, content = 0, ConfigFile.content
+
+        def counted(file: ConfigFile) -> bytes:
+            nonlocal looks
+            looks += 1
+            return content(file)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(ConfigFile, "content", counted)
+            await eventually(lambda: looks > 12, "looks")
+
+
+@pytest.fixture
+async def edited(tmp_path: Path) -> AsyncIterator[Edited]:
+    made = Edited(Keyring(tmp_path), tmp_path / "sources")
+    yield made
+    made.reloader.close()
+
+
+async def test_a_changed_file_is_loaded_without_a_signal(edited: Edited) -> None:
+    await edited.looked_twice()
+    assert edited.daemon.process.config_reloads == {}
+    edited.write("[a b]")
+    await eventually(lambda: edited.labels == ["a", "b"], "taken over")
+    await edited.looked_twice()
+    assert edited.daemon.process.config_reloads == {"applied": 1}
+
+
+async def test_a_refusal_is_said_once_and_counts_until_it_is_over(
+    edited: Edited, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = edited.daemon.process
+    edited.write("[a b")
+    await eventually(lambda: process.config_refused == ["sources"], "refused")
+    await edited.looked_twice()
+    assert edited.labels == ["a"]
+    assert process.config_reloads == {"refused": 1}
+    assert caplog.text.count("configuration refused") == 1
+    edited.write("[a")
+    await eventually(lambda: process.config_reloads["refused"] == 2, "another mistake")
+    edited.write("[a]")
+    await eventually(lambda: process.config_refused == [], "the file is what is in force")
+
+
+async def test_what_was_refused_for_something_else_is_tried_again(edited: Edited) -> None:
+    """A key file or an address may come after the configuration that names it."""
+    edited.daemon.taken = True
+    edited.write("[a b]")
+    await eventually(lambda: edited.daemon.process.config_refused, "refused")
+    edited.daemon.taken = False
+    await eventually(lambda: edited.labels == ["a", "b"], "taken over")
+    assert edited.daemon.process.config_reloads == {"refused": 1, "applied": 1}
+
+
+async def test_a_file_that_goes_on_changing_is_not_loaded(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes it in place passes through configurations that nobody wants."""
+    count = itertools.count()
+    content = ConfigFile.content
+    monkeypatch.setattr(ConfigFile, "content", lambda file: content(file) + bytes(str(next(count)), "ascii"))
+    edited.write("[b]")
+    await eventually(lambda: next(count) > 50, "looks")
+    assert edited.labels == ["a"]
+    monkeypatch.undo()
+    await eventually(lambda: edited.labels == ["b"], "taken over")
+
+
+async def test_a_file_that_changes_while_it_is_loaded_is_not_applied(
+    edited: Edited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = edited.load
+    half: list[list[str]] = []
+
+    def torn() -> Config:
+        config = load()
+        if not half:
+            half.append([source.name for source in config.sources])
+            edited.write("[c]")
+        return config
+
+    monkeypatch.setattr(edited, "load", torn)
+    edited.write("[b]")
+    await eventually(lambda: edited.labels == ["c"], "the second one")
+    assert half == [["b"]]
+    assert edited.daemon.process.config_reloads == {"applied": 1}
+
+
+async def test_a_signal_alone_loads_it_where_that_is_wanted(edited: Edited) -> None:
+    edited.settings["reload"] = "signal"
+    await edited.reload("applied")
+    edited.write("[a b]")
+    await eventually(lambda: edited.daemon.config.reload == "signal", "taken over")
+    before = edited.daemon.process.config_reloads["applied"]
+    edited.keys.allow(edited.keys.stranger)
+    await eventually(lambda: edited.daemon.process.key_reloads["applied"], "files were looked at")
+    assert edited.daemon.process.config_reloads["applied"] == before
+    await edited.reload("applied")
+    assert edited.labels == ["a", "b"]

@@ -31,14 +31,14 @@ Series = tuple[dict[str, str], float]
 """Labels and value."""
 
 
-def rules() -> list[dict[str, Any]]:
-    """Every rule of the file, alerts and recorded series."""
-    return [rule for group in _yaml.load(RULES.read_text())["groups"] for rule in group["rules"]]
+def rules(file: Path = RULES) -> list[dict[str, Any]]:
+    """Every rule of a file, alerts and recorded series."""
+    return [rule for group in _yaml.load(file.read_text())["groups"] for rule in group["rules"]]
 
 
-def alerts() -> dict[str, dict[str, Any]]:
-    """The alerts by name."""
-    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+def alerts(file: Path = RULES) -> dict[str, dict[str, Any]]:
+    """The alerts of a file by name."""
+    return {rule["alert"]: rule for rule in rules(file) if "alert" in rule}
 
 
 def faster(duration: str) -> str:

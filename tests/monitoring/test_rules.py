@@ -16,34 +16,42 @@ from tests.docs.test_docs import anchors, section
 from tests.monitoring.prometheus import ROOT, RULES, alerts, rules
 
 CASES: Final = Path(__file__).parent / "rules.test.yml"
+FLEET: Final = RULES.with_name("kvbus-fleet.rules.yml")
+FLEET_CASES: Final = Path(__file__).parent / "fleet.test.yml"
+BOTH: Final = [(CASES, RULES), (FLEET_CASES, FLEET)]
 OPERATIONS: Final = ROOT / "docs" / "OPERATIONS.md"
 SEVERITIES: Final = {"critical", "warning", "info"}
 
 
 def runbooks() -> dict[str, str]:
     """The sections of the runbook by alert."""
-    text = section(OPERATIONS.read_text(), "## Alerts")
+    whole = OPERATIONS.read_text()
+    text = section(whole, "## Alerts") + section(whole, "## Alerts on a fleet")
     names = re.findall(r"^### (\w+)$", text, re.MULTILINE)
     return {name: section(text, f"### {name}") for name in names}
 
 
-@pytest.mark.parametrize("arguments", [("check", "rules", str(RULES)), ("test", "rules", str(CASES))])
+@pytest.mark.parametrize(
+    "arguments", [("check", "rules", str(RULES), str(FLEET)), ("test", "rules", str(CASES), str(FLEET_CASES))]
+)
 def test_promtool_agrees(promtool: str, arguments: tuple[str, ...]) -> None:
     done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_has_a_case_in_which_it_fires() -> None:
-    cases: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(CASES.read_text())["tests"]
+@pytest.mark.parametrize(("cases_of", "rules_of"), BOTH, ids=["bus", "fleet"])
+def test_every_alert_has_a_case_in_which_it_fires(cases_of: Path, rules_of: Path) -> None:
+    cases: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(cases_of.read_text())["tests"]
     tests = [test for case in cases for test in case["promql_expr_test"]]
     fires = {
         name for test in tests for s in test.get("exp_samples", ()) for name in re.findall(r'"(Kvbus\w+)"', s["labels"])
     }
-    assert fires == set(alerts())
+    assert fires == set(alerts(rules_of))
 
 
-def test_every_case_has_a_moment_at_which_nothing_fires() -> None:
-    for case in YAML(typ="safe", pure=True).load(CASES.read_text())["tests"]:
+@pytest.mark.parametrize("cases_of", [CASES, FLEET_CASES], ids=["bus", "fleet"])
+def test_every_case_has_a_moment_at_which_nothing_fires(cases_of: Path) -> None:
+    for case in YAML(typ="safe", pure=True).load(cases_of.read_text())["tests"]:
         quiet = [
             t for t in case["promql_expr_test"] if t["expr"] == 'ALERTS{alertstate="firing"}' and "exp_samples" not in t
         ]
@@ -51,11 +59,11 @@ def test_every_case_has_a_moment_at_which_nothing_fires() -> None:
 
 
 def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
-    assert set(runbooks()) == set(alerts())
+    assert set(runbooks()) == {*alerts(), *alerts(FLEET)}
 
 
 def test_every_alert_says_where_its_runbook_is() -> None:
-    for name, rule in alerts().items():
+    for name, rule in {**alerts(), **alerts(FLEET)}.items():
         document, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         assert anchor == name.lower()
         assert anchor in anchors(ROOT / document)
@@ -71,7 +79,7 @@ def test_every_runbook_says_what_it_means_what_to_look_at_and_what_to_do() -> No
 
 def test_rules_and_runbooks_name_only_metrics_that_are_documented() -> None:
     documented = set(re.findall(r"^\| `(kvbus_\w+)`", (ROOT / "docs" / "METRICS.md").read_text(), re.MULTILINE))
-    named = {name for rule in rules() for name in re.findall(r"\bkvbus_\w+", rule["expr"])}
+    named = {name for rule in [*rules(), *rules(FLEET)] for name in re.findall(r"\bkvbus_\w+", rule["expr"])}
     assert {name.removesuffix("_bucket") for name in named} <= documented
     assert set(re.findall(r"\bkvbus_\w+", OPERATIONS.read_text())) <= documented
 

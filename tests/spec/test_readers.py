@@ -1,8 +1,9 @@
-"""A reader in another language, without any code of kvbus, reads the vectors as they say."""
+"""Readers in other languages, without any code of kvbus, read the vectors as they say."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,19 +11,31 @@ from typing import Final
 
 import pytest
 
-from tests.spec.vectors import DIRECTORY, VECTORS
+from kvbus.conform.vectors import VECTORS
+from tests.spec.vectors import DIRECTORY
 
 GO: Final = shutil.which("go", path="/usr/local/go/bin") or shutil.which("go")
+PEERS_ENV: Final = "TEST_ZMTP_PEERS_HOME"
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def in_go(directory: Path) -> Path:
     if GO is None:
         pytest.skip("Go is not installed")
-    program = tmp_path_factory.mktemp("reader") / "reader"
     source = Path(__file__).parent / "readers" / "go"
-    subprocess.run([GO, "build", "-trimpath", "-o", program, "."], cwd=source, check=True, timeout=300)
+    subprocess.run([GO, "build", "-trimpath", "-o", directory / "reader", "."], cwd=source, check=True, timeout=300)
+    return directory / "reader"
+
+
+def in_rust(_directory: Path) -> Path:
+    program = Path(os.environ.get(PEERS_ENV, "/nowhere"), "spec-reader", "reader")
+    if not program.exists():
+        pytest.skip(f"{PEERS_ENV} has no spec-reader, as .ci/zmtp-peers.sh DIR builds it; .ci/run does that")
     return program
+
+
+@pytest.fixture(scope="module", params=[in_go, in_rust], ids=["go", "rust"])
+def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return request.param(tmp_path_factory.mktemp("reader"))
 
 
 def run(program: Path, directory: Path) -> tuple[int, dict[str, str]]:
@@ -32,7 +45,7 @@ def run(program: Path, directory: Path) -> tuple[int, dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_reader_in_go_reads_every_vector(reader):
+def test_a_reader_reads_every_vector(reader):
     assert run(reader, DIRECTORY) == (0, dict.fromkeys(VECTORS, ""))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
 from kvbus.daemon.seq_reservation import SeqReservations
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.config_map import Volume
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.ports import ports_in_a_row
@@ -369,6 +371,82 @@ def test_sighup(tmp_path: Path):
             assert await bus.ends() == 0, bus.said
 
     run_async(main())
+
+
+def test_a_config_map_that_changes(tmp_path: Path):
+    """Nobody sends a signal: what may change is taken over, what may not is named, a thousand swaps end at the last."""
+
+    async def main() -> None:
+        place = Place(tmp_path, key_reload_interval=0.05)
+        first, second = (
+            place.config["sources"][0] | {"name": "a"},
+            {"name": "b", "endpoint": "ipc://" + str(tmp_path / "b")},
+        )
+        output = place.config["outputs"][0] | {"layout": "merged"}
+
+        def text(*sources: dict[str, Any], **more: Any) -> str:
+            return json.dumps(place.config | {"sources": sources, "outputs": [output | more]})
+
+        def says(metric: str) -> bool:
+            return metric in place.get("/metrics")[1]
+
+        def names() -> list[str]:
+            return [source["name"] for source in place.sources()]
+
+        def overview() -> Any:
+            return json.loads(place.get("/overview")[1])
+
+        volume = Volume(tmp_path, text(first))
+        with Command(tmp_path, "run", "-c", str(volume.file)) as bus:
+            await place.ready(bus)
+            volume.swap(text(first, second, journal_batches=7))
+            await eventually(lambda: names() == ["a", "b"], "the second source")
+            assert overview()["config"]["outputs"][0]["journal_batches"] == 7
+            for broken, named in (
+                (text(first)[:-9], f"{volume.file} line 1"),
+                (text(first, send_hwm=7), "outputs[0].send_hwm"),
+                (
+                    text(first, **dict.fromkeys(("curve_secret_key_file", "curve_client_keys"), "none")),
+                    "outputs[0].curve_secret_key_file",
+                ),
+            ):
+                volume.swap(broken)
+                await eventually(lambda named=named: overview()["config_refused"][:1] == [named], named)
+                assert says("kvbus_config_refused 1.0")
+                assert names() == ["a", "b"]
+            for number in range(1000):
+                volume.swap(text(first) if number % 2 else text(first, second))
+            volume.swap(text(second))
+            await eventually(lambda: names() == ["b"], "the last one")
+            await eventually(lambda: says("kvbus_config_refused 0.0"), "nothing is refused")
+            assert says('kvbus_config_reloads_total{outcome="refused"} 3.0')
+            assert place.get("/readyz")[0] == 200
+            bus.process.terminate()
+            assert await bus.ends() == 0, bus.said
+            assert bus.said.count("configuration refused") == 3
+
+    run_async(main())
+
+
+async def test_bounds_of_an_output_change_under_its_routers():
+    """A heartbeat and a journal of another length, on the streams that there are and on one that comes later."""
+    async with running(Fleet("a")) as fleet, fleet.engine(0) as engine:
+        router, streams = fleet.router(0), fleet.daemon.relay.outputs[0].streams
+        with following(router):
+            await engine.wait_for_subscriber(60)
+            await eventually(lambda: fleet.daemon.outputs.stats[0].subscribers, "the router")
+            for n in range(5):
+                engine.publish(batch(store([n + 1])))
+            await eventually(lambda: router.read() == 5, "five batches")
+            assert len(streams[0].journal) == 5
+            fleet.settings["outputs"][0] |= {"heartbeat": 0.05, "journal_batches": 2}
+            fleet.sources.append(fleet.source(1, "b"))
+            await fleet.reload()
+            await eventually(lambda: router.read() > 8, "empty batches, which nobody sent before")
+            assert router.disconnected() == 0
+            assert len(router.view.blocks) == 5
+            assert [len(stream.journal) <= 2 for stream in streams] == [True, True]
+            assert [stream.journal.max_batches for stream in streams] == [2, 2]
 
 
 def test_a_secret_that_others_can_read_is_exit_78(tmp_path: Path):

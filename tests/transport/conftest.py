@@ -1,4 +1,4 @@
-"""A context per test, and the list of what the loop's callbacks raised."""
+"""A context per test, sockets that its end closes, and the list of what the loop's callbacks raised."""
 
 import contextlib
 
@@ -22,3 +22,22 @@ def context():
     collect()
     with contextlib.suppress(zmq.ZMQError):
         made.destroy(linger=0)
+
+
+@pytest.fixture
+def dial(context):
+    """Connect a socket: its type, the endpoint, options by name."""
+    made = []
+
+    def one(kind, endpoint, **options):
+        socket = context.socket(kind)
+        made.append(socket)
+        socket.linger = 0
+        for name, value in options.items():
+            socket.setsockopt(getattr(zmq, name), value)
+        socket.connect(endpoint)
+        return socket
+
+    yield one
+    for socket in made:
+        socket.close()

@@ -43,7 +43,7 @@ model.aibrix.ai/kv-events-enabled: "true"
 {{- end }}
 {{- end -}}
 
-{{- /* kvbus reads its configuration at start, and again only at SIGHUP: a changed ConfigMap is a changed pod. */ -}}
+{{- /* Some changes need another process: a changed ConfigMap is a changed pod. */ -}}
 {{- define "kvbus.podAnnotations" -}}
 {{- if and (eq .Values.kvbus.configFrom "configMap") .Values.kvbus.restartOnChange -}}
 checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
@@ -145,8 +145,7 @@ kind: Secret
 metadata:
   name: {{ include "kvbus.curveSecretName" . }}
   labels:
-    app.kubernetes.io/instance: {{ .Release.Name }}
-    app.kubernetes.io/managed-by: {{ .Release.Service }}
+    {{- include "kvbus.objectLabels" . | nindent 4 }}
 stringData:
   kvbus.key_secret: |
     {{- .Values.kvbus.curve.keyPair | trim | nindent 4 }}
@@ -157,14 +156,21 @@ stringData:
 {{- end -}}
 
 {{- /* The manifest for kvbus.configFrom=configMap. */ -}}
+{{- define "kvbus.objectLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{- define "kvbus.configMap" -}}
 apiVersion: v1
 kind: ConfigMap
 metadata:
   name: {{ include "kvbus.resourceName" . }}
   labels:
-    app.kubernetes.io/instance: {{ .Release.Name }}
-    app.kubernetes.io/managed-by: {{ .Release.Service }}
+    {{- include "kvbus.objectLabels" . | nindent 4 }}
 data:
   kvbus.yaml: |
     {{- include "kvbus.config.file" . | nindent 4 }}

@@ -24,18 +24,15 @@
     - name: http
       containerPort: {{ .Values.kvbus.servingPort }}
   startupProbe:
-    httpGet: {path: /health, port: http}
-    periodSeconds: 10
-    failureThreshold: {{ max 1 (div (int $engine.startupTimeoutSeconds) 10) }}
+    {{- include "kvbus.engineStartup" . | nindent 4 }}
   livenessProbe:
-    httpGet: {path: /health, port: http}
-    periodSeconds: 10
-    timeoutSeconds: 5
-    failureThreshold: 6
+    {{- include "kvbus.engineProbe" (list $engine.probes.liveness (dict "periodSeconds" 10 "timeoutSeconds" 5 "failureThreshold" 6)) | nindent 4 }}
   readinessProbe:
-    httpGet: {path: /health, port: http}
-    periodSeconds: 5
-    timeoutSeconds: 5
+    {{- include "kvbus.engineProbe" (list $engine.probes.readiness (dict "periodSeconds" 5 "timeoutSeconds" 5)) | nindent 4 }}
+  {{- with $engine.lifecycle }}
+  lifecycle:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- end }}
   securityContext:
     {{- toYaml $engine.securityContext | nindent 4 }}
@@ -53,6 +50,23 @@
     {{- toYaml . | nindent 4 }}
     {{- end }}
   {{- end }}
+{{- end -}}
+
+{{- /* A probe with what is given in place of its times and of its question: (list GIVEN TIMES). */ -}}
+{{- define "kvbus.engineProbe" -}}
+{{- $given := index . 0 -}}
+{{- $asked := dict "httpGet" (dict "path" "/health" "port" "http") -}}
+{{- range $how := list "httpGet" "exec" "tcpSocket" "grpc" -}}
+{{- if hasKey $given $how -}}
+{{- $asked = dict -}}
+{{- end -}}
+{{- end -}}
+{{- merge (dict) $given (index . 1) $asked | toYaml -}}
+{{- end -}}
+
+{{- define "kvbus.engineStartup" -}}
+{{- $times := dict "periodSeconds" 10 "failureThreshold" (max 1 (div (int .Values.engine.startupTimeoutSeconds) 10)) -}}
+{{- include "kvbus.engineProbe" (list .Values.engine.probes.startup $times) -}}
 {{- end -}}
 
 {{- define "kvbus.engineImage" -}}

@@ -13,6 +13,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{ include "kvbus.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "kvbus.serviceAccountName" -}}
@@ -23,7 +26,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "kvbus.headless" -}}
 {{- if kindIs "bool" .Values.service.headless -}}
 {{- if .Values.service.headless }}true{{ end -}}
-{{- else if ne .Values.mode "deployment" }}true{{ end -}}
+{{- else if and (ne .Values.mode "deployment") (eq .Values.service.type "ClusterIP") }}true{{ end -}}
+{{- end -}}
+
+{{- /* "true" or nothing: who may connect is restricted. */ -}}
+{{- define "kvbus.policy" -}}
+{{- if kindIs "bool" .Values.networkPolicy.enabled -}}
+{{- if .Values.networkPolicy.enabled }}true{{ end -}}
+{{- else if .Values.networkPolicy.routers }}true{{ end -}}
 {{- end -}}
 
 {{- /* "true" or nothing: several pods may run at once. How many an autoscaler wants is not known here. */ -}}
@@ -53,6 +63,24 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- if and $v.kvbus.state.existingClaim (include "kvbus.severalPods" .) -}}
 {{- fail "kvbus.state.existingClaim: a state belongs to one kvbus; use it with replicas=1, not with null (an autoscaler's number), and not with mode=daemonset" -}}
+{{- end -}}
+{{- if and (ne $v.service.type "ClusterIP") (include "kvbus.headless" .) -}}
+{{- fail (printf "service.type=%s has an address, and service.headless=true says that there is none" $v.service.type) -}}
+{{- end -}}
+{{- if and (ne $v.service.type "ClusterIP") (include "kvbus.severalPods" .) -}}
+{{- fail (printf "service.type=%s puts several pods behind one address: each numbers its own stream, and a router's subscription and replay must meet the same one; use it with replicas=1, not with null (an autoscaler's number) or mode=daemonset" $v.service.type) -}}
+{{- end -}}
+{{- range list "extraContainers" "extraInitContainers" -}}
+{{- range get $v . -}}
+{{- if has .name (list "kvbus" "engine") -}}
+{{- fail (printf "extraContainers, extraInitContainers: %s is the chart's own container" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $key, $_ := merge (dict) $v.commonLabels $v.service.labels -}}
+{{- if or (hasPrefix "app.kubernetes.io/" $key) (hasPrefix "helm.sh/" $key) -}}
+{{- fail (printf "commonLabels, service.labels: %s is the chart's own" $key) -}}
+{{- end -}}
 {{- end -}}
 {{- if and $v.monitoring.podMonitor.enabled $v.monitoring.serviceMonitor.enabled -}}
 {{- fail "monitoring.podMonitor and monitoring.serviceMonitor would scrape every pod twice: enable one of them" -}}

@@ -38,9 +38,18 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- end }}
-  {{- if eq .Values.mode "worker" }}
+  {{- with .Values.extraInitContainers }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if or (eq .Values.mode "worker") .Values.extraContainers }}
   containers:
+    {{- if eq .Values.mode "worker" }}
     {{- include "kvbus.engine" . | nindent 4 }}
+    {{- end }}
+    {{- with .Values.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- else }}
   containers: []
   {{- end }}

@@ -43,6 +43,10 @@ class Backfill:
         """Whether what was delivered may be less than the publisher's cache holds."""
         return self.first > 0 and not self._emptied
 
+    def answer_begins(self) -> None:
+        """The publisher answers: what its answer begins with is the oldest that it has."""
+        self._silent = False
+
     def request_finished(self, *, answered: bool) -> None:
         """A request is over; ``answered`` if its answer had an end."""
         self._silent = not answered

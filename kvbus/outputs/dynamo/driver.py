@@ -114,7 +114,7 @@ class DynamoOutput:
     def _live_side(self, stream: int, endpoint: str, numbering: Numbering) -> Stream:
         config, services = self._config, self._services
 
-        def refused(reason: str, address: str) -> None:
+        def refused(reason: str, address: str, _detail: str) -> None:
             services.stats.refused[reason] += 1
             fields = {"output": config.name, "stream": stream, "peer": address}
             log.info("output %s: refused %s: %s", config.name, address or "a connection", reason, extra=fields)

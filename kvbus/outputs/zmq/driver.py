@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -20,6 +21,7 @@ from kvbus.core.stats import RouterView
 from kvbus.outputs.contract import Services
 from kvbus.outputs.zmq.doors import Doors, NoDoor
 from kvbus.transport.answer_reader import AnswerReader
+from kvbus.transport.interposed import Interposed
 from kvbus.transport.live.behind import UNSENT
 from kvbus.transport.live.endpoint import Endpoint
 from kvbus.transport.live.hub import Hub
@@ -110,12 +112,18 @@ class ZmqOutput:
         settings = Settings(limits, unsent_bytes=UNSENT)
         keys = self._keys[key] = Keys(policy.curve, bind=config.bind)
 
-        def refused(reason: str, address: str) -> None:
+        def refused(reason: str, address: str, detail: str) -> None:
             services.stats.refused[reason] += 1
             fields = {"output": config.name, "peer": address} | ({} if key == _HUB else {"stream": key})
-            log.info("output %s: refused %s: %s", config.name, address or "a connection", reason, extra=fields)
+            why = f"{reason} ({detail})" if detail else reason
+            log.info("output %s: refused %s: %s", config.name, address or "a connection", why, extra=fields)
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
+            if config.interpose:
+                both = replace(settings, publisher_limits=services.publisher_limits)
+                port = Interposed(endpoint, handler, settings=both, stats=services.stats, refused=refused)
+                services.interposed[endpoint] = port
+                return port
             kind = Listener if config.bind else Dialler
             if policy.curve is not None and config.bind and self._hub is None:
                 handler = Doors(lambda peer: self._live.get((self._view_of(peer.key), key)))
@@ -329,4 +337,5 @@ class ZmqOutput:
         for key in [key for key in self._live if key[1] == stream]:
             self._live.pop(key).close()
         if own is not None:
+            self._services.interposed.pop(self._config.stream_endpoints(stream).endpoint, None)
             own.close(linger)

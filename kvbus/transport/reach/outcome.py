@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 PUBLISHERS: Final = frozenset({"PUB", "XPUB"})
+SUBSCRIBERS: Final = frozenset({"SUB", "XSUB"})
 
 
 class Stop(StrEnum):

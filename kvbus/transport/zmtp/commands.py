@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvbus.transport.zmtp.frames import encode_command
+from kvbus.transport.zmtp.frames import encode_command, encode_message
 from kvbus.transport.zmtp.reasons import ProtocolError, Reason
 
 READY: Final = b"READY"
@@ -26,6 +26,13 @@ _MAX_ERROR: Final = 255
 def command(name: bytes, data: bytes = b"") -> bytes:
     """Encode a command."""
     return encode_command(bytes([len(name)]) + name + data)
+
+
+def subscribe(topic: bytes, version: tuple[int, int]) -> bytes:
+    """Encode a subscription. It is a command since ZMTP 3.1, a message before."""
+    if version >= (3, 1):
+        return command(SUBSCRIBE, topic)
+    return encode_message([b"\x01" + topic])
 
 
 def parse_command(body: bytes) -> tuple[bytes, bytes]:

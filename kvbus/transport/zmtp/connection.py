@@ -44,6 +44,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer: Peer | None = None
         self.reason: str | None = None
         """Why it ends or has ended; None while it stands."""
+        self.detail = ""
+        """What the peer did, in words, where it broke a rule."""
         self.over: asyncio.Future[bool] = connections.loop.create_future()
         """Done when the connection is gone, with True if its handshake had succeeded."""
 
@@ -54,6 +56,7 @@ class Connection(asyncio.BufferedProtocol):
             role,
             accepting=accepting,
             limits=connections.settings.limits,
+            publisher_limits=connections.settings.publisher_limits,
             mechanism=None if mechanism is None else mechanism(role),
         )
         self._transport: asyncio.Transport | None = None
@@ -197,6 +200,7 @@ class Connection(asyncio.BufferedProtocol):
                     return False
                 self._take(event)
         except ProtocolError as problem:
+            self.detail = str(problem)
             # only a handshake has an answer left, the ERROR: it gets the rest of the time for handshakes to leave
             self._answer()
             if problem.reason in WAITING:
@@ -226,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
             handler.cancelled(self.peer, event.topic)
 
     def _open(self, opened: Opened) -> None:
-        if self._transport is None or not self._connections.admit(self):
+        if self._transport is None or not self._connections.admit(self, opened.socket_type):
             return
         self._answer()  # the handshake's last bytes go before whatever the role writes
         zmtp = self._zmtp

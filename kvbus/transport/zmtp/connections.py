@@ -14,7 +14,7 @@ from kvbus.transport.zmtp.connection import Connection
 from kvbus.transport.zmtp.mechanism import MechanismFactory
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 from kvbus.transport.zmtp.reasons import Reason
-from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.roles import PUBLISHERS, Role
 from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp.turns import Turns
 
@@ -24,8 +24,9 @@ CHECK: Final = 5.0
 _SCRATCH: Final = 16 * 1024
 """Bytes of one read."""
 
-Refused = Callable[[str, str], None]
-"""Called with reason and address for each connection that ended before its handshake did, or was not even begun."""
+Refused = Callable[[str, str, str], None]
+"""Called for each connection that ended before its handshake did, or was not even begun: reason, address, and what the
+peer did where it broke a rule."""
 
 
 class Connections:
@@ -57,6 +58,7 @@ class Connections:
         self.peers: dict[int, Peer] = {}
         self.half_open: dict[Connection, asyncio.TimerHandle] = {}
         self._open: dict[int, Connection] = {}
+        self._publishers = 0
         self._refused = refused
         self._starting: set[asyncio.Task[None]] = set()
         self._check: asyncio.TimerHandle | None = None
@@ -65,7 +67,7 @@ class Connections:
     def start(self, connected: socket.socket, *, accepting: bool) -> Connection | None:
         """Begin a handshake on a connected socket; None if there is no room for another peer."""
         address = peer_address(connected)
-        if self._closed or len(self.peers) >= self.settings.max_peers:
+        if self._closed or len(self.peers) >= self.settings.max_peers + self.settings.max_publishers:
             self.refuse(Reason.TOO_MANY_PEERS, address)
             connected.close()
             return None
@@ -92,18 +94,21 @@ class Connections:
             if not connection.over.done():
                 connection.connection_lost(error)
 
-    def refuse(self, reason: str, address: str) -> None:
+    def refuse(self, reason: str, address: str, detail: str = "") -> None:
         """Count a connection that does not become a peer."""
         if self._refused is not None and not self._closed:
-            self._refused(reason, address)
+            self._refused(reason, address, detail)
 
     def report(self, error: Exception) -> None:
         """Report an error of a handler's."""
         self.loop.call_exception_handler({"message": "a handler of peers failed", "exception": error})
 
-    def admit(self, connection: Connection) -> bool:
-        """Return whether a connection may become a peer; end it if there is no room."""
-        if len(self.peers) < self.settings.max_peers:
+    def admit(self, connection: Connection, socket_type: bytes) -> bool:
+        """Return whether a connection may become a peer of this type; end it if there is no room."""
+        most, others = self.settings.max_peers, len(self.peers) - self._publishers
+        if socket_type in PUBLISHERS and self.role is Role.EITHER:
+            most, others = self.settings.max_publishers, self._publishers
+        if others < most:
             return True
         connection.end(Reason.TOO_MANY_PEERS)
         return False
@@ -113,6 +118,7 @@ class Connections:
         self.half_open.pop(connection).cancel()
         self.peers[peer.id] = peer
         self._open[peer.id] = connection
+        self._publishers += peer.socket_type in PUBLISHERS
         if self._check is None:
             self._check = self.loop.call_later(CHECK, self._look)
         self.handler.opened(peer)
@@ -125,10 +131,11 @@ class Connections:
             timer = self.half_open.pop(connection, None)
             if timer is not None:
                 timer.cancel()
-            self.refuse(reason, connection.address)
+            self.refuse(reason, connection.address, connection.detail)
             return
         del self.peers[peer.id]
         del self._open[peer.id]
+        self._publishers -= peer.socket_type in PUBLISHERS
         self.handler.closed(peer, reason)
 
     def _look(self) -> None:

@@ -92,6 +92,7 @@ class Null:
         if name != commands.READY:
             raise ProtocolError(Reason.COMMAND, f"{name!r} in place of READY")
         self.peer = check_properties(self._role, data)
+        self._role = self._role.towards(self.peer[b"socket-type"])
         return self._ready() if self._accepting else b""
 
 
@@ -120,5 +121,6 @@ def check_type(role: Role, socket_type: bytes) -> None:
         ProtocolError: it cannot.
     """
     if socket_type not in role.peers:
-        text = f"socket type {socket_type.decode('ascii', 'replace')} cannot talk to {role.socket_type.decode()}"
+        ours = role.socket_type.decode() or "PUB or SUB"
+        text = f"socket type {socket_type.decode('ascii', 'replace')} cannot talk to {ours}"
         raise ProtocolError(Reason.SOCKET_TYPE, text)

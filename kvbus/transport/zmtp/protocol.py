@@ -51,11 +51,18 @@ class Protocol:
         role: our socket type.
         accepting: True for the side that accepted the connection, False for the one that dialled.
         limits: what the peer may make us keep.
+        publisher_limits: the same for a peer that turns out to publish (EITHER).
         mechanism: the security mechanism; None for NULL.
     """
 
     def __init__(
-        self, role: Role, *, accepting: bool, limits: Limits = DEFAULT, mechanism: Mechanism | None = None
+        self,
+        role: Role,
+        *,
+        accepting: bool,
+        limits: Limits = DEFAULT,
+        publisher_limits: Limits = DEFAULT,
+        mechanism: Mechanism | None = None,
     ) -> None:
         self.state = State.GREETING
         self.topics = Subscriptions(limits)
@@ -64,6 +71,7 @@ class Protocol:
 
         self._role = role
         self._limits = limits
+        self._publisher_limits = publisher_limits
         self._mechanism = mechanism or Null(role, accepting=accepting)
 
         # What was received and not taken yet, and what is to be sent.
@@ -125,6 +133,9 @@ class Protocol:
             self._major = greeting.peer_major(self._buffer)
             if self._major is None:
                 return False
+            if self._major == greeting.VERSION_2 and self._role is Role.EITHER:
+                # a peer of ZMTP 2.0 may wait for our type before it says its own
+                raise ProtocolError(Reason.VERSION, "ZMTP 2.0 does not say in time who dials")
             self._out += greeting.rest(self._major, self._role.socket_type, self._mechanism.name)
         peer = greeting.take_greeting(self._buffer, self._major)
         if peer is None:
@@ -171,6 +182,11 @@ class Protocol:
 
     def _open(self, socket_type: bytes, identity: bytes, key: bytes = b"") -> Opened:
         self.state = State.OPEN
+        if self._role is Role.EITHER:
+            self._role = self._role.towards(socket_type)
+            if self._role is Role.SUB:
+                self._limits = self._publisher_limits
+                self._frame_bytes = self._limits.frame_bytes
         return Opened(socket_type, identity, self._version, key)
 
     def _next(self) -> Event | None:
@@ -193,7 +209,8 @@ class Protocol:
         if not frame.more:
             self._message_frames = self._message_bytes = 0
         if self._role is not Role.PUB:
-            self._frames.append(body)
+            if len(self._frames) < limits.kept_frames:
+                self._frames.append(body)
             if frame.more:
                 return Progress()
             frames, self._frames = self._frames, []

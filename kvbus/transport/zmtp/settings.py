@@ -14,7 +14,9 @@ class Settings:
 
     Attributes:
         limits: what one peer may make kvbus keep.
+        publisher_limits: the same for a peer that publishes, where the role is EITHER.
         max_peers: connections whose handshake is over.
+        max_publishers: those of peers that publish, beside ``max_peers``: subscribers cannot keep them out.
         max_half_open: connections in their handshake. Beyond that the oldest one ends, so that silent ones cannot keep
             others out.
         handshake_timeout: seconds for a handshake.
@@ -25,7 +27,9 @@ class Settings:
     """
 
     limits: Limits = DEFAULT
+    publisher_limits: Limits = DEFAULT
     max_peers: int = 4_096
+    max_publishers: int = 0
     max_half_open: int = 1_024
     handshake_timeout: float = 3.0
     high_water: int = 256 * 1024

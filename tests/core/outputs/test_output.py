@@ -51,3 +51,17 @@ def test_what_is_closed_keeps_its_place():
     output = made(b"a", b"b")
     output.streams[0].closed = True
     assert output.open_streams == {1: output.streams[1]}
+
+
+def test_other_bounds_hold_for_the_streams_there_are_and_for_those_that_come():
+    output = made(b"a", b"b")
+    for number in range(5):
+        output.streams[0].append(bytes([number]), 0.0)
+    output.tune(3.0, 2, 100)
+    output.add_stream(b"c", 9, 0, b"")
+    for stream in output.streams:
+        assert (stream.heartbeat, stream.journal.max_batches, stream.journal.max_bytes) == (3.0, 2, 100)
+    output.streams[0].append(b"y" * 60, 1.0)
+    assert output.streams[0].journal.first_seq == 4
+    output.streams[0].append(b"z" * 60, 1.0)
+    assert output.streams[0].journal.first_seq == 6

@@ -23,6 +23,14 @@ def test_what_an_answer_left_out_is_not_asked_for_again():
     assert not backfill.due(1e9)
 
 
+def test_what_is_older_than_the_beginning_of_an_answer_is_not_either():
+    backfill = Backfill(1.0)
+    backfill.request_finished(answered=False)
+    backfill.answer_begins()
+    backfill.begins(10)
+    assert (backfill.first, backfill.pending) == (10, False)
+
+
 def test_what_nobody_answered_for_is():
     assert pending().due(0.0)
 

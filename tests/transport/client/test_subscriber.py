@@ -428,6 +428,15 @@ def test_malformed_endpoints_are_named_and_nothing_leaks(loops, endpoints, monke
     loops(main)
 
 
+@pytest.mark.parametrize("bind", [False, True])
+def test_a_port_that_there_is_none_of_is_refused_and_not_another_one_taken(loops, bind):
+    async def main():
+        with pytest.raises(ValueError, match="port must be at most 65535"):
+            Subscriber("tcp://127.0.0.1:80000", bind=bind).open()
+
+    loops(main)
+
+
 def test_a_taken_address(loops):
     async def main():
         async with Subscriber("tcp://127.0.0.1:*", bind=True) as first:

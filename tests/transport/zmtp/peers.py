@@ -71,7 +71,7 @@ class Recorder:
         self.peers.remove(peer)
         self.ends.append(reason)
 
-    def refuse(self, reason: str, address: str) -> None:
+    def refuse(self, reason: str, address: str, detail: str) -> None:
         self.refused.append(reason)
 
     def send(self, *frames: bytes) -> None:

@@ -32,7 +32,7 @@ def feed(protocol, data):
 def opened(role=Role.PUB, first=None, limits=LIMITS):
     """A protocol whose handshake is over."""
     protocol = Protocol(role, accepting=True, limits=limits)
-    feed(protocol, hello(b"SUB" if role is Role.PUB else b"DEALER") if first is None else first)
+    feed(protocol, hello(b"DEALER" if b"DEALER" in role.peers else b"SUB") if first is None else first)
     assert protocol.state is State.OPEN
     protocol.data_to_send()
     return protocol
@@ -183,6 +183,59 @@ def test_commands_that_nobody_knows_are_ignored(role):
     if role is Role.ROUTER:
         assert feed(protocol, commands.command(b"SUBSCRIBE", b"a") + commands.command(b"CANCEL", b"a")) == []
     assert protocol.data_to_send() == b""
+
+
+@pytest.mark.parametrize(("peer", "ours"), [(b"PUB", b"SUB"), (b"XPUB", b"SUB"), (b"SUB", b"PUB"), (b"XSUB", b"PUB")])
+def test_a_port_for_both_is_to_each_peer_what_it_talks_to(peer, ours):
+    protocol = Protocol(Role.EITHER, accepting=True, limits=LIMITS, publisher_limits=Limits(frame_bytes=1000))
+    assert feed(protocol, hello(peer)) == [Opened(peer, b"", (3, 1))]
+    assert protocol.data_to_send() == greeting() + ready(ours)
+    if ours == b"PUB":
+        assert feed(protocol, encode_message([b"\1a"])) == [Subscribed(b"a")]
+        assert failure(protocol, encode_message([b"x" * 101])) is Reason.FRAME_BYTES
+    else:
+        assert feed(protocol, encode_message([b"\1a", b"x" * 1000])) == [Message([b"\1a", b"x" * 1000])]
+        assert feed(protocol, commands.command(b"SUBSCRIBE", b"a")) == []
+        assert failure(protocol, encode_message([b"x" * 1001])) is Reason.FRAME_BYTES
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (hello(b"DEALER"), Reason.SOCKET_TYPE),
+        (hello(b""), Reason.SOCKET_TYPE),
+        (greeting() + commands.command(b"READY"), Reason.SOCKET_TYPE),
+        (greeting(mechanism=b"CURVE"), Reason.MECHANISM),
+        (greeting(mechanism=b"PLAIN"), Reason.MECHANISM),
+        (hello_2(1), Reason.VERSION),
+        (hello_2(2), Reason.VERSION),
+        (b"\x01\x00", Reason.GREETING),
+    ],
+)
+def test_whoever_is_neither_is_refused_by_a_port_for_both(data, reason):
+    assert failure(Protocol(Role.EITHER, accepting=True), data) is reason
+
+
+def test_frames_beyond_those_that_are_kept_are_read_and_dropped():
+    limits = Limits(frame_bytes=100, message_frames=1000, kept_frames=3, message_bytes=500)
+    protocol = Protocol(Role.EITHER, accepting=True, publisher_limits=limits)
+    feed(protocol, hello(b"PUB"))
+    long = encode_message([b"%d" % n for n in range(100)])
+    assert feed(protocol, long + encode_message([b"", b"1", b"2"])) == [
+        Message([b"0", b"1", b"2"]),
+        Message([b"", b"1", b"2"]),
+    ]
+    assert protocol.held_bytes == 0
+    assert failure(protocol, encode_message([b"x" * 100] * 6)) is Reason.MESSAGE_BYTES
+
+
+@pytest.mark.parametrize("version", [(3, 0), (3, 1)])
+def test_a_subscription_is_what_the_version_has(version):
+    """A publisher of ours understands both."""
+    protocol = Protocol(Role.EITHER, accepting=True)
+    data = commands.subscribe(b"kv@" + b"a" * 300, version)
+    assert feed(protocol, hello(b"SUB") + data)[1:] == [Subscribed(b"kv@" + b"a" * 300)]
+    assert (data[0] & 4 == 4) is (version == (3, 1))
 
 
 @pytest.mark.parametrize("role", Role)

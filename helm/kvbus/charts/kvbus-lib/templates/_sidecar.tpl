@@ -17,7 +17,12 @@ none of them may depend on the engine or on the health of its stream.
 {{- define "kvbus.container" -}}
 {{- $root := .root -}}
 {{- $v := $root.Values.kvbus -}}
-{{- $scheme := ternary ", scheme: HTTPS" "" (not (empty (include "kvbus.tls" $root))) -}}
+{{- $get := dict "port" "kvbus-http" -}}
+{{- if include "kvbus.tls" $root -}}
+{{- $_ := set $get "scheme" "HTTPS" -}}
+{{- end -}}
+{{- $live := dict "httpGet" (merge (dict "path" "/livez") $get) -}}
+{{- $ready := dict "httpGet" (merge (dict "path" "/readyz") $get) -}}
 - name: kvbus
   image: {{ include "kvbus.image" $root }}
   imagePullPolicy: {{ $v.image.pullPolicy }}
@@ -37,18 +42,11 @@ none of them may depend on the engine or on the health of its stream.
     {{- include "kvbus.ports" $root | trim | nindent 4 }}
   # the engine waits for this, so it is asked every second; after a restart a large state is read before anything is bound
   startupProbe:
-    httpGet: {path: /livez, port: kvbus-http{{ $scheme }}}
-    periodSeconds: 1
-    failureThreshold: 300
+    {{- merge (dict) $v.probes.startup (dict "periodSeconds" 1 "failureThreshold" 300) $live | toYaml | nindent 4 }}
   livenessProbe:
-    httpGet: {path: /livez, port: kvbus-http{{ $scheme }}}
-    periodSeconds: 10
-    timeoutSeconds: 5
-    failureThreshold: 6
+    {{- merge (dict) $v.probes.liveness (dict "periodSeconds" 10 "timeoutSeconds" 5 "failureThreshold" 6) $live | toYaml | nindent 4 }}
   readinessProbe:
-    httpGet: {path: /readyz, port: kvbus-http{{ $scheme }}}
-    periodSeconds: 5
-    timeoutSeconds: 5
+    {{- merge (dict) $v.probes.readiness (dict "periodSeconds" 5 "timeoutSeconds" 5) $ready | toYaml | nindent 4 }}
   securityContext:
     {{- include "kvbus.securityContext" (list $root $v.securityContext) | nindent 4 }}
   {{- with $v.resources }}

@@ -1,0 +1,1 @@
+"""What an engine's publisher is judged by: frames in, with their times, and verdicts out."""

@@ -1,0 +1,41 @@
+"""Recordings of real engines, judged: the page says what is found, and the command says it too."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from kvbus.cli import main
+from tests.conform.recordings import PAGE, page
+from tests.wire.captures import DATA
+
+
+def test_the_page_says_what_the_judge_finds_in_each_stream():
+    assert PAGE.read_text() == page(), "python -m tests.conform.recordings"
+
+
+def test_a_file_is_judged_by_the_command(tmp_path):
+    junit = tmp_path / "report.xml"
+    done = CliRunner().invoke(
+        main, ["conform", "engine", str(DATA / "vllm0110_positional_bytes.jsonl"), "--json", "--junit", str(junit)]
+    )
+    assert done.exit_code == 1, done.output
+    found = {each["clause"]: each for each in json.loads(done.stdout)["verdicts"]}
+    assert found["6.2"]["outcome"] == "broken"
+    assert bytes.fromhex(found["6.2"]["evidence"][0]["hex"])[1:13] == b"\xabBlockStored"
+    assert found["4.2"]["outcome"] == "not seen"
+    assert "<failure" in junit.read_text()
+
+
+def test_a_file_without_a_message_could_not_be_judged(tmp_path):
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    done = CliRunner().invoke(main, ["conform", "engine", str(empty)])
+    assert done.exit_code == 2
+
+
+def test_strict_fails_a_should(tmp_path):
+    file = str(DATA / "syn_sglang0523_tiers_disk.jsonl")  # breaks 11.3 alone
+    assert CliRunner().invoke(main, ["conform", "engine", file]).exit_code == 0
+    assert CliRunner().invoke(main, ["conform", "engine", file, "--strict"]).exit_code == 1

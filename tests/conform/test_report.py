@@ -1,0 +1,109 @@
+"""Verdicts in each form, and the exit code that follows."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from kvbus.conform import report as forms
+from kvbus.conform.report import Exit, Report
+from kvbus.conform.verdict import MAX_EVIDENCE_BYTES, Clause, Evidence, Level, Outcome, Verdict, clause
+from tests.spec.test_spec import TEXT
+
+KEPT = Verdict(clause("2.1", "three frames"), Outcome.KEPT, "120 batches")
+UNSEEN = Verdict(clause("10.1", "one rank"), Outcome.NOT_SEEN, "no rank was sent")
+SHOULD = Verdict(clause("3.6", "an empty batch"), Outcome.BROKEN, "silent for 4 s", Level.SHOULD)
+BAD = Verdict(
+    clause("3.1", "dense"),
+    Outcome.BROKEN,
+    "batch 7 came twice\x1b[2J",
+    evidence=(Evidence("sequence", bytes(8)), Evidence("payload", bytes(MAX_EVIDENCE_BYTES + 9))),
+    case="duplicates",
+    counts={"missing": 3, "dead": 0},
+)
+
+
+def report(*verdicts: Verdict, **changes) -> Report:
+    return replace(Report("engine", "tcp://127.0.0.1:5557", list(verdicts), "120 batches"), **changes)
+
+
+def text(found: Report) -> str:
+    out = io.StringIO()
+    forms.print_table(found, out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code", "strict"),
+    [
+        ([KEPT, UNSEEN], Exit.KEPT, Exit.KEPT),
+        ([KEPT, SHOULD], Exit.KEPT, Exit.BROKEN),
+        ([KEPT, BAD], Exit.BROKEN, Exit.BROKEN),
+    ],
+)
+def test_a_must_that_is_broken_decides_and_with_strict_a_should(verdicts, code, strict):
+    found = report(*verdicts)
+    assert (found.exit_code(), found.exit_code(strict=True)) == (code, strict)
+    assert replace(found, tried=False).exit_code() is Exit.NOT_TRIED
+
+
+def test_clauses_are_in_the_order_of_the_text():
+    assert [str(each.clause) for each in report(UNSEEN, SHOULD, KEPT, BAD).ordered] == ["2.1", "3.1", "3.6", "10.1"]
+    assert clause("4.3", "a") == Clause((4, 3), "b")
+
+
+def test_the_table_says_what_was_seen_and_escapes_what_a_peer_sent():
+    shown = text(report(KEPT, UNSEEN, SHOULD, BAD, notes=["the API did not answer"]))
+    assert "broken (MUST)" in shown
+    assert "broken (SHOULD)" in shown
+    assert "3 missing, 0 dead" in shown
+    assert "\x1b" not in shown
+    assert f"and {MAX_EVIDENCE_BYTES + 9 - 64} bytes" in shown
+    assert "note: the API did not answer" in shown
+    assert "1 kept, 2 broken, 1 not seen (120 batches)" in " ".join(shown.split())
+
+
+def test_a_terminal_gets_colours(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(forms, "Console", lambda **named: Console(force_terminal=True, **named | {"width": 120}))
+    forms.print_table(report(BAD), out)
+    assert "\x1b[" in out.getvalue()
+
+
+def test_json_has_every_verdict_with_its_bytes():
+    found = json.loads(forms.as_json(report(KEPT, BAD)))
+    assert found["counts"] == {"kept": 1, "broken": 1, "not seen": 0}
+    assert found["spec"] == forms.SPEC_VERSION
+    bad = found["verdicts"][1]
+    assert (bad["clause"], bad["case"], bad["level"], bad["outcome"]) == ("3.1", "duplicates", "MUST", "broken")
+    assert bad["evidence"][0] == {"what": "sequence", "bytes": 8, "hex": "00" * 8}
+    assert len(bad["evidence"][1]["hex"]) == 2 * MAX_EVIDENCE_BYTES
+    bare = json.loads(forms.as_json(report(BAD).without_bytes()))
+    assert bare["verdicts"][0]["evidence"] == []
+
+
+@pytest.mark.parametrize(("strict", "failures", "skipped"), [(False, "1", "2"), (True, "2", "1")])
+def test_junit_fails_what_must_not_be_broken(strict, failures, skipped):
+    suite = ET.fromstring(  # noqa: S314 - our own
+        forms.as_junit(report(KEPT, UNSEEN, SHOULD, BAD), strict=strict)
+    )[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", failures, skipped)
+    assert len(suite.findall(".//failure")) == int(failures)
+    assert [case.get("name") for case in suite][1] == "3.1 duplicates: dense"
+
+
+def test_junit_of_nothing_is_a_failure():
+    suite = ET.fromstring(  # noqa: S314 - our own
+        forms.as_junit(report(tried=False, notes=["nobody publishes there"]))
+    )[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+    assert "nobody publishes there" in forms.as_junit(report(tried=False, notes=["nobody publishes there"]))
+
+
+def test_the_version_is_that_of_the_text():
+    assert f"Version {forms.SPEC_VERSION}," in TEXT

@@ -1,0 +1,315 @@
+"""One port for publishers and subscribers, with real peers of libzmq and bare ones on it, honest and hostile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import zmq
+
+from kvbus.core.stats import OutputStats
+from kvbus.transport.ingress import Events
+from kvbus.transport.interposed import MAX_PUBLISHERS, AcceptedStream, Interposed, limits_of_publishers
+from kvbus.transport.zmtp.commands import subscribe
+from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.settings import Settings
+from tests.transport.loops import both_loops, eventually, turns, u64
+from tests.transport.zmtp.peers import Recorder, greeting, hello, ready
+from tests.transport.zmtp.test_listener import bare, received
+
+ANY = "tcp://127.0.0.1:0"
+FRAME = 100_000
+
+
+class Port:
+    """An interposed port on which a source listens, and what its two sides have seen."""
+
+    def __init__(self, settings: Settings, topics: tuple[bytes, ...]) -> None:
+        self.routers = Recorder()
+        self.stats = OutputStats()
+        self.refusals: list[tuple[str, str]] = []
+        self.seen: list[Any] = []
+        """Batches, and what was said of the connection, in their order."""
+        self.bursts = 0
+        self.port = Interposed(ANY, self.routers, settings=settings, stats=self.stats, refused=self._refused)
+        self.topics = topics
+        self.stream: AcceptedStream | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        events = Events(
+            self.seen.append, self.seen.append, oversize=lambda: self.seen.append("oversize"), drained=self._drained
+        )
+        self.stream = AcceptedStream(self.port, topics=self.topics, events=events)
+
+    def end(self) -> None:
+        assert self.stream is not None
+        self.stream.close()
+        self.stream = None
+
+    def _refused(self, reason: str, address: str, detail: str) -> None:
+        self.refusals.append((reason, detail))
+
+    def _drained(self) -> None:
+        self.bursts += 1
+
+    @property
+    def endpoint(self) -> str:
+        return self.port.endpoint
+
+    @property
+    def batches(self) -> list[list[bytes]]:
+        return [each for each in self.seen if isinstance(each, list)]
+
+
+@contextlib.asynccontextmanager
+async def opened(*, topics: tuple[bytes, ...] = (b"",), **settings: Any) -> AsyncIterator[Port]:
+    port = Port(Settings(publisher_limits=limits_of_publishers(FRAME), **settings), topics)
+    try:
+        yield port
+    finally:
+        if port.stream is not None:
+            port.end()
+        port.port.close()
+        await turns()
+        assert (port.stats.publishers, port.stats.publishers_limit) == (0, 0)
+
+
+def batch(n: int) -> list[bytes]:
+    return [b"kv", u64(n), b"batch %d" % n]
+
+
+@both_loops
+@pytest.mark.parametrize("kind", [zmq.PUB, zmq.XPUB])
+async def test_who_publishes_is_heard_and_who_subscribes_is_served(dial, kind):
+    async with opened(topics=(b"kv", b"other")) as port:
+        sub = dial(zmq.SUB, port.endpoint, SUBSCRIBE=b"")
+        engine = dial(kind, port.endpoint, SNDHWM=0)
+        await eventually(lambda: port.seen == [True] and port.routers.topics, "both")
+        assert port.stats.publishers == port.stats.publishers_accepted == 1
+        assert port.stats.publishers_limit == MAX_PUBLISHERS
+        await until_subscribed(engine, port)
+        for n in range(3000):
+            engine.send_multipart(batch(n))
+            engine.send_multipart([b"nobody's", b"topic"])
+        await eventually(lambda: len(port.batches) == 3000, "every batch of the topic")
+        assert port.batches == [batch(n) for n in range(3000)]
+        assert 1 <= port.bursts <= 3000
+        port.routers.send(b"kv", b"to routers alone")
+        assert await received(sub, 1) == [[b"kv", b"to routers alone"]]
+        assert port.routers.messages == []
+
+
+async def until_subscribed(engine, port):
+    """Until what the engine publishes comes through: its libzmq has read the subscription."""
+
+    def through():
+        engine.send_multipart([b"kv", b"through?"])
+        return port.batches
+
+    await eventually(through, "the subscription")
+    engine.send_multipart([b"kv", b"begin"])
+    await eventually(lambda: [b"kv", b"begin"] in port.batches, "the last of them")
+    del port.seen[1:]
+
+
+@both_loops
+async def test_the_end_of_a_connection_comes_behind_all_that_it_has_brought(context):
+    """Many batches and the end arrive while this process does something else."""
+    async with opened() as port:
+        engine = context.socket(zmq.PUB)
+        engine.setsockopt(zmq.LINGER, 60_000)
+        engine.setsockopt(zmq.SNDHWM, 0)
+        engine.connect(port.endpoint)
+        await eventually(lambda: port.seen == [True], "the connection")
+        await until_subscribed(engine, port)
+        for n in range(5000):
+            engine.send_multipart(batch(n))
+        engine.close()
+        await eventually(lambda: port.seen[-1] is False, "the end")
+        assert port.seen == [True, *(batch(n) for n in range(5000)), False]
+
+
+@both_loops
+async def test_engines_come_and_go(dial):
+    """The connection is up from the first publisher's beginning to the last one's end, as it is for a bound SUB."""
+    async with opened() as port:
+        for _ in range(3):
+            port.seen.clear()
+            first = dial(zmq.PUB, port.endpoint)
+            await eventually(lambda: port.seen == [True], "the first")
+            second = dial(zmq.PUB, port.endpoint)
+            await eventually(lambda: port.stats.publishers == 2, "the second")
+            assert port.stream is not None
+            assert len(set(port.stream.peers)) == 2
+            first.close()
+            await eventually(lambda: port.stats.publishers == 1, "the first one's end")
+            assert port.seen == [True]
+            second.close()
+            await eventually(lambda: port.seen == [True, False], "the second one's end")
+        assert port.stats.publishers_accepted == 6
+
+
+@both_loops
+@pytest.mark.parametrize("minor", [0, 1])
+async def test_a_publisher_of_each_version_is_subscribed_to(minor):
+    async with (
+        opened(topics=(b"kv@", b"x" * 300)) as port,
+        bare(port.endpoint, greeting(minor=minor) + ready(b"PUB")) as (reader, writer),
+    ):
+        expected = greeting() + ready(b"SUB")
+        expected += b"".join(subscribe(topic, (3, minor)) for topic in port.topics)
+        assert await reader.readexactly(len(expected)) == expected
+        data = encode_message([b"kv@", u64(0), b"p"]) * 3
+        for at in range(len(data)):
+            writer.write(data[at : at + 1])
+            await writer.drain()
+        await eventually(lambda: len(port.batches) == 3, "the batches")
+
+
+@both_loops
+async def test_an_oversize_frame_costs_the_connection_and_is_said(dial):
+    async with opened() as port:
+        engine = dial(zmq.PUB, port.endpoint)
+        await eventually(lambda: port.seen == [True], "the connection")
+        await until_subscribed(engine, port)
+        engine.send_multipart([b"kv", b"x" * FRAME])
+        engine.send_multipart([b"kv", b"x" * (FRAME + 1)])
+        await eventually(lambda: port.seen[-1] is True and len(port.seen) > 1, "the connection again")
+        assert port.seen == [True, [b"kv", b"x" * FRAME], "oversize", False, True]
+        await until_subscribed(engine, port)
+
+
+@both_loops
+async def test_a_message_of_many_frames_is_cut_and_costs_nothing_more(dial):
+    async with opened() as port:
+        engine = dial(zmq.PUB, port.endpoint)
+        await eventually(lambda: port.seen == [True], "the connection")
+        await until_subscribed(engine, port)
+        engine.send_multipart([b"kv", *(b"%d" % n for n in range(1000))])
+        engine.send_multipart(batch(1))
+        await eventually(lambda: len(port.batches) == 2, "both")
+        assert port.batches == [[b"kv", *(b"%d" % n for n in range(63))], batch(1)]
+        assert port.seen[0] is True
+        assert False not in port.seen
+
+
+@both_loops
+@pytest.mark.parametrize(
+    ("data", "reason", "detail"),
+    [
+        (greeting(mechanism=b"CURVE"), "mechanism", "mechanism CURVE; here it is NULL"),
+        (greeting(mechanism=b"PLAIN"), "mechanism", "mechanism PLAIN; here it is NULL"),
+        (hello(b"DEALER"), "socket_type", "socket type DEALER cannot talk to PUB or SUB"),
+        (hello(b"ROUTER"), "socket_type", "socket type ROUTER cannot talk to PUB or SUB"),
+        (b"GET / HTTP/1.1\r\n\r\n", "greeting", "the first byte is 0x47: ZMTP 1.0, or no ZMTP"),
+        (greeting() + b"\x04\xff", "bad_command", None),
+        (greeting() + b"\x04\x02" + bytes(2), "bad_command", "a command without a name"),
+    ],
+)
+async def test_whoever_is_neither_is_refused_in_a_word(data, reason, detail):
+    async with opened() as port, bare(port.endpoint, data) as (reader, writer):
+        if detail is None:  # a frame that does not end is the peer's
+            writer.write(bytes(255))
+        await reader.read()
+        await eventually(lambda: port.refusals, "the refusal")
+        assert port.refusals[0][0] == reason
+        assert detail is None or port.refusals == [(reason, detail)]
+        assert port.seen == port.routers.peers == []
+
+
+@both_loops
+async def test_a_crowd_that_never_ends_its_handshake_keeps_nobody_out(dial):
+    """A thousand at once, in three states of the handshake; the engine and a router come behind them."""
+    async with opened(max_half_open=64, handshake_timeout=120.0) as port:
+        crowd = []
+        beginnings = [b"", b"\xff", greeting(), greeting() + b"\x04\x20"]
+        address = ("127.0.0.1", int(port.endpoint.rpartition(":")[2]))
+        for n in range(1000):
+            one = socket.create_connection(address)
+            one.sendall(beginnings[n % 4])
+            crowd.append(one)
+            if n % 16 == 15:
+                await turns()
+        engine = dial(zmq.PUB, port.endpoint)
+        sub = dial(zmq.SUB, port.endpoint, SUBSCRIBE=b"")
+        await eventually(lambda: port.seen == [True] and port.routers.topics, "both")
+        await until_subscribed(engine, port)
+        await eventually(lambda: len(port.refusals) >= 1000 - 64, "the end of all but the newest")
+        assert {reason for reason, _ in port.refusals} == {"half_open"}
+        engine.send_multipart(batch(0))
+        await eventually(lambda: port.batches == [batch(0)], "a batch")
+        for one in crowd:
+            one.close()
+        sub.close()
+
+
+@both_loops
+async def test_a_slow_handshake_is_taken_and_a_slower_one_ends():
+    async with opened(handshake_timeout=0.5) as port:
+        async with bare(port.endpoint, b"") as (reader, _):
+            await reader.read()
+        assert port.refusals == [("handshake_timeout", "")]
+        async with bare(port.endpoint) as (_, writer):
+            for byte in hello(b"PUB"):
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0)
+            await eventually(lambda: port.seen == [True], "the publisher")
+
+
+@both_loops
+async def test_subscribers_cannot_keep_engines_out_nor_engines_subscribers(dial):
+    async with opened(max_peers=2) as port, contextlib.AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(bare(port.endpoint, hello(b"SUB")))
+        await eventually(lambda: len(port.routers.peers) == 2, "as many subscribers as there may be")
+        for _ in range(MAX_PUBLISHERS):
+            await stack.enter_async_context(bare(port.endpoint, hello(b"PUB")))
+        await eventually(lambda: port.stats.publishers == MAX_PUBLISHERS, "as many engines as there may be")
+        port.port.publishers = None  # what is full is said before anything else
+        for kind in (b"PUB", b"SUB"):
+            async with bare(port.endpoint, hello(kind)) as (reader, _):
+                await reader.read()
+        assert port.refusals == [("too_many_peers", "")] * 2
+
+
+@both_loops
+async def test_one_kind_full_leaves_the_other_its_places(dial):
+    async with opened(max_peers=1) as port, bare(port.endpoint, hello(b"SUB")):
+        await eventually(lambda: port.routers.peers, "the only subscriber there may be")
+        async with bare(port.endpoint, hello(b"SUB")) as (reader, _):
+            await reader.read()
+        assert port.refusals == [("too_many_peers", "")]
+        dial(zmq.PUB, port.endpoint)
+        await eventually(lambda: port.seen == [True], "an engine nevertheless")
+
+
+@both_loops
+async def test_an_engine_whose_source_is_replaced_comes_back_to_the_next_one(dial):
+    async with opened() as port:
+        engine = dial(zmq.PUB, port.endpoint)
+        await eventually(lambda: port.seen == [True], "the connection")
+        port.end()
+        await eventually(lambda: ("no_source", "") in port.refusals, "an attempt to come back")
+        assert port.seen == [True]
+        port.begin()
+        await eventually(lambda: port.seen == [True, True], "the connection to the next source")
+        await until_subscribed(engine, port)
+
+
+@both_loops
+async def test_a_closed_port_ends_both_sides_and_is_free(dial):
+    async with opened() as port:
+        dial(zmq.PUB, port.endpoint)
+        dial(zmq.SUB, port.endpoint, SUBSCRIBE=b"")
+        await eventually(lambda: port.seen == [True] and port.routers.topics, "both")
+        endpoint = port.endpoint
+        port.port.close(1.0)
+        await eventually(lambda: port.seen == [True, False] and port.routers.ends == ["closed"], "both ends")
+        again = Interposed(endpoint, Recorder(), settings=Settings(), stats=OutputStats(), refused=lambda *_: None)
+        again.close()
+        await turns()
