@@ -131,6 +131,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             "replay_endpoint": client.bus.engine_replay,
             "state": "connecting",
             "found": None,
+            "dialled_in": None,
             "partial": False,
             "partial_since": None,
             "partial_reason": None,
