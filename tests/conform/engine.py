@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from kvbus.conform.vectors import CLEARED, pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.spec.vectors import CLEARED, pack, stored
 
 BLOCKS = 4
 

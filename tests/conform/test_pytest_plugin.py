@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from kvbus.conform.engine.clauses import WATCHED
+from kvbus.conform.vectors import message, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_port
-from tests.spec.vectors import message, stored
 from tests.system.bus import PATIENCE
 
 

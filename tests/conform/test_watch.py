@@ -17,11 +17,11 @@ from kvbus.cli import main
 from kvbus.conform.engine import asking, prompts, watch
 from kvbus.conform.engine.watch import Target, Watch
 from kvbus.conform.report import Exit
+from kvbus.conform.vectors import pack, stored
 from kvbus.conform.verdict import Outcome
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.conform.engine import Engine, serving
 from tests.ports import free_port
-from tests.spec.vectors import pack, stored
 from tests.system.bus import PATIENCE, eventually
 
 KEPT, BROKEN, NOT_SEEN = Outcome
