@@ -15,6 +15,9 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 COMPILING := HATCH_BUILD_HOOK_ENABLE_CUSTOM=1
 
+# tests start hundreds of processes, and each of pytest's workers would rewrite every test module anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup tools demo site links test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
 	compiled pure client-wheel compiled-wheel wheels image version lock clean
