@@ -7,6 +7,7 @@ TOOLS  := $(VENV)/.tools
 BUILD  := $(VENV)/build
 WHEELS := $(VENV)/wheels
 DOCS   := $(VENV)/docs
+LINKS  := $(VENV)/links
 PIP    := -m pip install --quiet --disable-pip-version-check --require-hashes
 DOCKER ?= docker
 IMAGE  ?= kvbus:local
@@ -14,8 +15,11 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 COMPILING := HATCH_BUILD_HOOK_ENABLE_CUSTOM=1
 
+# tests start hundreds of processes, and each of pytest's workers would rewrite every test module anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo site test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts platforms dockerfile wheel \
+.PHONY: help setup tools demo site links test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts platforms dockerfile wheel \
 	compiled pure client-wheel compiled-wheel wheels image version lock clean
 
 help: ## this list
@@ -67,6 +71,14 @@ site: $(DOCS)/.installed ## the documentation site in build/site/html, links che
 	@$(DOCS)/bin/python docs/site/build.py build/site
 	@cd build/site && $(abspath $(DOCS))/bin/zensical build --strict --config-file zensical.toml
 	@! grep -rnE '<(script|img|iframe)[^>]+src="?(https?:)?//|<link[^>]+rel="?(stylesheet|preconnect|icon)[^>]+href="?(https?:)?//|class="?mermaid' build/site/html
+
+$(LINKS)/.installed: .ci/links.lock
+	@$(PYTHON) -m venv $(LINKS)
+	@$(LINKS)/bin/python $(PIP) --only-binary :all: -r .ci/links.lock
+	@touch $@
+
+links: site $(LINKS)/.installed ## every link of the site that leaves it, followed once (needs the network)
+	@$(LINKS)/bin/linkchecker --check-extern --no-robots --no-status --ignore-url '^http://127\.0\.0\.1[:/]' build/site/html/index.html
 
 test: $(STAMP) ## the test suite (TEST_LONG=1: tests of chance at length)
 	@$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)

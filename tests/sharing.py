@@ -18,11 +18,13 @@ TOGETHER: Final = (
     "tests/monitoring/",
     "tests/wire/test_goldens.py",
 )
-"""What the names of tests begin with that share a worker."""
+"""What the names of tests begin with that share a worker. So do the cases ``kafka`` of all suites: one broker runs."""
 
 
 def place(nodeid: str) -> str:
     """What a test shares a worker with; its own name if with nothing."""
+    if "[kafka" in nodeid:
+        return "kafka"
     return next((each for each in TOGETHER if nodeid.startswith(each)), nodeid)
 
 

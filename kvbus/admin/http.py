@@ -23,7 +23,6 @@ from kvbus.admin.openapi import document
 from kvbus.admin.pace import Pace
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import Queries
-from kvbus.admin.query_body import MAX_BODY
 from kvbus.admin.responses import as_json, problem, refused
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
@@ -78,7 +77,7 @@ class AdminServer:
 
     def application(self) -> web.Application:
         """Return the application with its paths."""
-        app = web.Application(middlewares=[self._answering], client_max_size=MAX_BODY)
+        app = web.Application(middlewares=[self._answering])
         paced = self._paced
         for path in FILES:
             app.router.add_get(path, status_page)

@@ -243,13 +243,17 @@ def _worth(held: Held) -> tuple[int, int, int]:
 async def _body(request: web.Request) -> bytes:
     if "Content-Encoding" in request.headers:
         raise RefusedError(400, "invalid", "the body has a Content-Encoding; send it as it is")
+    parts: list[bytes] = []  # `request.read` copies them three times
+    size = 0
     try:
         async with asyncio.timeout(CONNECTION_TIMEOUT):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        text = f"a body of more than {MAX_BODY} bytes; ask in several requests"
-        raise RefusedError(413, "too_large", text) from error
+            while part := await request.content.readany():
+                size += len(part)
+                if size > MAX_BODY:
+                    raise RefusedError(413, "too_large", f"more than {MAX_BODY} bytes; ask in several requests")
+                parts.append(part)
     except TimeoutError as error:
         raise RefusedError(408, "slow", f"no whole body within {CONNECTION_TIMEOUT:g} s") from error
     except (web.RequestPayloadError, ConnectionError) as error:
         raise RefusedError(400, "invalid", "the body broke off") from error
+    return b"".join(parts)

@@ -191,7 +191,8 @@ class Sequence:
             self._sequencer.publisher_changed(now)
         else:
             batch = Payload.of(message.payload, message.topic or b"", replayed=True)
-            self._sequencer.replayed(self._request, message.seq, batch, now)
+            whole = self._sequencer.phase is Phase.BACKFILL and _begins_anew(batch)
+            self._sequencer.replayed(self._request, message.seq, batch, now, whole=whole)
         return self._take()
 
     def snapshot(self, frames: Frames[bytes], now: float) -> list[Output]:

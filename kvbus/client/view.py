@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -10,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key, printable
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.core.wire.tokens import Token, decode_tokens
+from kvbus.core.wire.tokens import Token, count_tokens, decode_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,6 +138,9 @@ class BlockView:
             a view that may be wrong.
         cleared: what AllBlocksCleared drops: ``all`` is the rule of routers and kvbus, ``device`` is vLLM's (its
             offloaded blocks survive a reset of the prefix cache, and go with a second clear in the same batch).
+
+    Attributes:
+        refused: stores that were left out, by reason: their tokens are none, or too few.
     """
 
     def __init__(
@@ -149,6 +153,7 @@ class BlockView:
         self._copies = copies
         self._on_lost = on_lost
         self._cleared = cleared
+        self.refused: Final[Counter[Reason]] = Counter()
         self._blocks: dict[Key, Block] = {}
         self._places: dict[Hash, int] = {}
 
@@ -230,8 +235,15 @@ class BlockView:
 
     def _store(self, event: BlockStored[Any], rank: int | None, changes: list[Change]) -> None:
         hashes = event.block_hashes
+        raw = bytes(event.token_ids)
+        count = count_tokens(raw)
+        if not isinstance(count, Reason) and 0 < count < event.block_size * len(hashes):
+            count = Reason.TOKEN_COUNT  # more than that is right: vLLM leaves out the hashes of masked blocks
+        if isinstance(count, Reason):
+            self.refused[count] += 1
+            return
         group, medium = _group(event.group_idx), _medium(event.medium)
-        tokens = _Tokens(bytes(event.token_ids), event.block_size, len(hashes))
+        tokens = _Tokens(raw, event.block_size, len(hashes))
         for index, block in enumerate(hashes):
             key = (rank, group, medium, block)
             known = self._blocks.get(key)

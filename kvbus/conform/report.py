@@ -22,6 +22,10 @@ _COLUMNS: Final = 120
 """Of a table that goes into a file or a pipe."""
 
 
+_TABLE_BYTES: Final = 64
+"""Of one piece of evidence in a table; JSON and JUnit have more."""
+
+
 class Exit(IntEnum):
     """What the exit code of ``kvbus conform`` means."""
 
@@ -122,14 +126,14 @@ def _add(table: Table, verdict: Verdict, sign: str, style: str) -> None:
         message += " (" + ", ".join(f"{count} {name}" for name, count in verdict.counts.items()) + ")"
     text = Text(_printable(message), "" if verdict.outcome is Outcome.BROKEN else style)
     for piece in verdict.evidence:
-        text.append(f"\n{_printable(_shown(piece.to_json()))}", "dim")
+        text.append(f"\n{_printable(_shown(piece.to_json(), _TABLE_BYTES))}", "dim")
     head = f"{verdict.outcome} ({verdict.level})" if verdict.outcome is Outcome.BROKEN else str(verdict.outcome)
     table.add_row(verdict.name, Text(f"{sign} {head}", style), verdict.clause.title, text)
 
 
-def _shown(piece: dict[str, Any]) -> str:
-    rest = piece["bytes"] - MAX_EVIDENCE_BYTES
-    return f"{piece['what']}: {piece['hex']}" + (f"… and {rest} bytes" if rest > 0 else "")
+def _shown(piece: dict[str, Any], most: int = MAX_EVIDENCE_BYTES) -> str:
+    rest = piece["bytes"] - most
+    return f"{piece['what']}: {piece['hex'][: 2 * most]}" + (f"… and {rest} bytes" if rest > 0 else "")
 
 
 def as_junit(report: Report, *, strict: bool = False) -> str:

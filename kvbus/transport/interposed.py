@@ -72,6 +72,11 @@ class Interposed:
         """Where it listens, with its real port."""
         return self._listener.endpoint
 
+    @property
+    def peers(self) -> list[Peer]:
+        """The connections of both sides."""
+        return [*self._listener.peers.values()]
+
     def opened(self, peer: Peer) -> None:
         """Hand a new peer to its side."""
         side = self.publishers if peer.socket_type in PUBLISHERS else self._routers

@@ -1,8 +1,8 @@
 """The order in which requesters have their turns: those that have shown that they read, and newcomers beside them.
 
-A requester that never reads looks like any other until its kernel is full. A thousand of these may come at once, and
-whoever reads would wait until each of them is found out. So there are two lanes. While both have somebody, newcomers
-get a fifth of what is handed out.
+A requester that never reads looks like any other at first. A thousand of these may come at once, and whoever reads
+would wait until each of them is found out. So there are two lanes. While both have somebody, newcomers get a fifth of
+what is handed out.
 """
 
 from __future__ import annotations

@@ -9,15 +9,19 @@ from typing import Final
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.peer import Peer
+from kvbus.transport.zmtp.tcp import Window
 
 QUANTUM: Final = 64 * 1024
 """Bytes one requester gets before the next one gets its turn."""
 
-FIRST_SHARE: Final = 8 * 1024
+FIRST_SHARE: Final = 2 * 1024
 """Bytes a newcomer gets at a time, until it has shown that it reads."""
 
 READS: Final = 4 * QUANTUM
 """Bytes whose acknowledgement shows that a requester reads: a kernel whose owner does not takes half as much."""
+
+OPENED: Final = FIRST_SHARE
+"""Bytes by which the window of a requester that reads moves on, before it shows that it does."""
 
 MAX_BEHIND: Final = 16
 """Requests of one peer that wait behind its first one. Beyond that kvbus does not read from it until some are over."""
@@ -65,13 +69,27 @@ class Requester:
         self.progress = now
         self.reads = False
         self._acknowledged = 0
+        self._window: Window | None = None
+        """As of its first acknowledgement. Before that a window may grow by itself."""
 
     def next_share(self) -> int:
         """Return the bytes of its next share. One that reads gets whole ones, and more may wait for it."""
-        if not self.reads and self.peer.acknowledged_bytes >= READS:
+        if not self.reads and (self._window_moves() or self.peer.acknowledged_bytes >= READS):
             self.reads = True
             self.peer.limit(waiting=QUANTUM, unsent=QUANTUM // 2)
         return QUANTUM if self.reads else FIRST_SHARE
+
+    def _window_moves(self) -> bool:
+        """Return whether its window moves on with what it acknowledges. That shows after two or three shares."""
+        window, first = self.peer.window, self._window
+        if window is None:
+            return False
+        if first is None:
+            if window.acknowledged >= FIRST_SHARE:
+                self._window = window
+            return False
+        opened = window.end - first.end
+        return opened >= OPENED and 2 * opened > window.acknowledged - first.acknowledged
 
     @property
     def unfinished(self) -> int:

@@ -37,8 +37,6 @@ SLACK: Final = 0.1
 SYNTHETIC: Final = {"8x8": 64, "64x1": 64, "1x1": 2000, "mix": 64, "sim": 200}
 """Batches of each load that are counted."""
 
-COUNTED: Final = (*SYNTHETIC, *FAMILIES)
-
 LIVE: Final = 1000
 """Blocks that are live while a recorded load is counted."""
 

@@ -17,6 +17,7 @@ from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved
 from tests.doubles.payloads import pack, payload, removed, store
 from tests.doubles.renaming import STAYS, run, same_but_for_names
 from tests.hostile.bad import BATCHES, fields, with_field
+from tests.long import sample
 from tests.wire.captures import CAPTURES, load
 
 KEY = b"k" * 32
@@ -35,7 +36,7 @@ def streamed(payloads):
     return [Message(0.5 * seq, b"kv@pod@model", seq, raw) for seq, raw in enumerate(payloads)]
 
 
-@pytest.mark.parametrize("name", CAPTURES)
+@pytest.mark.parametrize("name", sample(CAPTURES, 3))
 def test_a_capture_is_the_same_but_for_its_names(name):
     """Live, by the engine's replay where a fifth is lost, and in what routers get as a replay."""
     messages = load(name)

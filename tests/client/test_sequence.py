@@ -46,7 +46,7 @@ class Stream:
                 asked.append(ask(output.start) if isinstance(output, Ask) else ASK_SNAPSHOT)
             elif isinstance(output, Deliver):
                 payload: Any = output.payload
-                said.append(f"{output.seq}: {payload.decode()}" + " replayed" * payload.replayed)
+                said.append(f"{output.seq}: {payload.decode(errors='replace')}" + " replayed" * payload.replayed)
             elif not isinstance(output, Stop):
                 said.append(output)
         return said + asked
@@ -229,6 +229,33 @@ def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswe
     assert [each for each in first if not isinstance(each, Deliver)] == lost
     assert stream.replayed(8) == stream.delivered(8, replayed=True)
     assert stream.end() == [Synced(8)]
+
+
+def test_what_was_lost_for_want_of_an_answer_comes_with_a_state_that_begins_late():
+    """The state has later seqs than anything lost. Whoever took it for a trimmed answer stayed without its blocks."""
+    stream = Stream()
+    stream.connected()
+    stream.live(7)
+    assert stream.due() == [ask(0)]
+    assert stream.due() == [Lost(0, 6, LostReason.NO_ANSWER), *stream.delivered(7), ask(0)]
+    state = [b"", stream.frame(9), payload(cleared(), store([1]))]
+    assert stream.follow(stream.sequence.replayed(state, stream.now)) == [
+        Restarted(1, RestartReason.REBUILT),
+        ask(0),
+    ]
+    stream.sequence.replayed(state, stream.now)
+    assert stream.end() == [Synced(9)]
+
+
+def test_a_clear_that_was_delivered_is_no_state_that_begins_late():
+    """An engine's buffer may begin with one."""
+    stream = Stream()
+    stream.connected()
+    empty = payload(cleared())
+    stream.sequence.live([b"t", stream.frame(7), empty], stream.now)
+    stream.due()
+    assert stream.due()[0] == Lost(0, 6, LostReason.NO_ANSWER)
+    assert stream.follow(stream.sequence.replayed([b"", stream.frame(7), empty], stream.now)) == [Synced(7)]
 
 
 def test_a_clear_behind_a_hole_of_the_live_stream_is_no_answer():

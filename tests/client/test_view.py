@@ -157,6 +157,15 @@ def test_tokens_of_masked_blocks_are_unknown_not_wrong():
     assert there(view.get(1)).token_ids is None
 
 
+@pytest.mark.parametrize(
+    ("tokens", "reason"), [([5], "token_count"), ([-1, 5], "token_range"), (["5", 6], "token_range")]
+)
+def test_a_store_whose_tokens_are_none_or_too_few_is_left_out_and_counted(tokens, reason):
+    view = BlockView()
+    assert view.apply(stored([1], tokens)) == []
+    assert (len(view), view.refused) == (0, {reason: 1})
+
+
 def test_a_placeholder_is_filled_in_later():
     view = BlockView(copies=True)
     view.apply(stored([1], [], size=0))

@@ -63,7 +63,7 @@ def test_the_table_says_what_was_seen_and_escapes_what_a_peer_sent():
     assert "broken (SHOULD)" in shown
     assert "3 missing, 0 dead" in shown
     assert "\x1b" not in shown
-    assert "and 9 bytes" in shown
+    assert f"and {MAX_EVIDENCE_BYTES + 9 - 64} bytes" in shown
     assert "note: the API did not answer" in shown
     assert "1 kept, 2 broken, 1 not seen (120 batches)" in " ".join(shown.split())
 

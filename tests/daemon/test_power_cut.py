@@ -25,7 +25,7 @@ from tests.doubles.payloads import removed, store
 from tests.long import LONG
 from tests.ports import free_ports
 
-SEEDS = 400 if LONG else 40
+SEEDS = 400 if LONG else 16
 ROTATE = 3_000
 CLEAR = b"AllBlocksCleared"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
@@ -65,12 +66,16 @@ def test_every_kind_of_bad_message_and_batch(tmp_path: Path) -> None:
     run_async(main())
 
 
-def test_two_engines_on_one_endpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("interpose", [False, True], ids=["bind", "interpose"])
+def test_two_engines_on_one_endpoint(tmp_path: Path, interpose: bool) -> None:
     """kvbus binds, two engines dial in and count from 0 each; when one is left, the router is exact about it."""
 
     async def main() -> None:
         place = Place(tmp_path)
         place.config["sources"][0]["bind"] = True
+        if interpose:
+            place.config["sources"][0]["endpoint"] = place.engine = place.out
+            place.config["outputs"][0]["interpose"] = True
         with place.start() as command, zmq.Context() as context:
             await place.ready(command)
             other = context.socket(zmq.PUB)

@@ -28,6 +28,7 @@ from kvbus.core.wire.profiles import Profile, Wire
 from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, unpack
 from tests.doubles.router import RankedRouter
+from tests.long import LONG
 from tests.properties.test_compaction import keys_of
 from tests.properties.test_normalize import EVENTS, Model, Naming, named, play
 
@@ -295,7 +296,7 @@ def test_a_router_stopped_after_any_batch_and_connected_again_at_any_later_one(
 ) -> None:
     monkeypatch.setattr("kvbus.core.blocks.compaction.MOST_BLOCKS", SLICE)
     monkeypatch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", SLICE)
-    length = 14
+    length = 14 if LONG else 9
     for stopped in range(length):
         for again in range(stopped, length):
             for cut in range(5):

@@ -23,6 +23,7 @@ from kvbus.daemon.reload import Reloader
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
+from tests.long import LONG
 from tests.security.certificates import Authority, Issued
 from tests.system.bus import Bus, eventually, running_bus
 from tests.typed import there
@@ -220,9 +221,10 @@ async def test_every_endpoint_gives_every_caller_what_it_may_read(
         }
         assert paths == {path.partition("?")[0] for path in (*STATIC, *STATES, *CONTENT)}
         certificate = None if who.certificate is None else pki.clients[who.certificate]
+        methods = METHODS if LONG or not WHO.index(who) % 4 else ("GET", "POST")
 
         def all_of_them() -> Iterator[str]:
-            for path, method in product((*STATIC, *STATES, *CONTENT), METHODS):
+            for path, method in product((*STATIC, *STATES, *CONTENT), methods):
                 answer = here.ask(method, path, who.headers, local=who.local, certificate=certificate, plain=who.plain)
                 status = expected(who, method, path, open_)
                 shown = path in CONTENT and status == 200 and method != "HEAD"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import zmq
 
+from kvbus.conform.vectors import END, VECTORS, Vector, message, stored
 from tests.interop.dynamo import MASK, PYTHON_ENV, DynamoIndexer
-from tests.spec.vectors import DIRECTORY, END, VECTORS, Vector, message, stored
+from tests.spec.vectors import DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

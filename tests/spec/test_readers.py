@@ -11,7 +11,8 @@ from typing import Final
 
 import pytest
 
-from tests.spec.vectors import DIRECTORY, VECTORS
+from kvbus.conform.vectors import VECTORS
+from tests.spec.vectors import DIRECTORY
 
 GO: Final = shutil.which("go", path="/usr/local/go/bin") or shutil.which("go")
 PEERS_ENV: Final = "TEST_ZMTP_PEERS_HOME"

@@ -44,14 +44,14 @@ class Bus:
 
 
 @contextlib.asynccontextmanager
-async def running_bus(*, bind: bool = False, interpose: bool = False, **settings: Any) -> AsyncIterator[Bus]:
+async def running_bus(*, bind: bool = False, one_port: bool = False, **settings: Any) -> AsyncIterator[Bus]:
     ports = free_ports(4)
-    if interpose:
+    if one_port:
         bind, ports[0] = True, ports[2]
     engine, engine_replay, out, out_replay = (f"tcp://127.0.0.1:{port}" for port in ports)
     source = {"name": "engine", "endpoint": engine, "replay_endpoint": engine_replay, "bind": bind}
     output = {"name": "routers", "endpoint": out, "replay_endpoint": out_replay, "heartbeat": 0}
-    output |= {"interpose": interpose} | settings.pop("output", {})
+    output |= {"interpose": one_port} | settings.pop("output", {})
     source |= settings.pop("source", {})
     overrides = {
         "sources": [source, *settings.pop("more_sources", ())],

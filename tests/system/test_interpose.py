@@ -1,41 +1,236 @@
 """One port for an engine and its routers, which both dial: real sockets of libzmq on both sides."""
 
+import asyncio
 import contextlib
+import json
+import random
 
+import aiohttp
+import zmq
+
+from kvbus.daemon.reload import Reloader
+from kvbus.doctor.examine import examine
+from kvbus.doctor.findings import Severity
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.payloads import payload, store, unpack
+from tests.long import LONG
+from tests.ports import ports_in_a_row
 from tests.system.actors import Engine
 from tests.system.bus import eventually, running_bus
 from tests.system.test_state_on_subscription import Deaf
 
 
 @contextlib.asynccontextmanager
-async def engine_at(bus, *, replay=True, **options):
+async def engine_at(endpoint, replay=None, *, rank=0, **options):
     """An engine that dials the port."""
-    async with EnginePublisher(bus.out, bus.engine_replay if replay else None, bind=False, **options) as publisher:
-        engine = Engine(publisher, blocks=60)
+    async with EnginePublisher(endpoint, replay, bind=False, **options) as publisher:
+        engine = Engine(publisher, blocks=60, rank=rank, seed=1 + rank)
         await publisher.wait_for_subscriber(60)
         yield engine
 
 
 @contextlib.contextmanager
-def router_at(endpoint, **options):
-    """A router that dials the port, applies whatever comes and asks for nothing."""
-    router = Deaf(endpoint, **options)
+def router_at(endpoint):
+    """A router that dials the port, applies whatever comes and asks for nothing, as a worker of Dynamo does."""
+    router = Deaf(endpoint)
     try:
         yield router
     finally:
         router.close()
 
 
-async def test_an_engine_and_a_router_meet_at_one_port():
-    async with running_bus(interpose=True) as bus:
-        with router_at(bus.out) as first:
-            async with engine_at(bus) as engine:
-                await engine.publish(200)
-                truth = engine.settle()
-                await eventually(lambda: first.read() == truth, "what the engine holds")
-                with router_at(bus.out) as late:
-                    await eventually(lambda: late.read() == truth, "the same for a router that comes late")
-                assert str(bus.daemon.source_sockets.dialled_in(0)).startswith("['127.0.0.1:")
-            await eventually(lambda: bus.source.state == "connecting", "the end of the connection")
-            assert not bus.daemon.source_sockets.dialled_in(0)
+async def shown(bus, path):
+    host, port = bus.daemon.http_address
+    async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}{path}") as response:
+        return await response.text()
+
+
+async def test_an_engine_and_routers_meet_at_one_port():
+    async with running_bus(one_port=True) as bus, contextlib.AsyncExitStack() as stack:
+        first = stack.enter_context(router_at(bus.out))
+        async with engine_at(bus.out, bus.engine_replay) as engine:
+            await engine.publish(200)
+            truth = engine.settle()
+            await eventually(lambda: first.read() == truth, "what the engine holds")
+            late = stack.enter_context(router_at(bus.out))
+            await eventually(lambda: late.read() == truth, "the same for a router that comes late")
+
+            (address,) = json.loads(await shown(bus, "/sources"))[0]["dialled_in"]
+            assert address.startswith("127.0.0.1:")
+            metrics = await shown(bus, "/metrics")
+            for line in ("publishers 1.0", "publishers_limit 16.0", "publishers_accepted_total 1.0", "routers 2.0"):
+                name, value = line.split()
+                assert f'kvbus_output_{name}{{output="routers"}} {value}' in metrics
+
+            engine.restart()
+            await engine.publish(50)
+            truth = engine.settle()
+            await eventually(lambda: first.read() == late.read() == truth, "what the restarted engine holds")
+            assert bus.source.sequencer.epoch > 0
+        await eventually(lambda: bus.source.state == "connecting", "the end of the connection")
+        assert json.loads(await shown(bus, "/sources"))[0]["dialled_in"] == []
+
+
+async def test_each_rank_has_its_port():
+    """Rank r dials port + r, as engines do, and so does whoever reads it."""
+    first, replay, out_replay = (ports_in_a_row(2) for _ in range(3))
+    settings = {
+        "sources": [],
+        "outputs": [],
+        "interpose": {
+            "endpoint": f"tcp://127.0.0.1:{first}",
+            "data_parallel_size": 2,
+            "engine_replay_endpoint": f"tcp://127.0.0.1:{replay}",
+            "replay_endpoint": f"tcp://127.0.0.1:{out_replay}",
+        },
+    }
+    async with running_bus(**settings) as bus, contextlib.AsyncExitStack() as stack:
+        engines, routers = [], []
+        for rank in range(2):
+            where = f"tcp://127.0.0.1:{first + rank}"
+            routers.append(stack.enter_context(router_at(where)))
+            replay_endpoint = f"tcp://127.0.0.1:{replay + rank}"
+            engines.append(await stack.enter_async_context(engine_at(where, replay_endpoint, rank=rank)))
+        for engine in engines:
+            await engine.publish(100)
+        truths = [engine.settle() for engine in engines]
+        assert truths[0] != truths[1]
+        await eventually(lambda: [router.read() for router in routers] == truths, "each rank's blocks")
+        assert [source.spec.label for source in bus.daemon.relay.sources] == ["engine/0", "engine/1"]
+
+
+async def test_a_hundred_thousand_batches_in_order():
+    """All that the engine publishes, while routers come and go: the one that stays gets each batch once, in order.
+
+    A tenth of them where tests of chance are short.
+    """
+    count = 100_000 if LONG else 10_000
+    tokens = list(range(16))
+    async with running_bus(one_port=True, output={"on_subscribe": "nothing", "send_hwm": 2 * count}) as bus:
+        context = zmq.Context()
+        router = context.socket(zmq.SUB)
+        router.setsockopt(zmq.RCVHWM, 0)
+        router.setsockopt(zmq.SUBSCRIBE, b"")
+        router.connect(bus.out)
+        got = []
+        async with EnginePublisher(bus.out, bus.engine_replay, bind=False, hwm=2 * count, buffer_steps=100) as engine:
+            await engine.wait_for_subscriber(60)
+            await eventually(lambda: bus.daemon.output_stats[0].routers == 1, "the router")
+            passing = None
+            for n in range(count):
+                engine.publish(payload(store([n], tokens=tokens)))
+                if n % 1000 == 999:
+                    await asyncio.sleep(0)
+                if n % (count // 10) == 0:
+                    if passing is not None:
+                        passing.close(0)
+                    passing = context.socket(zmq.SUB)
+                    passing.setsockopt(zmq.SUBSCRIBE, b"")
+                    passing.connect(bus.out)
+
+            def caught_up():
+                while router.poll(0):
+                    got.append(router.recv_multipart())
+                return len(got) >= count
+
+            await eventually(caught_up, "every batch")
+            stats = bus.source.stats
+            assert (stats.batches, stats.gaps, stats.missing, stats.duplicates, stats.restarts) == (count, 0, 0, 0, 0)
+        assert [int.from_bytes(frames[1], "big") for frames in got] == list(range(count))
+        assert [unpack(frames[2])[1][0]["block_hashes"] for frames in got] == [[n] for n in range(count)]
+        passing.close(0)
+        router.close(0)
+        context.term()
+
+
+async def test_peers_come_and_go_while_strangers_knock():
+    """Engines are cut off, routers come and go, and others send what nobody understands: who stays is exact."""
+    chance = random.Random(5)
+    async with running_bus(one_port=True) as bus, contextlib.AsyncExitStack() as stack:
+        port = int(bus.out.rpartition(":")[2])
+        stays = stack.enter_context(router_at(bus.out))
+        engine = await stack.enter_async_context(engine_at(bus.out, bus.engine_replay))
+        for turn in range(12):
+            await engine.publish(20)
+            if turn % 3 == 0:
+                for peer in list(bus.daemon.outputs.interposed[bus.out].peers):
+                    if peer.socket_type == b"PUB":
+                        peer.close("test")
+            with router_at(bus.out) as passing:
+                for _ in range(8):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.write(chance.randbytes(chance.randrange(200)))
+                    writer.close()
+                await eventually(lambda passing=passing: passing.read(), "a passing router")
+        truth = engine.settle()
+        await eventually(lambda: stays.read() == truth, "what the engine holds")
+        with router_at(bus.out) as late:
+            await eventually(lambda: late.read() == truth, "the same, late")
+        assert bus.source.stats.restarts == 0
+        assert not bus.source.partial
+        assert bus.daemon.output_stats[0].publishers == 1
+        assert sum(bus.daemon.output_stats[0].refused.values()) == 12 * 8
+
+
+async def test_kvbus_restarts_between_them(tmp_path):
+    """Engine and routers dial again; with its state a new process goes on, and nobody is told of it."""
+    ports = {}
+    async with contextlib.AsyncExitStack() as stack:
+        async with running_bus(one_port=True, state_dir=str(tmp_path)) as bus:
+            ports = {"source": {"endpoint": bus.out, "replay_endpoint": bus.engine_replay}}
+            ports |= {"output": {"endpoint": bus.out, "replay_endpoint": bus.out_replay}}
+            endpoint = bus.out
+            router = stack.enter_context(router_at(endpoint))
+            engine = await stack.enter_async_context(engine_at(endpoint, bus.engine_replay))
+            await engine.publish(100)
+            truth = engine.settle()
+            await eventually(lambda: router.read() == truth, "what the engine holds")
+        await engine.publish(30)  # nobody listens live
+        async with running_bus(one_port=True, state_dir=str(tmp_path), **ports) as bus:
+            assert bus.daemon.restored
+            truth = engine.settle()
+            await eventually(lambda: router.read() == truth, "what the engine holds by now")
+            await eventually(lambda: bus.source.state == "live", "the end of the catch-up")
+            assert (bus.source.stats.restarts, bus.source.stats.lost) == (0, 0)
+
+
+async def test_another_source_at_the_port_by_a_reload():
+    """The engine is disconnected and dials again; routers stay connected, and get what the new source holds."""
+    async with running_bus(one_port=True) as bus, contextlib.AsyncExitStack() as stack:
+        router = stack.enter_context(router_at(bus.out))
+        engine = await stack.enter_async_context(engine_at(bus.out, bus.engine_replay))
+        await engine.publish(100)
+        truth = engine.settle()
+        await eventually(lambda: router.read() == truth, "what the engine holds")
+        before = bus.daemon.config
+        source = before.sources[0].model_copy(update={"clears": "all"})
+        changed = before.model_copy(update={"sources": (source,)})
+        reloader = Reloader(bus.daemon, lambda: changed)
+        stack.callback(reloader.close)
+        reloader.reload()
+        await eventually(lambda: bus.daemon.output_stats[0].publishers_accepted == 2, "the engine again")
+        await engine.publish(20)
+        truth = engine.settle()
+        await eventually(lambda: router.read() == truth, "what the engine holds by now")
+        assert not router.disconnected
+        assert bus.daemon.process.config_reloads == {"applied": 1}
+
+
+async def test_the_doctor_knows_both_roles():
+    """With a bus it is a router itself; without one it takes the port, where routers dial, too. Nothing is wrong."""
+
+    async def problems():
+        report = await examine(config, timeout=3.0)
+        assert any("engine" in seen.name for seen in report.seen)
+        return [finding for finding in report.findings if finding.severity is Severity.PROBLEM]
+
+    async with contextlib.AsyncExitStack() as stack:
+        async with running_bus(one_port=True) as bus:
+            stack.enter_context(router_at(bus.out))
+            engine = await stack.enter_async_context(engine_at(bus.out, bus.engine_replay))
+            await engine.publish(5)
+            await eventually(lambda: bus.source.state == "live", "the engine")
+            http = "{}:{}".format(*bus.daemon.http_address)
+            config = bus.daemon.config.model_copy(update={"http": http})
+            assert await problems() == []
+        assert await problems() == []

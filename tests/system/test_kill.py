@@ -29,7 +29,7 @@ PATIENCE: Final = 60.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-KILLS: Final = 25
+KILLS: Final = 25 if LONG else 15
 """In one test."""
 
 AT_MOST: Final = 160

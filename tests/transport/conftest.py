@@ -1,10 +1,11 @@
 """A context per test, sockets that its end closes, and the list of what the loop's callbacks raised."""
 
 import contextlib
-import gc
 
 import pytest
 import zmq
+
+from tests.transport.loops import collect
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def context():
     """A context whose end closes what a test left open, so that a failed test fails instead of hanging."""
     made = zmq.Context()
     yield made
-    gc.collect()
+    collect()
     with contextlib.suppress(zmq.ZMQError):
         made.destroy(linger=0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -21,6 +22,12 @@ PATIENCE = 50.0
 
 END = b"\xff" * 8
 ANY = "tcp://127.0.0.1:*"
+
+
+def collect() -> None:
+    """Find what a test left open. What is alive now need not be looked at after the next test: it is most of the heap."""
+    gc.collect()
+    gc.freeze()
 
 
 class CountsReads:

@@ -153,6 +153,20 @@ async def test_a_crowd_that_arrives_with_it_costs_a_healthy_answer_no_more_than_
 
 
 @both_loops
+async def test_one_that_reads_is_found_before_the_kernels_of_a_crowd_are_full(context, descriptors):
+    """Its window shows it after a few shares, for which it waits its turn. A kernel takes 45 batches before it is full."""
+    async with (
+        served(5_000, payload=b"p" * 4_000) as one,
+        about_to_ask(one, 500) as ask,
+        bare(one.endpoint, DEALER) as (reader, writer),
+    ):
+        ask()
+        writer.write(request())
+        await whole_answer(reader)
+        assert one.stats.replay_batches - 5_001 < 5_001  # as little as a crowd with small buffers
+
+
+@both_loops
 async def test_one_that_reads_goes_before_a_crowd_that_has_not_shown_that_it_does(context, descriptors):
     """The kernels of the crowd take 130 kB each before they are full."""
     async with (

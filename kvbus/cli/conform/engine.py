@@ -2,29 +2,122 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvbus.cli.conform.options import deliver, report_options
+from kvbus.cli.curve import curve_keys, curve_options
+from kvbus.cli.until import run_until_signal, until
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from kvbus.conform.report import Report
 
 
 @click.command("engine")
 @click.argument("subject", metavar="ENDPOINT|FILE")
+@click.option("--replay", metavar="ENDPOINT", help="The replay endpoint.")
+@click.option("--snapshot", metavar="ENDPOINT", help="The snapshot endpoint.")
+@click.option("--api", metavar="URL", help="An OpenAI-style API: send it prompts, reset its cache, put it to sleep.")
+@click.option("--model", default="", metavar="NAME", help="Model to ask there; by default the first that it names.")
+@click.option(
+    "--prompts",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Different prompts to send; more evict more.",
+)
+@click.option("--topic", default="", help="Watch only topics with this prefix.")
+@click.option("--bind", is_flag=True, help="Listen at ENDPOINT, for engines that connect to it.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="Watch for so long at least.",
+)
+@click.option("--await-restart", is_flag=True, help="Watch on until you have restarted the engine.")
+@curve_options
 @report_options
-def command(*, subject: str, **shown: Any) -> None:
+def command(
+    *,
+    subject: str,
+    curve_secret_key: Path | None,
+    curve_server_key: Path | None,
+    topic: str,
+    api: str | None,
+    as_json: bool,
+    junit: Path | None,
+    strict: bool,
+    without_bytes: bool,
+    **named: Any,
+) -> None:
     """Judge an engine's publisher, or a recording of one, clause by clause.
 
     \b
     Examples:
-      kvbus conform engine stream.jsonl.gz
+      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
+      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --api http://127.0.0.1:8000
+      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --await-restart
+      kvbus conform engine stream.jsonl.gz --json
 
-    Each clause is kept, broken (with the bytes that show it), or not seen (with what to do to see it).
+    Each clause is kept, broken (with the bytes that show it), or not seen (with what to do to see it). A stream shows
+    more if it has been watched from its first batch, or if it has a replay. With --api the engine's cache is reset and
+    the engine put to sleep: use one that serves nobody. Ctrl-C ends with what was seen so far.
 
     Exit codes: 0 no MUST is broken, 1 one is (with --strict a SHOULD, too), 2 nothing could be judged.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    from kvbus.capture.format import read_capture  # noqa: PLC0415 - imported on use
-    from kvbus.conform.engine.recording import judge_recording  # noqa: PLC0415 - imported on use
+    if "://" in subject:
+        from kvbus.conform.engine.watch import Target  # noqa: PLC0415 - brings zmq
 
-    deliver(judge_recording(subject, read_capture(Path(subject))), **shown)
+        curve = curve_keys(curve_secret_key, curve_server_key, bind=named["bind"])
+        url = None if api is None else (api if "://" in api else f"http://{api}").rstrip("/")
+        report = watched(Target(subject, api=url, topic=topic.encode(), curve=curve, **named))
+    else:
+        from kvbus.capture.format import read_capture  # noqa: PLC0415 - imported on use
+        from kvbus.conform.engine.recording import judge_recording  # noqa: PLC0415 - imported on use
+
+        report = judge_recording(subject, read_capture(Path(subject)))
+    deliver(report, as_json=as_json, junit=junit, strict=strict, without_bytes=without_bytes)
+
+
+def watched(target: Any) -> Report:
+    """Watch a publisher until the time is over or somebody presses Ctrl-C, and say what was seen."""
+    from kvbus.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
+
+    line = _Line()
+    watch = Watch(target, line)
+
+    async def session(stop: asyncio.Event) -> None:
+        try:
+            await until(stop, watch.run())
+        except ValueError as error:
+            raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5557") from error
+        finally:
+            line.end()
+
+    run_until_signal(session)
+    return watch.report()
+
+
+class _Line:
+    """One line on a terminal that says how far it is; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._out = sys.stderr if sys.stderr.isatty() else None
+
+    def __call__(self, text: str) -> None:
+        if self._out is not None:
+            self._out.write(f"\r\x1b[K{text[:78]}")
+            self._out.flush()
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self._out is not None:
+            self._out.write("\r\x1b[K")
+            self._out.flush()

@@ -118,7 +118,7 @@ class AnswerJudge:
         if first.seq < answer.start:
             shown = (Evidence(f"payload of batch {first.seq}", first.payload),)
             ledger.broken("4.2", f"a replay from {answer.start} began with {first.seq}", *shown)
-        elif first.seq > answer.start and not self._clears(first):
+        elif first.seq > answer.start and not self.clears(first):
             text = f"a replay from {answer.start} began with {first.seq}, and without AllBlocksCleared"
             evidence = Evidence(f"payload of batch {first.seq}", first.payload)
             ledger.broken("4.4", text, evidence, level=Level.SHOULD)
@@ -126,7 +126,8 @@ class AnswerJudge:
             ledger.kept("4.4")
 
     @staticmethod
-    def _clears(message: Message) -> bool:
+    def clears(message: Message) -> bool:
+        """Whether a batch begins with a clear of everything."""
         payload = EventReader(Ledger()).read(message.payload, message.seq)
         return payload is not None and payload.clears_first
 

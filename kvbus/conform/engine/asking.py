@@ -45,14 +45,14 @@ class Asking:
         self._snapshot = snapshot
         self._curve = curve
 
-    async def ask(self, start: int, *, seconds: float = TIMEOUT) -> Answer | None:
+    async def ask(self, start: int) -> Answer | None:
         """Ask for a replay, and judge the answer; None where there is no replay endpoint."""
         if self._replay is None:
             return None
         answer = Answer(start)
         async with Asker(self._replay, curve=self._curve) as asker:
             asker.ask(b"", start.to_bytes(8, "big"))
-            await self._read(asker, answer, seconds)
+            await self._read(asker, answer, TIMEOUT)
         self._judge.answer(answer)
         return answer
 
@@ -78,7 +78,7 @@ class Asking:
             await self._read(asker, answer, _SHORT)
         if not answer.messages:
             self._judge.ledger.broken("4.1", f"a request without the empty frame got no answer in {_SHORT:g} s")
-        elif answer.ended and len(answer.messages[-1]) == 3:
+        elif answer.ended and len(answer.messages[-1]) <= 3:
             self._judge.ledger.kept("4.1")
         else:
             shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(answer.messages[-1][:4])]

@@ -20,12 +20,14 @@ class EngineJudge:
 
     Attributes:
         ledger: what was seen of each clause; probes note there what they find.
-        batches: how many were taken.
+        batches: messages that came live.
+        events: events in them.
     """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.batches = 0
+        self.events = 0
         self.silence = Silence(self.ledger)
         self._answers = AnswerJudge(self.ledger)
         self._streams: dict[bytes, Stream] = {}
@@ -39,6 +41,15 @@ class EngineJudge:
             self._newest = Stream(self.ledger)
         return self._newest
 
+    @property
+    def restarts(self) -> int:
+        """Epochs that have begun since the first batch of a stream."""
+        return sum(each.epochs for each in {id(each): each for each in self._streams.values()}.values())
+
+    def clears_first(self, message: Message) -> bool:
+        """Whether a batch begins with a clear of everything."""
+        return self._answers.clears(message)
+
     def parse(self, frames: Sequence[bytes]) -> Message | None:
         """Judge the frames of a live message."""
         self.batches += 1
@@ -46,12 +57,13 @@ class EngineJudge:
 
     def gap_before(self, message: Message) -> int | None:
         """Return the first number that is missing before a message."""
-        stream = self._streams.get(message.topic)
+        stream = self._known(message)
         return None if stream is None else stream.gap_before(message)
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
         """Judge a live batch, once what is missing before it was asked for."""
         payload = self._stream_of(message).take(message, connected=connected)
+        self.events += len(payload.events) if payload is not None else 0
         self.silence.ended(payload)
         if payload is not None and payload.empty:
             self._heartbeats[message.seq] = None
@@ -71,6 +83,8 @@ class EngineJudge:
         for message in batches:
             if self.stream.expected is None or message.seq >= self.stream.expected:
                 self.stream.take(message)
+        if batches:
+            self.stream.overlaps(state=self.clears_first(batches[0]))
 
     def reconnected(self, answer: Answer | None) -> None:
         """The connection was away and is back. ``answer``: what a replay from 0 brought; None where there is none."""
@@ -90,7 +104,9 @@ class EngineJudge:
 
     def fill(self, message: Message, answer: Answer) -> None:
         """Take what an answer has of the numbers that are missing before a live message."""
-        stream = self._streams[message.topic]
+        stream = self._known(message)
+        if stream is None:
+            return
         there = {each.seq: each for each in answer.batches}
         for number in range(stream.expected or 0, message.seq):
             found = there.get(number)
@@ -102,19 +118,22 @@ class EngineJudge:
 
     def verdicts(self) -> list[Verdict]:
         """Return a verdict for each clause that is watched."""
-        missing = sum(each.missing for each in self._streams.values())
+        missing = sum(each.missing for each in {id(each): each for each in self._streams.values()}.values())
         if missing:
             self.ledger.unseen("3.1", f"{missing} numbers are missing, and no replay says whether they were sent")
         return self.ledger.verdicts()
 
+    def _known(self, message: Message) -> Stream | None:
+        """The stream of a message, if it is one of those before, or goes on with the history."""
+        return self._streams.get(message.topic) or (None if self._streams else self._newest)
+
     def _stream_of(self, message: Message) -> Stream:
-        stream = self._streams.get(message.topic)
-        if stream is None:
+        stream = self._known(message)
+        if stream is None or message.topic not in self._streams:
             known = self._newest
-            stream = Stream(self.ledger)
-            if known is not None and not self._streams:
-                stream = known
-            elif known is not None and known.expected == message.seq and message.seq > 0:
+            if stream is None:
+                stream = Stream(self.ledger)
+            if self._streams and known is not None and known.expected == message.seq and message.seq > 0:
                 text = f"batch {message.seq} goes on with the numbers under another topic"
                 shown = Evidence("topic", message.topic)
                 self.ledger.broken("2.3", text, shown, level=Level.SHOULD)

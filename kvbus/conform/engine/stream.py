@@ -62,6 +62,8 @@ class Stream:
     def __init__(self, ledger: Ledger) -> None:
         self.expected: int | None = None
         self.blocks = Blocks(ledger)
+        self.epochs = 0
+        """Epochs behind the first."""
         self.missing = 0
         """Numbers that never came, and of which nobody knows whether they were sent."""
         self._ledger = ledger
@@ -73,6 +75,14 @@ class Stream:
         self._rank: Any = None
         self._batches = 0
         self._rejoined = False
+        self._overlap = 0
+        """Live batches below this number were taken from an answer while they were on their way."""
+        self._state = False
+        """That answer brought a state: what it has under a number is not what was sent live."""
+
+    def overlaps(self, *, state: bool) -> None:
+        """An answer was taken; some of it may still come live. ``state``: it began with AllBlocksCleared."""
+        self._overlap, self._state = self.expected or 0, state
 
     def rejoin(self) -> None:
         """The connection was away, and nobody can be asked what was sent meanwhile."""
@@ -124,6 +134,8 @@ class Stream:
 
     def new_epoch(self) -> None:
         """What comes next begins an epoch."""
+        self.epochs += 1
+        self._overlap = 0
         self._batches = 0
         self._rank = None
         self._sent.clear()
@@ -149,12 +161,16 @@ class Stream:
             self.new_epoch()
         elif message.seq == expected:
             ledger.kept("3.1")
+            self._overlap *= message.seq < self._overlap
         elif message.seq > expected and rejoined:
             pass  # what is missing was sent to nobody
         elif message.seq > expected:
             self.missing += message.seq - expected
             self.blocks.lose()
-        elif self.knows(message):
+        elif message.seq < self._overlap and (self._state or self.knows(message)):
+            self._overlap *= message.seq < self._overlap - 1  # that was the last of them
+            return False
+        elif self.knows(message) and not rejoined:
             shown = Evidence(f"payload of batch {message.seq}", message.payload)
             ledger.broken("3.1", f"number {message.seq} was sent twice", shown)
             return False

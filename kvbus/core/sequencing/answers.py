@@ -19,14 +19,14 @@ class Answers(Machine):
         """A request has left the process. Before, it may have waited behind a backlog; at infinity, it waits still."""
         self._replay_client.sent(request, now)
 
-    def replayed(self, request: int, seq: int, payload: bytes, now: float) -> None:
-        """One batch of a replay answer."""
+    def replayed(self, request: int, seq: int, payload: bytes, now: float, *, whole: bool = False) -> None:
+        """One batch of a replay answer. ``whole``: a state begins with it, and all before it is over."""
         asked = self._replay_client.match(request)
         if asked is None:
             return
         known, tracker = self._known, self._tracker
         if self.phase is Phase.BACKFILL:
-            if known.backfill.answered(seq):
+            if known.backfill.answered(seq) or (whole and not tracker.fingerprints.matches(seq, payload, tracker.next)):
                 self._new_epoch(now, RestartReason.REBUILT)
             else:
                 self._take(Input.ANSWERED, now)

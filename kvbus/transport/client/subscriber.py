@@ -14,7 +14,7 @@ from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
 from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.pump import MAX_KEPT_FRAMES
-from kvbus.transport.sockets import PeerPolicy, attach_or_refuse, end, make_socket, refused
+from kvbus.transport.sockets import PeerPolicy, attach_or_refuse, check_port, end, make_socket, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,6 +161,7 @@ class StreamSockets:
 
     def _open_live(self, context: Context, endpoint: str) -> None:
         events = Events(self._handler.on_live, self._handler.on_connection, refused=self._handler.on_refused)
+        check_port(endpoint)
         try:
             self._live = LiveStream(
                 context,

@@ -50,6 +50,7 @@ class EnginePublisher:
         bind: True binds, False connects, None follows the engines' own rule (`binds`).
         hwm: send high-water mark of the PUB socket, in messages per subscriber; the socket drops silently beyond it.
         context: a ZeroMQ context to share (``inproc://``); by default the publisher has its own.
+        heartbeat_ms: time between two PINGs; whoever does not answer one for so long again is cut off. 0: none.
 
     `start` (or ``async with``) opens the sockets, `close` closes them. Call `publish`, `skip` and `restart` from one
     thread.
@@ -66,6 +67,7 @@ class EnginePublisher:
         bind: bool | None = None,
         hwm: int = 100_000,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        heartbeat_ms: int = 0,
     ) -> None:
         self.topic: Final = topic
         self.framing: Final = framing
@@ -77,6 +79,7 @@ class EnginePublisher:
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._hwm = hwm
+        self._heartbeat_ms = heartbeat_ms
         self._own_context = context is None
         self._context = context
         self._buffer = ReplayBuffer(buffer_steps)
@@ -99,6 +102,11 @@ class EnginePublisher:
     def next_seq(self) -> int:
         """The next batch's sequence number."""
         return self._next_seq
+
+    @property
+    def subscriptions(self) -> int:
+        """Subscriptions that have arrived in this epoch."""
+        return self._count_subscriptions()
 
     @property
     def buffered(self) -> int:
@@ -193,10 +201,14 @@ class EnginePublisher:
         if self._context is None:
             raise RuntimeError("the publisher is not started")
         self._shut(linger)
-        self._buffer.clear()
-        self._next_seq = 0
+        self.renumber()
         self._subscriptions = 0
         self._open(self._context, await_address=True)
+
+    def renumber(self) -> None:
+        """Begin a new epoch and keep every connection, as a proxy before the engine does: empty buffer, seq from 0."""
+        self._buffer.clear()
+        self._next_seq = 0
 
     async def wait_for_subscriber(self, timeout: float | None = None, *, count: int = 1) -> None:  # noqa: ASYNC109
         """Wait until `count` subscriptions have arrived in this epoch.
@@ -220,6 +232,7 @@ class EnginePublisher:
         self._pub.setsockopt(zmq.SNDHWM, self._hwm)
         self._pub.setsockopt(zmq.IPV6, 1)
         self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self._pub.setsockopt(zmq.HEARTBEAT_IVL, self._heartbeat_ms)
         if self.bind:
             self._endpoint = _bind(self._pub, self._endpoint, await_address=await_address)
         else:

@@ -113,6 +113,13 @@ class Connection:
             if isinstance(event, Message):
                 return event.frames
 
+    async def receive_raw(self) -> bytes:
+        """Return the next bytes as they come, empty at the end of the connection: nothing in them is answered."""
+        try:
+            return await self._loop.sock_recv(self._socket, _CHUNK)
+        except OSError:
+            return b""
+
     async def subscribed(self) -> bytes:
         """Return the next topic that the peer subscribes to. Raises as :meth:`next_event` does."""
         while True:

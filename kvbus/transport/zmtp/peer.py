@@ -130,6 +130,11 @@ class Peer:
         self._acknowledged = max(self._acknowledged, self.written_bytes - missing)
         return self._acknowledged
 
+    @property
+    def window(self) -> tcp.Window | None:
+        """What the peer's kernel has taken and would take; None where that is not known, as on a local socket."""
+        return None if self._local or self.closed else tcp.window(self._socket)
+
     def silent_for(self, seconds: float) -> bool:
         """Return whether the peer's kernel owes an acknowledgement for so long, though it was asked again and again.
 

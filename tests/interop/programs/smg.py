@@ -13,6 +13,9 @@ from typing import Any
 
 from smg_grpc_servicer.kv_relay import Engine, RankSource, relay
 
+MASK = 2**64 - 1
+"""The relay names blocks by signed numbers."""
+
 RESUBSCRIBE = 0.5
 """Seconds between a stream's end and the next one."""
 
@@ -56,9 +59,9 @@ class Gateway:
     def _apply(self, blocks: set[int], event: Any) -> None:
         kind = event.WhichOneof("data")
         if kind == "stored":
-            blocks.update(block.block_hash for block in event.stored.blocks)
+            blocks.update(block.block_hash & MASK for block in event.stored.blocks)
         elif kind == "removed":
-            blocks.difference_update(event.removed.block_hashes)
+            blocks.difference_update(block & MASK for block in event.removed.block_hashes)
         elif kind == "cleared":
             blocks.clear()
 

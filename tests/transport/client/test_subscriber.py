@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from typing import Any
 
 import msgspec
@@ -38,7 +37,7 @@ from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults
 from tests.ports import free_ports
-from tests.transport.loops import COUNTING, reads
+from tests.transport.loops import COUNTING, collect, reads
 from tests.typed import there
 
 # no confirmation of a silent connection unless a test is about it: it would race with what the test publishes
@@ -61,7 +60,7 @@ def run(loop_factory, main):
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(guarded())
-    gc.collect()  # an unclosed socket or context warns, and warnings are errors
+    collect()  # an unclosed socket or context warns, and warnings are errors
 
 
 @pytest.fixture(params=list(COUNTING.values()), ids=list(COUNTING))
@@ -425,6 +424,15 @@ def test_malformed_endpoints_are_named_and_nothing_leaks(loops, endpoints, monke
         with pytest.raises(ValueError, match=r"nonsense|no-port"):
             subscriber.open()
         assert [context.closed for context in made] == [True]
+
+    loops(main)
+
+
+@pytest.mark.parametrize("bind", [False, True])
+def test_a_port_that_there_is_none_of_is_refused_and_not_another_one_taken(loops, bind):
+    async def main():
+        with pytest.raises(ValueError, match="port must be at most 65535"):
+            Subscriber("tcp://127.0.0.1:80000", bind=bind).open()
 
     loops(main)
 

@@ -1,0 +1,166 @@
+"""The vectors of docs/spec: what a publisher sends, in frames, and what a reader knows behind it.
+
+A reader in any language can run them: it needs MessagePack and the two lists of a file, and no socket.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+END: Final = [b"", b"", b"\xff" * 8, b""]
+
+Frames = list[bytes]
+Block = tuple[int | None, str, int | bytes]
+"""Group, medium in capitals (the device: GPU), hash."""
+
+
+def stored(*hashes: Any, parent: Any = None, size: int = 2, **fields: Any) -> dict[str, Any]:
+    """A store of blocks whose tokens are made of their hashes, as vLLM writes it."""
+    numbers = [each if isinstance(each, int) else each[0] for each in hashes]
+    tokens = [number % 1000 * 10 + at for number in numbers for at in range(size)]
+    event = {"type": "BlockStored", "block_hashes": list(hashes), "parent_block_hash": parent, "token_ids": tokens}
+    return event | {"block_size": size, "lora_id": None, "medium": "GPU", "lora_name": None} | fields
+
+
+def removed(*hashes: Any, medium: str | None = "GPU", **fields: Any) -> dict[str, Any]:
+    """The removal of blocks."""
+    return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": medium} | fields
+
+
+CLEARED: Final = {"type": "AllBlocksCleared"}
+
+
+def pack(value: Any) -> bytes:
+    """A payload."""
+    return msgspec.msgpack.encode(value)
+
+
+def message(seq: int, *events: Any, rank: Any = 0, topic: bytes = b"") -> Frames:
+    """A message as a SUB receives it."""
+    return [topic, seq.to_bytes(8, "big"), pack([1.5, list(events), rank])]
+
+
+def raw(seq: int, payload: bytes) -> Frames:
+    """A message whose payload is no batch."""
+    return [b"", seq.to_bytes(8, "big"), payload]
+
+
+def answer(*messages: Frames) -> list[Frames]:
+    """An answer to a replay request, with its END."""
+    return [*([b"", *each] for each in messages), END]
+
+
+class Vector(msgspec.Struct, frozen=True):
+    """What is sent, and what a reader knows then.
+
+    Attributes:
+        clauses: which ones it shows.
+        title: what happens.
+        live: messages as a SUB receives them.
+        view: the live blocks behind the last of them.
+        asks: the number that a replay request has to begin with, or an earlier one; None where nothing is missing.
+        replay: what a DEALER receives in answer to a request from 0, after the live messages; ``view`` is behind it.
+    """
+
+    clauses: list[str]
+    title: str
+    live: list[Frames]
+    view: list[Block]
+    asks: int | None = None
+    replay: list[Frames] = []
+
+
+def gpu(*hashes: Any, group: int | None = None) -> list[Block]:
+    """Blocks on the device."""
+    return [(group, "GPU", each) for each in hashes]
+
+
+BIG: Final = 2**64 - 5
+BYTES: Final = bytes(range(1, 33))
+ONE: Final = message(0, stored(1))
+
+VECTORS: Final[dict[str, Vector]] = {
+    "stores": Vector(["6.4"], "Two blocks behind each other, and one behind these",
+                     [message(0, stored(1, 2)), message(1, stored(3, parent=2))], gpu(1, 2, 3)),
+    "empty-batch": Vector(["3.6"], "A batch without events moves the number and nothing else",
+                          [ONE, message(1), message(2, stored(2, parent=1))], gpu(1, 2)),
+    "topic": Vector(["2.3"], "A topic is not part of the payload",
+                    [message(0, stored(1), topic=b"kv@10.0.0.7:8000@m")], gpu(1)),
+    "publisher-id": Vector(["2.2"], "A sequence frame of 24 bytes: the number and the publisher's id",
+                           [[b"", bytes(8) + bytes(16), ONE[2]]], gpu(1)),
+    "two-frames": Vector(["2.1"], "A message of two frames is no batch", [ONE[:2], ONE], gpu(1)),
+    "four-frames": Vector(["2.1"], "A message of four frames is no batch", [[*ONE, b""], ONE], gpu(1)),
+    "short-sequence": Vector(["2.2"], "A sequence frame of four bytes is no number",
+                             [[b"", bytes(4), ONE[2]], ONE], gpu(1)),
+    "number-too-large": Vector(["2.2"], "A number of 2^63 is none",
+                               [ONE, [b"", (2**63).to_bytes(8, "big"), pack([1.5, [stored(9)], 0])],
+                                message(1, stored(2, parent=1))], gpu(1, 2)),
+    "duplicate-number": Vector(["3.5"], "A number that was applied is not applied again",
+                               [ONE, message(1, removed(1)), ONE], []),
+    "gap": Vector(["3.4", "4.1", "4.2"], "A number is missing, asked for, and answered",
+                  [ONE, message(2, stored(3, parent=2))], gpu(1, 2, 3), asks=1,
+                  replay=answer(ONE, message(1, stored(2, parent=1)), message(2, stored(3, parent=2)))),
+    "gap-old-framing": Vector(["4.2"], "The answer of vLLM before 0.26: no topic frame",
+                              [ONE, message(2, stored(3, parent=2))], gpu(1, 2, 3), asks=1,
+                              replay=[[b"", *ONE[1:]], [b"", *message(1, stored(2, parent=1))[1:]],
+                                      [b"", *message(2, stored(3, parent=2))[1:]], [b"", b"\xff" * 8, b""]]),
+    "no-rank": Vector(["6.1"], "The rank may be null", [message(0, stored(1), rank=None)], gpu(1)),
+    "not-msgpack": Vector(["6.13", "12.2"], "A payload that is not MessagePack costs itself",
+                          [ONE, raw(1, b"\xc1nothing"), message(2, stored(2, parent=1))], gpu(1, 2)),
+    "no-batch": Vector(["6.1", "6.13"], "A payload that is no batch costs itself",
+                       [ONE, raw(1, pack("batch")), message(2, stored(2, parent=1))], gpu(1, 2)),
+    "arrays": Vector(["6.2"], "Events as arrays: vLLM 0.23 and before, SGLang 0.5.19 and before",
+                     [message(0, ["BlockStored", [1, 2], None, [10, 11, 20, 21], 2, None, "GPU"]),
+                      message(1, ["BlockRemoved", [2], "GPU"])], gpu(1)),
+    "nulls-left-out": Vector(["6.3"], "Null and left out are the same: SGLang's maps",
+                             [message(0, {"type": "BlockStored", "block_hashes": [1], "token_ids": [10, 11],
+                                          "block_size": 2})], gpu(1)),
+    "parent-left-out": Vector(["6.3", "6.11"], "A parent that nobody knows does not cost the block",
+                              [message(0, stored(2, parent=1))], gpu(2)),
+    "too-few-tokens": Vector(["6.5", "6.13"], "Tokens and hashes that do not fit cost the event, not the batch",
+                             [message(0, stored(1), stored(7, 8, token_ids=[1, 2, 3]), stored(2, parent=1))],
+                             gpu(1, 2)),
+    "unsigned-hash": Vector(["6.6"], "A hash of 64 bits, unsigned",
+                            [message(0, stored(BIG)), message(1, removed(BIG))], []),
+    "signed-hash": Vector(["6.6"], "A negative hash", [message(0, stored(-5), stored(-6, parent=-5))], gpu(-5, -6)),
+    "bytes-hash": Vector(["6.6"], "A hash of 32 bytes", [message(0, stored(BYTES))], gpu(BYTES)),
+    "token-out-of-range": Vector(["6.9", "6.13"], "A negative token id costs the event",
+                                 [message(0, stored(7, token_ids=[-1, 2]), stored(1))], gpu(1)),
+    "pairs": Vector(["6.9"], "Pairs of tokens (EAGLE): the block size counts pairs",
+                    [message(0, stored(1, token_ids=[[1, 2], [2, 3]]))], gpu(1)),
+    "order-in-a-batch": Vector(["6.10"], "Stored, removed and stored again in one batch",
+                               [message(0, stored(1), removed(1), stored(1), stored(2, parent=1), removed(2))],
+                               gpu(1)),
+    "children-stay": Vector(["6.12"], "A removed block leaves its children",
+                            [message(0, stored(1, 2, 3)), message(1, removed(1)), message(2, stored(4, parent=3))],
+                            gpu(2, 3, 4)),
+    "one-bad-event": Vector(["6.13"], "One event without its hashes costs itself",
+                            [message(0, stored(1), {"type": "BlockStored", "token_ids": [1], "block_size": 1},
+                                     stored(2, parent=1))], gpu(1, 2)),
+    "copies": Vector(["7.2"], "A publisher that counts copies: the first removal of two leaves the block",
+                     [message(0, stored(1)), message(1, stored(1)), message(2, removed(1))], gpu(1)),
+    "copies-gone": Vector(["7.2"], "The last removal takes it",
+                          [message(0, stored(1), stored(1)), message(1, removed(1)), message(2, removed(1))], []),
+    "groups": Vector(["8.1"], "One hash in two groups: a removal speaks of its own",
+                     [message(0, stored(1, group_idx=0, kv_cache_spec_kind="full_attention"),
+                              stored(1, group_idx=1, kv_cache_spec_kind="full_attention")),
+                      message(1, removed(1, group_idx=1))], gpu(1, group=0)),
+    "media": Vector(["9.1", "9.2"], "On the device and on the host; a removal speaks of its medium",
+                    [message(0, stored(1), stored(1, medium="CPU")), message(1, removed(1))], [(None, "CPU", 1)]),
+    "medium-any-case": Vector(["9.1"], "Names of media in any case; null is the device",
+                              [message(0, stored(1, medium=None), stored(2, parent=1, medium="gpu"),
+                                       stored(1, medium="disk"))],
+                              [*gpu(1, 2), (None, "DISK", 1)]),
+    "clear": Vector(["11.1", "11.4"], "Nothing is live behind AllBlocksCleared",
+                    [message(0, stored(1, 2)), message(1, CLEARED), message(2, stored(3))], gpu(3)),
+    "unknown-event": Vector(["13.1"], "An event of a type that nobody knows yet is skipped",
+                            [message(0, {"type": "BlockDreamt", "block_hashes": [1]}, stored(1))], gpu(1)),
+    "unknown-field": Vector(["13.1"], "A key that nobody knows yet is skipped",
+                            [message(0, stored(1, dreamt={"of": [1]}), removed(9, dreamt=None))], gpu(1)),
+    "longer-array": Vector(["13.1"], "Elements behind the last known one are skipped",
+                           [message(0, ["BlockStored", [1], None, [10, 11], 2, None, "GPU", None, None, None, None,
+                                        None, "dreamt"])], gpu(1)),
+}  # fmt: skip
+"""By the name of their file."""

@@ -1,0 +1,141 @@
+"""The contract of a log: what a writer, a reader and a pointer of one stream have to keep to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, NamedTuple, Protocol
+
+import msgspec
+
+START: Final = 0
+"""A position before everything that a log keeps of a stream."""
+
+
+class FencedError(Exception):
+    """Another writer has taken the stream. What this one has appended stays, and it can append no more."""
+
+
+class UnavailableError(Exception):
+    """The log cannot be reached, or takes nothing now.
+
+    Whether the records of a failed append are in the log is unknown. The writer's turn is over: close it, claim again,
+    and begin with the state. Readers drop doubles by epoch and seq, and what the turn before has left undone by epoch.
+    """
+
+
+class Entry(NamedTuple):
+    """One record, with the key of its stream.
+
+    ``position`` ascends along a stream, and says nothing of other streams. Reading goes on at ``position + 1``.
+    """
+
+    key: str
+    position: int
+    data: bytes
+
+
+class Pointer(msgspec.Struct, array_like=True, frozen=True):
+    """Where a rebuild of one stream begins.
+
+    Attributes:
+        epoch: the newest epoch that was handed out.
+        seq: of the CLEAR before the newest whole state; -1 if this epoch has none yet.
+        position: of that CLEAR; of the stream's beginning or of an older state if this epoch has none yet.
+    """
+
+    epoch: Annotated[int, msgspec.Meta(ge=1)]
+    seq: int = -1
+    position: int = START
+
+
+class Writer(Protocol):
+    """One turn of writing one stream. Its ``epoch`` is greater than that of every turn before."""
+
+    epoch: int
+
+    async def append(self, records: Sequence[bytes]) -> int:
+        """Append in this order, behind all that was appended before; return the last one's position.
+
+        When it returns, the records survive whatever the log promises to survive.
+
+        Raises:
+            FencedError: another writer has taken the stream; none of these records is in the log.
+            UnavailableError: see there.
+        """
+
+    async def point(self, pointer: Pointer) -> None:
+        """Put the stream's pointer in place of the one before.
+
+        Raises:
+            FencedError: another writer has taken the stream; its pointer stands.
+            UnavailableError: the pointer may stand, or the one before.
+        """
+
+    async def close(self) -> None:
+        """Stop writing. Nothing is withdrawn."""
+
+
+class Reader(Protocol):
+    """Streams from where they are wanted on, and then live."""
+
+    async def take(self, seconds: float) -> list[Entry]:
+        """What comes next, in each stream's order; empty if nothing has come for so long.
+
+        Where records that were wanted are not kept any more, the oldest ones that are kept come next.
+
+        Raises:
+            UnavailableError: nothing was taken, and this may be called again.
+        """
+
+    async def close(self) -> None:
+        """Stop reading."""
+
+
+class Log(Protocol):
+    """Records by the keys of their streams, and one pointer a stream."""
+
+    async def claim(self, key: str) -> Writer:
+        """Take a stream: whoever had it is fenced when this returns.
+
+        Raises:
+            UnavailableError: nobody was fenced, or somebody was and the stream is nobody's; claim again.
+        """
+
+    async def pointers(self) -> dict[str, Pointer]:
+        """The pointers of all streams, the newest of each.
+
+        Raises:
+            UnavailableError: the log cannot be reached.
+        """
+
+    async def read(self, starts: Mapping[str, int]) -> Reader:
+        """Read these streams, each from a position on.
+
+        Raises:
+            UnavailableError: the log cannot be reached.
+        """
+
+    async def close(self) -> None:
+        """Let go of everything but writers and readers, which are closed before."""
+
+
+def next_turn(last: Pointer | None) -> Pointer:
+    """The pointer of the writer that follows: it has no state in the log yet, and the one before may have."""
+    return Pointer(1) if last is None else Pointer(last.epoch + 1, -1, last.position)
+
+
+_decoder: Final = msgspec.msgpack.Decoder(Pointer)
+
+
+def write_pointer(pointer: Pointer) -> bytes:
+    """A pointer as it stands in a log."""
+    return msgspec.msgpack.encode(pointer)
+
+
+def read_pointer(data: bytes) -> Pointer:
+    """A pointer of a log.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return _decoder.decode(data)

@@ -1,0 +1,209 @@
+"""The records of a log: one batch of one stream each, bounded, and the name of the stream. Pure.
+
+A record is a msgpack array, see :class:`Record`; docs/LOG.md is its specification. Its key is the stream's, so a broker
+that orders by key keeps the order. A block's hash is never a key: a parent that is stored again would land behind its
+child.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Annotated, Any, Final, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+import msgspec
+
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.encoding import decode_value
+from kvbus.core.wire.parts import parts
+
+SCHEMA: Final = 1
+MAX_EVENTS: Final = 128
+MAX_BYTES: Final = 512 * 1024
+"""Of a record's payload. A single block may be larger; it cannot be divided."""
+
+PREFIX: Final = "kvbus.v1"
+EMPTY: Final = "%"
+"""An empty segment. Alone, a percent sign is no other segment's encoding."""
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Kind(IntEnum):
+    """What a record is."""
+
+    BATCH = 0
+    """A batch of the engine's events."""
+    CLEAR = 1
+    """The first batch of a state, which begins with AllBlocksCleared; the others follow, each a STATE."""
+    LEASE = 2
+    """The writer is alive. It has no number of its own: ``seq`` is that of the next record."""
+    GONE = 3
+    """The stream is over, and none of its blocks is left."""
+    STATE = 4
+    """A further batch of a state."""
+
+
+class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One record.
+
+    Attributes:
+        schema: :data:`SCHEMA`.
+        kind: one of :class:`Kind`.
+        epoch: the writer's turn; the log hands them out in ascending order, from 1.
+        seq: dense in an epoch, from 0.
+        payload: a batch ``[ts, events, rank]`` in msgpack; empty for a lease and an end.
+        origin: the batch's seq on the writer's own stream; the parts of a divided batch share it.
+        block_size: tokens of a block, 0 where the writer does not know it yet.
+        more: of a CLEAR or STATE: the state goes on with the next record.
+        resync: of a CLEAR: records are missing before it, so that every reader has to begin anew. Without it, who has
+            all records before it has this state already, and may leave it out.
+    """
+
+    schema: int
+    kind: Kind
+    epoch: Number
+    seq: Number
+    payload: bytes = b""
+    origin: Number = 0
+    block_size: Number = 0
+    more: bool = False
+    resync: bool = False
+
+
+class Stream(NamedTuple):
+    """Whose batches: one rank of one worker.
+
+    The names may hold any text.
+    """
+
+    cluster: str
+    model: str
+    worker: str
+    rank: int
+
+    @property
+    def key(self) -> str:
+        """The key of its records, a subject of six tokens for NATS: ``kvbus.v1.CLUSTER.MODEL.WORKER.RANK``."""
+        return ".".join((PREFIX, *map(_escaped, (self.cluster, self.model, self.worker)), str(self.rank)))
+
+    @classmethod
+    def parse(cls, key: str) -> Stream:
+        """The stream of a key.
+
+        Raises:
+            ValueError: no stream has this key.
+        """
+        found = _KEY.fullmatch(key)
+        if found is None:
+            raise ValueError(f"{key!r} is no key of a stream")
+        cluster, model, worker, rank = found.groups()
+        stream = cls(_unescaped(cluster), _unescaped(model), _unescaped(worker), int(rank))
+        if stream.key != key:
+            raise ValueError(f"{key!r} is no key of a stream: {stream.key!r} is")
+        return stream
+
+
+_KEY: Final = re.compile(rf"{re.escape(PREFIX)}\.([^.]+)\.([^.]+)\.([^.]+)\.(0|[1-9][0-9]{{0,9}})", re.ASCII)
+
+
+def _escaped(name: str) -> str:
+    return quote(name, safe="").replace(".", "%2E") or EMPTY
+
+
+def _unescaped(segment: str) -> str:
+    return "" if segment == EMPTY else unquote_to_bytes(segment).decode()
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Record)
+
+
+def write(record: Record) -> bytes:
+    """A record as it stands in the log."""
+    return _encoder.encode(record)
+
+
+def read(data: bytes) -> Record:
+    """A record of the log.
+
+    Raises:
+        ValueError: it is none, or of another schema.
+    """
+    try:
+        record = _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"no record: {error}") from None
+    if record.schema != SCHEMA:
+        raise ValueError(f"a record of schema {record.schema}, and this version reads {SCHEMA}")
+    return record
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    """A batch whose events nobody looks at."""
+
+    ts: float
+    events: list[msgspec.Raw]
+    rank: int | None = None
+
+
+_batch: Final = msgspec.msgpack.Decoder(_Batch)
+_fields: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+READ: Final = ("type", "block_hashes", "block_size")
+"""The fields of an event that a division reads; it hands on all others as they are."""
+
+
+def divided(payload: bytes, events: int) -> list[bytes]:
+    """A batch as payloads of records.
+
+    Args:
+        payload: as the relay has written it, with events that are maps.
+        events: how many it carries, or more.
+    """
+    if events <= MAX_EVENTS and len(payload) <= MAX_BYTES:
+        return [payload]
+    return list(_pieces(payload, _batch.decode(payload)))
+
+
+def _pieces(payload: bytes, batch: _Batch) -> Iterator[bytes]:
+    events: Sequence[Any] = batch.events
+    if len(events) <= MAX_EVENTS and len(payload) <= MAX_BYTES:
+        yield payload
+        return
+    if len(events) == 1:
+        fields: dict[str, Any] = _fields.decode(events[0])
+        fields.update({name: decode_value(fields[name]) for name in READ if name in fields})
+        halves = [[each] for each in _halves(fields)]
+    else:
+        middle = len(events) // 2
+        halves = [list(events[:middle]), list(events[middle:])]
+    if len(halves) == 1:
+        yield payload
+        return
+    for half in halves:
+        piece = _encoder.encode([batch.ts, half, batch.rank])
+        yield from _pieces(piece, _batch.decode(piece))
+
+
+def _halves(event: dict[str, Any]) -> list[AnyEvent]:
+    count = len(event.get("block_hashes", ()))
+    return parts(event, [(0, count // 2), (count // 2, count)]) if count > 1 else [event]
+
+
+class _Sized(msgspec.Struct):
+    block_size: int = 0
+
+
+class _SizedBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_Sized]
+
+
+_sized: Final = msgspec.msgpack.Decoder(_SizedBatch)
+
+
+def block_size_of(payload: bytes) -> int:
+    """Tokens of a block of the first store in a batch; 0 if there is none."""
+    return next((event.block_size for event in _sized.decode(payload).events if event.block_size > 0), 0)

@@ -1,0 +1,89 @@
+"""kvbus itself as the engine of its routers, judged through every profile: docs/spec/profiles.md is what is found.
+
+``python -m tests.conform.profiles`` writes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kvbus.capture.format import Message
+from kvbus.conform.engine.watch import Target, Watch
+from kvbus.conform.report import Report
+from kvbus.conform.verdict import Level, Outcome
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.ports import free_ports
+from tests.system.bus import PATIENCE, eventually, running_bus
+from tests.wire.captures import load
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "spec" / "profiles.md"
+SPOKEN: Final = [name for name in PROFILES if name != "dynamo-plane"]
+"""Profiles of ZeroMQ outputs; dynamo-plane is of another transport."""
+
+CAPTURE: Final = "vllm033_map_bytes"
+
+_HEAD: Final = """# What each profile breaks on purpose
+
+What `kvbus conform engine` finds at kvbus's own outputs, by profile, behind a recorded engine of vLLM 0.33 with hashes
+of bytes. A profile deviates where the routers of its family read no other way
+([why](../decisions/profiles-of-routers.md)); what is not here was kept, or not seen. Written by
+`python -m tests.conform.profiles`, and a test compares it.
+
+`layout: merged` breaks 1.2 and 10.1 by its meaning: several ranks are in one stream. `token_ids: drop` is 14.2.
+
+| profile | a MUST is broken | a SHOULD is broken |
+|---|---|---|
+"""
+
+
+def output(name: str, ports: Sequence[int]) -> dict[str, Any]:
+    topic = {"topic": "kv@pod@model"} if PROFILES[name].topics == "pod and model" else {}
+    live, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
+    return {"name": name, "endpoint": live, "replay_endpoint": replay, "profile": name, "heartbeat": 1.0, **topic}
+
+
+async def judged(capture: str, *, seconds: float = 3.0) -> dict[str, Report]:
+    """A bus with an output for each profile; half of a capture is there when it is watched, the rest comes then."""
+    ports = free_ports(2 * len(SPOKEN))
+    outputs = [output(name, ports[2 * at : 2 * at + 2]) for at, name in enumerate(SPOKEN)]
+    messages: list[Message] = load(capture)
+    half = len(messages) // 2
+    async with (
+        running_bus(outputs=outputs) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        for message in messages[:half]:
+            engine.publish(message.payload)
+        await eventually(lambda: bus.caught_up(half - 1), "the bus has taken the first half")
+        watches = {
+            each["name"]: Watch(Target(each["endpoint"], each["replay_endpoint"], seconds=seconds)) for each in outputs
+        }
+        running = asyncio.gather(*(each.run() for each in watches.values()))
+        await eventually(lambda: all(each.connected for each in watches.values()), "all are connected")
+        for message in messages[half:]:
+            engine.publish(message.payload)
+            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE):
+            await running
+    return {name: watch.report() for name, watch in watches.items()}
+
+
+def page(reports: dict[str, Report]) -> str:
+    """The page that these reports make."""
+
+    def broken(report: Report, level: Level) -> str:
+        found = [each for each in report.ordered if each.outcome is Outcome.BROKEN and each.level is level]
+        return ", ".join(f"{each.clause} {each.clause.title}" for each in found) or "none"
+
+    rows = (
+        f"| `{name}` | {broken(each, Level.MUST)} | {broken(each, Level.SHOULD)} |" for name, each in reports.items()
+    )
+    return _HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(asyncio.run(judged(CAPTURE))))

@@ -1,0 +1,79 @@
+"""Real routers at the very address that the engine dials: kvbus is there, and tells them apart.
+
+Dynamo's KvEventPublisher is what dynamo.vllm and dynamo.sglang have in each worker; the vLLM router takes its addresses
+from the engine. Both are given the engine's own endpoint here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.system.bus import running_bus
+
+from .cache import Cache, Score, score
+from .kinds import KINDS
+from .routers import PATIENCE, Kind, Stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .routers import Router
+
+NAMES: Final = (
+    "Dynamo 1.6.1, KvRouter",
+    "vLLM router 0.1.17",
+    "vLLM router, no replay",
+    "SMG relay 0.14.1",
+    "never asks (double)",
+)
+
+
+async def exact(router: Router, cache: Cache, what: str) -> None:
+    """Wait until the router believes what is true."""
+    end = asyncio.get_running_loop().time() + PATIENCE
+    while (found := score(await router.held(cache.known), cache.live)) != Score(0, 0):
+        assert asyncio.get_running_loop().time() < end, f"{what}: missing {found.missing}, dead {found.dead}"
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in NAMES], ids=lambda kind: kind.name)
+async def test_a_router_at_the_engines_own_address(kind: Kind, tmp_path: Path) -> None:
+    """It joins late; the engine goes on, and restarts; both sides lose their connections."""
+    if lacking := kind.lacking():
+        pytest.skip(lacking)
+    output = {"profile": "dynamo"} if kind.name.startswith("Dynamo") else dict(kind.output)
+    async with running_bus(one_port=True, output=output) as bus, contextlib.AsyncExitStack() as stack:
+        cache = Cache(seed=0)
+        engine = EnginePublisher(bus.out, bus.engine_replay, topic=kind.topic.encode(), bind=False)
+        await stack.enter_async_context(engine)
+        await engine.wait_for_subscriber(60)
+
+        def publish(count: int) -> None:
+            for _ in range(count):
+                engine.publish(cache.batch())
+
+        publish(150)
+        live, replay = (int(endpoint.rpartition(":")[2]) for endpoint in (bus.out, bus.out_replay))
+        router = kind.make(tmp_path, "router")
+        stack.push_async_callback(router.stop)
+        await router.start([Stream("127.0.0.1", live, replay)])
+        await exact(router, cache, "late")
+        publish(20)
+        await exact(router, cache, "later")
+        for peer in bus.daemon.outputs.interposed[bus.out].peers:
+            peer.close("test")
+        publish(20)
+        await exact(router, cache, "disconnected")
+        engine.restart()
+        cache.restart(seed=1000)
+        await engine.wait_for_subscriber(60)
+        publish(60)
+        await exact(router, cache, "after a restart of the engine")
+        stats = bus.daemon.output_stats[0]
+        assert (stats.publishers, stats.routers) == (1, 1)

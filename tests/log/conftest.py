@@ -1,0 +1,1 @@
+from tests.transport.conftest import raised  # noqa: F401

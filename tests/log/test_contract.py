@@ -1,0 +1,157 @@
+"""What every log has to do, on the real thing: see :mod:`kvbus.log.contract`.
+
+A new log passes this file unchanged; how it is made, trimmed and stopped is an entry in ``kinds.py``.
+"""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from kvbus.log.contract import START, Entry, FencedError, Pointer, UnavailableError
+from kvbus.log.record import Stream
+from tests.log.kinds import Directory, Kafka, insist
+from tests.transport.loops import both_loops
+
+ONE = Stream("eu", "meta/Llama-3.1", "10.0.0.7:8000", 0).key
+TWO = Stream("eu", "meta/Llama-3.1", "10.0.0.7:8000", 1).key
+
+
+@pytest.fixture(params=["directory", "kafka"])
+def kind(request, tmp_path):
+    return Directory(tmp_path / "log") if request.param == "directory" else Kafka(request.getfixturevalue("kafka"))
+
+
+class Session:
+    """An empty log, and whatever is open of it; all of it is closed at the end."""
+
+    def __init__(self, kind, stack):
+        self.kind = kind
+        self._stack = stack
+
+    async def claim(self, key=ONE):
+        log = self.kind.open()
+        self._stack.push_async_callback(log.close)
+        writer = await insist(lambda: log.claim(key))
+        self._stack.push_async_callback(writer.close)
+        return writer
+
+    async def pointers(self):
+        return await self.kind.open().pointers()
+
+    async def reader(self, **starts):
+        reader = await self.kind.open().read({{"one": ONE, "two": TWO}[name]: at for name, at in starts.items()})
+        self._stack.push_async_callback(reader.close)
+        return reader
+
+
+@contextlib.asynccontextmanager
+async def session(kind):
+    async with contextlib.AsyncExitStack() as stack:
+        await kind.make()
+        yield Session(kind, stack)
+
+
+async def taken(reader, count):
+    """So many entries; the next ones are not waited for."""
+    found: list[Entry] = []
+    async with asyncio.timeout(50):
+        while len(found) < count:
+            with contextlib.suppress(UnavailableError):
+                found += await reader.take(1.0)
+    return found
+
+
+@both_loops
+async def test_records_come_in_their_order_and_from_any_position_on(kind):
+    async with session(kind) as log:
+        one, two = await log.claim(ONE), await log.claim(TWO)
+        await one.append([b"a", b"b"])
+        await two.append([b"x"])
+        await one.append([b"c"])
+        last = await one.append([b"d" * 300_000, b"e"])
+        entries = await taken(await log.reader(one=START), 5)
+        assert [entry.data for entry in entries] == [b"a", b"b", b"c", b"d" * 300_000, b"e"]
+        positions = [entry.position for entry in entries]
+        assert positions == sorted(set(positions))
+        assert (positions[-1], {entry.key for entry in entries}) == (last, {ONE})
+        behind = await log.reader(one=positions[1] + 1, two=START)
+        entries = await taken(behind, 4)
+        assert sorted(entry.data[:1] for entry in entries) == [b"c", b"d", b"e", b"x"]
+        await one.append([b"live"])
+        assert [entry.data for entry in await taken(behind, 1)] == [b"live"]
+        assert await behind.take(0.05) == []
+
+
+async def test_epochs_ascend_and_a_pointer_stays_for_the_next_writer(kind):
+    async with session(kind) as log:
+        assert await log.pointers() == {}
+        one, other = await log.claim(ONE), await log.claim(TWO)
+        assert (one.epoch, other.epoch) == (1, 1)
+        assert await log.pointers() == {ONE: Pointer(1), TWO: Pointer(1)}
+        at = await one.append([b"state"])
+        await one.point(Pointer(1, 7, at))
+        assert (await log.pointers())[ONE] == Pointer(1, 7, at)
+        again = await log.claim(ONE)
+        assert again.epoch == 2
+        assert (await log.pointers())[ONE] == Pointer(2, -1, at)
+
+
+async def test_a_writer_whose_stream_was_taken_is_fenced_and_what_it_has_written_stays(kind):
+    async with session(kind) as log:
+        first = await log.claim()
+        at = await first.append([b"first"])
+        second = await log.claim()
+        with pytest.raises(FencedError):
+            await first.append([b"late"])
+        with pytest.raises(FencedError):
+            await first.point(Pointer(1, 0, at))
+        await second.append([b"second"])
+        with pytest.raises(FencedError):
+            await first.append([b"later"])
+        assert [entry.data for entry in await taken(await log.reader(one=START), 2)] == [b"first", b"second"]
+        assert (await log.pointers())[ONE] == Pointer(2, -1, START)
+
+
+async def test_of_two_that_claim_at_the_same_time_one_is_fenced(kind):
+    async with session(kind) as log:
+        claims = await asyncio.gather(*(log.claim() for _ in range(2)), return_exceptions=True)
+        writers = [each for each in claims if not isinstance(each, BaseException)]
+        assert all(isinstance(each, FencedError) for each in claims if each not in writers)
+        epochs = [writer.epoch for writer in writers]
+        assert len(set(epochs)) == len(epochs) >= 1
+        newest = max(writers, key=lambda writer: writer.epoch)
+        for writer in writers:
+            if writer is not newest:
+                with pytest.raises(FencedError):
+                    await writer.append([b"lost"])
+        await newest.append([b"newest"])
+        assert [entry.data for entry in await taken(await log.reader(one=START), 1)] == [b"newest"]
+
+
+async def test_retention_that_overtakes_a_reader_leaves_it_the_oldest_that_is_kept(kind):
+    async with session(kind) as log:
+        writer = await log.claim()
+        positions = [await writer.append([b"%d" % n]) for n in range(6)]
+        await kind.overtake(ONE, positions[3])
+        entries = await taken(await log.reader(one=positions[1]), 3)
+        assert [(entry.position, entry.data) for entry in entries] == [(positions[n], b"%d" % n) for n in (3, 4, 5)]
+
+
+async def test_what_was_appended_survives_a_crash_of_what_keeps_it(kind):
+    async with session(kind) as log:
+        writer = await log.claim()
+        at = await writer.append([b"a", b"b"])
+        await writer.point(Pointer(1, 0, at))
+        reader = await log.reader(one=START)
+        assert len(await taken(reader, 2)) == 2
+        await kind.restart()
+        assert await insist(log.pointers) == {ONE: Pointer(1, 0, at)}
+        await writer.append([b"c"])
+        assert [entry.data for entry in await taken(reader, 1)] == [b"c"]
+        second = await insist(log.claim)
+        assert second.epoch == 2
+        with pytest.raises(FencedError):
+            await writer.append([b"d"])
+        await second.append([b"e"])
+        assert [entry.data for entry in await taken(await log.reader(one=START), 4)] == [b"a", b"b", b"c", b"e"]
