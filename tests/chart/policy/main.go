@@ -60,7 +60,7 @@ func main() {
 	resource := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 	options := &runtime.Unknown{}
 	attributes := admission.NewAttributesRecord(pod, nil, kind, "ns", "", resource, "", admission.Create, options, false, nil)
-	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind, VersionedObject: pod}
+	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind, VersionedObject: admission.NewLazyObject(pod)}
 	ctx := compiler.CreateContext(context.Background())
 	matched := matcher.Match(ctx, versioned, nil, nil)
 	must(matched.Error)
@@ -72,7 +72,7 @@ func main() {
 			condition := &patch.JSONPatchCondition{Expression: mutation.JSONPatch.Expression}
 			compiled := compiler.CompileMutatingEvaluator(condition, patchOptions, environment.StoredExpressions)
 			must(firstOf(compiled.CompilationErrors()))
-			versioned.VersionedObject = out
+			versioned.VersionedObject.Set(out)
 			request := patch.Request{
 				MatchedResource:     resource,
 				VersionedAttributes: versioned,
