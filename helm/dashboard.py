@@ -345,9 +345,10 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Routers",
             "short",
-            "Connected routers, and their subscriptions.",
+            "Connected routers, their subscriptions, and engines that dial the same port.",
             (f"kvbus_output_routers{{{OUTPUT}}}", OF_OUTPUT),
             (f"kvbus_output_subscribers{{{OUTPUT}}}", f"{OF_OUTPUT} subscriptions"),
+            (f"kvbus_output_publishers{{{OUTPUT}}}", f"{OF_OUTPUT} engines"),
         ),
         graph(
             "Furthest behind",

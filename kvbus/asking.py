@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -55,7 +56,12 @@ def base_url(address: str) -> str:
         ValueError: it is neither.
     """
     url = (address if "://" in address else f"http://{address}").rstrip("/")
-    if not url.startswith(("http://", "https://")) or not url.partition("://")[2]:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that there is none of
+        known = False
+    if not known:
         raise ValueError(f"{address!r} is not HOST:PORT or http://HOST:PORT")
     return url
 

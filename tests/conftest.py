@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import budget
+from tests.log import broker
 from tests.long import LONG
 from tests.sharing import Scheduling
 
@@ -40,6 +41,19 @@ def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STATE_DIRECTORY", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.Broker]:
+    """A running Kafka, or a skip that says what is missing."""
+    if not os.environ.get(broker.HOME_ENV):
+        pytest.skip(broker.MISSING)
+    running = broker.Broker(tmp_path_factory.mktemp("kafka"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.kill()
 
 
 def pytest_configure(config: pytest.Config) -> None:

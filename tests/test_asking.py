@@ -20,6 +20,7 @@ from tests.ports import free_port
     [
         ("127.0.0.1:9477", "http://127.0.0.1:9477"),
         ("http://bus:9477/", "http://bus:9477"),
+        ("[::1]:9477", "http://[::1]:9477"),
         ("https://bus/kvbus", "https://bus/kvbus"),
     ],
 )
@@ -27,7 +28,9 @@ def test_addresses(address, url):
     assert base_url(address) == url
 
 
-@pytest.mark.parametrize("address", ["", "tcp://127.0.0.1:5557", "http://"])
+@pytest.mark.parametrize(
+    "address", ["", "tcp://127.0.0.1:5557", "http://", "http://:9477", "bus:80000", "bus:0", "bus:x", "[::1"]
+)
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(ValueError, match="is not HOST:PORT"):
         base_url(address)

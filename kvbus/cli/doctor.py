@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvbus.cli.login import login, login_options
+from kvbus.cli.login import bus_url, login, login_options
 from kvbus.cli.options import config_options_without_http, load_config
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.errors import ExitCode
@@ -75,7 +75,7 @@ def command(
     elif file is not None or named or flags["source"] or flags["output"]:
         raise click.UsageError("--http asks a running bus; leave out the configuration")
     else:
-        url = url if url.startswith(("http://", "https://")) else f"http://{url}"
+        url = bus_url(url)
         report = _asked(url, timeout, login(url, http_token_file, http_ca))
     show(report, as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""Options of commands that ask a bus over HTTP: a token, and the authority of its certificate."""
+"""Options of commands that ask a bus over HTTP: its address, a token, and the authority of its certificate."""
 
 from __future__ import annotations
 
@@ -42,6 +42,20 @@ def login_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def bus_url(http: str) -> str:
+    """Return the URL of the bus that an option names.
+
+    Raises:
+        click.UsageError: it names none.
+    """
+    from kvbus.asking import base_url  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
+
+    try:
+        return base_url(http)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def login(url: str, token_file: Path | None, ca: Path | None) -> Login:

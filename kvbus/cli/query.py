@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvbus.cli.login import login, login_options
+from kvbus.cli.login import bus_url, login, login_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.errors import ExitCode
 
@@ -77,7 +77,7 @@ def command(
         question["hashes"] = [each.strip() for each in hashes.split(",")]
     answer: dict[str, Any] | None = None
 
-    url = _url(http)
+    url = bus_url(http)
     shown = login(url, http_token_file, http_ca)
 
     async def session(stop: asyncio.Event) -> None:
@@ -150,15 +150,6 @@ def token_ids(text: str) -> list[int]:
         odd = next((each for each in found if type(each) is not int), "nothing") if isinstance(found, list) else found
         raise click.UsageError(f"--tokens: {odd!r} is no token id; for example [128000, 9906, 1917]")
     return found
-
-
-def _url(http: str) -> str:
-    from kvbus.asking import base_url  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
-
-    try:
-        return base_url(http)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 async def ask(url: str, question: dict[str, Any], timeout: float, shown: Login) -> dict[str, Any]:  # noqa: ASYNC109 - the user's

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvbus.cli.login import login, login_options
+from kvbus.cli.login import bus_url, login, login_options
 from kvbus.cli.until import run_until_signal
 
 if TYPE_CHECKING:
@@ -64,15 +64,11 @@ def command(
     # imported on use, to keep `kvbus --help` fast
     from rich.console import Console  # noqa: PLC0415
 
-    from kvbus.asking import base_url  # noqa: PLC0415
     from kvbus.terminal import is_screen  # noqa: PLC0415
     from kvbus.top.run import Watch, as_lines, on_screen  # noqa: PLC0415
     from kvbus.top.view import Choice  # noqa: PLC0415
 
-    try:
-        url = base_url(http)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    url = bus_url(http)
     shown = login(url, http_token_file, http_ca)
     watch = Watch(url, interval, count, Choice(sort=sort, wanted=wanted), shown)
 

@@ -7,6 +7,7 @@ values and contradictions between keys. It returns a frozen `Config`.
 from kvbus.config.discovering import FoundRank
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import Address, endpoint_offset, parse_address, parse_endpoint
+from kvbus.config.kafka import KafkaTopic
 from kvbus.config.limits import Limits
 from kvbus.config.load import load
 from kvbus.config.models import Config, SourceStream, render_topic, topic_for
@@ -21,6 +22,7 @@ __all__ = [
     "DynamoPlane",
     "FoundRank",
     "FoundSource",
+    "KafkaTopic",
     "Limits",
     "OutputConfig",
     "Problem",

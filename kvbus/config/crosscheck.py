@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvbus.config import claims, dynamo, interposing, key_rules, topic_rules, topics
+from kvbus.config import claims, dynamo, interposing, kafka, key_rules, topic_rules, topics
 from kvbus.config.findings import Findings
 from kvbus.config.paths import Path, show
 from kvbus.core.wire.profiles import PROFILES
@@ -49,7 +49,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
         key_rules.libsodium,
         key_rules.state,
         key_rules.tls,
-        _dynamo,
+        _carriers,
         key_rules.reviews,
     ):
         rule(found)
@@ -151,10 +151,10 @@ def _slots(found: Findings) -> None:
         taken[slot] = source.name
 
 
-def _dynamo(found: Findings) -> None:
-    """Refuse what Dynamo's event plane does not have, or cannot carry."""
+def _carriers(found: Findings) -> None:
+    """Refuse what an output's type does not have, or cannot carry."""
     for i in range(len(found.config.outputs)):
-        for name, wrong, value, example in dynamo.wrongs(found.config, i):
+        for name, wrong, value, example in (*dynamo.wrongs(found.config, i), *kafka.wrongs(found.config, i)):
             if found.sound(("outputs", i, "type"), ("outputs", i, name)):
                 found.report(("outputs", i, name), wrong, value=value, example=example)
 

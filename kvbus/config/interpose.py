@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.section import Section, key
 from kvbus.config.sources import SourceConfig
-from kvbus.config.values import Endpoint, Int, Name
+from kvbus.config.values import Endpoint, Int, Name, ProfileName
 
 
 class Interpose(Section):
@@ -25,6 +25,7 @@ class Interpose(Section):
         "another port than `replay_endpoint` here. null: it has none, and every gap is lost.",
         example="tcp://127.0.0.1:5658",
     )
+    profile: ProfileName = key("vllm", "Whose framing and encoding these routers read.", example="dynamo")
     replay_endpoint: Endpoint | None = key(
         None,
         "Where routers ask kvbus for a replay: the address that they derive, or are given. null: none.",
@@ -41,7 +42,11 @@ class Interpose(Section):
             data_parallel_size=self.data_parallel_size,
         )
         output = OutputConfig(
-            name="interposed", endpoint=self.endpoint, replay_endpoint=self.replay_endpoint, interpose=True
+            name="interposed",
+            endpoint=self.endpoint,
+            replay_endpoint=self.replay_endpoint,
+            interpose=True,
+            profile=self.profile,
         )
         return source, output
 

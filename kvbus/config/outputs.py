@@ -7,9 +7,10 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
-from kvbus.config import dynamo
+from kvbus.config import dynamo, kafka
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import endpoint_offset
+from kvbus.config.kafka import KafkaTopic
 from kvbus.config.section import Section, key
 from kvbus.config.values import Endpoint, Framing, Int, Name, OutputType, ProfileName, Seconds, Template
 from kvbus.core.wire import frames
@@ -134,11 +135,19 @@ class OutputConfig(Section):
         example={"namespace": "dynamo"},
     )
 
+    kafka: KafkaTopic | None = key(
+        None,
+        "With `type: kafka`: which topic, and as which cluster; null: the defaults. `endpoint` is a broker.",
+        example={"topic": "kvbus"},
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("type") == dynamo.TYPE:
             return dynamo.defaults(data)
+        if isinstance(data, dict) and data.get("type") == kafka.TYPE:
+            return kafka.defaults(data)
         if isinstance(data, dict) and "endpoint" not in data and data.get("layout") != "per_topic":
             data = {"replay_endpoint": "tcp://*:5658", **data}
         return data
@@ -152,7 +161,7 @@ class OutputConfig(Section):
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
         """Return the endpoints of the stream in slot ``i``; a merged output has one stream for all slots."""
-        n = i if self.layout == "per_source" else 0
+        n = i if self.layout == "per_source" and self.type != kafka.TYPE else 0
         replay, snapshot = self.replay_endpoint, self.snapshot_endpoint
         return StreamEndpoints(
             endpoint_offset(self.endpoint, n),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_orig
 from kvbus.config import parts
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.interpose import Interpose
+from kvbus.config.kafka import KafkaTopic
 from kvbus.config.limits import Limits
 from kvbus.config.models import Config
 from kvbus.config.outputs import OutputConfig
@@ -30,6 +31,7 @@ _SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("sources[].", SourceConfig),
     ("outputs[].", OutputConfig),
     ("outputs[].dynamo.", DynamoPlane),
+    ("outputs[].kafka.", KafkaTopic),
     ("limits.", Limits),
 )
 _NAMES: Final = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}

@@ -34,6 +34,9 @@ COMMIT: Final = 5.0
 TRANSACTION: Final = 60.0
 """Seconds after which the broker ends a transaction by itself, and fences who had it."""
 
+STOP: Final = 2.0
+"""Seconds that a client has to close its connections."""
+
 MOST: Final = 500
 """Records taken at once."""
 
@@ -67,6 +70,20 @@ def _said() -> Iterator[None]:
         raise FencedError("another producer has this transactional id") from error
     except (KafkaError, OSError, TimeoutError, IllegalStateError) as error:
         raise UnavailableError(f"{type(error).__name__}: {error}") from error
+
+
+async def _stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
+    """Close a client's connections.
+
+    One that has only just begun is cancelled by its own stop, so this is a task of its own. Whatever else goes wrong,
+    nobody needs the client any more.
+    """
+    stopping = asyncio.ensure_future(client.stop())
+    done, _ = await asyncio.wait([stopping], timeout=STOP)
+    if not done:
+        stopping.cancel()
+    elif not stopping.cancelled():
+        stopping.exception()
 
 
 def partition_of(key: str, partitions: int) -> int:
@@ -112,8 +129,7 @@ class KafkaWriter:
         with contextlib.suppress(FencedError, UnavailableError), _said():
             if self._begun is not None:
                 await self._producer.commit_transaction()
-        with contextlib.suppress(FencedError, UnavailableError), _said():
-            await self._producer.stop()
+        await _stop(self._producer)
 
 
 class KafkaReader:
@@ -137,8 +153,7 @@ class KafkaReader:
 
     async def close(self) -> None:
         """Close the connections."""
-        with contextlib.suppress(FencedError, UnavailableError), _said():
-            await self._consumer.stop()
+        await _stop(self._consumer)
 
 
 class KafkaLog:
@@ -168,8 +183,7 @@ class KafkaLog:
             pointer = next_turn((await self._pointers_of(key)).get(key))
             await writer.point(pointer)
         except BaseException:
-            with contextlib.suppress(KafkaError):
-                await producer.stop()
+            await _stop(producer)
             raise
         writer.epoch = pointer.epoch
         return writer
@@ -181,8 +195,7 @@ class KafkaLog:
     async def _pointers_of(self, key: str | None) -> dict[str, Pointer]:
         topic = self._place.topic + POINTERS
         found: dict[str, Pointer] = {}
-        async with self._consumer() as consumer:
-            parts = self._partitions(consumer, topic)
+        async with self._consumer(topic) as (consumer, parts):
             wanted = parts if key is None else [parts[partition_of(key, len(parts))]]
             with _said():
                 ends = await consumer.end_offsets(wanted)
@@ -200,8 +213,7 @@ class KafkaLog:
 
     async def read(self, starts: Mapping[str, int]) -> KafkaReader:
         """Read the partitions of these streams, each from the first of their positions on."""
-        async with self._consumer(keep=True) as consumer:
-            parts = self._partitions(consumer, self._place.topic)
+        async with self._consumer(self._place.topic, keep=True) as (consumer, parts):
             first: dict[TopicPartition, int] = {}
             for key, start in starts.items():
                 part = parts[partition_of(key, len(parts))]
@@ -213,26 +225,26 @@ class KafkaLog:
         return KafkaReader(consumer, starts)
 
     @contextlib.asynccontextmanager
-    async def _consumer(self, *, keep: bool = False) -> AsyncIterator[AIOKafkaConsumer]:
-        """A consumer that has begun; it is stopped behind the block, or if ``keep`` is set and something went wrong."""
-        consumer = AIOKafkaConsumer(**self._place.client, auto_offset_reset="earliest", enable_auto_commit=False)
+    async def _consumer(
+        self, topic: str, *, keep: bool = False
+    ) -> AsyncIterator[tuple[AIOKafkaConsumer, list[TopicPartition]]]:
+        """A consumer, and the partitions of a topic.
+
+        It is stopped behind the block, with ``keep`` only if something went wrong.
+        """
+        # by a subscription it learns of the partitions; which of them it reads is another matter
+        consumer = AIOKafkaConsumer(topic, **self._place.client, auto_offset_reset="earliest", enable_auto_commit=False)
         try:
             with _said():
                 await consumer.start()
-            yield consumer
+                parts = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
+                consumer.unsubscribe()
+            yield consumer, parts
         except BaseException:
-            with contextlib.suppress(KafkaError):
-                await consumer.stop()
+            await _stop(consumer)
             raise
         if not keep:
-            with _said():
-                await consumer.stop()
-
-    def _partitions(self, consumer: AIOKafkaConsumer, topic: str) -> list[TopicPartition]:
-        numbers = consumer.partitions_for_topic(topic)
-        if not numbers:
-            raise UnavailableError(f"there is no topic {topic}")
-        return [TopicPartition(topic, number) for number in range(len(numbers))]
+            await _stop(consumer)
 
     async def close(self) -> None:
         """Writers and readers have connections of their own."""

@@ -57,6 +57,7 @@ class ReplayServer:
         stall_timeout: seconds without an acknowledgement before the server ends a connection.
         before_send: called before any of an answer leaves, because the log record it follows from is written first.
         policy: who may connect, and the largest frame to accept.
+        on_end_alone: called with a peer that got END alone, because a state by subscription answers it.
         clock: measures progress: seconds, monotonic; None for the loop's clock.
 
     Raises:
@@ -73,12 +74,14 @@ class ReplayServer:
         stall_timeout: float = 30.0,
         before_send: Callable[[], None] | None = None,
         policy: PeerPolicy = PLAIN,
+        on_end_alone: Callable[[Peer], None] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._on_request = on_request
         self._stats = stats
         self._stall_timeout = stall_timeout
         self._before_send = before_send
+        self._on_end_alone = on_end_alone
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
         self._endpoint = ReplayEndpoint(endpoint, self, stats, policy)
@@ -303,8 +306,11 @@ class ReplayServer:
         """Count the outcome of an answer; the requester's next one waits behind those of others."""
         answer = requester.answer
         if answer is not None:
-            self._stats.replay_requests["refused" if requester.refused else answer.outcome] += 1
+            outcome = "refused" if requester.refused else answer.outcome
+            self._stats.replay_requests[outcome] += 1
             self._count_queued(-1)
+            if outcome == "subscription" and self._on_end_alone is not None:
+                self._on_end_alone(requester.peer)
         if requester.next_answer():
             self._wait(requester)
         else:

@@ -126,10 +126,11 @@ def tree_alone(load: Load) -> None:
         say(f"tree: {blocks:5} blocks asked: {statistics.median(times) * 1e6:7.1f} us, least {min(times) * 1e6:.1f} us")
 
 
-async def turns(load: Load, kind: str, questions: int) -> list[list[float]]:
-    """For each question the CPU seconds of each turn of the loop that it took.
+async def turns(load: Load, kind: str, questions: int, *, apart: bool) -> list[list[float]]:
+    """For each question the CPU seconds that it took, or those of each turn of the loop if ``apart``.
 
-    A callback comes round with every turn; the clock is the thread's own, so that other programs do not count.
+    A callback comes round with every turn then, which costs something itself: a body comes in smaller pieces. The clock
+    is the thread's own, so that other programs do not count.
     """
     observed: Any = SimpleNamespace(relay=load.relay, process=ProcessStats(), config=SimpleNamespace(worker="w"))
     queries = Queries(observed, Pace())
@@ -164,11 +165,16 @@ async def turns(load: Load, kind: str, questions: int) -> list[list[float]]:
         last = time.thread_time()
         timer[0] = loop.call_soon(look)
 
-    timer = [loop.call_soon(look)]
+    timer = [loop.call_soon(look)] if apart else []
     while line := await asking.stdout.readline():
+        if not apart:
+            now = time.thread_time()
+            found[-1].append(now - last)
+            last = now
         if line == b"next\n":
             found.append([])
-    timer[0].cancel()
+    for each in timer:
+        each.cancel()
     await asking.wait()
     await queries.close()
     await runner.cleanup()
@@ -263,8 +269,9 @@ def main() -> None:
     say(f"batch: {middle:.0f} us, p99 {most:.0f} us; late at 1,000 a second: p99 {alone * 1e6:.0f} us")
     for kind in ("json", "packed"):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the daemon does
-            found = runner.run(turns(load, kind, options.questions))
-        whole, longest = sorted(map(sum, found)), sorted(map(max, found))
+            whole = sorted(map(sum, runner.run(turns(load, kind, options.questions, apart=False))))
+            found = runner.run(turns(load, kind, options.questions, apart=True))
+        longest = sorted(map(max, found))
         late = lateness(batches, found)
         say(
             f"{LONG} blocks asked by HTTP as {kind}: CPU {percentile(whole, 0.5) * 1e3:.2f} ms, p99 "

@@ -67,6 +67,23 @@ def test_aibrix_finds_the_pod_by_labels_and_all_ranks_on_its_one_port(tmp_path: 
     assert {port["containerPort"] for port in release.kvbus["ports"]} == {5557, 5558, 9477}
 
 
+def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
+    """It is on loopback, for both; the engine's replay is where it was, and only HTTP is seen from outside."""
+    release = render({"kvbus": {"router": "dynamo", "interpose": True, "dataParallelSize": 2}})
+    config = told(release, tmp_path)
+    (source,), (output,) = config.sources, config.outputs
+    assert source.bind
+    assert output.interpose
+    assert source.endpoint == output.endpoint == "tcp://127.0.0.1:15557"
+    assert (source.replay_endpoint, output.replay_endpoint) == ("tcp://127.0.0.1:15657", None)
+    assert (output.profile, output.layout) == ("dynamo", "per_source")
+    assert [port["containerPort"] for port in release.kvbus["ports"]] == [9477]
+    events = json.loads(release.engine["args"][-1])
+    assert events["endpoint"] == source.endpoint
+    asked = told(render({"kvbus": {"interpose": True, "ports": {"replay": 15757}}}), tmp_path)
+    assert asked.outputs[0].replay_endpoint == "tcp://127.0.0.1:15757"
+
+
 @pytest.mark.parametrize("configured", ["configMap", "environment"])
 def test_without_its_volume_there_is_no_state(configured: str, tmp_path: Path) -> None:
     """`auto` would look for a place that outlives nothing."""

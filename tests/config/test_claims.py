@@ -136,3 +136,18 @@ def test_a_slot_is_a_port(problems):
     sources = "[{name: a, endpoint: 'ipc:///a'}, {name: c, endpoint: 'ipc:///c', slot: 5}]"
     found = problems(text_of(sources, "[{endpoint: 'tcp://*:7000', replay_endpoint: 'tcp://*:7005'}]"))
     assert "port 7005 (stream 0) is taken by outputs[0].endpoint (stream 5)" in found["outputs[0].replay_endpoint"]
+
+
+@pytest.mark.parametrize(
+    ("output", "taken"),
+    [
+        ("{endpoint: 'tcp://*:5557', interpose: true}", False),
+        ("{endpoint: 'tcp://*:5557'}", True),
+        ("{endpoint: 'tcp://127.0.0.1:5557', interpose: true}", True),
+        ("{endpoint: 'tcp://*:5657', replay_endpoint: 'tcp://*:5557', interpose: true}", True),
+    ],
+)
+def test_engines_and_routers_share_a_listener_only_where_it_is_said(problems, output, taken):
+    found = problems(f"sources: [{{bind: true, endpoint: 'tcp://*:5557'}}]\nhttp: x\noutputs: [{output}]")
+    said = [text for key, text in found.items() if key.startswith("outputs[0].")]
+    assert any("is taken by sources[0].endpoint (source)" in text for text in said) is taken

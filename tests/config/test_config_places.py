@@ -28,6 +28,7 @@ def test_defaults_are_the_documented_ones(read):
         "probe_interval": 1.0,
         "reorder_batches": 20_000,
         "analytics": False,
+        "interpose": None,
         "sources": [
             {
                 "name": "engine",
@@ -54,6 +55,7 @@ def test_defaults_are_the_documented_ones(read):
                 "replay_endpoint": "tcp://*:5658",
                 "snapshot_endpoint": None,
                 "bind": True,
+                "interpose": False,
                 "layout": "per_source",
                 "profile": "vllm",
                 "token_ids": "keep",

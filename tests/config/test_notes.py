@@ -45,3 +45,23 @@ def test_one_rank_and_workers_with_topics_of_their_own(tmp_path):
         "outputs: [{endpoint: 'tcp://*:5657', profile: llm-d}]"
     )
     assert notes(load(path, env={}, overrides={})) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "noted"),
+    [
+        ("{}", ""),
+        ("{replay_endpoint: 'tcp://*:5558'}", ""),
+        ("{engine_replay_endpoint: 'tcp://127.0.0.1:5658'}", "no replay_endpoint, or the router kvbus's replay"),
+        (
+            "{engine_replay_endpoint: 'tcp://127.0.0.1:5658', replay_endpoint: 'tcp://*:5558'}",
+            "no replay_endpoint, or the router tcp://*:5558",
+        ),
+    ],
+)
+def test_a_replay_of_the_engines_beside_numbers_of_kvbuss(tmp_path, keys, noted):
+    path = tmp_path / "kvbus.yaml"
+    path.write_text(f"interpose: {keys}")
+    found = notes(load(path, env={}, overrides={}))
+    assert len(found) == bool(noted)
+    assert noted in "".join(found)

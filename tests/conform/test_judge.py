@@ -122,6 +122,15 @@ def test_the_first_number_behind_a_lost_connection_says_nothing_of_the_epoch():
     assert said("3.3", message(0, A), message(4), message(2, B), connected=False)[0] is NOT_SEEN
 
 
+def test_the_same_batch_behind_a_connection_that_was_away_is_of_a_new_epoch():
+    judge = EngineJudge()
+    judge.take(Message(b"", 0, message(0, A)[2]))
+    judge.reconnected(None)
+    judge.take(Message(b"", 0, message(0, A)[2]))
+    found = {str(each.clause): each.outcome for each in judge.verdicts()}
+    assert (found["3.1"], found["3.3"], judge.restarts) == (NOT_SEEN, KEPT, 1)
+
+
 def test_two_publishers_at_one_endpoint_have_numbers_of_their_own():
     found = judged(message(0, A, topic=b"a"), message(0, A, topic=b"b"), message(1, topic=b"a"), message(1, topic=b"b"))
     assert {found[each].outcome for each in ("2.3", "3.1")} == {KEPT}

@@ -47,7 +47,8 @@ async def test_a_router_at_the_engines_own_address(kind: Kind, tmp_path: Path) -
     """It joins late; the engine goes on, and restarts; both sides lose their connections."""
     if lacking := kind.lacking():
         pytest.skip(lacking)
-    async with running_bus(one_port=True, output=dict(kind.output)) as bus, contextlib.AsyncExitStack() as stack:
+    output = {"profile": "dynamo"} if kind.name.startswith("Dynamo") else dict(kind.output)
+    async with running_bus(one_port=True, output=output) as bus, contextlib.AsyncExitStack() as stack:
         cache = Cache(seed=0)
         engine = EnginePublisher(bus.out, bus.engine_replay, topic=kind.topic.encode(), bind=False)
         await stack.enter_async_context(engine)

@@ -5,19 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
-from kvbus.log.contract import Log
+from kvbus.log.contract import Log, UnavailableError
 from kvbus.log.directory import DirectoryLog
 from kvbus.log.kafka import POINTERS, KafkaLog, Place, partition_of
 from tests.log.broker import Broker
+from tests.transport.loops import PATIENCE
 
 _names = itertools.count()
+Result = TypeVar("Result")
+
+
+async def insist(what: Callable[[], Awaitable[Result]]) -> Result:
+    """Ask again for as long as the log cannot be reached."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            with contextlib.suppress(UnavailableError):
+                return await what()
+            await asyncio.sleep(0.02)
 
 
 class Kind(Protocol):

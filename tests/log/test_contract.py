@@ -10,7 +10,7 @@ import pytest
 
 from kvbus.log.contract import START, Entry, FencedError, Pointer, UnavailableError
 from kvbus.log.record import Stream
-from tests.log.kinds import Directory, Kafka
+from tests.log.kinds import Directory, Kafka, insist
 from tests.transport.loops import both_loops
 
 ONE = Stream("eu", "meta/Llama-3.1", "10.0.0.7:8000", 0).key
@@ -32,7 +32,7 @@ class Session:
     async def claim(self, key=ONE):
         log = self.kind.open()
         self._stack.push_async_callback(log.close)
-        writer = await log.claim(key)
+        writer = await insist(lambda: log.claim(key))
         self._stack.push_async_callback(writer.close)
         return writer
 
@@ -60,14 +60,6 @@ async def taken(reader, count):
             with contextlib.suppress(UnavailableError):
                 found += await reader.take(1.0)
     return found
-
-
-async def insist(what):
-    """Ask again for as long as the log cannot be reached."""
-    async with asyncio.timeout(50):
-        while True:
-            with contextlib.suppress(UnavailableError):
-                return await what()
 
 
 @both_loops

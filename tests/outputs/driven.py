@@ -35,7 +35,8 @@ def make_driver(
     """A driver of a type, and what it is configured with."""
     assert name in KINDS, f"tests/outputs/readers.py has no entry for the output type {name!r}"
     keys = {"type": name, **KINDS[name].settings(directory), **settings}
-    config = load(None, env={}, overrides={"sources": [{"endpoint": "ipc://engine"}], "outputs": [keys]}).outputs[0]
+    overrides = {"model": "m", "sources": [{"endpoint": "ipc://engine"}], "outputs": [keys]}
+    config = load(None, env={}, overrides=overrides).outputs[0]
     return config, parts.load(parts.OUTPUTS, name)(0, config, services)
 
 
@@ -115,4 +116,5 @@ async def driving(
             driven.driver.close(stream)
         for reader in driven.readers:
             reader.close()
+        await eventually(lambda: not driven.driver.busy, "everything closed")
         await turns()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from kvbus.config import OutputConfig
 from kvbus.core.stats import OutputStats
 from tests.outputs.dynamo_reader import DynamoKind
+from tests.outputs.kafka_reader import KafkaKind
 from tests.outputs.lines_reader import LinesKind
 from tests.outputs.zmq_reader import ZmqKind
 
@@ -66,4 +67,4 @@ class Kind(Protocol):
         """Keep a place from being opened."""
 
 
-KINDS: dict[str, Kind] = {"dynamo": DynamoKind(), "lines": LinesKind(), "zmq": ZmqKind()}
+KINDS: dict[str, Kind] = {"dynamo": DynamoKind(), "kafka": KafkaKind(), "lines": LinesKind(), "zmq": ZmqKind()}

@@ -36,6 +36,23 @@
 {{- fail "kvbus.router=aibrix: AIBrix connects to 5557 and 5558 only; leave kvbus.ports.events and kvbus.ports.replay empty" -}}
 {{- end -}}
 {{- end -}}
+{{- if hasKey $v.config "interpose" -}}
+{{- fail "kvbus.config.interpose: set kvbus.interpose, from which source and output follow" -}}
+{{- end -}}
+{{- if $v.interpose -}}
+{{- if $v.config.outputs -}}
+{{- fail "kvbus.interpose has no effect with kvbus.config.outputs: set interpose in the output" -}}
+{{- end -}}
+{{- if $v.ports.events -}}
+{{- fail "kvbus.ports.events has no effect with kvbus.interpose: routers dial kvbus.engineEvents.port" -}}
+{{- end -}}
+{{- if has $v.router (list "llm-d" "aibrix") -}}
+{{- fail (printf "kvbus.interpose: kvbus.router=%s dials the pod's address, and needs the ports of its own that kvbus has without it" $v.router) -}}
+{{- end -}}
+{{- if or $v.curve.existingSecret $v.curve.keyPair -}}
+{{- fail "kvbus.interpose: there is no CURVE at a port that engines dial, too" -}}
+{{- end -}}
+{{- end -}}
 {{- if and (has $v.router (list "llm-d" "aibrix")) (not (include "kvbus.modelName" .)) -}}
 {{- fail (printf "kvbus.router=%s needs kvbus.model: the router knows the pod's model by it" $v.router) -}}
 {{- end -}}

@@ -45,14 +45,14 @@ class Asking:
         self._snapshot = snapshot
         self._curve = curve
 
-    async def ask(self, start: int, *, seconds: float = TIMEOUT) -> Answer | None:
+    async def ask(self, start: int) -> Answer | None:
         """Ask for a replay, and judge the answer; None where there is no replay endpoint."""
         if self._replay is None:
             return None
         answer = Answer(start)
         async with Asker(self._replay, curve=self._curve) as asker:
             asker.ask(b"", start.to_bytes(8, "big"))
-            await self._read(asker, answer, seconds)
+            await self._read(asker, answer, TIMEOUT)
         self._judge.answer(answer)
         return answer
 

@@ -170,7 +170,7 @@ class Stream:
         elif message.seq < self._overlap and (self._state or self.knows(message)):
             self._overlap *= message.seq < self._overlap - 1  # that was the last of them
             return False
-        elif self.knows(message):
+        elif self.knows(message) and not rejoined:
             shown = Evidence(f"payload of batch {message.seq}", message.payload)
             ledger.broken("3.1", f"number {message.seq} was sent twice", shown)
             return False

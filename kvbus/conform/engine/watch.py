@@ -121,6 +121,8 @@ class Watch:
         self._steady = False
         """The connection has stood since the last batch."""
         self._ups = 0
+        self._judged = False
+        """There is a verdict, though there was no connection to watch."""
         self._doing = "connecting"
         self._others: dict[int, bytes] | None = None
         """What comes by number, while a late subscriber is compared with it."""
@@ -129,7 +131,7 @@ class Watch:
         """Return what was seen so far."""
         judge = self.judge
         seen = f"{judge.batches:,} batches, {judge.events:,} events"
-        tried = self._ups > 0 or judge.batches > 0
+        tried = self._judged or self._ups > 0
         verdicts = judge.verdicts() if tried else []
         return Report("engine", self._target.endpoint, verdicts, seen, tried=tried, notes=self._notes)
 
@@ -160,8 +162,9 @@ class Watch:
             return False
         if outcome.no_publisher or outcome.version < (3, 0):
             ledger.broken("1.1", outcome.no_publisher or f"{endpoint} speaks ZMTP {outcome.version}")
-        else:
-            ledger.kept("1.1")
+            self._judged = True
+            return False
+        ledger.kept("1.1")
         self._keys(outcome)
         return True
 
@@ -222,7 +225,8 @@ class Watch:
             return
         gap = self.judge.gap_before(message)
         if gap is not None:
-            answer = await self._asking.ask(gap)
+            # one that is there shows where an answer begins: a number missing behind it was never sent
+            answer = await self._asking.ask(max(0, gap - 1))
             if answer is not None:
                 self.judge.fill(message, answer)
         self.judge.take(message, connected=self._steady)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
 
 from kvbus.conform.router.steps import (
     Again,
@@ -21,12 +24,13 @@ from kvbus.conform.router.steps import (
     device,
 )
 from kvbus.conform.router.views import Held, canonical
-from kvbus.conform.vectors import CLEARED, VECTORS, Frames, Vector, message, removed, stored
+from kvbus.conform.vectors import CLEARED, VECTORS, Frames, Vector, message, pack, removed, stored
 from kvbus.conform.verdict import Clause, Level, clause
 
 CLAUSES: Final[dict[str, Clause]] = {
     number: clause(number, title)
     for number, title in {
+        "1.1": "PUB and SUB",
         "1.5": "PING is answered",
         "2.1": "three frames",
         "2.2": "a number of 8 bytes",
@@ -107,7 +111,7 @@ def _own(block: int) -> dict[str, Any]:
 
 
 FAULTS: Final = (
-    Case(name="flow", clauses=("6.4", "6.10"), title="64 batches that store and evict, without a fault",
+    Case(name="flow", clauses=("1.1", "6.4", "6.10"), title="64 batches that store and evict, without a fault",
          steps=(*flow(),), cache=FLOW.live(COUNT)),
     Case(name="loss", clauses=("3.4",), title="every ninth of 64 batches is lost, and can be replayed",
          steps=(*flow(lost=range(8, COUNT, 9)),), cache=FLOW.live(COUNT)),
@@ -146,12 +150,10 @@ FAULTS: Final = (
          cache=device(900, 901, 902)),
     Case(name="high-numbers", clauses=("3.1",), title="an epoch begins with the number 2,000,000",
          steps=(Message(message(2_000_000, stored(1, 2))), Message(message(2_000_001, stored(3, parent=2)))),
-         cache=device(1, 2, 3)),
+         cache=device(1, 2, 3), first=True),
     Case(name="large-batch", clauses=("12.1",), title="a batch of 4,096 events",
          steps=(Batch([*map(_own, range(1, 2049)), *map(removed, range(2, 2049)), _own(2)]),),
          cache=device(1, 2)),
-    Case(name="large-payload", clauses=("12.1",), title="a batch of just below 4 MiB",
-         steps=(Batch([stored(1, kv_cache_notes="x" * (4 * 1024 * 1024 - 500))]),), cache=device(1)),
     Case(name="two-ranks", clauses=("10.2",), title="a rank removes a block that another has as well",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(1), stored(3)], rank=1), Batch([removed(1)], rank=1)),
          cache=device(1, 2) | device(3, rank=1)),
@@ -188,8 +190,8 @@ def _number(frames: Frames) -> bytes:
     return frames[-2][:8] if len(frames) > 1 else b""
 
 
-def of_vector(name: str, vector: Vector) -> Case:
-    """Return a vector as a case: what only its answer has is lost."""
+def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
+    """Return a vector as a case: what only its answer has is lost. ``small``: with hashes as they are in its file."""
     sent = {_number(frames) for frames in vector.live}
     answered = {_number(frames): frames for frames in vector.replay[:-1]}
     steps = [Message(frames) for frames in vector.live]
@@ -201,17 +203,68 @@ def of_vector(name: str, vector: Vector) -> Case:
         name=name,
         clauses=tuple(vector.clauses),
         title=vector.title,
-        steps=tuple(steps),
-        cache=frozenset(Held(canonical(block), medium, group, 0) for group, medium, block in vector.view),
+        steps=tuple(steps if small else map(_wide_step, steps)),
+        cache=frozenset(
+            Held(canonical(block if small else wide(block)), medium, group, 0) for group, medium, block in vector.view
+        ),
         level=Level.SHOULD if name in _SHOULD else Level.MUST,
+        first=isinstance(vector.view[0][2] if vector.view else 0, bytes),  # hashes of a stream are of one kind (6.6)
         framing="3" if vector.replay and len(vector.replay[0]) == 3 else "4",
     )
 
 
+WIDE: Final = 2**62
+"""Added to small hashes: those of engines fill 64 bits, and some readers take no others."""
+
+
+def wide(value: Any) -> Any:
+    """Return a hash as engines make them."""
+    if not isinstance(value, int) or abs(value) >= 2**32:
+        return value
+    return value + WIDE if value >= 0 else value - WIDE
+
+
+def _wide_event(event: Any) -> Any:
+    if isinstance(event, list):
+        hashes = [[wide(block) for block in each] if at == 1 else each for at, each in enumerate(event)]
+        return [wide(each) if at == 2 else each for at, each in enumerate(hashes)]
+    changed = dict(event)
+    if "block_hashes" in event:
+        changed["block_hashes"] = [wide(block) for block in event["block_hashes"]]
+    if "parent_block_hash" in event:
+        changed["parent_block_hash"] = wide(event["parent_block_hash"])
+    return changed
+
+
+def _wide_step(step: Step) -> Step:
+    if isinstance(step, Batch):
+        return step._replace(events=[_wide_event(event) for event in step.events])
+    if not isinstance(step, Message):
+        return step
+    try:
+        batch = msgspec.msgpack.decode(step.frames[-1])
+        payload = pack([batch[0], [_wide_event(event) for event in batch[1]], *batch[2:]])
+    except (msgspec.DecodeError, TypeError, ValueError):  # no batch, and sent as it is
+        return step
+    return step._replace(frames=[*step.frames[:-1], payload])
+
+
+def _wide_case(case: Case) -> Case:
+    cache = frozenset(block._replace(hash=canonical(wide(block.hash))) for block in case.cache)
+    return replace(case, steps=tuple(map(_wide_step, case.steps)), cache=cache)
+
+
+_SMALL: Final = replace(
+    of_vector("small-hashes", VECTORS["stores"], small=True),
+    clauses=("6.6",),
+    title="hashes that take few bytes",
+)
+
 CASES: Final = (
     of_vector("stores", VECTORS["stores"]),
-    *FAULTS,
+    *map(_wide_case, FAULTS),
     *(of_vector(name, vector) for name, vector in VECTORS.items() if name != "stores"),
-    *RESTARTS,
+    _SMALL,
+    *map(_wide_case, RESTARTS),
 )
 """In the order in which they are played: the plainest first."""

@@ -138,7 +138,7 @@ class Engine:
         if lost:
             self.before_loss.update(block for block in self.known if block not in MARKERS)
         self._learn(payload)
-        seq = None if frames is None else rank.base + int.from_bytes(frames[1][:8], "big")
+        seq = None if frames is None else int.from_bytes(frames[1][:8], "big")
         rank.numbers.append(rank.publisher.publish(payload, seq=seq, live=not lost and frames is None))
         if frames is not None and not lost:
             rank.publisher.send_frames(*frames)

@@ -109,7 +109,7 @@ class Player:
             raise UntriedError("it takes a router that the kit starts itself")
         if kept and case.ranks > len(kept):
             raise UntriedError("it takes a second rank")
-        if kept and case.heartbeats:
+        if kept and (case.heartbeats or case.first):
             raise UntriedError("it takes endpoints that the kit chooses")
 
     @contextlib.asynccontextmanager

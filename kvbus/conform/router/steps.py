@@ -89,6 +89,7 @@ class Case:
         marker: whether a block that is stored behind all shows that the router has read on; it would give a loss away.
         framing: of replay answers.
         heartbeats: whether the publisher sends PING, and cuts off whoever does not answer.
+        first: whether it is only right as the first thing that a publisher ever sends.
         patience: how often the time to settle it takes.
     """
 
@@ -101,6 +102,7 @@ class Case:
     marker: bool = True
     framing: str = "4"
     heartbeats: bool = False
+    first: bool = False
     patience: float = 1.0
 
     @property

@@ -203,8 +203,14 @@ class ZmqOutput:
             budget=self._budget,
             before_send=services.before_send,
             policy=self._policy.at(stream),
+            on_end_alone=lambda peer: self._end_alone(stream, peer),
             clock=services.clock,
         )
+
+    def _end_alone(self, stream: int, peer: Peer) -> None:
+        live = self._live.get((self._view_of(peer.key), stream))
+        if live is not None:
+            live.answered_by_state(peer.address.rpartition(":")[0])
 
     def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked | None:
         """A replay request, and whether its router gets the state anyway; None if its view is not served any more."""

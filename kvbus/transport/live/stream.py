@@ -278,6 +278,7 @@ class LivePublisher:
 
     def _want_state(self, router: Router) -> None:
         self._set_aside(router, RouterState.WAITING)
+        router.requests = 0
         self._transfers.want(router)
 
     def restart(self, router: Router) -> None:
@@ -342,6 +343,15 @@ class LivePublisher:
             begun.append(router)
             self._behind.go_on(router)
         self._transfers.begin(begun)
+
+    def answered_by_state(self, host: str) -> None:
+        """END alone has answered a request from this address: who may have asked, and has no state coming, gets one."""
+        for router in self.views.perhaps_empty(host):
+            claimed = router.asked_about >= router.states_sent
+            self.restart(router)
+            router.reason = "asked"
+            if claimed:
+                router.asked_about = router.states_sent + 1  # it answers no further request
 
     def retire(self) -> None:
         """Send the state, which is empty, to every router that lacks something: the stream is about to end for good."""

@@ -68,9 +68,10 @@ class Views:
         if not host:
             return False
         since = self._loop.time() - RECENT
-        for router in self._routers.values():
-            if router.peer.address.rpartition(":")[0] != host:
-                continue
+        there = self._routers_at(host)
+        for router in there:
+            router.requests += 1
+        for router in there:
             if router.state in {RouterState.WAITING, RouterState.RECEIVING, RouterState.STALLED}:
                 state = router.states_sent + 1
             elif router.state is RouterState.LIVE and router.state_sent_at is not None and router.state_sent_at > since:
@@ -81,6 +82,31 @@ class Views:
                 router.asked_about = state
                 return True
         return False
+
+    def perhaps_empty(self, host: str) -> list[Router]:
+        """Return who may have asked instead of the router whose state has answered: which one at an address is unknown.
+
+        One that has a state coming is not among them, nor one that this request was the first of since a recent state.
+        """
+        there = self._routers_at(host)
+        since = self._loop.time() - RECENT
+        return [
+            router
+            for router in there
+            if len(there) > 1
+            and router.state in {RouterState.RECEIVING, RouterState.LIVE}
+            and (router.requests > 1 or router.state_sent_at is None or router.state_sent_at <= since)
+        ]
+
+    def _routers_at(self, host: str) -> list[Router]:
+        """Return the routers at an address that get the state by their subscription."""
+        return [
+            router
+            for router in self._routers.values()
+            if router.peer.address.rpartition(":")[0] == host
+            and router.state is not RouterState.IDLE
+            and not router.asks
+        ]
 
     @property
     def busy(self) -> int:

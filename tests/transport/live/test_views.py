@@ -40,6 +40,33 @@ async def test_who_has_just_got_the_state_is_known_by_the_address(context):
 
 
 @both_loops
+async def test_who_may_have_asked_in_place_of_the_one_whose_state_answers(context):
+    async with stream_of(context) as stream:
+        views = stream.live.views
+        stream.sub()
+        await eventually(lambda: stream.asked, "the request")
+        stream.send_state(stream.asked[0])
+        await stream.are("live")
+        for _ in range(2):
+            views.claim_state("127.0.0.1")
+        assert views.perhaps_empty("127.0.0.1") == [], "there is nobody else"
+        stream.sub()
+        await eventually(lambda: len(stream.asked) == 2, "the request of another")
+        assert views.claim_state("127.0.0.1")
+        (first,) = views.perhaps_empty("127.0.0.1")
+        assert first.state == "live", "the other one has its state coming"
+        assert views.perhaps_empty("127.0.0.2") == []
+        stream.live.answered_by_state("127.0.0.1")
+        assert (first.state, first.requests) == ("waiting", 0)
+        await eventually(lambda: len(stream.asked) == 3, "the request for its state")
+        for asked in stream.asked[1:]:
+            stream.send_state(asked)
+        await stream.are("live", "live")
+        assert stream.stats.states_sent == {"subscribed": 2, "asked": 1}
+        assert not views.claim_state("127.0.0.1"), "it answers no further request"
+
+
+@both_loops
 async def test_only_those_who_left_last_are_shown(context):
     async with stream_of(context) as stream, dialled(stream.port, b"SUB"):
         for _ in range(LEFT + 5):

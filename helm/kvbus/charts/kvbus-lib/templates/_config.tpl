@@ -69,6 +69,18 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- end -}}
 {{- $_ := set $config "sources" (list $source) -}}
 {{- end -}}
+{{- if and $v.interpose (not $config.outputs) -}}
+{{- $output := dict
+  "name" "routers"
+  "endpoint" (index $config.sources 0).endpoint
+  "interpose" true
+  "layout" "per_source"
+  "profile" $preset.profile -}}
+{{- with $v.ports.replay -}}
+{{- $_ := set $output "replay_endpoint" (printf "tcp://127.0.0.1:%d" (int .)) -}}
+{{- end -}}
+{{- $_ := set $config "outputs" (list $output) -}}
+{{- end -}}
 {{- if not $config.outputs -}}
 {{- /* found engines come and go: a port for each of them would move */ -}}
 {{- $layout := ternary "merged" $preset.layout (ne (include "kvbus.discovers" $config.sources) "") -}}

@@ -1,6 +1,6 @@
 """The routers of ``tests.interop`` as routers that the kit tries.
 
-``python -m tests.conform.routers NAME…`` plays all cases to them, and prints a row for each.
+``python -m tests.conform.router.routers NAME…`` plays all cases to them, and prints a row for each.
 """
 
 from __future__ import annotations

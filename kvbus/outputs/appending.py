@@ -1,0 +1,471 @@
+"""The driver of outputs that are a log: each stream is appended, with its state again wherever batches are missing.
+
+A broker is no router: it knows the engine's blocks only as far as its records reach. So a stream begins with the state,
+gets it again when batches were let go (the queue was full, the log was away), and again from time to time, because
+retention takes the old one. What waits is bounded, and no engine waits for the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from kvbus.config import OutputConfig
+from kvbus.config.kafka import SEPARATOR
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
+from kvbus.core.events import Subscribed
+from kvbus.core.outputs.state_transfer import StateTransfer
+from kvbus.core.stats import RouterView
+from kvbus.log.contract import FencedError, Log, Pointer, UnavailableError, Writer
+from kvbus.log.follower import LEASE
+from kvbus.log.record import SCHEMA, Kind, Record, Stream, block_size_of, divided, write
+from kvbus.outputs.contract import Services
+from kvbus.transport.sockets import PeerPolicy
+
+log = logging.getLogger("kvbus.daemon")
+
+MOST_RECORDS: Final = 256
+MOST_BYTES: Final = 512 * 1024
+"""Of one append; a single record may have more."""
+
+LEAST_TAIL: Final = 4 * 1024 * 1024
+"""Bytes behind a state before a smaller state is written again: at most twice the batches' bytes are written."""
+
+PAUSE: Final = 0.2
+MOST_PAUSE: Final = 5.0
+"""Seconds before the log is tried again; they double."""
+
+ASK_AGAIN: Final = 1.0
+"""Seconds before the relay is asked again for a state that it could not say."""
+
+FAREWELL: Final = 5.0
+"""Seconds in which the end of a stream has to be in the log."""
+
+READER: Final = 1
+"""The log as a router of the stream."""
+
+QUEUE_FULL: Final = "queue_full"
+UNAVAILABLE: Final = "log_unavailable"
+FENCED: Final = "fenced"
+CLOSED: Final = "closed"
+"""Why a batch was let go."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """A state to be appended, in its place between the batches."""
+
+    transfer: StateTransfer
+    reason: str
+
+
+class _Gone:
+    """The stream's end, in its place behind the batches."""
+
+
+class Appender:
+    """One stream, from its first state to its end.
+
+    Args:
+        place: where it is.
+        stream: whose batches.
+        config: the output's configuration.
+        services: the daemon's.
+        asks: asks the relay for the state: :meth:`state` is called, unless the relay cannot say it yet.
+        state_every: seconds after which the state is appended again.
+    """
+
+    def __init__(
+        self, place: Log, stream: Stream, config: OutputConfig, services: Services, asks: Subscribed, state_every: float
+    ) -> None:
+        self._log = place
+        self._stream = stream
+        self._config = config
+        self._stats = stats = services.stats
+        self._feed = services.feed
+        self._asks = asks
+        self._state_every = state_every
+        self._fresh: deque[Publish | _State | _Gone] = deque()
+        """Not yet flushed."""
+        self._queue: deque[Publish | _State | _Gone] = deque()
+        self._in_flight: list[Publish] = []
+        self._wake = asyncio.Event()
+        self._shown = True
+        """Its queue counts in the gauges."""
+        self._missing = "subscribed" if config.on_subscribe == "state" else ""
+        """Why nothing can be appended before a state; empty if nothing is missing."""
+        self._reason = ""
+        """Under which the batches are counted that are let go until the state comes; empty before the first turn."""
+        self._asked = False
+        self._ask_at = 0.0
+        self._seq = 0
+        self._block_size = 0
+        self._tail_bytes = self._state_bytes = 0
+        self._state_at = self._appended_at = 0.0
+        stats.queue_limit += config.queue_batches
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    # -- what comes ----------------------------------------------------------------------------------------------------
+
+    def publish(self, command: Publish) -> None:
+        """Queue one batch, or let it go where a state has to come first. An empty one says nothing to a log."""
+        if not command.events:
+            return
+        if self._missing:
+            if self._reason:
+                self._drop(self._reason, command)
+            return
+        if len(self._fresh) + len(self._queue) + len(self._in_flight) >= self._config.queue_batches:
+            self._drop(QUEUE_FULL, command)
+            if self._config.on_subscribe == "state":
+                self._missing, self._reason = "lost", QUEUE_FULL
+                self._wake.set()
+            return
+        self._fresh.append(command)
+        self._stats.queue_depth += 1
+
+    def state(self, transfer: StateTransfer) -> None:
+        """Queue the state that was asked for; what is published from now on comes behind it."""
+        if self._asked:
+            self._fresh.append(_State(transfer, self._missing))
+            self._asked = False
+            self._missing = ""
+
+    @property
+    def fresh(self) -> bool:
+        """Something was queued since the last flush."""
+        return bool(self._fresh)
+
+    def flush(self) -> None:
+        """Let go of what was queued."""
+        self._queue.extend(self._fresh)
+        self._fresh.clear()
+        self._wake.set()
+
+    @property
+    def busy(self) -> int:
+        """What has not reached the log."""
+        waiting = len(self._fresh) + len(self._queue) + len(self._in_flight)
+        return waiting if self._shown else int(not self._task.done())
+
+    def close(self, linger: float) -> None:
+        """Append what is queued, within ``linger`` seconds."""
+        self.flush()
+        self._hide()
+        if linger > 0 and self._queue and not self._task.done():
+            asyncio.get_running_loop().call_later(linger, self._end)
+        else:
+            self._end()
+
+    def retire(self) -> None:
+        """Append what is queued, and that the stream is over."""
+        self._fresh.append(_Gone())
+        self.close(FAREWELL)
+
+    def _hide(self) -> None:
+        if self._shown:
+            self._shown = False
+            self._stats.queue_limit -= self._config.queue_batches
+            self._stats.queue_depth -= sum(isinstance(item, Publish) for item in (*self._queue, *self._in_flight))
+
+    def _end(self) -> None:
+        self._let_go(CLOSED)
+        self._task.cancel()
+
+    def _drop(self, reason: str, command: Publish) -> None:
+        self._stats.dropped_batches[reason] += 1
+        self._stats.dropped_events[reason] += command.events
+
+    def _let_go(self, reason: str) -> None:
+        """Nothing of what waits will be appended."""
+        for item in (*self._in_flight, *self._queue, *self._fresh):
+            if isinstance(item, Publish):
+                self._drop(reason, item)
+                self._stats.queue_depth -= self._shown
+        for items in (self._in_flight, self._queue, self._fresh):
+            items.clear()
+
+    # -- what leaves ---------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        pause, fields = PAUSE, {"output": self._config.name, "stream": self._stream.key}
+        while True:
+            try:
+                writer = await self._log.claim(self._stream.key)
+            except (UnavailableError, FencedError) as error:
+                if pause == PAUSE:
+                    text = "output %s: the log does not take %s: %s"
+                    log.warning(text, self._config.name, self._stream.key, error, extra=fields)
+                await asyncio.sleep(pause)
+                pause = min(MOST_PAUSE, 2 * pause)
+                continue
+            pause = PAUSE
+            text = "output %s: writes %s in epoch %d"
+            log.info(text, self._config.name, self._stream.key, writer.epoch, extra=fields)
+            try:
+                await self._turn(writer)
+            except UnavailableError as error:
+                text = "output %s: the log is away from %s: %s"
+                log.warning(text, self._config.name, self._stream.key, error, extra=fields)
+                self._lose(UNAVAILABLE)
+            except FencedError:
+                self._lose(FENCED)
+                if await self._taken(writer.epoch):
+                    text = "output %s: another writer has taken %s: nothing is appended any more until kvbus restarts"
+                    log.error(text, self._config.name, self._stream.key, extra=fields)  # noqa: TRY400 - not a defect
+                    return
+            else:
+                return
+            finally:
+                await writer.close()
+
+    def _lose(self, reason: str) -> None:
+        self._let_go(reason)
+        self._asked = False
+        if self._config.on_subscribe == "state":
+            self._missing, self._reason = "lost", reason
+
+    async def _taken(self, epoch: int) -> bool:
+        """Whether another writer has the stream; a broker also fences one that has kept a transaction for too long."""
+        while True:
+            with contextlib.suppress(UnavailableError):
+                pointer = (await self._log.pointers()).get(self._stream.key)
+                return pointer is not None and pointer.epoch > epoch
+            await asyncio.sleep(MOST_PAUSE)
+
+    async def _turn(self, writer: Writer) -> None:
+        """One epoch. It returns when the stream is closed and everything is in the log."""
+        now = asyncio.get_running_loop().time
+        self._seq = 0
+        self._ask_at = self._state_at = self._appended_at = now()
+        while True:
+            self._wake.clear()
+            if self._queue:
+                item = self._queue[0]
+                if isinstance(item, _State):
+                    await self._append_state(writer, item)
+                elif isinstance(item, _Gone):
+                    await self._append(writer, [self._record(writer, Kind.GONE)])
+                    self._queue.popleft()
+                else:
+                    await self._append_batches(writer)
+                continue
+            if not self._shown:
+                return
+            self._ask()
+            if now() - self._appended_at >= LEASE and self._seq:
+                await writer.append([self._written(writer, Kind.LEASE)])
+                self._appended_at = now()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_AGAIN):
+                    await self._wake.wait()
+
+    def _ask(self) -> None:
+        """Ask for a state where one is missing or due. The relay cannot say it while the source is not there."""
+        due = self._tail_bytes >= max(self._state_bytes, LEAST_TAIL)
+        now = asyncio.get_running_loop().time()
+        aged = now - self._state_at >= self._state_every
+        if (self._missing or (self._config.on_subscribe == "state" and (due or aged))) and now >= self._ask_at:
+            self._asked, self._ask_at = True, now + ASK_AGAIN
+            self._feed(self._asks)
+
+    async def _append_batches(self, writer: Writer) -> None:
+        """Append what waits, in one go as far as it may."""
+        records: list[bytes] = []
+        size = 0
+        while self._queue and len(records) < MOST_RECORDS and size < MOST_BYTES:
+            item = self._queue[0]
+            if not isinstance(item, Publish):
+                break
+            self._queue.popleft()
+            self._in_flight.append(item)
+            for payload in divided(item.payload, item.events):
+                records.append(self._record(writer, Kind.BATCH, payload, item.seq))
+                size += len(payload)
+        await self._append(writer, records)
+        self._tail_bytes += size
+        stats = self._stats
+        for item in self._in_flight:
+            stats.batches += 1
+            stats.events += item.events
+            stats.bytes += len(item.payload)
+            stats.queue_depth -= self._shown
+        self._in_flight.clear()
+
+    async def _append_state(self, writer: Writer, item: _State) -> None:
+        """Append a state, then the pointer to it."""
+        reader = item.transfer.reader()
+        begin = self._seq
+        position = size = 0
+        records: list[bytes] = []
+        while not reader.done:
+            batch = reader.next_batch()
+            if batch is None:
+                await asyncio.sleep(0)
+                continue
+            seq, payload = batch
+            pieces = divided(payload, 2**31)
+            for at, piece in enumerate(pieces):
+                kind = Kind.CLEAR if self._seq == begin else Kind.STATE
+                more = not reader.done or at + 1 < len(pieces)
+                records.append(
+                    self._record(writer, kind, piece, seq, more=more, resync=kind is Kind.CLEAR and bool(item.reason))
+                )
+                size += len(piece)
+                if kind is Kind.CLEAR:
+                    position = await self._append(writer, records)
+                    records = []
+                elif len(records) == MOST_RECORDS or sum(map(len, records)) >= MOST_BYTES:
+                    await self._append(writer, records)
+                    records = []
+        if records:
+            await self._append(writer, records)
+        await writer.point(Pointer(writer.epoch, begin, position))
+        self._queue.popleft()
+        self._state_bytes, self._tail_bytes = size, 0
+        self._state_at = asyncio.get_running_loop().time()
+        self._stats.states_sent[item.reason or "refreshed"] += 1
+
+    async def _append(self, writer: Writer, records: list[bytes]) -> int:
+        position = await writer.append(records)
+        self._appended_at = asyncio.get_running_loop().time()
+        return position
+
+    def _record(
+        self,
+        writer: Writer,
+        kind: Kind,
+        payload: bytes = b"",
+        origin: int = 0,
+        *,
+        more: bool = False,
+        resync: bool = False,
+    ) -> bytes:
+        """The next record of the epoch."""
+        if not self._block_size and payload:
+            self._block_size = block_size_of(payload)
+        data = self._written(writer, kind, payload, origin, more=more, resync=resync)
+        self._seq += 1
+        return data
+
+    def _written(
+        self,
+        writer: Writer,
+        kind: Kind,
+        payload: bytes = b"",
+        origin: int = 0,
+        *,
+        more: bool = False,
+        resync: bool = False,
+    ) -> bytes:
+        size = self._block_size
+        return write(Record(SCHEMA, kind, writer.epoch, self._seq, payload, origin, size, more, resync))
+
+
+class LogOutput:
+    """One output's streams; see :class:`~kvbus.outputs.contract.OutputDriver`.
+
+    Args:
+        output: index of the output in the configuration.
+        config: the output's configuration.
+        services: the daemon's services.
+        place: the log.
+        cluster: of the streams' names.
+        state_every: seconds after which a state is appended again.
+    """
+
+    queue_max = 0
+    behind_seconds = 0.0
+
+    def __init__(
+        self, output: int, config: OutputConfig, services: Services, place: Log, cluster: str, state_every: float
+    ) -> None:
+        self._output = output
+        self._config = config
+        self._services = services
+        self._log = place
+        self._cluster = cluster
+        self._state_every = state_every
+        self._open: dict[int, Appender] = {}
+        self._closing: list[Appender] = []
+
+    def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
+        """Take one stream in the log, as soon as the log can be reached."""
+        del policy  # the broker knows who may read
+        named = stream_of(self._cluster, topic, stream)
+        asks = Subscribed(self._output, stream, (READER,))
+        self._open[stream] = Appender(self._log, named, self._config, self._services, asks, self._state_every)
+
+    def publish(self, command: Publish) -> None:
+        """Queue one batch."""
+        self._open[command.stream].publish(command)
+
+    def flush(self) -> None:
+        """Hand over the batches of this burst, once the daemon's own log has them."""
+        fresh = [each for each in self._open.values() if each.fresh]
+        if fresh and self._services.before_send is not None:
+            self._services.before_send()
+        for each in fresh:
+            each.flush()
+
+    def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
+        """Nobody can ask."""
+
+    def send_state(self, command: SendState) -> None:
+        """Queue the state that was asked for."""
+        appender = self._open.get(command.stream)
+        if appender is not None:
+            appender.state(command.transfer)
+
+    def allow(self, policy: PeerPolicy) -> bool:
+        """Who may read is the broker's business."""
+        del policy
+        return True
+
+    def reopen(self, policy: PeerPolicy) -> None:
+        """Nobody is connected."""
+
+    @property
+    def routers(self) -> list[RouterView]:
+        """Nobody knows who reads the log."""
+        return []
+
+    @property
+    def streams(self) -> list[int]:
+        """Slots of the open streams."""
+        return list(self._open)
+
+    @property
+    def busy(self) -> int:
+        """What is on its way to the log, of closed streams too."""
+        self._closing = [each for each in self._closing if each.busy]
+        return sum(each.busy for each in (*self._open.values(), *self._closing))
+
+    def end_answers(self) -> int:
+        """There are none."""
+        return 0
+
+    def retire(self, stream: int) -> None:
+        """Append the end of one stream."""
+        appender = self._open.pop(stream)
+        self._closing.append(appender)
+        appender.retire()
+
+    def close(self, stream: int, linger: float = 0.0) -> None:
+        """Stop writing one stream; what is queued has ``linger`` seconds to be appended."""
+        appender = self._open.pop(stream, None)
+        if appender is not None:
+            self._closing.append(appender)
+            appender.close(linger)
+
+
+def stream_of(cluster: str, topic: bytes, slot: int) -> Stream:
+    """The stream of a topic; one of another form names a worker, whose rank is the slot."""
+    parts = topic.decode().split(SEPARATOR)
+    if len(parts) == 3 and parts[2].isdigit():
+        return Stream(cluster, parts[0], parts[1], int(parts[2]))
+    return Stream(cluster, "", topic.decode(), slot)

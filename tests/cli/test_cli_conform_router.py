@@ -1,0 +1,50 @@
+"""``kvbus conform router`` from the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from kvbus.cli import main
+from kvbus.conform.router.cases import CASES
+
+
+def test_it_lists_its_cases():
+    out = CliRunner().invoke(main, ["conform", "router", "--list"]).output.splitlines()
+    assert [line.split()[0] for line in out] == [case.name for case in CASES]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name one way"),
+        (["--client", "--view-url", "http://x"], "name one way"),
+        (["--client", "--case", "0.0"], "'0.0'"),
+        (["--client", "--engine", "tcp://127.0.0.1:5557"], "LIVE,REPLAY"),
+        (["--view-url", "http://x", "--reads", "a,b"], "--reads"),
+        (["--client", "--reads", "a,b"], "--engine"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(arguments, said):
+    result = CliRunner().invoke(main, ["conform", "router", *arguments])
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+@pytest.mark.slow
+def test_the_library_is_judged_in_every_form(tmp_path):
+    junit = tmp_path / "report.xml"
+    arguments = ["--client", "--case", "6.4", "--json", "--junit", str(junit)]
+    result = CliRunner().invoke(main, ["conform", "router", *arguments])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["role"], report["subject"]) == ("router", "kvbus.client")
+    assert {each["case"] for each in report["verdicts"]} == {"stores", "flow"}
+    assert junit.read_text().count("<testcase ") == 4
+
+
+@pytest.mark.slow
+def test_a_router_that_cannot_be_asked_is_no_broken_one():
+    result = CliRunner().invoke(main, ["conform", "router", "--driver", "/nowhere/router"])
+    assert (result.exit_code, "No such file" in result.output) == (2, True)

@@ -1,0 +1,83 @@
+"""An engine with an API of its own, that keeps what it is asked to keep and breaks the rest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+
+from kvbus.conform.vectors import CLEARED, pack, stored
+from kvbus.transport.engine.publisher import EnginePublisher
+
+BLOCKS = 4
+
+
+class Engine:
+    """Stores a few blocks for each prompt, unless they are live.
+
+    Args:
+        good: say where the events are, store a live block once, and clear at once.
+    """
+
+    def __init__(self, publisher: EnginePublisher, *, good: bool = True) -> None:
+        self.publisher = publisher
+        self.good = good
+        self.asked: list[str] = []
+        self._live: set[int] = set()
+        self._prompts: dict[str, int] = {}
+
+    def publish(self, *events: dict[str, Any]) -> None:
+        self.publisher.publish(pack([1.5, list(events), 0]))
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/reset_prefix_cache", self._empty)
+        app.router.add_post("/sleep", self._empty)
+        app.router.add_post("/wake_up", self._wake)
+        if self.good:
+            app.router.add_get("/kv_event_sources", self._sources)
+        return app
+
+    async def _sources(self, request: web.Request) -> web.Response:
+        return web.json_response([{"data_parallel_rank": 0, "endpoint": self.publisher.endpoint, "topic": ""}])
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "a-model"}]})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["model"] == "a-model"
+        first = 1 + BLOCKS * self._prompts.setdefault(body["prompt"], len(self._prompts))
+        blocks = range(first, first + BLOCKS)
+        if not self.good or not self._live.issuperset(blocks):
+            self._live.update(blocks)
+            self.publish(stored(*blocks))
+        return web.json_response({})
+
+    async def _empty(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        self._live.clear()
+        if self.good:
+            self.publish(CLEARED)
+        return web.json_response({})
+
+    async def _wake(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        return web.json_response({})
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: Engine) -> AsyncIterator[str]:
+    """Its API, at a URL."""
+    runner = web.AppRunner(engine.app(), access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,45 @@
+"""The publishers of vLLM and SGLang themselves, fed with what their own caches once sent; no module of kvbus is needed.
+
+``python publishers.py vllm|sglang PORT REPLAY_PORT CAPTURE [TIMES]``, under a Python that has the engine's package. It
+publishes half of the capture, or the whole of it so many times; a line of standard input publishes the rest, and the
+end of standard input ends it.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import sys
+from typing import Any
+
+import msgspec
+
+MODULES = {"vllm": "vllm.distributed.kv_events", "sglang": "sglang.srt.disaggregation.kv_events"}
+
+
+def main() -> None:
+    engine, port, replay_port, capture, *times = sys.argv[1:]
+    module: Any = importlib.import_module(MODULES[engine])
+    batch = module.KVEventBatch
+    decode = msgspec.msgpack.Decoder(batch).decode
+    publisher = module.ZmqEventPublisher(
+        0, endpoint=f"tcp://*:{port}", replay_endpoint=f"tcp://*:{replay_port}", topic="", buffer_steps=10_000
+    )
+    with open(capture, encoding="utf-8") as lines:  # noqa: PTH123 - the least that runs everywhere
+        payloads = [base64.b64decode(json.loads(line)["payload"]) for line in lines]
+    payloads *= int(times[0]) if times else 1
+    half = len(payloads) // (1 if times else 2)
+    for payload in payloads[:half]:
+        publisher.publish(decode(payload))
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    if sys.stdin.readline():
+        for payload in payloads[half:]:
+            publisher.publish(decode(payload))
+    sys.stdin.read()
+    publisher.shutdown()
+
+
+if __name__ == "__main__":
+    main()

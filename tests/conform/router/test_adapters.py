@@ -1,0 +1,156 @@
+"""Routers that are asked as programs, commands and URLs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+
+from kvbus.conform.router import adapters
+from kvbus.conform.router.adapters import AdapterError, Driver, ScoreUrl, Stream, ViewCommand, ViewUrl
+from kvbus.conform.router.views import Held, Source
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+KNOWN = {1: Source(None, [1, 2]), 2: Source(1, [3, 4]), 3: Source(1, [5, 6]), 9: Source(8, [7, 7])}
+STREAMS = [Stream("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "kv")]
+
+ECHO = """
+import json, sys
+first = json.loads(input())
+assert first == {"streams": [{"name": "w0", "live": "tcp://127.0.0.1:1", "replay": "tcp://127.0.0.1:2", "topic": "kv"}],
+                 "block_size": 2}, first
+for line in sys.stdin:
+    known = json.loads(line)["known"]
+    if not known:
+        sys.exit(3)
+    print(json.dumps({"held": [block for block, parent, tokens in known if parent is None], "by_prefix": True}), flush=True)
+"""
+
+
+async def test_a_driver_is_given_streams_and_asked_by_lines():
+    driver = Driver([sys.executable, "-c", ECHO])
+    for _ in range(2):  # one for each case
+        await driver.start(STREAMS)
+        view = await driver.view(KNOWN)
+        assert (view.held, view.by_prefix) == ({Held(1)}, True)
+        await driver.stop()
+
+
+async def test_a_driver_that_ends_is_a_router_that_crashed_if_it_has_answered():
+    driver = Driver([sys.executable, "-c", ECHO])
+    for crashed in (True, False):
+        await driver.start(STREAMS)
+        if crashed:
+            await driver.view(KNOWN)
+        with pytest.raises(AdapterError, match=r"exit code 3") as caught:
+            await driver.view({})
+        assert caught.value.crashed is crashed
+        await driver.stop()
+
+
+@pytest.mark.parametrize(("program", "said"), [("print('no')", "answer"), ("print('[]')", "answer")])
+async def test_a_driver_that_says_something_else(program, said):
+    driver = Driver([sys.executable, "-c", f"import sys\n{program}\nsys.stdin.read()"])
+    await driver.start(STREAMS)
+    with pytest.raises(AdapterError, match=said):
+        await driver.view(KNOWN)
+    await driver.stop()
+
+
+async def test_a_driver_that_does_not_end_is_ended(monkeypatch):
+    monkeypatch.setattr(adapters, "_END_S", 0.1)
+    ignores = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('{\"held\": []}', flush=True)\n"
+    )
+    driver = Driver([sys.executable, "-c", f"{ignores}time.sleep(900)"])
+    await driver.start(STREAMS)
+    await driver.view(KNOWN)
+    await driver.stop()
+    with pytest.raises(AdapterError, match="does not run"):
+        await driver.view(KNOWN)
+
+
+@pytest.mark.parametrize("adapter", [Driver(["/nowhere/router"]), ViewCommand(["/nowhere/router"])])
+async def test_a_program_that_is_not_there(adapter):
+    async def tried() -> None:
+        await adapter.start(STREAMS)
+        await adapter.view(KNOWN)
+
+    with pytest.raises(AdapterError, match="No such file"):
+        await tried()
+
+
+async def test_a_command_prints_a_view_and_is_given_what_to_look_for():
+    looks = "import json; print(*[each[0] for each in json.loads(input())['known']], sep='\\n')"
+    assert (await ViewCommand([sys.executable, "-c", looks]).view(KNOWN)).held == {Held(block) for block in KNOWN}
+
+
+@pytest.mark.parametrize(("program", "said"), [("exit(4)", "exit code 4"), ("print('?')", "no hash")])
+async def test_a_command_that_fails(program, said):
+    with pytest.raises(AdapterError, match=said):
+        await ViewCommand([sys.executable, "-c", program]).view(KNOWN)
+
+
+async def test_a_command_that_does_not_end(monkeypatch):
+    monkeypatch.setattr(adapters, "_PATIENCE_S", 0.2)
+    with pytest.raises(AdapterError, match="does not end"):
+        await ViewCommand([sys.executable, "-c", "import time; time.sleep(900)"]).view(KNOWN)
+
+
+@asynccontextmanager
+async def served(answer: Any) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield site.name
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_url_answers_with_a_view():
+    async def answer(_request: web.Request) -> web.Response:
+        return web.json_response([{"hash": 1, "rank": 2}])
+
+    async with served(answer) as url:
+        assert (await ViewUrl(url).view(KNOWN)).held == {Held(1, rank=2)}
+    with pytest.raises(AdapterError):
+        await ViewUrl(url).view(KNOWN)
+
+
+async def test_a_url_that_answers_with_an_error():
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(status=500, text="broken")
+
+    async with served(answer) as url:
+        with pytest.raises(AdapterError, match="500 broken"):
+            await ViewUrl(url).view(KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "blocks", "held"),
+    [("/scores", False, {1}), ("/scores/b/0", False, {1}), ("/scores", True, {1, 3}), ("/none", False, set())],
+)
+async def test_a_url_scores_prefixes(pointer, blocks, held):
+    asked = []
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        asked.append(body["prompt"])
+        return web.json_response({"scores": {"a": [0], "b": [2 if body["prompt"][2] == 5 else 1]}})
+
+    async with served(answer) as url:
+        body = json.dumps({"model": "m", "prompt": "{tokens}"})
+        view = await ScoreUrl(url, body, pointer, blocks=blocks).view(KNOWN)
+    assert {block.hash for block in view.held} == held
+    assert view.by_prefix
+    assert sorted(asked) == [[1, 2, 3, 4], [1, 2, 5, 6]]  # nothing leads to a block whose parent is not known

@@ -1,0 +1,66 @@
+"""The table of cases: each clause for readers is tried or says why not, and each cache is what the steps leave."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvbus.client import BlockView
+from kvbus.conform.engine.clauses import OF_READERS
+from kvbus.conform.router.cases import CASES, CLAUSES, UNTRIED, wide
+from kvbus.conform.router.judge import chosen
+from kvbus.conform.router.steps import Batch, Case, Restart
+from kvbus.conform.router.views import Held, canonical
+from kvbus.conform.vectors import VECTORS, pack
+from kvbus.conform.verdict import Level
+from kvbus.core.types import Reason
+from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.schema import AllBlocksCleared
+from tests.spec.test_spec import CLAUSES as TEXT
+
+
+def test_each_clause_that_binds_readers_is_tried_or_there_is_a_reason():
+    binding = {number for number, text in TEXT.items() if re.search(r"reader\s+(MUST|SHOULD)", text)}
+    assert binding <= CLAUSES.keys() | UNTRIED.keys()
+    assert CLAUSES.keys() | UNTRIED.keys() <= TEXT.keys()
+    assert not CLAUSES.keys() & UNTRIED.keys()
+    assert {number for case in CASES for number in case.clauses} == CLAUSES.keys()
+    assert CLAUSES.keys() | UNTRIED.keys() >= OF_READERS
+
+
+def test_each_vector_is_a_case_and_names_are_unique():
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    assert VECTORS.keys() <= set(names)
+
+
+def test_a_should_is_one_in_the_text():
+    for case in CASES:
+        if case.level is Level.SHOULD and case.name != "publisher-id":  # there it is "MAY refuse"
+            assert any("SHOULD" in TEXT[number] or number == "3.4" for number in case.clauses), case.name
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name not in VECTORS], ids=lambda case: case.name)
+def test_the_cache_is_what_the_batches_leave(case: Case):
+    view = BlockView(copies=True)
+    for step in case.steps:
+        if isinstance(step, Restart):
+            view.apply(AllBlocksCleared(), step.rank)
+        frames = getattr(step, "frames", [b""])
+        batch = decode_batch(pack([0.0, list(step.events), step.rank]) if isinstance(step, Batch) else frames[-1])
+        if not isinstance(batch, Reason):
+            view.apply_batch(batch)
+    assert {Held(canonical(block.hash), block.medium, block.group_idx, block.rank) for block in view} == case.cache
+
+
+@pytest.mark.parametrize(("hash_", "wider"), [(1, 2**62 + 1), (-5, -(2**62) - 5), (2**64 - 5, 2**64 - 5), (b"x", b"x")])
+def test_small_hashes_are_made_wide(hash_, wider):
+    assert wide(hash_) == wider
+
+
+def test_cases_are_chosen_by_name_and_by_clause_behind_the_plainest():
+    assert chosen([]) == list(CASES)
+    assert [case.name for case in chosen(["restart", "3.7"])] == ["stores", "pause", "restart"]
+    with pytest.raises(ValueError, match=r"'3\.99'"):
+        chosen(["3.99"])

@@ -1,0 +1,164 @@
+"""The kit at routers of which is known what they do wrong, at the library of kvbus, and at a bus in between."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from kvbus.conform.report import Report
+from kvbus.conform.router.adapters import Adapter, Client, Stream
+from kvbus.conform.router.cases import CASES
+from kvbus.conform.router.judge import chosen, judge
+from kvbus.conform.router.play import Player, Settings
+from kvbus.conform.router.views import MASK, Held, Known, View
+from kvbus.conform.verdict import Outcome
+from tests.doubles.clears_by_pod import ClearsByPod
+from tests.doubles.never_asks import NeverAsks
+from tests.system.bus import running_bus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvbus.conform.router.steps import Case
+
+pytestmark = pytest.mark.slow
+
+PATIENT: Final = Settings(settle=60.0)
+"""For what is kept: nobody waits longer than it takes."""
+
+
+class Double(Adapter):
+    """A double in this process, which is read from all the time: a SUB that nobody reads does not subscribe again."""
+
+    fresh = True
+
+    def __init__(self, double: type[NeverAsks]) -> None:
+        self._double = double
+
+    async def start(self, streams: Sequence[Stream]) -> None:
+        self._reader = self._double([stream.live for stream in streams])
+        self._reading = asyncio.ensure_future(self._follow())
+
+    async def _follow(self) -> None:
+        while True:
+            self._reader.read()
+            await asyncio.sleep(0.01)
+
+    async def view(self, known: Known) -> View:
+        return View(frozenset(Held(block & MASK) for block in self._reader.read()))
+
+    async def stop(self) -> None:
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        self._reader.close()
+
+
+async def play(adapter: Adapter, cases: Sequence[Case], settings: Settings = PATIENT) -> Report:
+    report = Report("router", "a router")
+    player = Player(adapter, settings)
+    try:
+        await judge(player, cases, report, str)
+    finally:
+        player.close()
+    return report
+
+
+def wrong(report: Report) -> dict[str, tuple[str, dict[str, int]]]:
+    """What is not kept, by case."""
+    bad = [each for each in report.verdicts if each.outcome is not Outcome.KEPT]
+    return {each.case: (str(each.outcome), dict(each.counts)) for each in bad}
+
+
+async def test_the_library_keeps_every_clause():
+    report = await play(Client(), CASES)
+    assert wrong(report) == {}
+    assert report.seen == f"{len(CASES)} cases"
+    assert report.exit_code(strict=True) == 0
+
+
+MISTAKES: Final[dict[type[NeverAsks], dict[str, dict[str, int]]]] = {
+    NeverAsks: {
+        "flow": {},
+        "two-ranks-clear": {},
+        "tail-loss": {"missing": 10, "dead": 10},
+        "trimmed": {"missing": 10, "dead": 18},
+        "restart": {"dead": 24},
+        "restart-behind": {},
+        "late-join": {"missing": 24},
+        "duplicate-number": {"dead": 1},
+    },
+    ClearsByPod: {"two-ranks-clear": {"missing": 2}, "clear": {}},
+}
+"""Missing and dead blocks of routers that look at no number, and that know no ranks; nothing where they are right."""
+
+
+@pytest.mark.parametrize("double", MISTAKES)
+async def test_a_router_that_is_wrong_is_found_out(double):
+    expected = MISTAKES[double]
+    report = await play(Double(double), chosen(expected), Settings(settle=2.0))
+    none = {"missing": 0, "dead": 0}
+    assert wrong(report) == {name: ("broken", none | counts) for name, counts in expected.items() if counts}
+    assert report.exit_code() == 1
+
+
+OWN_STREAM: Final = {"high-numbers", "bytes-hash", "heartbeats", "two-ranks", "two-ranks-clear", "two-ranks-restart"}
+"""What cannot be tried at one stream that goes on."""
+
+
+async def test_a_router_behind_kvbus_keeps_what_it_would_break_at_the_engine():
+    """One that never asks, and the library, at the same streams: a bus has them right, whatever the engine does."""
+    never = [case for case in CASES if case.name in {"loss", "tail-loss", "reordered", "restart", "late-join"}]
+    async with running_bus(source={"clears": "all"}, output={"heartbeat": 1.0, "profile": "vllm"}) as bus:
+        settings = Settings(
+            endpoints=[(bus.engine, bus.engine_replay)], streams=[Stream(bus.out, bus.out_replay)], settle=60.0
+        )
+        report = await play(Client(copies=False), CASES, settings)
+        assert {name: outcome for name, (outcome, _) in wrong(report).items()} == dict.fromkeys(OWN_STREAM, "not seen")
+        assert wrong(await play(Double(NeverAsks), never, settings)) == {}
+
+
+class Fixed(Adapter):
+    """A running router that is not started anew, with a bug of its own: it forgets nothing."""
+
+    def __init__(self, live: str) -> None:
+        self._reader = NeverAsks([live])
+        self._ever: set[int] = set()
+
+    async def view(self, known: Known) -> View:
+        self._ever |= self._reader.read()
+        return View(frozenset(Held(block & MASK) for block in self._ever))
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+async def test_a_running_router_that_does_not_forget_is_not_judged_by_what_comes_behind(tmp_path):
+    endpoints = (f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay")
+    router = Fixed(endpoints[0])
+    try:
+        settings = Settings(endpoints=[endpoints], settle=0.5)
+        report = await play(router, chosen(["empty-batch", "late-join", "two-ranks", "high-numbers"]), settings)
+    finally:
+        router.close()
+    said = {each.case: each.message.partition(": ")[2] for each in report.verdicts if each.outcome is Outcome.NOT_SEEN}
+    assert set(said) == {"empty-batch", "late-join", "two-ranks", "high-numbers"}
+    assert "start it anew" in said["empty-batch"]
+    assert "second rank" in said["two-ranks"]
+    assert [str(each.outcome) for each in report.verdicts if each.case == "stores"] == ["kept"]
+
+
+class Deaf(Adapter):
+    """It subscribes to nothing."""
+
+    fresh = True
+
+    async def view(self, known: Known) -> View:
+        return View(frozenset())
+
+
+async def test_nothing_is_tried_where_nobody_subscribes():
+    report = await asyncio.wait_for(play(Deaf(), CASES, Settings(connect=0.2)), 60)
+    assert (report.tried, len(report.verdicts), report.exit_code()) == (False, 1, 2)
+    assert "nobody subscribes" in report.verdicts[0].message

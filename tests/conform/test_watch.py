@@ -1,0 +1,253 @@
+"""Publishers on real sockets, good and bad, watched and asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import zmq
+from click.testing import CliRunner
+
+from kvbus.cli import main
+from kvbus.conform.engine import asking, prompts, watch
+from kvbus.conform.engine.watch import Target, Watch
+from kvbus.conform.report import Exit
+from kvbus.conform.vectors import pack, stored
+from kvbus.conform.verdict import Outcome
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.conform.engine import Engine, serving
+from tests.ports import free_port
+from tests.system.bus import PATIENCE, eventually
+
+KEPT, BROKEN, NOT_SEEN = Outcome
+LOCAL = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For engines that break what is waited for: nothing is gained by waiting long."""
+    monkeypatch.setattr(asking, "TIMEOUT", 1.0)
+    monkeypatch.setattr(asking, "_SHORT", 0.5)
+    monkeypatch.setattr(prompts, "AT_ONCE_S", 0.6)
+    monkeypatch.setattr(watch, "_LATE_S", 1.0)
+
+
+@pytest.fixture
+async def publisher() -> AsyncIterator[EnginePublisher]:
+    async with EnginePublisher(LOCAL, LOCAL, bind=True) as made:
+        yield made
+
+
+def target(publisher: EnginePublisher, **more: Any) -> Target:
+    return Target(publisher.endpoint, publisher.replay_endpoint, **{"seconds": 0.5, **more})
+
+
+def batch(*events: dict[str, Any]) -> bytes:
+    return pack([1.5, list(events), 0])
+
+
+async def finished(running: asyncio.Task[None]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        await running
+
+
+async def watched(wanted: Target, during: Any = None) -> dict[str, Outcome]:
+    """Watch, and do something once it is connected and has the history."""
+    found = Watch(wanted)
+    running = asyncio.ensure_future(found.run())
+    if during is not None:
+        await eventually(lambda: found.connected and found.judge.stream.expected is not None, "it has the history")
+        await during(found)
+    await finished(running)
+    return outcomes(found)
+
+
+def outcomes(found: Watch) -> dict[str, Outcome]:
+    return {str(each.clause): each.outcome for each in found.report().verdicts}
+
+
+async def test_an_engine_that_answers_and_clears_keeps_what_its_api_shows(publisher):
+    engine = Engine(publisher)
+    async with serving(engine) as api:
+        found = await watched(target(publisher, api=api, prompts=3))
+    assert engine.asked == ["/reset_prefix_cache", "/sleep", "/wake_up"]
+    assert {found[each] for each in ("1.1", "1.3", "4.2", "4.3", "6.4", "7.3", "11.1", "11.2")} == {KEPT}
+
+
+@pytest.mark.usefixtures("short")
+async def test_an_engine_that_says_nothing_and_stores_again_is_seen(publisher):
+    async with serving(Engine(publisher, good=False)) as api:
+        found = await watched(target(publisher, api=api, prompts=3))
+    assert {found[each] for each in ("1.3", "4.1", "5.1", "7.3", "11.2")} == {BROKEN}
+
+
+@pytest.mark.usefixtures("short")
+async def test_an_api_that_is_none_is_a_note(publisher):
+    found = Watch(target(publisher, api=f"http://127.0.0.1:{free_port()}"))
+    await finished(asyncio.ensure_future(found.run()))
+    assert any("prompts through the API" in note for note in found.report().notes)
+    assert outcomes(found)["11.2"] is NOT_SEEN
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_restart_by_hand_is_awaited_and_judged(publisher):
+    publisher.publish(batch(stored(1)))
+
+    async def restart(found: Watch) -> None:
+        publisher.publish(batch(stored(2)))
+        await eventually(lambda: found.judge.stream.expected == 2, "both batches were seen")
+        await asyncio.to_thread(publisher.restart)
+        await publisher.wait_for_subscriber(PATIENCE)
+        publisher.publish(batch(stored(1)))
+
+    found = await watched(target(publisher, await_restart=True), restart)
+    assert (found["3.3"], found["6.8"], found["3.1"]) == (KEPT, KEPT, KEPT)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("sent", [True, False])
+async def test_a_batch_that_was_lost_on_the_way_is_not_one_that_was_never_sent(publisher, sent):
+    publisher.publish(batch(stored(1)))
+
+    async def lose(found: Watch) -> None:
+        if sent:
+            publisher.publish(batch(stored(2)), live=False)
+        else:
+            publisher.skip()
+        for block in (3, 4):
+            publisher.publish(batch(stored(block)))
+
+    found = await watched(target(publisher), lose)
+    assert found["3.1"] is (KEPT if sent else BROKEN)
+
+
+@pytest.mark.usefixtures("short")
+async def test_an_answer_without_end_is_broken_and_ends(publisher):
+    publisher.replay_fault = lambda answer: answer[:-1]
+    for block in range(3):
+        publisher.publish(batch(stored(block)))
+    found = await watched(target(publisher))
+    assert found["4.3"] is BROKEN
+
+
+async def test_long_answers_reach_slow_requesters_and_those_beside_them(publisher):
+    for block in range(1500):
+        publisher.publish(batch(stored(block, size=256)))
+    found = await watched(target(publisher))
+    assert {found[each] for each in ("4.3", "4.6", "4.8")} == {KEPT}
+
+
+class Dropping:
+    """A replay as engines had it: a ROUTER that drops at its high-water mark, served between two looks."""
+
+    def __init__(self, count: int) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.SNDHWM, 10)
+        self._router.setsockopt(zmq.SNDBUF, 4096)
+        self._router.setsockopt(zmq.LINGER, 0)
+        self.endpoint = f"tcp://127.0.0.1:{self._router.bind_to_random_port('tcp://127.0.0.1')}"
+        self._payload = batch(stored(1, size=1024))
+        self._count = count
+        self._serving = asyncio.ensure_future(self._serve())
+
+    async def _serve(self) -> None:
+        while True:
+            await eventually(lambda: self._router.poll(0), "somebody asks")
+            peer, *_, start = self._router.recv_multipart()
+            if int.from_bytes(start, "big") < self._count:
+                for number in range(self._count):
+                    self._router.send_multipart([peer, b"", b"", number.to_bytes(8, "big"), self._payload])
+                    if number % 8 == 7:
+                        await asyncio.sleep(0.001)
+            self._router.send_multipart([peer, b"", b"", b"\xff" * 8, b""])
+
+    async def close(self) -> None:
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        self._router.close(0)
+        self._context.term()
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_router_that_drops_at_a_slow_requester_is_seen(publisher):
+    dropping = Dropping(1500)
+    try:
+        publisher.publish(batch(stored(1)))
+        found = await watched(Target(publisher.endpoint, dropping.endpoint, seconds=0.5))
+    finally:
+        await dropping.close()
+    assert found["4.3"] is BROKEN
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_publisher_that_cuts_whoever_leaves_a_ping_unanswered_is_seen():
+    context: zmq.Context[Any] = zmq.Context()
+    socket = context.socket(zmq.PUB)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 100)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 300)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    try:
+        found = await watched(Target(f"tcp://127.0.0.1:{port}", seconds=3.0))
+    finally:
+        socket.close(0)
+        context.term()
+    assert found["1.5"] is BROKEN
+
+
+async def test_what_is_no_publisher_is_broken_and_what_is_not_there_is_not_tried():
+    context: zmq.Context[Any] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    try:
+        found = Watch(Target(f"tcp://127.0.0.1:{port}", seconds=0.5))
+        await finished(asyncio.ensure_future(found.run()))
+    finally:
+        socket.close(0)
+        context.term()
+    assert (outcomes(found)["1.1"], found.report().exit_code()) == (BROKEN, Exit.BROKEN)
+    nobody = Watch(Target(f"tcp://127.0.0.1:{free_port()}", seconds=0.5))
+    await finished(asyncio.ensure_future(nobody.run()))
+    assert nobody.report().exit_code() is Exit.NOT_TRIED
+    assert "nothing listens" in nobody.report().notes[0]
+
+
+async def test_an_engine_that_dials_is_watched_where_it_dials_to(publisher):
+    port = free_port()
+    found = Watch(Target(f"tcp://127.0.0.1:{port}", bind=True, seconds=1.0))
+    running = asyncio.ensure_future(found.run())
+    async with EnginePublisher(f"tcp://127.0.0.1:{port}", None, bind=False) as dialling:
+        await dialling.wait_for_subscriber(PATIENCE)
+        dialling.publish(batch(stored(1)))
+        await eventually(lambda: found.judge.batches, "the batch is here")
+    await finished(running)
+    assert outcomes(found)["6.4"] is KEPT
+
+
+def test_a_malformed_endpoint_is_a_mistake_of_the_caller():
+    done = CliRunner().invoke(main, ["conform", "engine", "tcp://127.0.0.1"])
+    assert done.exit_code == 2, done.output
+    assert "tcp://127.0.0.1" in done.output
+
+
+async def test_ctrl_c_gives_the_verdicts_so_far(publisher):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvbus", "conform", "engine", publisher.endpoint, "--seconds", "600", "--json"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        await publisher.wait_for_subscriber(PATIENCE)
+        process.send_signal(signal.SIGINT)
+        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    found = json.loads(out)
+    assert found["tried"]
+    assert {each["clause"]: each["outcome"] for each in found["verdicts"]}["1.1"] == "kept"

@@ -1,0 +1,95 @@
+"""Readers of a topic in Kafka: a consumer in a thread, with a loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvbus.config import KafkaTopic, OutputConfig
+from kvbus.core.stats import OutputStats
+from kvbus.log.contract import START, UnavailableError
+from kvbus.log.kafka import KafkaLog, Place
+from kvbus.log.record import Kind, Stream, read
+from tests.doubles.payloads import payload, removed
+from tests.log import kinds
+from tests.log.broker import Broker
+from tests.log.kinds import insist
+
+TOPIC = b"kv@pod@model"
+
+
+class KafkaReader:
+    """Gives the batches of one stream that count."""
+
+    def __init__(self, place: Place, key: str) -> None:
+        self._taken: deque[tuple[bytes, int, bytes]] = deque()
+        self._over = threading.Event()
+        self.stats = OutputStats()
+        """Of the writer."""
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._read(place, key)))
+        self._thread.start()
+
+    async def _read(self, place: Place, key: str) -> None:
+        last = (0, 0)
+        reader = await insist(lambda: KafkaLog(place).read({key: START}))
+        while not self._over.is_set():
+            with contextlib.suppress(UnavailableError):
+                for entry in await reader.take(0.02):
+                    record = read(entry.data)
+                    if record.kind is Kind.BATCH and (record.epoch, record.seq) >= last:
+                        last = (record.epoch, record.seq + 1)
+                        self._taken.append((TOPIC, record.origin, record.payload))
+        await reader.close()
+
+    def take(self) -> list[tuple[bytes, int, bytes]]:
+        if self.stats.queue_depth:
+            return []  # it may be here before the writer hears that it was appended
+        return [self._taken.popleft() for _ in range(len(self._taken))]
+
+    def ask(self, start: int) -> None:
+        raise NotImplementedError
+
+    def answers(self) -> list[Any]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+class KafkaKind:
+    asks = False
+    loses = False
+    seen = False
+    sends_state = False
+    broker: ClassVar[Broker]
+
+    def settings(self, directory: Path) -> dict[str, Any]:
+        log = kinds.Kafka(self.broker)
+        made = threading.Thread(target=lambda: asyncio.run(log.make()))
+        made.start()
+        made.join()
+        return {"endpoint": f"tcp://{self.broker.address}", "kafka": {"topic": log.topic}}
+
+    def connect(self, config: OutputConfig, stream: int, *, slow: bool) -> KafkaReader:
+        topic = config.kafka or KafkaTopic()
+        place = Place(config.endpoint.removeprefix("tcp://"), topic.topic)
+        return KafkaReader(place, Stream(topic.cluster, "", TOPIC.decode(), stream).key)
+
+    def joined(self, stats: OutputStats, readers: list[KafkaReader]) -> bool:
+        for reader in readers:
+            reader.stats = stats
+        return True
+
+    def payload(self, number: int, size: int) -> bytes:
+        return payload(removed([number, *range(2**63, 2**63 + size // 9)]))
+
+    def places(self, config: OutputConfig, stream: int) -> list[str]:
+        return []
+
+    def occupied(self, place: str) -> contextlib.AbstractContextManager[object]:
+        raise NotImplementedError
