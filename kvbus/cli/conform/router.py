@@ -117,7 +117,7 @@ def command(
             click.echo(f"{name:{width}}  {clauses:10}  {title}")
         return
     way, subject = _one_way(ways)
-    adapter = _adapter(way, ways)
+    adapter = _adapter(way, ways, behind=bool(reads))
     if reads and (not adapter.fresh or not engines):
         raise click.UsageError("--reads is for routers that the kit points at streams, and takes --engine")
     if not adapter.fresh and not engines:
@@ -157,7 +157,7 @@ def _one_way(ways: dict[str, Any]) -> tuple[str, str]:
     return named[0], "kvbus.client" if named[0] == "client" else str(ways[named[0]])
 
 
-def _adapter(way: str, ways: dict[str, Any]) -> Adapter:
+def _adapter(way: str, ways: dict[str, Any], *, behind: bool) -> Adapter:
     from kvbus.conform.router import adapters  # noqa: PLC0415 - brings aiohttp
 
     match way:
@@ -172,7 +172,7 @@ def _adapter(way: str, ways: dict[str, Any]) -> Adapter:
             return adapters.ScoreUrl(ways["score_url"], body, pointer, blocks=ways["score_blocks"])
         case "dynamo_indexer":
             return adapters.DynamoIndexer(ways["dynamo_indexer"])
-    return adapters.Client()
+    return adapters.Client(copies=not behind)
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

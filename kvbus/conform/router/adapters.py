@@ -19,7 +19,7 @@ from kvbus.conform.router.views import MASK, Held, Known, View, ViewError, canon
 BLOCK_SIZE: Final = 2
 """Tokens in a block of every case."""
 
-_PATIENCE_S: Final = 30.0
+_TIMEOUT_S: Final = 30.0
 _END_S: Final = 5.0
 _LINE: Final = 256 * 1024 * 1024
 
@@ -104,12 +104,10 @@ class Driver(Adapter):
         process = self._running()
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 line = await process.stdout.readline()
         except TimeoutError as error:
-            raise AdapterError(
-                f"the driver does not answer within {_PATIENCE_S:g} s", crashed=self._answered
-            ) from error
+            raise AdapterError(f"the driver does not answer within {_TIMEOUT_S:g} s", crashed=self._answered) from error
         if not line:
             raise AdapterError(f"the router ended (exit code {await process.wait()})", crashed=self._answered)
         try:
@@ -168,12 +166,12 @@ class ViewCommand(Adapter):
         except OSError as error:
             raise AdapterError(f"{self._command[0]}: {error.strerror}") from error
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 out, _ = await process.communicate(json.dumps(_asked(known)).encode() + b"\n")
         except TimeoutError as error:
             process.kill()
             await process.wait()
-            raise AdapterError(f"the command does not end within {_PATIENCE_S:g} s") from error
+            raise AdapterError(f"the command does not end within {_TIMEOUT_S:g} s") from error
         if process.returncode:
             raise AdapterError(f"the command ended with exit code {process.returncode}")
         return _parsed(out.decode(errors="replace"))
@@ -183,7 +181,7 @@ class _Http(Adapter):
     """A router that is asked over HTTP."""
 
     async def _call(self, method: str, url: str, body: Any = None) -> str:
-        timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,

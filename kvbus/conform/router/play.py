@@ -206,7 +206,7 @@ class Player:
     async def _judged(self, case: Case, engine: Engine) -> Result:
         """Wait until the router holds what it must, or has had the time to."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.settle * case.patience
+        deadline = loop.time() + self._settings.settle * case.timeouts
         blocks = len(case.cache)
         while True:
             over = loop.time() >= deadline

@@ -90,7 +90,7 @@ class Case:
         framing: of replay answers.
         heartbeats: whether the publisher sends PING, and cuts off whoever does not answer.
         first: whether it is only right as the first thing that a publisher ever sends.
-        patience: how often the time to settle it takes.
+        timeouts: how many times the time to settle it may take.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Case:
     framing: str = "4"
     heartbeats: bool = False
     first: bool = False
-    patience: float = 1.0
+    timeouts: float = 1.0
 
     @property
     def ranks(self) -> int:

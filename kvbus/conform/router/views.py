@@ -127,10 +127,10 @@ def score(cache: Iterable[Held], view: View, known: Known) -> Score:
         hashes = {block.hash for block in expected}
         expected = {block for block in expected if _path(block.hash, known) <= hashes}
 
-    def told(blocks: Iterable[Held]) -> set[tuple[object, ...]]:
+    def shown(blocks: Iterable[Held]) -> set[tuple[object, ...]]:
         return {(block.hash, *(getattr(block, name) for name in sorted(view.tells))) for block in blocks}
 
-    wanted, found = told(expected), told(view.held)
+    wanted, found = shown(expected), shown(view.held)
     return Score(len(wanted - found), len(found - wanted))
 
 

@@ -98,7 +98,7 @@ async def test_a_command_that_fails(program, said):
 
 
 async def test_a_command_that_does_not_end(monkeypatch):
-    monkeypatch.setattr(adapters, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(adapters, "_TIMEOUT_S", 0.2)
     with pytest.raises(AdapterError, match="does not end"):
         await ViewCommand([sys.executable, "-c", "import time; time.sleep(900)"]).view(KNOWN)
 

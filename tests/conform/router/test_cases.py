@@ -18,6 +18,7 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.schema import AllBlocksCleared
 from tests.spec.test_spec import CLAUSES as TEXT
+from tests.spec.vectors import DIRECTORY
 
 
 def test_each_clause_that_binds_readers_is_tried_or_there_is_a_reason():
@@ -64,3 +65,11 @@ def test_cases_are_chosen_by_name_and_by_clause_behind_the_plainest():
     assert [case.name for case in chosen(["restart", "3.7"])] == ["stores", "pause", "restart"]
     with pytest.raises(ValueError, match=r"'3\.99'"):
         chosen(["3.99"])
+
+
+def test_the_matrix_names_cases_and_their_clauses():
+    text = (DIRECTORY.parent / "matrix.md").read_text().partition("## The cases at real routers")[2]
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| ([\d., ]+) \|", text, re.MULTILINE))
+    clauses = {case.name: ", ".join(case.clauses) for case in CASES}
+    assert len(rows) > 20
+    assert rows.items() <= clauses.items()
