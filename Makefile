@@ -19,7 +19,7 @@ COMPILING := HATCH_BUILD_HOOK_ENABLE_CUSTOM=1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo site links test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts dockerfile wheel \
+.PHONY: help setup tools demo site links test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts platforms dockerfile wheel \
 	compiled pure client-wheel compiled-wheel wheels image version lock clean
 
 help: ## this list
@@ -143,6 +143,10 @@ format: $(STAMP) ## let ruff rewrite what it can
 
 charts: $(TOOLS) ## both charts: linted, rendered, checked by Kubernetes' schemas and by kvbus
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup tests/chart $(ARGS)
+
+platforms: $(TOOLS) ## what others' pods get, by their own definitions and the API server's own CEL (Go, ten minutes)
+	@.ci/platforms.sh $(VENV)/platforms
+	@TEST_PLATFORMS_HOME=$(CURDIR)/$(VENV)/platforms $(BIN)/python -m pytest tests/chart/test_inject.py $(ARGS)
 
 dockerfile: $(TOOLS) ## hadolint
 	@$(BIN)/hadolint Dockerfile

@@ -19,8 +19,9 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from ruamel.yaml import YAML
@@ -232,7 +233,23 @@ def manifests() -> dict[Path, str]:
     """Path to text, of every file in deploy/kubernetes that is rendered from the chart."""
     files = {MANIFESTS / name: _rendered(*how) for name, how in RENDERED.items()}
     files[MANIFESTS / "component" / "sidecar.yaml"] = _patch()
+    files |= {MANIFESTS / "inject" / name: text for name, text in _written_out().items()}
+    files[MANIFESTS / "inject" / "policy.yaml"] = _NOTICE + _sibling("policy").policy(_worker)
     return files
+
+
+def _sibling(name: str) -> ModuleType:
+    """Another script of this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    if spec is None or spec.loader is None:
+        raise ValueError(f"helm/{name}.py is gone")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _worker(kvbus: Mapping[str, Any]) -> str:
+    return render({"kvbus": dict(kvbus)})["kvbus/templates/workload.yaml"]
 
 
 _NOTICE: Final = "# Rendered from helm/kvbus by `python helm/sync.py`; change it there.\n"
@@ -292,6 +309,71 @@ def _patch() -> str:
         },
     }
     return _NOTICE + dump(patch)
+
+
+_KSERVE: Final = """\
+# An LLMInferenceServiceConfig of KServe: an LLMInferenceService says `baseRefs: [{name: kvbus}]`. It has
+# llm-d's preset, on the ports where its router looks. KServe fills in the model's name.
+"""
+_LWS: Final = """\
+# A LeaderWorkerSet whose pods each hold all ranks that they publish: kvbus in the leader, where the events are.
+# For groups whose workers publish, too, put the same into workerTemplate.
+"""
+
+
+def _written_out() -> dict[str, str]:
+    """The sidecar in objects of others, whose lists no patch can add to without their schema."""
+    values = {"router": "llm-d", "configFrom": "environment"}
+    template = YAML(typ="safe", pure=True).load(_worker(values))["spec"]["template"]
+    pod = template["spec"]
+    labels = {
+        name: value for name, value in template["metadata"]["labels"].items() if not name.startswith(_OF_THE_RELEASE)
+    }
+    volumes = [volume for volume in pod["volumes"] if volume["name"].startswith("kvbus-")]
+    (engine,) = pod["containers"]
+    events = engine["args"][engine["args"].index("--kv-events-config") + 1]
+    (sidecar,) = pod["initContainers"]
+    named = json.loads(json.dumps(sidecar))
+    for variable in named["env"]:
+        if variable["name"] == "KVBUS_MODEL":
+            variable["value"] = "{{ .Spec.Model.Name }}"
+    kserve = {
+        "apiVersion": "serving.kserve.io/v1alpha2",
+        "kind": "LLMInferenceServiceConfig",
+        "metadata": {"name": "kvbus"},
+        "spec": {
+            "labels": labels,
+            "template": {
+                "initContainers": [named],
+                "containers": [{"name": "main", "args": ["--enable-prefix-caching", "--kv-events-config", events]}],
+                "volumes": volumes,
+            },
+        },
+    }
+    leader = {
+        "metadata": {"labels": {"app": "engine", **labels}},
+        "spec": {
+            "initContainers": [sidecar],
+            "containers": [{key: engine[key] for key in ("name", "image", "command", "args", "ports")}],
+            "volumes": volumes,
+        },
+    }
+    worker = {
+        "spec": {"containers": [{key: engine[key] for key in ("name", "image")} | {"command": ["sleep", "infinity"]}]}
+    }
+    lws = {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": "engine"},
+        "spec": {
+            "replicas": 1,
+            "leaderWorkerTemplate": {"size": 2, "leaderTemplate": leader, "workerTemplate": worker},
+        },
+    }
+    return {
+        "kserve.yaml": _KSERVE + _NOTICE + dump(kserve),
+        "leaderworkerset.yaml": _LWS + _NOTICE + dump(lws),
+    }
 
 
 def dump(document: Any) -> str:

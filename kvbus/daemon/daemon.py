@@ -52,6 +52,9 @@ log = logging.getLogger("kvbus.daemon")
 TICK: Final = 0.1
 """Seconds between two ticks, which check deadlines."""
 
+CLOSING: Final = 3.0
+"""Seconds in which what closed streams have sent reaches a log, and its connections are closed."""
+
 CHECKPOINT_TICK: Final = 0.01
 """Seconds between two slices of a checkpoint."""
 
@@ -339,6 +342,7 @@ class Daemon:
         await self.outputs.drain(until - self._loop.time())
         await self.admin.close()
         self.outputs.close(max(0.0, until - self._loop.time()))
+        await self.outputs.drain(CLOSING)
         self.zap.close()
         if self.state is not None:
             self.state.close()

@@ -44,7 +44,7 @@ class FoundFile:
             return {}
         try:
             self._kept = msgspec.json.decode(content, type=Found)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("%s is damaged (%s): engines are found anew", self._name, error)
             return {}
         return dict(self._kept)

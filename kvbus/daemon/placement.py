@@ -176,7 +176,7 @@ class PlacementFile:
             return Placement()
         try:
             found = msgspec.json.decode(content, type=_File)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("%s is damaged (%s): sources are numbered by the list", self._name, error)
             return Placement()
         slots = {Worker(name, rank): slot for name, rank, slot in found.slots}

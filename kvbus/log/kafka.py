@@ -68,7 +68,8 @@ def _said() -> Iterator[None]:
         yield
     except ProducerFenced as error:
         raise FencedError("another producer has this transactional id") from error
-    except (KafkaError, OSError, TimeoutError, IllegalStateError) as error:
+    # an assertion is how the client says that a transaction has failed before
+    except (KafkaError, OSError, TimeoutError, IllegalStateError, AssertionError) as error:
         raise UnavailableError(f"{type(error).__name__}: {error}") from error
 
 
@@ -101,6 +102,8 @@ class KafkaWriter:
         self._producer = producer
         self._begun: float | None = None
         """When the open transaction began."""
+        self._over: FencedError | UnavailableError | None = None
+        """Why the turn is over."""
 
     async def append(self, records: Sequence[bytes]) -> int:
         """Append, and wait until every replica that has to has them."""
@@ -111,23 +114,32 @@ class KafkaWriter:
         await self._send(self._place.topic + POINTERS, [write_pointer(pointer)])
 
     async def _send(self, topic: str, values: Sequence[bytes]) -> int:
+        if self._over is not None:
+            raise self._over
+        try:
+            with _said():
+                return await self._sent(topic, values)
+        except (FencedError, UnavailableError) as error:
+            self._over = error
+            raise
+
+    async def _sent(self, topic: str, values: Sequence[bytes]) -> int:
         now = asyncio.get_running_loop().time()
-        with _said():
-            if self._begun is not None and now - self._begun >= COMMIT:
-                await self._producer.commit_transaction()
-                self._begun = None
-            if self._begun is None:
-                await self._producer.begin_transaction()
-                self._begun = now
-            sent = [await self._producer.send(topic, value, key=self._key) for value in values]
-            found = await asyncio.gather(*sent)
+        if self._begun is not None and now - self._begun >= COMMIT:
+            await self._producer.commit_transaction()
+            self._begun = None
+        if self._begun is None:
+            await self._producer.begin_transaction()
+            self._begun = now
+        sent = [await self._producer.send(topic, value, key=self._key) for value in values]
+        found = await asyncio.gather(*sent)
         position: int = found[-1].offset
         return position
 
     async def close(self) -> None:
         """Commit what is open, and close the connections."""
         with contextlib.suppress(FencedError, UnavailableError), _said():
-            if self._begun is not None:
+            if self._begun is not None and self._over is None:
                 await self._producer.commit_transaction()
         await _stop(self._producer)
 

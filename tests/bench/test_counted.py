@@ -20,6 +20,7 @@ def recorded():
     return measured(*RECORDED)
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("load", [*SYNTHETIC, *RECORDED])
 def test_the_core_does_no_more_work_than_written_down(load):
     known = bounds()

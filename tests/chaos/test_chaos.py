@@ -29,8 +29,8 @@ def play(wanted: Wanted) -> tuple[Tally, str]:
 
 @pytest.mark.timeout(400)
 def test_a_short_campaign() -> None:
-    """Two rounds of a simulated engine, of a kvbus that is not killed, and of a capture, side by side."""
-    tally, said = play(Wanted(seed=1, seconds=20, cells=(0, 1, 2), generation=0, rounds=2))
+    """A round or two of a simulated engine, of a kvbus that is not killed, and of a capture, side by side."""
+    tally, said = play(Wanted(seed=1, faults=40, seconds=300, cells=(0, 1, 2), generation=0, rounds=2))
     assert tally.failures == [], said
     assert tally.rounds >= 3, said
     assert tally.total >= 40, said
@@ -52,7 +52,7 @@ def test_a_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "truth_of", lying)
     monkeypatch.setattr(checks, "SETTLE", 0.5)
     steady = next(number for number, shape in enumerate(SHAPES) if not shape.kills_bus)
-    tally, said = play(Wanted(seed=1, seconds=60, cells=(steady,), generation=0, rounds=1))
+    tally, said = play(Wanted(seed=1, seconds=300, cells=(steady,), generation=0, rounds=1))
     assert len(tally.failures) == 1, said
     assert "1 of" in tally.failures[0]
     assert "missing" in tally.failures[0]

@@ -80,6 +80,9 @@ def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
     assert [port["containerPort"] for port in release.kvbus["ports"]] == [9477]
     events = json.loads(release.engine["args"][-1])
     assert events["endpoint"] == source.endpoint
+    claimed = {"networkPolicy": {"enabled": True}, "kvbus": {"interpose": True}}
+    open_ports = [rule["ports"] for rule in render(claimed).one("NetworkPolicy")["spec"]["ingress"]]
+    assert open_ports == [[{"protocol": "TCP", "port": 8000}]], "and no rule without a port, which would open all"
     asked = told(render({"kvbus": {"interpose": True, "ports": {"replay": 15757}}}), tmp_path)
     assert asked.outputs[0].replay_endpoint == "tcp://127.0.0.1:15757"
 

@@ -141,7 +141,9 @@ def test_container_and_service_have_exactly_the_ports_of_the_configuration(case:
         for slot in [stream.index for stream in config.streams()] if output.layout == "per_source" else [0]:
             live, replay, snapshot = output.stream_endpoints(slot)
             ends = [*([live] if output.bind else []), replay, snapshot]
-            bound |= {parse_endpoint(end).port for end in ends if end is not None}
+            found = [parse_endpoint(end) for end in ends if end is not None]
+            # where an engine and its routers have one port, both are in the pod
+            bound |= {address.port for address in found if not (output.interpose and address.is_loopback)}
     bound |= {
         parse_endpoint(stream.endpoint).port
         for stream in config.streams()

@@ -72,6 +72,7 @@ def test_defaults_are_the_documented_ones(read):
                 "curve_client_keys": None,
                 "curve_server_key_file": None,
                 "dynamo": None,
+                "kafka": None,
             }
         ],
         "http": "127.0.0.1:9477",

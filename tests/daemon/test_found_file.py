@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.found_file import FoundFile
 from kvbus.discovery.contract import Engine, Publisher
@@ -22,10 +24,11 @@ def test_nothing_is_kept_where_nothing_is_found(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_file_is_none(tmp_path, caplog):
+@pytest.mark.parametrize("damage", [lambda content: content[:-3], lambda content: content.replace(b"e", b"\xad")])
+def test_a_damaged_file_is_none(tmp_path, caplog, damage):
     FoundFile(tmp_path, config("workers"), Disk()).keep(ENGINES)
     (path,) = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes()[:-3])
+    path.write_bytes(damage(path.read_bytes()))
     assert FoundFile(tmp_path, config("workers"), Disk()).read() == {}
     assert "is damaged" in caplog.text
 

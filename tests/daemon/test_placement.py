@@ -128,6 +128,7 @@ def test_the_file(tmp_path: Path) -> None:
     for damage in (
         b"",
         b"{",
+        b'{"version":"kvbus\xadslots"}',
         far,
         b'{"version":"kvbus-slots-1","slots":[["a",0,0],["b",0,0]],"gone":[],"forgotten":0}',
     ):

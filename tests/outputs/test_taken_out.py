@@ -74,7 +74,7 @@ def test_without_a_part_the_rest_is_as_it_was(tree, part):
     done = tree.check()
     assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("open: ")]) == (0, [])
     ends = ("--source", "ipc://engine", "--output", "tcp://127.0.0.1:5657")
-    done = tree.python("-m", "kvbus", "check", *ends, "--set", f"outputs[0].type={part}")
+    done = tree.python("-m", "kvbus", "check", *ends, "--set", "model=m", "--set", f"outputs[0].type={part}")
     assert (done.returncode, done.stdout) == (78, "")
     assert f"outputs[0].type = {part}: it is registered, and what it needs is not installed" in done.stderr
 

@@ -117,7 +117,8 @@ def test_a_signal_ends_it_with_a_verdict(number):
         process.send_signal(number)
         rest, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    assert rest.splitlines()[-1].startswith("verdict: exact: all 4 views")
+    # the signal may find it with the second half of its routers
+    assert re.match("verdict: exact: all [48] views", rest.splitlines()[-1])
 
 
 def test_a_reader_that_has_seen_enough_ends_it():
@@ -140,7 +141,7 @@ def test_on_a_terminal_it_draws_and_leaves_the_verdict_behind():
     screen, _, after = said.rpartition("\x1b[?1049l")
     assert screen.startswith("\x1b[?1049h") or "\x1b[?1049h" in screen
     assert "what the routers believe" in screen
-    assert "exact: all 4 views" in after
+    assert re.search("exact: all [48] views", after)
     assert "\x1b[?25h" in said  # the cursor is back
 
 

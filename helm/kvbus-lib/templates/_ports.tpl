@@ -9,7 +9,7 @@ whether others are to reach it (an engine's own ports are not).
 {{- $claims := list (dict "name" "kvbus-http" "port" (int $v.ports.http) "key" "kvbus.ports.http" "open" true) -}}
 {{- range $o, $output := $config.outputs -}}
 {{- $several := and (gt (len $slots) 1) (eq ($output.layout | default "per_source") "per_source") -}}
-{{- $wanted := list (list "events" "endpoint" (not (or $output.interpose (and (hasKey $output "bind") (not $output.bind))))) (list "replay" "replay_endpoint" true) (list "snap" "snapshot_endpoint" true) -}}
+{{- $wanted := list (list "events" "endpoint" (not (and (hasKey $output "bind") (not $output.bind)))) (list "replay" "replay_endpoint" true) (list "snap" "snapshot_endpoint" true) -}}
 {{- range $item := $wanted -}}
 {{- $what := index $item 0 -}}
 {{- $endpoint := get $output (index $item 1) | default "" -}}
@@ -17,18 +17,24 @@ whether others are to reach it (an engine's own ports are not).
 {{- range $i := ternary $slots (list 0) (eq ($output.layout | default "per_source") "per_source") -}}
 {{- $i = int $i -}}
 {{- $key := ternary (printf "kvbus.config.outputs[%d].%s" $o (index $item 1)) (printf "kvbus.ports.%s" $what) (not (empty $v.config.outputs)) -}}
+{{- /* the engine's own address is on loopback: its routers are in the pod, too */ -}}
+{{- $open := not (and $output.interpose (hasPrefix "tcp://127." $endpoint)) -}}
 {{- $name := printf "kv%s-%s%s" (ternary "" (toString $o) (eq $o 0)) $what (ternary (printf "-%d" $i) "" $several) -}}
-{{- $claims = append $claims (dict "name" $name "port" (add (include "kvbus.portOf" $endpoint | int) $i) "key" $key "open" true) -}}
+{{- $claims = append $claims (dict "name" $name "port" (add (include "kvbus.portOf" $endpoint | int) $i) "key" $key "open" $open) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- $interposed := false -}}
+{{- range $config.outputs -}}
+{{- $interposed = or $interposed (default false .interpose) -}}
 {{- end -}}
 {{- range $s, $source := $config.sources -}}
 {{- range $what := list "endpoint" "replay_endpoint" "snapshot_endpoint" -}}
 {{- $endpoint := get $source $what | default "" -}}
 {{- $bound := and (eq $what "endpoint") (default false $source.bind) -}}
 {{- $loopback := or (hasPrefix "tcp://127." $endpoint) (hasPrefix "tcp://localhost:" $endpoint) -}}
-{{- if and (hasPrefix "tcp://" $endpoint) (or $bound $loopback) -}}
+{{- if and (hasPrefix "tcp://" $endpoint) (or $bound $loopback) (not (and $bound $interposed)) -}}
 {{- range $i := until (int ($source.data_parallel_size | default 1)) -}}
 {{- $key := ternary (printf "kvbus.config.sources[%d].%s" $s $what) (printf "kvbus.engineEvents.%s" (ternary "port" "replayPort" (eq $what "endpoint"))) (not (empty $v.config.sources)) -}}
 {{- $name := ternary (printf "kv-in%s-%d" (ternary "" (toString $s) (eq $s 0)) $i) "" (not $loopback) -}}

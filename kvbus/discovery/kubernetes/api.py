@@ -220,7 +220,7 @@ class Watch:
     def _decoded(self, text: bytes) -> Any:
         try:
             return msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DiscoveryError(f"{self._what}: {error}") from error
 
     def _unreachable(self, error: BaseException) -> DiscoveryError:
@@ -231,5 +231,5 @@ def _message(status: bytes) -> str:
     """What a Status of the API says, if it is one."""
     try:
         return str(msgspec.json.decode(status)["message"])
-    except (msgspec.DecodeError, LookupError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
         return ""

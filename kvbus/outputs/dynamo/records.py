@@ -103,6 +103,6 @@ def _decoded(body: bytes) -> dict[str, Any]:
     """A record; empty where it is none, or is being written."""
     try:
         found = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -164,7 +164,7 @@ async def test_a_discovery_that_does_not_answer_is_said_once_and_asked_again(pla
 @both_loops
 async def test_records_that_are_no_json_are_passed_over(plane):
     plane.card(7)
-    plane.store.put({f"{CARDS}/{SCOPE.workers}bad": b"{", f"{INSTANCES}/{SCOPE.workers}worse": b"[]"})
+    plane.store.put({f"{CARDS}/{SCOPE.workers}bad": b'{"\xad', f"{INSTANCES}/{SCOPE.workers}worse": b"[]"})
     plane.store.put({f"{SOURCES}/{SCOPE.events}8": b""})
     plane.add()
     with closing(plane):

@@ -1,0 +1,8 @@
+module kvbus/tests/chart/crds
+
+go 1.24.0
+
+require (
+	github.com/kserve/kserve v0.17.0
+	sigs.k8s.io/lws v0.8.0
+)

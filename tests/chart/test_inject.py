@@ -1,0 +1,193 @@
+"""kvbus in pods that others make: the policy as the API server evaluates it, and objects by their own definitions."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from ruamel.yaml import YAML
+
+from kvbus.config import load
+from tests.chart.charts import ROOT, containers, environment, render, script
+
+HERE: Final = ROOT / "deploy" / "kubernetes" / "inject"
+PLATFORMS: Final = os.environ.get("TEST_PLATFORMS_HOME")
+needs_platforms = pytest.mark.skipif(PLATFORMS is None, reason="TEST_PLATFORMS_HOME is not set (make platforms)")
+needs_policy = pytest.mark.skipif(
+    not Path(PLATFORMS or "", "policy").is_file(),
+    reason="the API server's CEL is not built (make platforms)",
+)
+ROUTERS: Final = script("policy").ROUTERS
+
+
+def documents(name: str) -> list[Any]:
+    return list(YAML(typ="safe", pure=True).load_all((HERE / name).read_text()))
+
+
+def labels(router: str) -> dict[str, str]:
+    """What the chart puts on a pod for this router, beside what names the release."""
+    found = render({"kvbus": {"router": router, "model": "qwen"}}).pod["metadata"]["labels"]
+    return {name: value for name, value in found.items() if not name.startswith("app.kubernetes.io/")}
+
+
+def test_kubernetes_takes_the_policy_and_its_binding() -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    policy, binding = documents("policy.yaml")
+    for each in (policy, binding):
+        kubernetes.validate(each, "1.37", strict=True)
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    with pytest.raises(kubernetes.utils.ValidationError):
+        kubernetes.validate(policy | {"spec": policy["spec"] | {"mutation": []}}, "1.37", strict=True)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_the_policys_presets_are_the_charts(router: str) -> None:
+    policy, _ = documents("policy.yaml")
+    (table,) = (each["expression"] for each in policy["spec"]["variables"] if each["name"] == "preset")
+    outputs, events, layout, topic = json.loads(table.removesuffix("[variables.router]"))[router]
+    filled = outputs.replace("@EVENTS@", events).replace("@REPLAY@", str(int(events) + 1))
+    (output,) = json.loads(filled.replace("@TOPIC@", json.dumps(topic or None)))
+    chart = render({"kvbus": {"router": router, "model": "qwen", "configFrom": "environment"}})
+    (expected,) = json.loads(chart.environment()["KVBUS_OUTPUTS"])
+    assert output == {"topic": None, **expected}
+    assert layout == expected["layout"]
+
+
+def applied(pod: Any) -> Any:
+    """The pod as the API server's own code leaves it."""
+    command = [str(Path(PLATFORMS or "", "policy")), str(HERE / "policy.yaml")]
+    done = subprocess.run(command, input=json.dumps(pod), capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise ValueError(done.stderr)
+    return json.loads(done.stdout)
+
+
+def pod(**annotations: str) -> dict[str, Any]:
+    named = {f"kvbus/{name.replace('_', '-')}": value for name, value in annotations.items()}
+    metadata = {"name": "engine-0", "namespace": "ns", "labels": {"kvbus/inject": "true"}, "annotations": named}
+    spec = {"containers": [{"name": "engine", "image": "vllm:1"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+@needs_policy
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_policy_puts_in_what_the_chart_would(router: str, ranks: int) -> None:
+    values = {"router": router, "model": "qwen", "configFrom": "environment", "dataParallelSize": ranks}
+    values |= {"engineEvents": {"replayPort": 15657}}
+    chart = render({"kvbus": values})
+    made = applied(pod(router=router, model="qwen", ranks=str(ranks)))
+    (ours,) = made["spec"]["initContainers"]
+    theirs = dict(chart.kvbus)
+    given = [load(None, env=without_place(each), overrides={}) for each in (environment(ours), environment(theirs))]
+    assert given[0].model_copy(update={"worker": given[1].worker}) == given[1]
+    for key in theirs.keys() - {"env", "ports"}:
+        assert ours[key] == theirs[key], key
+    wanted = {each["containerPort"] for each in theirs["ports"]}
+    assert {each["containerPort"] for each in ours["ports"]} <= wanted, "of several ranks the first one's"
+    assert labels(router).items() <= made["metadata"]["labels"].items()
+    assert [each["name"] for each in made["spec"]["volumes"]] == ["kvbus-state"]
+    assert made["spec"]["containers"] == pod()["spec"]["containers"]
+    assert applied(made) == made, "once"
+
+
+def without_place(env: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith("KVBUS_")}
+
+
+@needs_policy
+def test_annotations_say_ports_and_topic_and_what_is_there_stays() -> None:
+    there = pod(events_port="6000", topic="kv@{worker}@x", serving_port="9000")
+    there["spec"] |= {"initContainers": [{"name": "fetch", "image": "f:1"}], "volumes": [{"name": "w", "emptyDir": {}}]}
+    made = applied(there)
+    assert [each["name"] for each in containers(made["spec"])] == ["kvbus", "fetch", "engine"]
+    assert [each["name"] for each in made["spec"]["volumes"]] == ["w", "kvbus-state"]
+    env = environment(made["spec"]["initContainers"][0])
+    (output,) = load(None, env=without_place(env) | {"KVBUS_MODEL": "m"}, overrides={}).outputs
+    assert (output.endpoint, output.replay_endpoint, output.topic) == (
+        "tcp://*:6000",
+        "tcp://*:6001",
+        "kv@{worker}@x",
+    )
+    assert env["KVBUS_WORKER"] == "10.1.2.3:9000"
+    assert "KVBUS_MODEL" not in env
+
+
+@needs_policy
+def test_a_router_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValueError, match="no such key: llmd"):
+        applied(pod(router="llmd"))
+
+
+# -- objects of others
+
+
+def strict(node: Any) -> Any:
+    """A structural schema as JSON Schema that takes no field it does not name, as a strict API server."""
+    if isinstance(node, list):
+        return [strict(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    out = {
+        key: {name: strict(each) for name, each in value.items()} if key == "properties" else strict(value)
+        for key, value in node.items()
+        if key != "format"
+    }
+    if "properties" in out and not out.get("x-kubernetes-preserve-unknown-fields"):
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+@functools.cache
+def definition(kind: str, version: str) -> Any:
+    """The strict schema of a kind; the files are large, and each is read once."""
+    (path,) = Path(PLATFORMS or "", "crds").glob(f"*_{kind.lower()}s.yaml")
+    crd = YAML(typ="safe").load(path.read_text())["spec"]
+    (schema,) = (
+        one["schema"]["openAPIV3Schema"] for one in crd["versions"] if f"{crd['group']}/{one['name']}" == version
+    )
+    known = strict(schema)
+    known["properties"]["metadata"] = {"type": "object"}
+    return known
+
+
+def mistakes(each: Any) -> list[str]:
+    """What the object's own definition has against it."""
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    known = definition(each["kind"], each["apiVersion"])
+    return [error.message for error in jsonschema.Draft202012Validator(known).iter_errors(each)]
+
+
+@needs_platforms
+@pytest.mark.parametrize("name", ["kserve.yaml", "leaderworkerset.yaml"])
+def test_their_own_definitions_take_the_objects(name: str) -> None:
+    (each,) = documents(name)
+    assert mistakes(each) == []
+    each["spec"]["templat"] = {}
+    (mistake,) = mistakes(each)
+    assert "templat" in mistake, "an unknown field would be seen"
+
+
+@pytest.mark.parametrize("name", ["kserve.yaml", "leaderworkerset.yaml"])
+def test_the_sidecar_in_them_runs_and_the_engine_publishes_to_it(name: str) -> None:
+    (each,) = documents(name)
+    spec = each["spec"]
+    template = spec["template"] if name == "kserve.yaml" else spec["leaderWorkerTemplate"]["leaderTemplate"]["spec"]
+    (sidecar,) = template["initContainers"]
+    env = environment(sidecar)
+    assert env["KVBUS_MODEL"] == ("{{ .Spec.Model.Name }}" if name == "kserve.yaml" else "Qwen/Qwen3-32B")
+    config = load(None, env=without_place(env) | {"KVBUS_MODEL": "qwen"}, overrides={})
+    engine = template["containers"][0]
+    events = json.loads(engine["args"][engine["args"].index("--kv-events-config") + 1])
+    (source,) = config.sources
+    assert events["endpoint"] == source.endpoint
+    assert re.sub(r"\*", "127.0.0.1", events["replay_endpoint"]) == source.replay_endpoint
+    assert {each["name"] for each in template["volumes"]} == {mount["name"] for mount in sidecar["volumeMounts"]}
