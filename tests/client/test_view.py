@@ -158,7 +158,7 @@ def test_tokens_of_masked_blocks_are_unknown_not_wrong():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "reason"), [([5], "token_count"), ([-1, 5], "token_range"), (["5", 6], "token_range")]
+    ("tokens", "reason"), [([5], "token_count"), ([-1, 5], "token_range"), (["5", 6], "wrong_type")]
 )
 def test_a_store_whose_tokens_are_none_or_too_few_is_left_out_and_counted(tokens, reason):
     view = BlockView()
