@@ -481,7 +481,12 @@ async def test_label_children_exist_at_zero_before_anything_happened():
         assert children("kvbus_output_handshakes_failed_total", "reason") == refusals
         disconnects = children("kvbus_output_router_disconnects_total", "reason")
         assert disconnects == dict.fromkeys(map(str, DISCONNECTS), 0)
-        assert children("kvbus_output_states_sent_total", "reason") == {"subscribed": 0, "lost": 0, "asked": 0, "refreshed": 0}
+        assert children("kvbus_output_states_sent_total", "reason") == {
+            "subscribed": 0,
+            "lost": 0,
+            "asked": 0,
+            "refreshed": 0,
+        }
         for name in ("kvbus_config_reloads_total", "kvbus_key_reloads_total"):
             assert children(name, "outcome") == {"applied": 0, "refused": 0}
         states = children("kvbus_source_state", "state")
