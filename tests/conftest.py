@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, settings
 
 from tests import budget
 from tests.log import broker
-from tests.long import LONG
 from tests.sharing import Scheduling
 
 settings.register_profile(
@@ -22,7 +21,7 @@ settings.register_profile(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=100 if LONG else 50,
+    max_examples=100,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
