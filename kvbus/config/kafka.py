@@ -70,7 +70,13 @@ def wrongs(config: Config, at: int) -> Iterator[Wrong]:
         if output.kafka is not None:
             yield "kafka", f"only type: {TYPE} has these keys, and the type is {output.type}", None, f"type: {TYPE}"
         return
-    for name, wanted in (("profile", "vllm"), ("topic", TOPIC), ("bind", False), ("layout", "per_source")):
+    for name, wanted in (
+        ("profile", "vllm"),
+        ("topic", TOPIC),
+        ("bind", False),
+        ("layout", "per_source"),
+        ("on_subscribe", "state"),
+    ):
         if (given := getattr(output, name)) != wanted:
             text = str(wanted).lower() if isinstance(wanted, bool) else repr(wanted)
             yield name, f"type: {TYPE} goes with {name}: {text} alone", given, f"leave out {name}"

@@ -32,6 +32,7 @@ def test_everything_that_may_be_said(read):
     [
         ("type: kafka, endpoint: 'ipc://k'", "outputs[0].endpoint", "Kafka is reached over TCP alone"),
         ("type: kafka, endpoint: 'tcp://k:1', bind: true", "outputs[0].bind", "bind: false alone"),
+        ("type: kafka, endpoint: 'tcp://k:1', on_subscribe: nothing", "outputs[0].on_subscribe", "'state' alone"),
         ("type: kafka, endpoint: 'tcp://k:1', profile: sglang", "outputs[0].profile", "'vllm' alone"),
         ("type: kafka, endpoint: 'tcp://k:1', topic: a", "outputs[0].topic", "type: kafka goes with topic"),
         ("type: kafka, endpoint: 'tcp://k:1', layout: merged", "outputs[0].layout", "'per_source' alone"),

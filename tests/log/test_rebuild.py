@@ -18,8 +18,8 @@ from kvbus.core.wire.profiles import PROFILES
 from kvbus.log.contract import START, UnavailableError
 from kvbus.log.follower import Follower, Holds
 from kvbus.log.record import Kind
-from kvbus.outputs.appending import LogOutput, stream_of
 from kvbus.outputs.contract import Services
+from kvbus.outputs.log_output import LogOutput, stream_of
 from kvbus.transport.sockets import PLAIN
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.router import PlainSetRouter

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvbus.config import KafkaTopic, OutputConfig
 from kvbus.log.kafka import KafkaLog, Place
-from kvbus.outputs.appending import LogOutput
 from kvbus.outputs.contract import Services
+from kvbus.outputs.log_output import LogOutput
 
 
 class KafkaOutput(LogOutput):
