@@ -128,7 +128,7 @@ def _add(table: Table, verdict: Verdict, sign: str, style: str) -> None:
     for piece in verdict.evidence:
         text.append(f"\n{_printable(_shown(piece.to_json(), _TABLE_BYTES))}", "dim")
     head = f"{verdict.outcome} ({verdict.level})" if verdict.outcome is Outcome.BROKEN else str(verdict.outcome)
-    table.add_row(verdict.name, Text(f"{sign} {head}", style), verdict.clause.title, text)
+    table.add_row(Text(verdict.name), Text(f"{sign} {head}", style), Text(verdict.clause.title), text)
 
 
 def _shown(piece: dict[str, Any], most: int = MAX_EVIDENCE_BYTES) -> str:

@@ -68,6 +68,12 @@ def test_the_table_says_what_was_seen_and_escapes_what_a_peer_sent():
     assert "1 kept, 2 broken, 1 not seen (120 batches)" in " ".join(shown.split())
 
 
+def test_brackets_of_a_title_are_no_markup():
+    assert "[ts, events, rank]" in text(
+        report(Verdict(clause("6.1", "[ts, events, rank]"), Outcome.KEPT, "2 payloads"))
+    )
+
+
 def test_a_terminal_gets_colours(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(forms, "Console", lambda **named: Console(force_terminal=True, **named | {"width": 120}))
