@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import IO, Any, Final
@@ -53,6 +54,17 @@ class Report:
     seen: str = ""
     tried: bool = True
     notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of_ranks(cls, reports: Sequence[Report]) -> Report:
+        """Return the reports of all ranks as one, in which each verdict names its rank."""
+        verdicts = [
+            replace(each, case=f"rank {rank}") for rank, report in enumerate(reports) for each in report.verdicts
+        ]
+        notes = [f"rank {rank}: {note}" for rank, report in enumerate(reports) for note in report.notes]
+        seen = "; ".join(report.seen for report in reports)
+        first = reports[0]
+        return cls(first.role, first.subject, verdicts, seen, tried=all(each.tried for each in reports), notes=notes)
 
     @property
     def ordered(self) -> list[Verdict]:

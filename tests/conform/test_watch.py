@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from kvbus.conform.vectors import pack, stored
 from kvbus.conform.verdict import Outcome
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.conform.engine import Engine, serving
-from tests.ports import free_port
+from tests.ports import free_port, ports_in_a_row
 from tests.system.bus import PATIENCE, eventually
 
 KEPT, BROKEN, NOT_SEEN = Outcome
@@ -234,6 +235,32 @@ def test_a_malformed_endpoint_is_a_mistake_of_the_caller():
     done = CliRunner().invoke(main, ["conform", "engine", "tcp://127.0.0.1"])
     assert done.exit_code == 2, done.output
     assert "tcp://127.0.0.1" in done.output
+
+
+async def test_ranks_are_judged_apart_each_at_its_port():
+    live, replay = ports_in_a_row(2), ports_in_a_row(2)
+    command = ["conform", "engine", f"tcp://127.0.0.1:{live}", "--replay", f"tcp://127.0.0.1:{replay}"]
+    async with AsyncExitStack() as stack:
+        for rank in range(2):
+            endpoints = (f"tcp://127.0.0.1:{port + rank}" for port in (live, replay))
+            made = await stack.enter_async_context(EnginePublisher(*endpoints, bind=True))
+            made.publish(batch(stored(1)))  # says in both that it is of rank 0
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "kvbus", *command, "--ranks", "2", "--seconds", "0.5", "--json"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert process.returncode == 1
+    found = {(each["clause"], each["case"]): each["outcome"] for each in json.loads(out)["verdicts"]}
+    assert {found[each, "rank 0"] for each in ("1.2", "4.2", "6.4", "10.1")} == {KEPT}
+    assert {found[each, "rank 1"] for each in ("4.2", "6.4")} == {KEPT}
+    assert {found[each, "rank 1"] for each in ("1.2", "10.1")} == {BROKEN}
+
+
+@pytest.mark.parametrize("more", [["--api", "http://127.0.0.1:1"], ["--replay", "ipc:///run/replay"]])
+def test_ranks_need_ports_to_count_and_no_api(more):
+    done = CliRunner().invoke(main, ["conform", "engine", "tcp://127.0.0.1:5557", "--ranks", "2", *more])
+    assert done.exit_code == 2, done.output
 
 
 async def test_ctrl_c_gives_the_verdicts_so_far(publisher):

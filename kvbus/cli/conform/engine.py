@@ -14,6 +14,7 @@ from kvbus.cli.until import run_until_signal, until
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
     from kvbus.conform.report import Report
 
@@ -41,6 +42,13 @@ if TYPE_CHECKING:
     metavar="S",
     help="Watch for so long at least.",
 )
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Judge so many data-parallel ranks: rank r is at each port plus r.",
+)
 @click.option("--await-restart", is_flag=True, help="Watch on until you have restarted the engine.")
 @curve_options
 @report_options
@@ -51,6 +59,7 @@ def command(
     curve_server_key: Path | None,
     topic: str,
     api: str | None,
+    ranks: int,
     as_json: bool,
     junit: Path | None,
     strict: bool,
@@ -77,7 +86,8 @@ def command(
 
         curve = curve_keys(curve_secret_key, curve_server_key, bind=named["bind"])
         url = None if api is None else (api if "://" in api else f"http://{api}").rstrip("/")
-        report = watched(Target(subject, api=url, topic=topic.encode(), curve=curve, **named))
+        target = Target(subject, api=url, topic=topic.encode(), curve=curve, **named)
+        report = watched([target] if ranks == 1 else _ranks(target, ranks))
     else:
         from kvbus.capture.format import read_capture  # noqa: PLC0415 - imported on use
         from kvbus.conform.engine.recording import judge_recording  # noqa: PLC0415 - imported on use
@@ -86,23 +96,41 @@ def command(
     deliver(report, as_json=as_json, junit=junit, strict=strict, without_bytes=without_bytes)
 
 
-def watched(target: Any) -> Report:
-    """Watch a publisher until the time is over or somebody presses Ctrl-C, and say what was seen."""
+def _ranks(target: Any, count: int) -> list[Any]:
+    if target.api is not None:
+        raise click.UsageError("--api goes with one rank: nobody knows which of several ranks gets a prompt")
+    try:
+        return [target.of_rank(rank) for rank in range(count)]
+    except ValueError as error:
+        raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5557") from error
+
+
+def watched(targets: Sequence[Any]) -> Report:
+    """Watch publishers until the time is over or somebody presses Ctrl-C, and say what was seen."""
+    from kvbus.conform import report as forms  # noqa: PLC0415 - brings rich
     from kvbus.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
 
     line = _Line()
-    watch = Watch(target, line)
+    watches = [Watch(target, line) for target in targets]
+
+    async def watch() -> None:
+        from asyncio import TaskGroup  # noqa: PLC0415 - imported on use
+
+        async with TaskGroup() as group:
+            for each in watches:
+                group.create_task(each.run())
 
     async def session(stop: asyncio.Event) -> None:
         try:
-            await until(stop, watch.run())
+            await until(stop, watch())
         except ValueError as error:
             raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5557") from error
         finally:
             line.end()
 
     run_until_signal(session)
-    return watch.report()
+    reports = [each.report() for each in watches]
+    return reports[0] if len(reports) == 1 else forms.Report.of_ranks(reports)
 
 
 class _Line:

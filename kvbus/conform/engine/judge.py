@@ -18,13 +18,17 @@ _HEARTBEATS: Final = 20_000
 class EngineJudge:
     """Judges a publisher by what is seen of it.
 
+    Args:
+        rank: of the publisher; None for the one that its first batch has.
+
     Attributes:
         ledger: what was seen of each clause; probes note there what they find.
         batches: messages that came live.
         events: events in them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int | None = None) -> None:
+        self._rank = rank
         self.ledger = Ledger()
         self.batches = 0
         self.events = 0
@@ -38,7 +42,7 @@ class EngineJudge:
     def stream(self) -> Stream:
         """The stream that was heard last."""
         if self._newest is None:
-            self._newest = Stream(self.ledger)
+            self._newest = Stream(self.ledger, self._rank)
         return self._newest
 
     @property
@@ -132,7 +136,7 @@ class EngineJudge:
         if stream is None or message.topic not in self._streams:
             known = self._newest
             if stream is None:
-                stream = Stream(self.ledger)
+                stream = Stream(self.ledger, self._rank)
             if self._streams and known is not None and known.expected == message.seq and message.seq > 0:
                 text = f"batch {message.seq} goes on with the numbers under another topic"
                 shown = Evidence("topic", message.topic)

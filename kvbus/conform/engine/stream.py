@@ -54,12 +54,16 @@ def parse(frames: Sequence[bytes], ledger: Ledger) -> Message | None:
 class Stream:
     """Judges the batches of one numbering in the order in which they come.
 
+    Args:
+        ledger: what was seen of each clause.
+        rank: of its publisher; None for the one that its first batch has.
+
     Attributes:
         expected: the next number; None before the first batch.
         blocks: the live blocks.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, rank: int | None = None) -> None:
         self.expected: int | None = None
         self.blocks = Blocks(ledger)
         self.epochs = 0
@@ -72,6 +76,7 @@ class Stream:
         self._sent: dict[int, int] = {}
         """Checksums of the newest payloads, by number."""
         self._publisher = b""
+        self._wanted = rank
         self._rank: Any = None
         self._batches = 0
         self._rejoined = False
@@ -201,7 +206,7 @@ class Stream:
 
     def _check_rank(self, payload: Payload, message: Message) -> None:
         if self._batches == 1:
-            self._rank = payload.rank
+            self._rank = payload.rank if self._wanted is None else self._wanted
         if payload.rank == self._rank:
             if payload.rank is not None:
                 self._ledger.kept("10.1")

@@ -7,9 +7,10 @@ import contextlib
 import ipaddress
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
+from kvbus.config.endpoints import endpoint_offset
 from kvbus.conform.engine.asking import Asking
 from kvbus.conform.engine.judge import EngineJudge
 from kvbus.conform.engine.late import View, judge_late
@@ -49,6 +50,7 @@ class Target:
         seconds: to watch, at least.
         prompts: different ones to send.
         await_restart: watch on until an epoch has begun.
+        rank: of the publisher; None for the one that its first batch has.
     """
 
     endpoint: str
@@ -62,6 +64,16 @@ class Target:
     seconds: float = 30.0
     prompts: int = 32
     await_restart: bool = False
+    rank: int | None = None
+
+    def of_rank(self, rank: int) -> Target:
+        """Return the target of another rank, whose ports are those of rank 0 plus the rank (1.2).
+
+        Raises:
+            ValueError: an endpoint has no port to count from.
+        """
+        replay, snapshot = (each and endpoint_offset(each, rank) for each in (self.replay, self.snapshot))
+        return replace(self, endpoint=endpoint_offset(self.endpoint, rank), replay=replay, snapshot=snapshot, rank=rank)
 
 
 class Tap:
@@ -111,7 +123,7 @@ class Watch:
     """Watches a publisher for a while; `report` says at any time what was seen so far."""
 
     def __init__(self, target: Target, progress: Callable[[str], None] = lambda _: None) -> None:
-        self.judge: Final = EngineJudge()
+        self.judge: Final = EngineJudge(target.rank)
         self._target = target
         self._progress = progress
         self._asking = Asking(self.judge, target.replay, target.snapshot, target.curve)

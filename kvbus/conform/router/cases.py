@@ -110,6 +110,23 @@ def _own(block: int) -> dict[str, Any]:
     return stored(block, token_ids=[20_000 + 2 * block, 20_001 + 2 * block])
 
 
+_LONG: Final = 2_195
+"""Stores of 64 blocks in a batch that is just below 4 MiB: two hashes of 9 bytes and two tokens of 5 for each block."""
+
+
+def _long() -> Batch:
+    """Return a batch of a prompt that comes in so many stores, and is evicted but for its first two blocks."""
+    stores = [
+        stored(
+            *range(first, first + 64),
+            parent=first - 1 or None,
+            token_ids=[*range(10**6 + 2 * first, 10**6 + 2 * first + 128)],
+        )
+        for first in range(1, 64 * _LONG, 64)
+    ]
+    return Batch([*stores, removed(*range(64 * _LONG, 2, -1))])
+
+
 FAULTS: Final = (
     Case(name="flow", clauses=("1.1", "6.4", "6.10"), title="64 batches that store and evict, without a fault",
          steps=(*flow(),), cache=FLOW.live(COUNT)),
@@ -154,6 +171,8 @@ FAULTS: Final = (
     Case(name="large-batch", clauses=("12.1",), title="a batch of 4,096 events",
          steps=(Batch([*map(_own, range(1, 2049)), *map(removed, range(2, 2049)), _own(2)]),),
          cache=device(1, 2)),
+    Case(name="long-batch", clauses=("12.1",), title="a batch of 4 MiB: a long prompt comes and goes",
+         steps=(_long(),), cache=device(1, 2)),
     Case(name="two-ranks", clauses=("10.2",), title="a rank removes a block that another has as well",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(1), stored(3)], rank=1), Batch([removed(1)], rank=1)),
          cache=device(1, 2) | device(3, rank=1)),

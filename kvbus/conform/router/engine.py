@@ -24,6 +24,8 @@ MARKERS: Final = range(2**40, 2**41)
 _NUMBERS: Final = itertools.count()
 _TOKENS: Final = 100_000
 """The first token of these blocks."""
+_ASKED: Final = 4096
+"""Blocks of a batch that a router is asked for: all of a batch of 4 MiB make no request."""
 
 
 @dataclass
@@ -162,12 +164,12 @@ class Engine:
         if isinstance(batch, Reason):
             return
         view = BlockView()
-        for event in batch.events:
-            for change in view.apply(event) if isinstance(event, BlockStored) else ():
-                if isinstance(change, Stored) and (tokens := change.block.token_ids):
-                    parent = None if change.block.parent is None else canonical(change.block.parent)
-                    source = Source(parent, [_first(token) for token in tokens])
-                    self.known.setdefault(canonical(change.block.hash), source)
+        changes = (change for event in batch.events if isinstance(event, BlockStored) for change in view.apply(event))
+        for change in itertools.islice(changes, _ASKED):
+            if isinstance(change, Stored) and (tokens := change.block.token_ids):
+                parent = None if change.block.parent is None else canonical(change.block.parent)
+                source = Source(parent, [_first(token) for token in tokens])
+                self.known.setdefault(canonical(change.block.hash), source)
 
 
 def _first(token: Any) -> int:

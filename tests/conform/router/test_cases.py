@@ -55,6 +55,14 @@ def test_the_cache_is_what_the_batches_leave(case: Case):
     assert {Held(canonical(block.hash), block.medium, block.group_idx, block.rank) for block in view} == case.cache
 
 
+def test_the_long_batch_has_as_many_bytes_as_every_reader_must_take():
+    (case,) = (case for case in CASES if case.name == "long-batch")
+    (batch,) = case.steps
+    assert isinstance(batch, Batch)
+    payload = pack([0.0, list(batch.events), 0])
+    assert 4_190_000 < len(payload) <= 4 * 1024 * 1024
+
+
 @pytest.mark.parametrize(("hash_", "wider"), [(1, 2**62 + 1), (-5, -(2**62) - 5), (2**64 - 5, 2**64 - 5), (b"x", b"x")])
 def test_small_hashes_are_made_wide(hash_, wider):
     assert wide(hash_) == wider
