@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from kvbus.compiled import PURE
 
 ROOT: Final = Path(__file__).parents[1]
-PACKAGES: Final = ("core", "daemon", "admin", "client", "config", "transport/live")
+PACKAGES: Final = ("core", "daemon", "admin", "client", "config", "conform", "transport/live")
 FILE: Final = Path(__file__).with_suffix(".toml")
 
 

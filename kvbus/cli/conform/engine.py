@@ -114,11 +114,9 @@ def watched(targets: Sequence[Any]) -> Report:
     watches = [Watch(target, line) for target in targets]
 
     async def watch() -> None:
-        from asyncio import TaskGroup  # noqa: PLC0415 - imported on use
+        from asyncio import gather  # noqa: PLC0415 - imported on use
 
-        async with TaskGroup() as group:
-            for each in watches:
-                group.create_task(each.run())
+        await gather(*(each.run() for each in watches))
 
     async def session(stop: asyncio.Event) -> None:
         try:
