@@ -41,6 +41,6 @@ def test_what_the_decoder_makes_of_them(engine: str) -> None:
     python = os.environ.get(variable)
     if not python:
         pytest.skip(f"{variable} names no Python with {engine}")
-    program = [python, Path(__file__).with_name("decoders.py"), MODULES[engine], DIRECTORY]
+    program: list[str | Path] = [python, Path(__file__).with_name("decoders.py"), MODULES[engine], DIRECTORY]
     done = subprocess.run(program, stdout=subprocess.PIPE, timeout=600, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(VECTORS, "") | refused(engine)
