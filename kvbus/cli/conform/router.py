@@ -9,6 +9,7 @@ import click
 from kvbus.cli.conform.options import F, deliver, report_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.conform.router.options import OPTIONS, WAYS, Option
+from kvbus.errors import ExitCode
 
 if TYPE_CHECKING:
     import asyncio
@@ -88,11 +89,12 @@ def command(
     async def main(stop: asyncio.Event) -> None:
         await until(stop, tried.run(say))
         if stop.is_set():
-            report.notes.append(
-                f"interrupted: {len(tried.cases) - int(report.seen.split()[0] or 0)} cases were not played"
-            )
+            played = len({each.case for each in report.verdicts})
+            report.notes.append(f"interrupted: {len(tried.cases) - played} cases were not played")
 
     run_until_signal(main)
+    if not report.verdicts:
+        raise click.exceptions.Exit(ExitCode.INTERRUPTED)
     deliver(report, as_json=as_json, junit=junit, strict=strict, without_bytes=without_bytes)
 
 
