@@ -43,7 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"judge the router that is asked in this way, an item for each clause in each case. {ways}",
     )
     for option in OPTIONS:
-        group.addoption(f"{_ROUTER}-{option.name}", help=option.help, **_form(option))
+        default = f" (default: {option.default})" if option.default else ""
+        group.addoption(f"{_ROUTER}-{option.name}", help=option.help + default, **_form(option))
     group.addoption("--kv-strict", action="store_true", help="a SHOULD that is broken fails, too")
 
 
