@@ -133,10 +133,7 @@ def print_table(report: Report, file: IO[str]) -> None:
 
 
 def _add(table: Table, verdict: Verdict, sign: str, style: str) -> None:
-    message = verdict.message
-    if verdict.counts:
-        message += " (" + ", ".join(f"{count} {name}" for name, count in verdict.counts.items()) + ")"
-    text = Text(_printable(message), "" if verdict.outcome is Outcome.BROKEN else style)
+    text = Text(_printable(verdict.seen), "" if verdict.outcome is Outcome.BROKEN else style)
     for piece in verdict.evidence:
         text.append(f"\n{_printable(_shown(piece.to_json(), _TABLE_BYTES))}", "dim")
     head = f"{verdict.outcome} ({verdict.level})" if verdict.outcome is Outcome.BROKEN else str(verdict.outcome)
@@ -159,13 +156,13 @@ def as_junit(report: Report, *, strict: bool = False) -> str:
     failures = skipped = 0
     for each in report.ordered:
         case = SubElement(suite, "testcase", classname=f"kv-events.{report.role}", name=_printable(_title(each)))
-        text = _printable("\n".join([each.message, *(_shown(piece.to_json()) for piece in each.evidence)]))
+        text = _printable("\n".join([each.seen, *(_shown(piece.to_json()) for piece in each.evidence)]))
         if each.fails(strict=strict):
             failures += 1
-            SubElement(case, "failure", message=_printable(each.message)).text = text
+            SubElement(case, "failure", message=_printable(each.seen)).text = text
         elif each.outcome is not Outcome.KEPT:
             skipped += 1
-            SubElement(case, "skipped", message=_printable(f"{each.outcome} ({each.level}): {each.message}"))
+            SubElement(case, "skipped", message=_printable(f"{each.outcome} ({each.level}): {each.seen}"))
         else:
             SubElement(case, "system-out").text = text
     if not report.tried:

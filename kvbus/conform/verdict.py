@@ -92,6 +92,12 @@ class Verdict:
         """The clause, and the case if there is one."""
         return f"{self.clause} {self.case}".rstrip()
 
+    @property
+    def seen(self) -> str:
+        """The message, and what was counted."""
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        return f"{self.message} ({counts})" if counts else self.message
+
     def fails(self, *, strict: bool = False) -> bool:
         """Whether this makes the whole a failure: a MUST that is broken, or with ``strict`` a SHOULD as well."""
         return self.outcome is Outcome.BROKEN and (strict or self.level is Level.MUST)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -48,3 +51,14 @@ def test_the_library_is_judged_in_every_form(tmp_path):
 def test_a_router_that_cannot_be_asked_is_no_broken_one():
     result = CliRunner().invoke(main, ["conform", "router", "--driver", "/nowhere/router"])
     assert (result.exit_code, "No such file" in result.output) == (2, True)
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_anything_was_tried_is_no_result():
+    program = [sys.executable, "-m", "kvbus", "conform", "router", "--driver", "cat", "--case", "stores"]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline().startswith("kvbus: stores")
+        running.send_signal(signal.SIGINT)
+        said = running.stderr.read()
+    assert (running.returncode, said) == (130, "")

@@ -1,4 +1,4 @@
-"""The plugin in a pytest of its own, against an engine on real sockets."""
+"""The plugin in a pytest of its own, against an engine and against routers on real sockets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from kvbus.conform.engine.clauses import WATCHED
+from kvbus.conform.router.cases import CASES
 from kvbus.conform.vectors import message, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_port
@@ -42,6 +45,67 @@ async def test_one_clause_can_be_chosen_and_nobody_there_is_a_failure(tmp_path):
     where = ["--kv-engine", f"tcp://127.0.0.1:{free_port()}"]
     status, said = await pytest_of(tmp_path, *where, "-k", "6.12")
     assert (status, f"{len(WATCHED) - 1} deselected" in said, "nothing listens" in said) == (1, True, True), said
+
+
+NEVER_ASKS = f"""
+import json, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.doubles.never_asks import NeverAsks
+router = NeverAsks([stream["live"] for stream in json.loads(input())["streams"]])
+for line in sys.stdin:
+    print(json.dumps({{"held": list(router.read())}}), flush=True)
+"""
+
+
+async def test_a_router_has_an_item_for_each_clause_in_each_case(tmp_path):
+    (tmp_path / "router.py").write_text(NEVER_ASKS)
+    way = f"driver={sys.executable} router.py"
+    where = ["--kv-router", way, "--kv-router-settle", "1", "-k", "duplicate-number or late-join"]
+    status, said = await pytest_of(tmp_path, *where)
+    assert status == 1, said
+    assert re.search(r"FAILED .*3\.5 duplicate-number: no batch is applied twice", said), said
+    assert re.search(r"broken \(MUST\): .* it asked for no replays \(0 missing, 1 dead\)", said), said
+    assert re.search(r"SKIPPED .*broken \(SHOULD\): .* \(24 missing, 0 dead\)", said), said
+    items = sum(len(case.clauses) for case in CASES)
+    assert re.search(rf"1 failed, 1 skipped, {items - 2} deselected", said), said
+
+
+async def test_a_router_that_does_not_listen_is_a_failure(tmp_path):
+    live, replay = free_port(), free_port()
+    where = [
+        "--kv-router",
+        "view-command=echo",
+        "--kv-router-engine",
+        f"tcp://127.0.0.1:{live},tcp://127.0.0.1:{replay}",
+    ]
+    status, said = await pytest_of(tmp_path, *where, "--kv-router-connect", "0.2", "-k", "late-join")
+    assert (status, "is the adapter?" in said, "nobody subscribes" in said) == (1, True, True), said
+
+
+async def test_what_is_not_seen_is_skipped(tmp_path):
+    where = ["--kv-router", "client", "--kv-router-engine", ",".join(f"tcp://127.0.0.1:{free_port()}" for _ in "12")]
+    status, said = await pytest_of(tmp_path, *where, "-k", "two-ranks-clear or order-in-a-batch")
+    assert status == 0, said
+    assert re.search(r"SKIPPED .*not seen \(MUST\): .*: it takes a second rank", said), said
+    assert re.search(r"1 passed, \d+ skipped", said), said
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (["--kv-router", "telepathy"], "name one way to ask it: driver=CMD"),
+        (["--kv-router", "client=yes"], "name one way"),
+        (["--kv-router", "driver"], "name one way"),
+        (["--kv-router", "client", "--kv-router-engine", "here"], "--kv-router-engine here: LIVE,REPLAY"),
+        (["--kv-router", "client", "--kv-router-reads", "a,b"], "takes --kv-router-engine"),
+        (["--kv-router", "client", "--kv-router-settle", "0"], "0 is not more than 0"),
+    ],
+)
+def test_a_router_that_is_named_wrongly_is_a_usage_error(tmp_path, capsys, options, wrong):
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    status = pytest.main(["-p", "no:cacheprovider", "-p", "no:asyncio", str(tmp_path), *options])
+    said = capsys.readouterr()
+    assert (status, wrong in said.out + said.err) == (4, True), said
 
 
 async def test_without_its_option_it_collects_nothing(tmp_path):

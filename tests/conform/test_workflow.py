@@ -16,30 +16,40 @@ from tests.ports import ports_in_a_row
 
 def test_each_input_reaches_the_shell_as_a_variable():
     inputs = set(read(FOR_OTHERS)["on"]["workflow_call"]["inputs"])
-    said = str(jobs(FOR_OTHERS)["engine"])
+    said = str(jobs(FOR_OTHERS)["conform"])
     assert {name for name in inputs if f"inputs.{name} " not in said} == set()
+
+
+def run(directory: Path, **given: str) -> tuple[int, ET.Element]:
+    """Run its last command, and return its exit code and the suite that it wrote."""
+    (directory / "kvbus" / "bin").mkdir(parents=True)
+    program = directory / "kvbus" / "bin" / "kvbus"
+    program.write_text(f"#!{sys.executable}\nfrom kvbus.cli import main\nmain()\n")
+    program.chmod(0o755)
+    names = dict.fromkeys(("START", "ROUTER", "ENDPOINT", "REPLAY", "API", "STRICT"), "")
+    env = {**os.environ, **names, "SECONDS_TO_WATCH": "0.5", "WAIT": "150", "RUNNER_TEMP": str(directory), **given}
+    (*_, script) = (step["run"] for step in jobs(FOR_OTHERS)["conform"]["steps"] if "run" in step)
+    done = subprocess.run(["bash", "-e", "-c", script], cwd=directory, env=env, timeout=200, check=False)
+    return done.returncode, ET.parse(directory / "conform.xml").getroot()[0]  # noqa: S314 - our own
 
 
 @pytest.mark.slow
 def test_its_last_command_starts_an_engine_waits_for_it_and_judges_it(tmp_path: Path):
-    (tmp_path / "kvbus" / "bin").mkdir(parents=True)
-    program = tmp_path / "kvbus" / "bin" / "kvbus"
-    program.write_text(f"#!{sys.executable}\nfrom kvbus.cli import main\nmain()\n")
-    program.chmod(0o755)
     port = ports_in_a_row(2)
     endpoints = [f"tcp://127.0.0.1:{each}" for each in (port, port + 1)]
     start = (
-        f"{program} sim --bind --endpoint {endpoints[0]} --replay-endpoint {endpoints[1]} --seconds 60 & echo $! > pid"
+        f"kvbus/bin/kvbus sim --bind --endpoint {endpoints[0]} --replay-endpoint {endpoints[1]} --seconds 60 "
+        "> sim.log 2>&1 & echo $! > pid"
     )
-    names = {"START": start, "ENDPOINT": endpoints[0], "REPLAY": endpoints[1], "API": "", "STRICT": ""}
-    env = {**os.environ, **names, "SECONDS_TO_WATCH": "0.5", "WAIT": "150", "RUNNER_TEMP": str(tmp_path)}
-    (*_, script) = (step["run"] for step in jobs(FOR_OTHERS)["engine"]["steps"] if "run" in step)
     try:
-        done = subprocess.run(
-            ["bash", "-e", "-c", script], cwd=tmp_path, env=env, stdout=subprocess.PIPE, timeout=200, check=False
-        )
+        status, suite = run(tmp_path, START=start, ENDPOINT=endpoints[0], REPLAY=endpoints[1])
     finally:
         os.kill(int((tmp_path / "pid").read_text()), 15)
-    assert done.returncode in {0, 1}, done.stdout
-    suite = ET.parse(tmp_path / "conform.xml").getroot()[0]  # noqa: S314 - our own
+    assert status in {0, 1}
     assert len(suite) > 40
+
+
+@pytest.mark.slow
+def test_its_last_command_judges_a_router_with_options_as_a_shell_reads_them(tmp_path: Path):
+    status, suite = run(tmp_path, ROUTER="--client --case stores --topic 'two words'")
+    assert (status, [each.get("name") for each in suite]) == (0, ["6.4 stores: stores and their parents"])

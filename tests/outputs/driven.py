@@ -35,8 +35,9 @@ def make_driver(
     """A driver of a type, and what it is configured with."""
     assert name in KINDS, f"tests/outputs/readers.py has no entry for the output type {name!r}"
     keys = {"type": name, **KINDS[name].settings(directory), **settings}
+    state = {"on_subscribe": keys.pop("on_subscribe")}  # behind the checks: a log without the state is refused
     overrides = {"model": "m", "sources": [{"endpoint": "ipc://engine"}], "outputs": [keys]}
-    config = load(None, env={}, overrides=overrides).outputs[0]
+    config = load(None, env={}, overrides=overrides).outputs[0].model_copy(update=state)
     return config, parts.load(parts.OUTPUTS, name)(0, config, services)
 
 
