@@ -349,7 +349,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (f"kvbus_output_routers{{{OUTPUT}}}", OF_OUTPUT),
             (f"kvbus_output_subscribers{{{OUTPUT}}}", f"{OF_OUTPUT} subscriptions"),
             (f"kvbus_output_publishers{{{OUTPUT}}}", f"{OF_OUTPUT} engines"),
-            (f"kvbus_output_publishers_limit{{{OUTPUT}}} > 0", f"{OF_OUTPUT} engines at most"),
+            (f"kvbus_output_publishers_limit{{{OUTPUT}}}", f"{OF_OUTPUT} engines at most"),
             (f"increase(kvbus_output_publishers_accepted_total{{{OUTPUT}}}[5m])", f"{OF_OUTPUT} engines accepted"),
         ),
         graph(

@@ -320,10 +320,14 @@ class Outgoing:
         number, at, self.wall = record.output, record.stream, record.wall
         output = self._outputs[number]
         stream = output.streams[at]
-        source = self._sources[0 if output.spec.merged else at]
         payload = stream.journal.beat
         if payload is None:
-            payload = encode(stream.profile.wire, [], max(self.wall, source.ts), output.rank_of(at, source))
+            # a merged stream is there before any source is found
+            ts, rank = (self.wall, 0)
+            if not output.spec.merged or self._sources:
+                source = self._sources[0 if output.spec.merged else at]
+                ts, rank = max(self.wall, source.ts), output.rank_of(at, source)
+            payload = encode(stream.profile.wire, [], ts, rank)
         seq = stream.append(payload, now, empty=True)
         output.stats.heartbeats += 1
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))

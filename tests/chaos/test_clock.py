@@ -21,7 +21,7 @@ READS = {
     "transport/live/hub.py": "the same where all streams have one endpoint",
     "transport/live/views.py": "since when a router is connected, as people are shown",
 }
-PEERS = ("sim/", "demo/", "cli/", "capture/", "doctor/", "telemetry/logs.py")
+PEERS = ("sim/", "demo/", "cli/", "capture/", "conform/", "doctor/", "telemetry/logs.py")
 """Engines, and what people read: no part of the relay."""
 
 

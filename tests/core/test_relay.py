@@ -420,6 +420,13 @@ class TestHeartbeats:
         assert script >> tick() >> tick(0.6) >> live(0, A, source=1, rank=1) << publish(0, A, stream=1)
         assert script >> tick(0.5) << publish(0, stream=0) >> tick(0.6) << publish(1, stream=1, rank=1)
 
+    def test_of_a_merged_stream_for_which_no_source_is_found_yet(self):
+        relay = Relay([], [OutputSpec("out", PROFILES["vllm"], [None], merged=True, heartbeat=1.0)])
+        relay.handle(Tick(500.0), 0.0)
+        (beat,) = relay.handle(Tick(501.0), 1.5)
+        assert isinstance(beat, Publish)
+        assert unpack(beat.payload) == [501.0, [], 0]
+
     def test_off(self):
         assert Script(heartbeat=0.0) >> live(0, A) << publish(0, A) >> tick(10.0**6)
 

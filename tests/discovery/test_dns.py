@@ -222,6 +222,19 @@ class Dnsmasq:
             f"--addn-hosts={self._hosts}", "--local=/test/", "--local-ttl=1",
             stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
+        await self._until_it_listens()
+
+    async def _until_it_listens(self) -> None:
+        """Before that a SIGHUP ends it."""
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                except ConnectionRefusedError:
+                    await asyncio.sleep(0.01)
+                else:
+                    writer.close()
+                    return
 
     def serve(self, addresses: Iterable[str]) -> None:
         self._hosts.write_text("".join(f"{address} engines.test\n" for address in addresses))

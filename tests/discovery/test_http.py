@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvbus.discovery.contract import DiscoveryError, Publisher, Services
-from kvbus.discovery.http.answers import of_sglang, of_vllm
+from kvbus.discovery.engine_answers import of_sglang, of_vllm
 from kvbus.discovery.http.discoverer import HttpDiscoverer, HttpSettings
 from tests.discovery.fleet import Bus, Worker, running
 from tests.discovery.worlds import HttpWorld, Place

@@ -172,7 +172,8 @@ def test_a_requester_so_slow_that_the_journal_is_trimmed_past_it(cuts: list[int]
             )
             trimmed = stream.next_seq - 1
             await router.read()
-            assert cuts == ([newest] if journal == JOURNAL else [trimmed])
+            (cut,) = cuts
+            assert cut == newest if journal == JOURNAL else newest < cut <= trimmed
             await in_step(bus, engine, router)
             assert router.holes == 0
 

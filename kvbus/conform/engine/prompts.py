@@ -13,7 +13,7 @@ import aiohttp
 
 from kvbus.conform.engine.judge import EngineJudge
 from kvbus.discovery.contract import DiscoveryError
-from kvbus.discovery.http.answers import of_sglang, of_vllm
+from kvbus.discovery.engine_answers import of_sglang, of_vllm
 from kvbus.transport import engine_api
 
 WAIT_S: Final = 10.0

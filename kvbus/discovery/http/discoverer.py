@@ -17,7 +17,7 @@ import msgspec
 from kvbus.config.section import Section, key
 from kvbus.config.values import ApiUrl, Seconds
 from kvbus.discovery.contract import DiscoveryError, Engine, Services
-from kvbus.discovery.http.answers import Answer, of_sglang, of_vllm
+from kvbus.discovery.engine_answers import Answer, of_sglang, of_vllm
 
 TIMEOUT: Final = 5.0
 """Seconds for a request and its answer."""
