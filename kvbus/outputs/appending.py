@@ -255,7 +255,7 @@ class Appender:
                 return
             self._ask()
             if now() - self._appended_at >= LEASE and self._seq:
-                await writer.append([self._written(writer, Kind.LEASE)])
+                await writer.append([self._record(writer, Kind.LEASE)])
                 self._appended_at = now()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN):
@@ -342,22 +342,9 @@ class Appender:
         more: bool = False,
         resync: bool = False,
     ) -> bytes:
-        """The next record of the epoch."""
+        """The next record of the epoch. A lease takes no seq."""
         if not self._block_size and payload:
             self._block_size = block_size_of(payload)
-        data = self._written(writer, kind, payload, origin, more=more, resync=resync)
-        self._seq += 1
+        data = write(Record(SCHEMA, kind, writer.epoch, self._seq, payload, origin, self._block_size, more, resync))
+        self._seq += kind is not Kind.LEASE
         return data
-
-    def _written(
-        self,
-        writer: Writer,
-        kind: Kind,
-        payload: bytes = b"",
-        origin: int = 0,
-        *,
-        more: bool = False,
-        resync: bool = False,
-    ) -> bytes:
-        size = self._block_size
-        return write(Record(SCHEMA, kind, writer.epoch, self._seq, payload, origin, size, more, resync))
