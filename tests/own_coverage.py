@@ -54,13 +54,13 @@ def mirror_of(module: str, mirrors: Mapping[str, str]) -> str:
     return mirrors.get(module, f"tests/{where}/test_{name}.py")
 
 
-def measure(module: str, tests: str) -> Covered:
-    """Run a module's tests alone, in a process of their own.
+def measure(modules: Sequence[str], tests: str) -> dict[str, Covered]:
+    """Run the tests of some modules alone, in a process of their own.
 
     Raises:
         RuntimeError: a test fails.
     """
-    source = f"kvbus/{module}.py"
+    sources = {f"kvbus/{module}.py": module for module in modules}
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         coverage = [sys.executable, "-m", "coverage"]
@@ -68,18 +68,21 @@ def measure(module: str, tests: str) -> Covered:
         env = {**os.environ, PURE: "1", "COVERAGE_FILE": str(Path(directory) / "data")}
         pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
         done = subprocess.run(
-            [*coverage, "run", "--branch", f"--include={source}", *pytest],
+            [*coverage, "run", "--branch", f"--include={','.join(sources)}", *pytest],
             cwd=ROOT, env=env, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"{tests} fails:\n{done.stdout}{done.stderr}")
         made = subprocess.run([*coverage, "json", "-q", "-o", str(report)], cwd=ROOT, env=env, check=False)
-        if made.returncode:
-            return Covered(0, 1, 0, 0)  # its own tests never import it
-        (found,) = json.loads(report.read_text())["files"].values()
-    summary: dict[str, Any] = found["summary"]
+        files = {} if made.returncode else json.loads(report.read_text())["files"]
+    return {module: _covered(files.get(source)) for source, module in sources.items()}
+
+
+def _covered(found: Mapping[str, Any] | None) -> Covered:
+    if found is None:
+        return Covered(0, 1, 0, 0)  # its own tests never import it
     names = ("covered_lines", "num_statements", "covered_branches", "num_branches")
-    return Covered(*(summary[name] for name in names))
+    return Covered(*(found["summary"][name] for name in names))
 
 
 def verdict(known: Sequence[str], covered: Mapping[str, Covered], settings: Mapping[str, Any]) -> list[str]:
@@ -100,15 +103,18 @@ def main(wanted: Sequence[str]) -> int:
     settings = tomllib.loads(FILE.read_text())
     known = modules()
     chosen = [name for name in known if name in settings["floors"] and (not wanted or name in wanted)]
-    mirrors = [mirror_of(name, settings["mirrors"]) for name in chosen]
-    covered = {}
+    shared: dict[str, list[str]] = {}
+    for name in chosen:
+        shared.setdefault(mirror_of(name, settings["mirrors"]), []).append(name)
+    covered: dict[str, Covered] = {}
     say = partial(print, flush=True)
     say(f"{'module':36} {'lines':>9} {'branches':>9} {'%':>6} {'floor':>6}")
     with ThreadPoolExecutor(max_workers=2) as pool:
-        for name, each in zip(chosen, pool.map(measure, chosen, mirrors), strict=True):
-            covered[name] = each
-            lines, branches = f"{each.lines}/{each.of_lines}", f"{each.branches}/{each.of_branches}"
-            say(f"{name:36} {lines:>9} {branches:>9} {each.percent:6.1f} {settings['floors'][name]:6}")
+        for measured in pool.map(measure, shared.values(), shared):
+            covered |= measured
+            for name, each in measured.items():
+                lines, branches = f"{each.lines}/{each.of_lines}", f"{each.branches}/{each.of_branches}"
+                say(f"{name:36} {lines:>9} {branches:>9} {each.percent:6.1f} {settings['floors'][name]:6}")
     wrong = verdict(known, covered, settings)
     for line in wrong:
         say(f"WRONG {line}")

@@ -37,14 +37,13 @@ def test_lines_and_branches_count_alike() -> None:
 
 
 def test_a_module_by_other_tests_than_its_own() -> None:
-    own, other = (
-        measure("core/sequencing/conflict", f"tests/core/sequencing/test_{name}.py")
-        for name in ("conflict", "backfill")
-    )
-    assert own.percent == 100.0
-    assert other.lines == 0
+    modules = ("core/sequencing/conflict", "core/sequencing/settings")
+    own, other = (measure(modules, f"tests/core/sequencing/test_{name}.py") for name in ("conflict", "backfill"))
+    assert own[modules[0]].percent == 100.0
+    assert other[modules[0]].lines == 0
+    assert own.keys() == other.keys() == set(modules)
 
 
 def test_tests_that_fail_are_no_measure() -> None:
     with pytest.raises(RuntimeError, match="fails"):
-        measure("core/source", "tests/core/test_nothing.py")
+        measure(("core/source",), "tests/core/test_nothing.py")
