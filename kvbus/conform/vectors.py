@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-END: Final = [b"", b"", b"\xff" * 8, b""]
+from kvbus.core.wire.frames import END_SEQ
+
+END: Final = [b"", b"", END_SEQ, b""]
 
 Frames = list[bytes]
 Block = tuple[int | None, str, int | bytes]
@@ -105,7 +107,7 @@ VECTORS: Final[dict[str, Vector]] = {
     "gap-old-framing": Vector(["4.2"], "The answer of vLLM before 0.26: no topic frame",
                               [ONE, message(2, stored(3, parent=2))], gpu(1, 2, 3), asks=1,
                               replay=[[b"", *ONE[1:]], [b"", *message(1, stored(2, parent=1))[1:]],
-                                      [b"", *message(2, stored(3, parent=2))[1:]], [b"", b"\xff" * 8, b""]]),
+                                      [b"", *message(2, stored(3, parent=2))[1:]], [b"", END_SEQ, b""]]),
     "no-rank": Vector(["6.1"], "The rank may be null", [message(0, stored(1), rank=None)], gpu(1)),
     "not-msgpack": Vector(["6.13", "12.2"], "A payload that is not MessagePack costs itself",
                           [ONE, raw(1, b"\xc1nothing"), message(2, stored(2, parent=1))], gpu(1, 2)),

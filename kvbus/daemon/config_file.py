@@ -40,6 +40,7 @@ class ConfigFile:
     async def settled(self, seconds: float = SETTLED) -> bytes | None:
         """Return a fingerprint of what it holds; None if that has changed meanwhile: somebody may be writing it."""
         found = await asyncio.to_thread(self.content)
-        if found != self.loaded:
-            await asyncio.sleep(seconds)
+        if found == self.loaded:
+            return found
+        await asyncio.sleep(seconds)
         return found if found == await asyncio.to_thread(self.content) else None

@@ -30,11 +30,31 @@ def coloured(out: TextIO) -> bool:
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-class Waiting:
-    """One line on a terminal that says what is waited for; nothing elsewhere."""
+class Line:
+    """One line on a terminal that is written again and again; nothing elsewhere."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out if out.isatty() and os.environ.get("TERM") != "dumb" else None
+
+    def show(self, text: str) -> None:
+        """Write it anew."""
+        self._write(printable(text)[:78])
+
+    def end(self) -> None:
+        """Take the line away."""
+        self._write("")
+
+    def _write(self, text: str) -> None:
+        if self._out is not None:
+            self._out.write(f"\r\x1b[K{text}")
+            self._out.flush()
+
+
+class Waiting(Line):
+    """Says what is waited for."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__(out)
         self._open: dict[str, None] = {}
         self._done = 0
 
@@ -45,14 +65,4 @@ class Waiting:
             self._done += 1
         else:
             self._open[what] = None
-        if self._out is None:
-            return
-        text = f"looking at {self._done + len(self._open)}: waiting for {next(iter(self._open), 'nothing')}"
-        self._out.write(f"\r\x1b[K{printable(text)[:78]}")
-        self._out.flush()
-
-    def end(self) -> None:
-        """Take the line away."""
-        if self._out is not None:
-            self._out.write("\r\x1b[K")
-            self._out.flush()
+        self.show(f"looking at {self._done + len(self._open)}: waiting for {next(iter(self._open), 'nothing')}")

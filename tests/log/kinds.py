@@ -13,9 +13,9 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
 from kvbus.log.contract import Log, UnavailableError
-from kvbus.log.directory import DirectoryLog
 from kvbus.log.kafka import POINTERS, KafkaLog, Place, partition_of
 from tests.log.broker import Broker
+from tests.log.directory import DirectoryLog
 from tests.transport.loops import PATIENCE
 
 _names = itertools.count()

@@ -109,9 +109,10 @@ def watched(targets: Sequence[Any]) -> Report:
     """Watch publishers until the time is over or somebody presses Ctrl-C, and say what was seen."""
     from kvbus.conform import report as forms  # noqa: PLC0415 - brings rich
     from kvbus.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
+    from kvbus.doctor.rendering import Line  # noqa: PLC0415 - imported on use
 
-    line = _Line()
-    watches = [Watch(target, line) for target in targets]
+    line = Line(sys.stderr)
+    watches = [Watch(target, line.show) for target in targets]
 
     async def watch() -> None:
         from asyncio import gather  # noqa: PLC0415 - imported on use
@@ -129,21 +130,3 @@ def watched(targets: Sequence[Any]) -> Report:
     run_until_signal(session)
     reports = [each.report() for each in watches]
     return reports[0] if len(reports) == 1 else forms.Report.of_ranks(reports)
-
-
-class _Line:
-    """One line on a terminal that says how far it is; nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self._out = sys.stderr if sys.stderr.isatty() else None
-
-    def __call__(self, text: str) -> None:
-        if self._out is not None:
-            self._out.write(f"\r\x1b[K{text[:78]}")
-            self._out.flush()
-
-    def end(self) -> None:
-        """Take the line away."""
-        if self._out is not None:
-            self._out.write("\r\x1b[K")
-            self._out.flush()

@@ -11,8 +11,8 @@ from kvbus.conform.engine.events import EventReader
 from kvbus.conform.engine.ledger import Ledger
 from kvbus.conform.engine.stream import SEQ_END, Message
 from kvbus.conform.verdict import Evidence, Level
+from kvbus.core.wire.frames import END_SEQ
 
-END: Final = b"\xff" * 8
 LONG: Final = 1_000
 """Messages of an answer that show whether it is filled, or whether a slow requester loses some."""
 
@@ -38,7 +38,7 @@ class Answer:
     def add(self, frames: list[bytes]) -> bool:
         """Take a message; return whether the answer is over."""
         self.messages.append(frames)
-        self.ended = any(frame[:8] == END for frame in frames[-2:])
+        self.ended = any(frame[:8] == END_SEQ for frame in frames[-2:])
         return self.ended
 
     @property
@@ -79,11 +79,11 @@ class AnswerJudge:
         wanted = 3 + answer.delimited
         for frames in answer.messages:
             shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:5])]
-            is_end = any(frame[:8] == END for frame in frames[-2:])
+            is_end = any(frame[:8] == END_SEQ for frame in frames[-2:])
             if len(frames) != wanted or (answer.delimited and frames[0] != b""):
                 what = "END" if is_end else "a batch of an answer"
                 ledger.broken("4.2", f"{what} has {len(frames)} frames at a DEALER, and not {wanted}", *shown)
-            elif is_end and frames[-3:] != [b"", END, b""]:
+            elif is_end and frames[-3:] != [b"", END_SEQ, b""]:
                 ledger.broken("4.2", "END is not [empty, 8 bytes FF, empty]", *shown)
             elif not is_end and len(frames[-2]) not in {8, 24}:
                 ledger.broken("4.2", f"the sequence frame of an answer has {len(frames[-2])} bytes", *shown)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
-from kvbus.config.endpoints import endpoint_offset
+from kvbus.config.endpoints import endpoint_offset, parse_endpoint
 from kvbus.conform.engine.asking import Asking
 from kvbus.conform.engine.judge import EngineJudge
 from kvbus.conform.engine.late import View, judge_late
@@ -183,7 +182,7 @@ class Watch:
     def _keys(self, outcome: Outcome) -> None:
         if outcome.mechanism == "CURVE":
             self.judge.ledger.kept("14.1")
-        elif not _is_local(self._target.endpoint):
+        elif not parse_endpoint(self._target.endpoint).is_loopback:
             self.judge.ledger.broken("14.1", f"{self._target.endpoint} takes whoever connects, without CURVE")
 
     async def _until_connected(self, tap: Tap) -> bool:
@@ -319,13 +318,3 @@ class Watch:
     def _say(self, left: float) -> None:
         judge = self.judge
         self._progress(f"{self._doing}: {judge.batches:,} batches, {len(judge.stream.blocks):,} blocks, {left:.0f} s")
-
-
-def _is_local(endpoint: str) -> bool:
-    if not endpoint.startswith("tcp://"):
-        return True
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

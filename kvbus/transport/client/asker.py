@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 import zmq
 
-from kvbus.transport.pump import Pump
+from kvbus.transport.client.mailbox import Mailbox
 from kvbus.transport.sockets import PeerPolicy, attach_or_refuse, end, make_socket
 
 if TYPE_CHECKING:
@@ -30,8 +28,6 @@ class Asker:
 
     def __init__(self, endpoint: str, *, curve: Curve | None = None, slow: bool = False, most: int = 64) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._messages: Final[deque[list[bytes]]] = deque()
-        self._arrived: Final = asyncio.Event()
         try:
             socket = make_socket(self._context, zmq.DEALER, **(_SMALL if slow else {}))
             PeerPolicy(curve=curve).put_on(socket, bind=False)
@@ -39,8 +35,7 @@ class Asker:
         except BaseException:
             end(self._context)
             raise
-        self._pump = Pump(socket, self._messages.append, self._arrived.set, max_frames=most)
-        self._pump.pause()
+        self._mailbox = Mailbox(socket, max_frames=most)
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,22 +43,13 @@ class Asker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pump.close()
-        await asyncio.sleep(0)  # the socket closes in the loop's next turn
+        await self._mailbox.aclose()
         end(self._context)
 
     def ask(self, *frames: bytes) -> None:
         """Send the request; it leaves as soon as there is a connection."""
-        self._pump.socket.send_multipart(frames)
-        self._pump.sent()
+        self._mailbox.send(frames)
 
     async def recv(self) -> list[bytes]:
         """Wait for the next message of the answer, and return its frames."""
-        while not self._messages:
-            self._arrived.clear()
-            self._pump.resume()
-            try:
-                await self._arrived.wait()
-            finally:
-                self._pump.pause()
-        return self._messages.popleft()
+        return await self._mailbox.recv()

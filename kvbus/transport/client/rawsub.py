@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 import zmq
 
-from kvbus.transport.pump import Pump
+from kvbus.transport.client.mailbox import Mailbox
 from kvbus.transport.sockets import PeerPolicy, attach_or_refuse, bound_endpoint, end, make_socket
 
 if TYPE_CHECKING:
@@ -47,9 +45,7 @@ class RawSubscriber:
         self._own_context = context is None
         self._context = context
         self._curve = curve
-        self._pump: Pump | None = None
-        self._messages: Final[deque[list[bytes]]] = deque()
-        self._arrived: Final = asyncio.Event()
+        self._mailbox: Mailbox | None = None
 
     @property
     def endpoint(self) -> str:
@@ -76,15 +72,13 @@ class RawSubscriber:
             raise
         if self._bind:
             self._endpoint = bound_endpoint(socket, self._endpoint)
-        self._pump = Pump(socket, self._messages.append, self._arrived.set)
-        self._pump.pause()
+        self._mailbox = Mailbox(socket)
 
     async def close(self) -> None:
         """Close the socket."""
-        if self._pump is not None:
-            self._pump.close()
-            self._pump = None
-            await asyncio.sleep(0)  # the socket closes in the loop's next turn
+        if self._mailbox is not None:
+            mailbox, self._mailbox = self._mailbox, None
+            await mailbox.aclose()
         self._end_context()
 
     async def __aenter__(self) -> Self:
@@ -102,17 +96,9 @@ class RawSubscriber:
 
     async def recv(self) -> list[bytes]:
         """Wait for the next message and return its frames."""
-        pump = self._pump
-        if pump is None:
+        if self._mailbox is None:
             raise RuntimeError("the subscriber is not started")
-        while not self._messages:
-            self._arrived.clear()
-            pump.resume()
-            try:
-                await self._arrived.wait()
-            finally:
-                pump.pause()
-        return self._messages.popleft()
+        return await self._mailbox.recv()
 
     def _end_context(self) -> None:
         if self._own_context and self._context is not None:

@@ -1,4 +1,4 @@
-"""A log in a directory: for one machine, and for tests. Segments of frames, each synced before it counts.
+"""A log in a directory: what the contract asks of any log, without a server. Segments of frames, each synced before it counts.
 
 A stream is a directory. ``pointer`` holds its newest epoch and where a rebuild begins. Segments are named by the
 position of their first byte. A frame is the record's length, its CRC-32 and the record. A writer appends under the lock
