@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvbus.config.endpoints import MAX_PORT, Address, parse_endpoint
+from kvbus.config.endpoints import MAX_PORT, Address, parse_address, parse_endpoint
 from kvbus.config.paths import Path, show
 
 if TYPE_CHECKING:
@@ -99,10 +99,14 @@ def _claims(found: Findings) -> Iterable[_Claim]:
             if name != "endpoint" or output.bind:
                 numbers, both = slots if several else [0], output.interpose and name == "endpoint"
                 yield from _run(found, ("outputs", i, name), numbers, "stream", ours=True, both=both)
-    address = config.http_address
-    if address is not None and address[1] != 0 and found.sound(("http",)):
-        host = "127.0.0.1" if address[0] == "localhost" else address[0]
-        yield _Claim(("http",), "HTTP", Address(host, address[1]), ours=True)
+    listening: list[tuple[Path, str, str | None]] = [(("http",), "HTTP", config.http)]
+    if config.front is not None:
+        listening.append((("front", "listen"), "the front", config.front.listen))
+    for key, who, text in listening:
+        if text is not None and found.sound(key):
+            host, port = parse_address(text)
+            if port != 0:
+                yield _Claim(key, who, Address("127.0.0.1" if host == "localhost" else host, port), ours=True)
 
 
 def _run(found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours: bool, both: bool) -> Iterable[_Claim]:

@@ -11,6 +11,9 @@ START: Final = 0
 """A position before everything that a log keeps of a stream."""
 
 
+UNREACHABLE: Final = "unreachable"
+
+
 class FencedError(Exception):
     """Another writer has taken the stream. What this one has appended stays, and it can append no more."""
 
@@ -20,7 +23,14 @@ class UnavailableError(Exception):
 
     Whether the records of a failed append are in the log is unknown. The writer's turn is over: close it, claim again,
     and begin with the state. Readers drop doubles by epoch and seq, and what the turn before has left undone by epoch.
+
+    Attributes:
+        reason: why, in a word for counters; :data:`UNREACHABLE` where nothing is known.
     """
+
+    def __init__(self, text: str, reason: str = UNREACHABLE) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class Entry(NamedTuple):
@@ -87,6 +97,16 @@ class Reader(Protocol):
             UnavailableError: nothing was taken, and this may be called again.
         """
 
+    async def ends(self) -> dict[str, int]:
+        """For each stream a position below which everything lies that the log has of it now.
+
+        Raises:
+            UnavailableError: the log cannot be reached.
+        """
+
+    async def reached(self, key: str) -> int:
+        """The position at which reading a stream goes on: what is below was taken, or is not kept."""
+
     async def close(self) -> None:
         """Stop reading."""
 
@@ -101,8 +121,8 @@ class Log(Protocol):
             UnavailableError: nobody was fenced, or somebody was and the stream is nobody's; claim again.
         """
 
-    async def pointers(self) -> dict[str, Pointer]:
-        """The pointers of all streams, the newest of each.
+    async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
+        """The pointers of all streams, or of one, the newest of each.
 
         Raises:
             UnavailableError: the log cannot be reached.

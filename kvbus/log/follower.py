@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvbus.log.record import Kind, Record, read
 
 LEASE: Final = 5.0
 """Seconds between two leases of a writer."""
 
-LEASE_TTL: Final = 15.0
-"""Seconds without a record after which a stream's blocks are void."""
+SILENCE: Final = 10.0
+"""Seconds between two records of an epoch. A writer that finds more between its own begins another epoch, so a reader
+that knows of more may give the epoch up for good."""
+
+LEASE_TTL: Final = 30.0
+"""Seconds without a record after which a stream's blocks are void; where the log was read to its end since, its epoch
+is over for good.
+
+``2 * SILENCE < LEASE_TTL``: each record was sent behind the answer to the one before, and no two answers are
+:data:`SILENCE` apart, so two records of one epoch are in the log less than twice that apart. The rest is how much later
+than the first a reader may get the second.
+"""
 
 
 class Holds(Enum):
@@ -33,6 +43,18 @@ class Holds(Enum):
     """What the writer before has said. The new one has not begun its state."""
 
 
+class Step(NamedTuple):
+    """The next record of a stream.
+
+    Attributes:
+        record: the record.
+        known: it changes nothing: a lease, or a part of a state that the reader has.
+    """
+
+    record: Record
+    known: bool
+
+
 class Follower:
     """One stream.
 
@@ -41,8 +63,9 @@ class Follower:
         seq: of the record that comes next.
         holds: what the reader holds now.
         counts: records that were not given, by reason: ``double``, ``old_epoch``, ``malformed``, ``known`` (of a state
-            that the reader has already) and ``unusable`` (behind a hole, up to the next state). And ``lost``, the
-            records in holes, and ``expired``, the leases.
+            that the reader has already), ``unusable`` (behind a hole, up to the next state) and ``late`` (of an epoch
+            that was given up). And ``lost``, the records in holes, ``expired``, the leases, and ``erased``, the times
+            that a stream began at epoch 1 again.
     """
 
     def __init__(self) -> None:
@@ -52,12 +75,17 @@ class Follower:
         self.counts: Counter[str] = Counter()
         self._known_state = False
         """The state that comes is one that the reader has."""
-        self._heard = 0.0
+        self._unusable = False
+        """A record came that says nothing to this reader."""
+        self._given_up = False
+        """Nothing more of this epoch counts."""
+        self.heard = 0.0
+        """When the newest record came."""
 
     @property
     def stranded(self) -> bool:
         """Records come, and none can be given before the next state: an older one has to be read from the log."""
-        return self.holds is Holds.NOTHING and self.counts["unusable"] > 0
+        return self.holds is Holds.NOTHING and self._unusable
 
     def take(self, data: bytes, now: float) -> Record | None:
         """Take the next record of the log; return it if it changes what the reader holds.
@@ -65,34 +93,49 @@ class Follower:
         A CLEAR begins with AllBlocksCleared, a STATE and a BATCH are applied, and a GONE clears. A hole clears too:
         :attr:`holds` is then ``NOTHING``.
         """
+        step = self.follow(data, now)
+        return None if step is None or step.known else step.record
+
+    def follow(self, data: bytes, now: float) -> Step | None:
+        """Take the next record of the log; return it if the reader can stand at its seq, whether it changes anything.
+
+        Whoever hands on the stream under the log's own numbers needs each of them.
+        """
         try:
             record = read(data)
         except ValueError:
             self.counts["malformed"] += 1
             return None
         if record.epoch < self.epoch:
-            self.counts["old_epoch"] += 1
-            return None
-        self._heard = now
+            if now - self.heard < LEASE_TTL:
+                self.counts["old_epoch"] += 1
+                return None
+            self.expire(now)
+            self.counts["erased"] += 1
+            self.epoch = 0  # the stream was erased, and its epochs begin at 1 again
+        self.heard = now
         if record.epoch > self.epoch:
             self._next_writer(record)
-        if record.kind is Kind.LEASE:
-            self._reach(record.seq)
+        elif self._given_up:
+            self.counts["late"] += 1
             return None
         if record.seq < self.seq:
             self.counts["double"] += 1
             return None
         self._reach(record.seq)
         self.seq += 1
+        if record.kind is Kind.LEASE:
+            return Step(record, known=True) if self.holds in (Holds.PART, Holds.ALL) else None
         reason = self._given(record)
-        if reason is None:
-            return record
-        self.counts[reason] += 1
-        return None
+        if reason is not None:
+            self.counts[reason] += 1
+        self._unusable = self._unusable or reason == "unusable"
+        return None if reason == "unusable" else Step(record, known=reason is not None)
 
     def _next_writer(self, record: Record) -> None:
         begins = self.epoch == 0
         self.epoch = record.epoch
+        self._given_up = False
         self.seq = record.seq if begins else 0
         self._known_state = False
         self.holds = Holds.NOTHING if self.holds is Holds.NOTHING else Holds.FORMER
@@ -128,8 +171,17 @@ class Follower:
 
     def expire(self, now: float) -> bool:
         """Whether the stream's blocks are void from now on, because nothing was heard of its writer for too long."""
-        if self.holds is Holds.NOTHING or now - self._heard < LEASE_TTL:
+        if self.holds is Holds.NOTHING or now - self.heard < LEASE_TTL:
             return False
         self.counts["expired"] += 1
         self.holds = Holds.NOTHING
         return True
+
+    def give_up(self) -> None:
+        """The epoch is over: who asks knows that the log had nothing of it for longer than :data:`SILENCE`.
+
+        What comes of it after all is dropped; its writer begins another one.
+        """
+        self.counts["expired"] += 1
+        self.holds = Holds.NOTHING
+        self._given_up = True

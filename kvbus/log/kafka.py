@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError, ProducerFenced
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.partitioner import murmur2
 
 from kvbus.log.contract import Entry, FencedError, Pointer, UnavailableError, next_turn, read_pointer, write_pointer
-
-POINTERS: Final = "-pointers"
-"""What the topic of pointers has behind the name of the other one."""
+from kvbus.log.kafka_errors import insisted, said
+from kvbus.log.place import Place
 
 REQUEST: Final = 10.0
 """Seconds that the broker has for a request, all attempts together."""
+
+FETCH: Final = 0.2
+"""Seconds to wait for records at a time. Behind the last ones are a transaction's own, which nobody is given."""
 
 COMMIT: Final = 5.0
 """Seconds after which the next append also commits."""
@@ -35,42 +35,21 @@ TRANSACTION: Final = 60.0
 """Seconds after which the broker ends a transaction by itself, and fences who had it."""
 
 STOP: Final = 2.0
-"""Seconds that a client has to close its connections."""
+"""Seconds that a client has to commit, and to close its connections."""
 
 MOST: Final = 500
 """Records taken at once."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a log is.
+class _Producer(AIOKafkaProducer):  # type: ignore[misc]
+    """One that can be given up: its own end waits until everything is sent, for ever if the broker takes nothing."""
 
-    Attributes:
-        servers: ``host:port``, several with commas.
-        topic: of the records; that of the pointers has :data:`POINTERS` behind it.
-        options: for each of aiokafka's clients: TLS and authentication.
-    """
-
-    servers: str
-    topic: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def client(self) -> dict[str, Any]:
-        """What every client takes."""
-        return {"bootstrap_servers": self.servers, "request_timeout_ms": int(1000 * REQUEST), **self.options}
-
-
-@contextlib.contextmanager
-def _said() -> Iterator[None]:
-    """Errors of the client in the words of the contract."""
-    try:
-        yield
-    except ProducerFenced as error:
-        raise FencedError("another producer has this transactional id") from error
-    # an assertion is how the client says that a transaction has failed before
-    except (KafkaError, OSError, TimeoutError, IllegalStateError, AssertionError) as error:
-        raise UnavailableError(f"{type(error).__name__}: {error}") from error
+    async def stop(self) -> None:
+        """Close the connections. What is not committed is lost."""
+        self._closed = True
+        if self._sender is not None:
+            await self._sender.close()
+        await self.client.close()
 
 
 async def _stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
@@ -87,6 +66,19 @@ async def _stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
         stopping.exception()
 
 
+def client_options(place: Place) -> dict[str, Any]:
+    """What every client takes; files are read for each of them.
+
+    Raises:
+        TlsFileError: a file cannot be used.
+    """
+    return _client(place, place.options())
+
+
+def _client(place: Place, options: dict[str, Any]) -> dict[str, Any]:
+    return {"bootstrap_servers": place.servers.split(","), "request_timeout_ms": int(1000 * REQUEST), **options}
+
+
 def partition_of(key: str, partitions: int) -> int:
     """Where Kafka's own clients put a key."""
     return int(murmur2(key.encode()) & 0x7FFFFFFF) % partitions
@@ -95,9 +87,10 @@ def partition_of(key: str, partitions: int) -> int:
 class KafkaWriter:
     """See :class:`~kvbus.log.contract.Writer`."""
 
-    def __init__(self, place: Place, key: str, producer: AIOKafkaProducer, epoch: int) -> None:
+    def __init__(self, place: Place, options: dict[str, Any], key: str, producer: AIOKafkaProducer, epoch: int) -> None:
         self.epoch = epoch
         self._place = place
+        self._options = options
         self._key = key.encode()
         self._producer = producer
         self._begun: float | None = None
@@ -111,19 +104,23 @@ class KafkaWriter:
 
     async def point(self, pointer: Pointer) -> None:
         """Put the pointer."""
-        await self._send(self._place.topic + POINTERS, [write_pointer(pointer)])
+        await self._send(self._place.pointers, [write_pointer(pointer)])
 
-    async def _send(self, topic: str, values: Sequence[bytes]) -> int:
+    async def withdraw(self) -> None:
+        """Put a tombstone in place of the pointer: the next writer begins at epoch 1."""
+        await self._send(self._place.pointers, [None])
+
+    async def _send(self, topic: str, values: Sequence[bytes | None]) -> int:
         if self._over is not None:
             raise self._over
         try:
-            with _said():
-                return await self._sent(topic, values)
+            async with said(self._place):
+                return await insisted(self._place, self._options, self._sent(topic, values))
         except (FencedError, UnavailableError) as error:
             self._over = error
             raise
 
-    async def _sent(self, topic: str, values: Sequence[bytes]) -> int:
+    async def _sent(self, topic: str, values: Sequence[bytes | None]) -> int:
         now = asyncio.get_running_loop().time()
         if self._begun is not None and now - self._begun >= COMMIT:
             await self._producer.commit_transaction()
@@ -138,23 +135,32 @@ class KafkaWriter:
 
     async def close(self) -> None:
         """Commit what is open, and close the connections."""
-        with contextlib.suppress(FencedError, UnavailableError), _said():
-            if self._begun is not None and self._over is None:
-                await self._producer.commit_transaction()
+        if self._begun is not None and self._over is None:
+            with contextlib.suppress(TimeoutError, FencedError, UnavailableError):
+                async with asyncio.timeout(STOP), said(self._place):
+                    await self._producer.commit_transaction()
         await _stop(self._producer)
 
 
 class KafkaReader:
     """See :class:`~kvbus.log.contract.Reader`."""
 
-    def __init__(self, consumer: AIOKafkaConsumer, starts: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        consumer: AIOKafkaConsumer,
+        starts: Mapping[str, int],
+        parts: Mapping[str, TopicPartition],
+    ) -> None:
+        self._place = place
         self._consumer = consumer
+        self._parts = parts
         self._starts = {key.encode(): (key, start) for key, start in starts.items()}
 
     async def take(self, seconds: float) -> list[Entry]:
         """Take what the client has fetched."""
         found = []
-        with _said():
+        async with said(self._place):
             taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MOST)
         for records in taken.values():
             for record in records:
@@ -162,6 +168,18 @@ class KafkaReader:
                 if wanted is not None and record.offset >= wanted[1]:
                     found.append(Entry(wanted[0], record.offset, record.value or b""))
         return found
+
+    async def ends(self) -> dict[str, int]:
+        """Ask the broker for the ends of the partitions."""
+        async with said(self._place):
+            ends = await self._consumer.end_offsets(set(self._parts.values()))
+        return {key: ends[part] for key, part in self._parts.items()}
+
+    async def reached(self, key: str) -> int:
+        """Where the client is in the stream's partition."""
+        async with said(self._place):
+            position: int = await self._consumer.position(self._parts[key])
+        return position
 
     async def close(self) -> None:
         """Close the connections."""
@@ -180,19 +198,21 @@ class KafkaLog:
 
     async def claim(self, key: str) -> KafkaWriter:
         """A producer with the stream's transactional id, and the next epoch of the stream in the topic of pointers."""
-        producer = AIOKafkaProducer(
-            **self._place.client,
-            transactional_id=key,
-            transaction_timeout_ms=int(1000 * TRANSACTION),
-            acks="all",
-            max_request_size=2 * 1024 * 1024,
-        )
+        async with said(self._place):
+            options = self._place.options()
+            producer = _Producer(
+                **_client(self._place, options),
+                transactional_id=key,
+                transaction_timeout_ms=int(1000 * TRANSACTION),
+                acks="all",
+                max_request_size=2 * 1024 * 1024,
+            )
         try:
-            with _said():
-                await producer.start()
-            writer = KafkaWriter(self._place, key, producer, 0)
+            async with said(self._place):
+                await insisted(self._place, options, producer.start())
+            writer = KafkaWriter(self._place, options, key, producer, 0)
             # whoever had the stream has put its last pointer: nothing of it comes any more
-            pointer = next_turn((await self._pointers_of(key)).get(key))
+            pointer = next_turn((await self.pointers(key)).get(key))
             await writer.point(pointer)
         except BaseException:
             await _stop(producer)
@@ -200,41 +220,55 @@ class KafkaLog:
         writer.epoch = pointer.epoch
         return writer
 
-    async def pointers(self) -> dict[str, Pointer]:
-        """Read the whole topic of pointers: as a rule one record a stream."""
-        return await self._pointers_of(None)
-
-    async def _pointers_of(self, key: str | None) -> dict[str, Pointer]:
-        topic = self._place.topic + POINTERS
+    async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
+        """Read the whole topic of pointers, or the partition of a key: as a rule one record a stream."""
         found: dict[str, Pointer] = {}
+        async with contextlib.aclosing(self.everything(self._place.pointers, key)) as records:
+            async for record in records:
+                with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                    name = (record.key or b"").decode()
+                    found.pop(name, None)  # a tombstone has no value
+                    found[name] = read_pointer(record.value or b"")
+        return found
+
+    async def everything(self, topic: str, key: str | None = None) -> AsyncGenerator[ConsumerRecord, None]:
+        """Every record that is in a topic now, or in the partition of a key: each partition in its order.
+
+        Raises:
+            UnavailableError: they cannot be read to the end.
+        """
+        time = asyncio.get_running_loop().time
         async with self._consumer(topic) as (consumer, parts):
             wanted = parts if key is None else [parts[partition_of(key, len(parts))]]
-            with _said():
+            async with said(self._place):
                 ends = await consumer.end_offsets(wanted)
                 consumer.assign(wanted)
                 await consumer.seek_to_beginning(*wanted)
-                for part in wanted:
-                    while await consumer.position(part) < ends[part]:
-                        records = (await consumer.getmany(part, timeout_ms=int(1000 * REQUEST))).get(part, [])
-                        if not records and await consumer.position(part) < ends[part]:
-                            raise UnavailableError(f"{topic} cannot be read to its end")
-                        for record in records:
-                            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                                found[(record.key or b"").decode()] = read_pointer(record.value or b"")
-        return found
+            for part in wanted:
+                position, moved = -1, time()
+                while position < ends[part]:
+                    async with said(self._place):
+                        records = (await consumer.getmany(part, timeout_ms=int(1000 * FETCH))).get(part, [])
+                        before, position = position, await consumer.position(part)
+                    if records or position > before:
+                        moved = time()
+                    elif time() - moved > REQUEST:
+                        raise UnavailableError(f"{topic} cannot be read to its end")
+                    for record in records:
+                        yield record
 
     async def read(self, starts: Mapping[str, int]) -> KafkaReader:
         """Read the partitions of these streams, each from the first of their positions on."""
         async with self._consumer(self._place.topic, keep=True) as (consumer, parts):
+            of = {key: parts[partition_of(key, len(parts))] for key in starts}
             first: dict[TopicPartition, int] = {}
             for key, start in starts.items():
-                part = parts[partition_of(key, len(parts))]
-                first[part] = min(start, first.get(part, start))
-            with _said():
+                first[of[key]] = min(start, first.get(of[key], start))
+            async with said(self._place):
                 consumer.assign(list(first))
                 for part, start in first.items():
                     consumer.seek(part, start)
-        return KafkaReader(consumer, starts)
+        return KafkaReader(self._place, consumer, starts, of)
 
     @contextlib.asynccontextmanager
     async def _consumer(
@@ -245,9 +279,12 @@ class KafkaLog:
         It is stopped behind the block, with ``keep`` only if something went wrong.
         """
         # by a subscription it learns of the partitions; which of them it reads is another matter
-        consumer = AIOKafkaConsumer(topic, **self._place.client, auto_offset_reset="earliest", enable_auto_commit=False)
+        async with said(self._place):
+            consumer = AIOKafkaConsumer(
+                topic, **client_options(self._place), auto_offset_reset="earliest", enable_auto_commit=False
+            )
         try:
-            with _said():
+            async with said(self._place):
                 await consumer.start()
                 parts = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
                 consumer.unsubscribe()

@@ -39,7 +39,7 @@ class Kind(IntEnum):
     CLEAR = 1
     """The first batch of a state, which begins with AllBlocksCleared; the others follow, each a STATE."""
     LEASE = 2
-    """The writer is alive. It has no number of its own: ``seq`` is that of the next record."""
+    """The writer is alive. It takes a number as every record does: whoever hands on the stream has a beat for it."""
     GONE = 3
     """The stream is over, and none of its blocks is left."""
     STATE = 4

@@ -17,9 +17,9 @@ from typing import Final
 from kvbus.config import OutputConfig
 from kvbus.core.commands import Publish
 from kvbus.core.events import Subscribed
-from kvbus.core.outputs.state_transfer import StateTransfer
+from kvbus.core.outputs.state_transfer import Transfer
 from kvbus.log.contract import FencedError, Log, Pointer, UnavailableError, Writer
-from kvbus.log.follower import LEASE
+from kvbus.log.follower import LEASE, SILENCE
 from kvbus.log.record import SCHEMA, Kind, Record, Stream, block_size_of, divided, write
 from kvbus.outputs.contract import Services
 
@@ -56,7 +56,7 @@ CLOSED: Final = "closed"
 class _State:
     """A state to be appended, in its place between the batches."""
 
-    transfer: StateTransfer
+    transfer: Transfer
     reason: str
 
 
@@ -102,7 +102,9 @@ class Appender:
         self._seq = 0
         self._block_size = 0
         self._tail_bytes = self._state_bytes = 0
-        self._state_at = self._appended_at = 0.0
+        self._state_at = 0.0
+        self._appended_at: float | None = None
+        """When the newest record of this turn was."""
         stats.queue_limit += config.queue_batches
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -125,7 +127,7 @@ class Appender:
         self._fresh.append(command)
         self._stats.queue_depth += 1
 
-    def state(self, transfer: StateTransfer) -> None:
+    def state(self, transfer: Transfer) -> None:
         """Queue the state that was asked for; what is published from now on comes behind it."""
         if self._asked:
             self._fresh.append(_State(transfer, self._missing))
@@ -194,6 +196,7 @@ class Appender:
             try:
                 writer = await self._log.claim(self._stream.key)
             except (UnavailableError, FencedError) as error:
+                self._count(error)
                 if pause == PAUSE:
                     text = "output %s: the log does not take %s: %s"
                     log.warning(text, self._config.name, self._stream.key, error, extra=fields)
@@ -208,17 +211,24 @@ class Appender:
             except UnavailableError as error:
                 text = "output %s: the log is away from %s: %s"
                 log.warning(text, self._config.name, self._stream.key, error, extra=fields)
+                self._count(error)
                 self._lose(UNAVAILABLE)
             except FencedError:
                 self._lose(FENCED)
                 if await self._taken(writer.epoch):
-                    text = "output %s: another writer has taken %s: nothing is appended any more until kvbus restarts"
+                    text = (
+                        "output %s: %s was taken by another writer, or erased: nothing is appended until kvbus restarts"
+                    )
                     log.error(text, self._config.name, self._stream.key, extra=fields)  # noqa: TRY400 - not a defect
                     return
             else:
                 return
             finally:
                 await writer.close()
+
+    def _count(self, error: Exception) -> None:
+        if isinstance(error, UnavailableError):
+            self._stats.refused[error.reason] += 1
 
     def _lose(self, reason: str) -> None:
         self._let_go(reason)
@@ -227,18 +237,22 @@ class Appender:
             self._missing, self._reason = "lost", reason
 
     async def _taken(self, epoch: int) -> bool:
-        """Whether another writer has the stream; a broker also fences one that has kept a transaction for too long."""
+        """Whether another writer has the stream, or it was erased.
+
+        A broker also fences who keeps a transaction for too long.
+        """
         while True:
             with contextlib.suppress(UnavailableError):
-                pointer = (await self._log.pointers()).get(self._stream.key)
-                return pointer is not None and pointer.epoch > epoch
+                pointer = (await self._log.pointers(self._stream.key)).get(self._stream.key)
+                return pointer is None or pointer.epoch > epoch
             await asyncio.sleep(MOST_PAUSE)
 
     async def _turn(self, writer: Writer) -> None:
         """One epoch. It returns when the stream is closed and everything is in the log."""
         now = asyncio.get_running_loop().time
         self._seq = 0
-        self._ask_at = self._state_at = self._appended_at = now()
+        self._ask_at = self._state_at = now()
+        self._appended_at = None
         while True:
             self._wake.clear()
             if self._queue:
@@ -254,9 +268,8 @@ class Appender:
             if not self._shown:
                 return
             self._ask()
-            if now() - self._appended_at >= LEASE and self._seq:
-                await writer.append([self._record(writer, Kind.LEASE)])
-                self._appended_at = now()
+            if self._appended_at is not None and now() - self._appended_at >= LEASE:
+                await self._append(writer, [self._record(writer, Kind.LEASE)])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN):
                     await self._wake.wait()
@@ -329,7 +342,12 @@ class Appender:
 
     async def _append(self, writer: Writer, records: list[bytes]) -> int:
         position = await writer.append(records)
-        self._appended_at = asyncio.get_running_loop().time()
+        now, before = asyncio.get_running_loop().time(), self._appended_at
+        if before is not None and now - before >= SILENCE:
+            raise UnavailableError(
+                f"nothing was appended for {now - before:.0f} s: readers may have given the epoch up"
+            )
+        self._appended_at = now
         return position
 
     def _record(
@@ -342,9 +360,9 @@ class Appender:
         more: bool = False,
         resync: bool = False,
     ) -> bytes:
-        """The next record of the epoch. A lease takes no seq."""
+        """The next record of the epoch."""
         if not self._block_size and payload:
             self._block_size = block_size_of(payload)
         data = write(Record(SCHEMA, kind, writer.epoch, self._seq, payload, origin, self._block_size, more, resync))
-        self._seq += kind is not Kind.LEASE
+        self._seq += 1
         return data

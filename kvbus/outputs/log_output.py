@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvbus.config import OutputConfig
-from kvbus.config.kafka import SEPARATOR
+from kvbus.config import LogKeys, OutputConfig
+from kvbus.config.logs import SEPARATOR
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import Subscribed
 from kvbus.core.stats import RouterView
@@ -22,22 +22,19 @@ class LogOutput:
         config: the output's configuration.
         services: the daemon's services.
         place: the log.
-        cluster: of the streams' names.
-        state_every: seconds after which a state is appended again.
     """
 
     queue_max = 0
     behind_seconds = 0.0
 
-    def __init__(
-        self, output: int, config: OutputConfig, services: Services, place: Log, cluster: str, state_every: float
-    ) -> None:
+    def __init__(self, output: int, config: OutputConfig, services: Services, place: Log) -> None:
+        keys = config.log or LogKeys()
         self._output = output
         self._config = config
         self._services = services
         self._log = place
-        self._cluster = cluster
-        self._state_every = state_every
+        self._cluster = keys.cluster
+        self._state_every = keys.state_every
         self._open: dict[int, Appender] = {}
         self._closing: list[Appender] = []
 

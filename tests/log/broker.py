@@ -12,10 +12,11 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 
 from tests.ports import free_ports
+from tests.security.certificates import Authority
 
 HOME_ENV = "TEST_KAFKA_HOME"
 MISSING = f"{HOME_ENV} names no jars of Kafka: .ci/kafka.sh DIR fetches them (Java 17, Maven); .ci/run does both"
-PATIENCE = 90.0
+PATIENCE = 240.0
 """Seconds for a start on a busy machine; four where nothing else runs."""
 
 MOST = 1200
@@ -25,8 +26,23 @@ SETTINGS = """
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},\
+ SCRAM://0.0.0.0:{scram},MUTUAL://127.0.0.1:{mutual},EXPIRED://127.0.0.1:{expired}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SCRAM://127.0.0.1:{scram},MUTUAL://127.0.0.1:{mutual},\
+ EXPIRED://127.0.0.1:{expired}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SCRAM:SASL_SSL,MUTUAL:SSL,EXPIRED:SSL
 controller.listener.names=CONTROLLER
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+ssl.keystore.type=PEM
+ssl.keystore.location={directory}/broker.pem
+ssl.truststore.type=PEM
+ssl.truststore.location={directory}/authority.crt
+sasl.enabled.mechanisms=SCRAM-SHA-512
+listener.name.scram.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.scram.scram-sha-512.connections.max.reauth.ms=2000
+listener.name.mutual.ssl.client.auth=required
+listener.name.expired.ssl.keystore.location={directory}/expired.pem
 log.dirs={directory}/data
 num.partitions=1
 offsets.topic.replication.factor=1
@@ -42,29 +58,45 @@ auto.create.topics.enable=false
 num.network.threads=1
 num.io.threads=2
 background.threads=2
+log.cleaner.backoff.ms=200
+initial.broker.registration.timeout.ms=600000
 log.cleaner.dedupe.buffer.size=2097152
 """
 
 
 class Broker:
-    """Runs from `start` to `stop`; the address stays over a restart."""
+    """Runs from `start` to `stop`; the addresses stay over a restart.
+
+    Whoever comes without TLS may do everything; who comes by SCRAM or with a certificate may do what ACLs say.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._said = directory / "said"
         self._process: subprocess.Popen[bytes] | None = None
-        self._port, controller = free_ports(2)
-        settings = SETTINGS.format(port=self._port, controller=controller, directory=directory)
+        self._port, controller, *self._tls_ports = free_ports(5)
+        ports = dict(zip(("scram", "mutual", "expired"), self._tls_ports, strict=True))
+        settings = SETTINGS.format(port=self._port, controller=controller, directory=directory, **ports)
+        self.authority = Authority(directory)
+        for name, days in (("broker", 1), ("expired", -1)):
+            issued = self.authority.issue(name, days=days)
+            (directory / f"{name}.pem").write_text(issued.key.read_text() + issued.certificate.read_text())
         (directory / "server.properties").write_text(settings)
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         done = self._java(
-            "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(directory / "server.properties")
+            "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(directory / "server.properties")
         )
         assert done.wait(PATIENCE) == 0, self._said.read_text()
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self._port}"
+
+    @property
+    def tls_ports(self) -> tuple[int, int, int]:
+        """For SCRAM, for certificates of clients, and with a certificate that has expired."""
+        scram, mutual, expired = self._tls_ports
+        return scram, mutual, expired
 
     def _java(self, *args: str) -> subprocess.Popen[bytes]:
         jars = Path(os.environ[HOME_ENV]) / "jars"

@@ -203,7 +203,7 @@ class DirectoryReader:
         stream = _Stream(self._root, key)
         found: list[Entry] = []
         begins = stream.segments()
-        for begin, following in zip(begins, [*begins[1:], None], strict=True):
+        for begin, following in zip(begins, [*begins[1:], None], strict=False):
             if following is not None and following <= self._next[key]:
                 continue
             start = max(begin, self._next[key]) if key in self._aligned else begin
@@ -220,8 +220,22 @@ class DirectoryReader:
                 continue
         return found
 
+    async def ends(self) -> dict[str, int]:
+        """Behind the last frame of each."""
+        return await _off_the_loop(lambda: {key: _end(_Stream(self._root, key)) for key in self._next})
+
+    async def reached(self, key: str) -> int:
+        """Behind the last one taken."""
+        return self._next[key]
+
     async def close(self) -> None:
         """There is nothing to close."""
+
+
+def _end(stream: _Stream) -> int:
+    begins = stream.segments()
+    last = list(stream.frames(begins[-1], begins[-1])) if begins else []
+    return last[-1][0] + HEADER.size + len(last[-1][1]) if last else (begins or [0])[-1]
 
 
 class DirectoryLog:
@@ -250,16 +264,16 @@ class DirectoryLog:
 
         return await _off_the_loop(claim)
 
-    async def pointers(self) -> dict[str, Pointer]:
+    async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
         """Read each stream's."""
 
         def look() -> dict[str, Pointer]:
             found = {}
             for path in self._root.iterdir() if self._root.is_dir() else ():
-                key = unquote(path.name)
-                pointer = _Stream(self._root, key).pointer()
-                if pointer is not None:
-                    found[key] = pointer
+                name = unquote(path.name)
+                pointer = _Stream(self._root, name).pointer()
+                if pointer is not None and key in {None, name}:
+                    found[name] = pointer
             return found
 
         return await _off_the_loop(look)

@@ -7,16 +7,23 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
+from kvbus.config import KafkaTopic, NatsStream, RedisKeys
 from kvbus.log.contract import Log, UnavailableError
-from kvbus.log.kafka import POINTERS, KafkaLog, Place, partition_of
-from tests.log.broker import Broker
+from kvbus.log.kafka import KafkaLog, partition_of
+from kvbus.log.nats import SHIFT, NatsLog
+from kvbus.log.nats_client import Link
+from kvbus.log.place import POINTERS, NatsPlace, Place, RedisPlace
+from kvbus.log.redis import RedisLog
+from kvbus.log.redis_client import names
+from tests.log.broker import PATIENCE, Broker
 from tests.log.directory import DirectoryLog
-from tests.transport.loops import PATIENCE
+from tests.log.nats_server import NatsServer
+from tests.log.redis_server import RedisServer
 
 _names = itertools.count()
 Result = TypeVar("Result")
@@ -69,17 +76,18 @@ class Directory:
 
 
 class Kafka:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, partitions: int = 2, **pointers: str) -> None:
         self.broker = broker
         self.topic = f"kvbus-{next(_names)}"
+        self._partitions = partitions
+        self._compacted = {"cleanup.policy": "compact", **pointers}
 
-    async def make(self, partitions: int = 2) -> None:
+    async def make(self) -> None:
         async with self.admin() as admin:
-            compacted = {"cleanup.policy": "compact"}
             await admin.create_topics(
                 [
-                    NewTopic(self.topic, partitions, 1),
-                    NewTopic(self.topic + POINTERS, partitions, 1, topic_configs=compacted),
+                    NewTopic(self.topic, self._partitions, 1),
+                    NewTopic(self.topic + POINTERS, self._partitions, 1, topic_configs=self._compacted),
                 ]
             )
 
@@ -92,14 +100,97 @@ class Kafka:
         finally:
             await admin.close()
 
+    def settings(self) -> dict[str, Any]:
+        """The keys of an output that writes it, besides its endpoint."""
+        return {"kafka": {"topic": self.topic}}
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://{self.broker.address}"
+
     def open(self) -> KafkaLog:
-        return KafkaLog(Place(self.broker.address, self.topic))
+        return KafkaLog(self.place(self.broker.address))
+
+    def place(self, server: str, **keys: object) -> Place:
+        return Place(server, KafkaTopic.model_validate({"topic": self.topic, **keys}))
 
     async def overtake(self, key: str, position: int) -> None:
         async with self.admin() as admin:
-            parts = {TopicPartition(self.topic, partition_of(key, 2)): RecordsToDelete(before_offset=position)}
+            parts = {
+                TopicPartition(self.topic, partition_of(key, self._partitions)): RecordsToDelete(before_offset=position)
+            }
             await admin.delete_records(parts)
 
     async def restart(self) -> None:
         self.broker.kill()
         await asyncio.to_thread(self.broker.start)
+
+
+class Redis:
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.prefix = f"kvbus-{next(_names)}"
+
+    async def make(self) -> None:
+        """It is there as soon as somebody writes."""
+
+    def settings(self) -> dict[str, Any]:
+        """The keys of an output that writes it, besides its endpoint."""
+        return {"redis": {"prefix": self.prefix}}
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://{self.server.address}"
+
+    def open(self) -> RedisLog:
+        return RedisLog(self.place(self.server.address))
+
+    def place(self, server: str, **keys: object) -> RedisPlace:
+        return RedisPlace(server, RedisKeys.model_validate({"prefix": self.prefix, **keys}))
+
+    async def overtake(self, key: str, position: int) -> None:
+        async with self.server.client() as client:
+            await client.xtrim(names(self.place(""), key)[0], minid=position, approximate=False)
+
+    async def restart(self) -> None:
+        self.server.kill()
+        await asyncio.to_thread(self.server.start)
+
+
+class Nats:
+    def __init__(self, server: NatsServer) -> None:
+        self.server = server
+        self.stream = f"kvbus-{next(_names)}"
+
+    async def make(self) -> None:
+        for name, more in ((self.stream, {}), (self.stream + POINTERS, {"max_msgs_per_subject": 1})):
+            await self.api(f"STREAM.CREATE.{name}", name=name, subjects=[f"{name}.>"], **more)
+
+    async def api(self, subject: str, **request: Any) -> Any:
+        """What JetStream's API answers to who may do everything."""
+        link = Link(self.place(self.server.address))
+        try:
+            return await insist(lambda: link.api(subject, **request))
+        finally:
+            await link.close()
+
+    def settings(self) -> dict[str, Any]:
+        """The keys of an output that writes it, besides its endpoint."""
+        return {"nats": {"stream": self.stream}}
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://{self.server.address}"
+
+    def open(self) -> NatsLog:
+        return NatsLog(self.place(self.server.address))
+
+    def place(self, server: str, **keys: object) -> NatsPlace:
+        return NatsPlace(server, NatsStream.model_validate({"stream": self.stream, **keys}))
+
+    async def overtake(self, key: str, position: int) -> None:
+        await self.api(f"STREAM.PURGE.{self.stream}", filter=f"{self.stream}.{key}", seq=position >> SHIFT)
+
+    async def restart(self) -> None:
+        self.server.kill()
+        await asyncio.to_thread(self.server.start)

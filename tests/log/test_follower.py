@@ -6,8 +6,9 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.log.follower import LEASE_TTL, Follower, Holds
+from kvbus.log.follower import LEASE, LEASE_TTL, SILENCE, Follower, Holds
 from kvbus.log.record import Kind, read
+from kvbus.outputs.appending import ASK_AGAIN
 from tests.doubles.router import PlainSetRouter
 from tests.log.records import batch, clear, gone, lease, record, state
 
@@ -52,11 +53,20 @@ def test_doubles_are_dropped_by_epoch_and_seq():
     assert (reading.blocks, dict(reading.follower.counts)) == ({1, 2, 3}, {"double": 3})
 
 
+def test_epochs_begin_again_behind_an_erasure_and_a_silence():
+    reading = Reading()
+    assert reading.take(clear(7, 0, 1), batch(7, 1, 2)) == {1, 2}
+    assert reading.take(clear(1, 0, 9), now=LEASE_TTL - 0.1) == {1, 2}
+    assert reading.take(batch(1, 1, 8), now=LEASE_TTL) == set()
+    assert reading.take(clear(1, 2, 3), batch(1, 3, 4), now=LEASE_TTL) == {3, 4}
+    assert reading.follower.counts == {"old_epoch": 1, "expired": 1, "erased": 1, "unusable": 1}
+
+
 def test_a_new_writer_begins_anew_and_what_the_one_before_still_says_is_dropped():
     reading = Reading()
     assert reading.take(clear(1, 0, 1), lease(2, 0)) == {1}
     assert reading.follower.holds is Holds.FORMER
-    assert reading.take(batch(1, 1, 7), clear(2, 0, 2), batch(1, 2, 8), lease(1, 9)) == {2}
+    assert reading.take(batch(1, 1, 7), clear(2, 1, 2), batch(1, 2, 8), lease(1, 9)) == {2}
     assert dict(reading.follower.counts) == {"old_epoch": 3}
 
 
@@ -92,9 +102,9 @@ def test_a_lease_shows_a_hole_at_the_end():
 
 def test_who_begins_in_the_middle_waits_for_a_state_and_has_lost_nothing():
     reading = Reading()
-    assert reading.take(batch(3, 70, 1), lease(3, 71), batch(3, 71, 2)) == set()
+    assert reading.take(batch(3, 70, 1), lease(3, 71), batch(3, 72, 2)) == set()
     assert dict(reading.follower.counts) == {"unusable": 2}
-    assert reading.take(clear(3, 72, 2)) == {2}
+    assert reading.take(clear(3, 73, 2)) == {2}
 
 
 def test_a_batch_inside_a_state_is_a_defect_of_the_writer_and_is_not_believed():
@@ -117,10 +127,56 @@ def test_a_writer_that_is_silent_for_too_long_is_void_and_counts_again_with_a_st
     assert not reading.follower.expire(110.0 + LEASE_TTL - 0.1)
     assert reading.follower.expire(110.0 + LEASE_TTL)
     assert not reading.follower.expire(200.0)
-    assert reading.take(batch(1, 1, 2), now=201.0) == set()
+    assert reading.take(batch(1, 2, 2), now=201.0) == set()
     assert reading.follower.stranded
-    assert reading.take(clear(1, 2, 1, 2), now=202.0) == {1, 2}
+    assert reading.take(clear(1, 3, 1, 2), now=202.0) == {1, 2}
     assert reading.follower.counts["expired"] == 1
+
+
+def below(seconds):
+    return st.integers(0, int(seconds * 1024) - 1).map(lambda ms: ms / 1024)
+
+
+SPARE = LEASE_TTL - 2 * SILENCE
+
+
+@given(st.lists(st.tuples(below(SILENCE), st.sampled_from([0, 0.25, 1]), below(SPARE)), min_size=2, max_size=12))
+def test_a_live_writer_is_never_void_however_slow_it_and_its_reader_are(appends):
+    reading, answered, heard = Reading(), 0.0, 0.0
+    for seq, (took, part, late) in enumerate(appends):
+        heard = max(heard, answered + part * took + late)  # it is in the log between the answer before and its own
+        assert seq == 0 or not reading.follower.expire(heard)
+        reading.take(lease(1, seq) if seq else clear(1, 0, 1), now=heard)
+        answered += took
+    assert reading.follower.holds is Holds.ALL
+
+
+def test_a_writer_that_is_answered_at_once_is_not_silent():
+    assert LEASE + ASK_AGAIN < SILENCE
+
+
+def test_an_epoch_that_was_given_up_never_goes_on_and_the_next_one_does():
+    reading = Reading()
+    reading.take(clear(1, 0, 1))
+    reading.follower.give_up()
+    assert reading.take(batch(1, 1, 2), clear(1, 2, 3), gone(1, 3)) == set()
+    assert reading.take(clear(2, 0, 4)) == {4}
+    assert dict(reading.follower.counts) == {"expired": 1, "late": 3}
+
+
+def test_each_seq_that_a_reader_can_stand_at_is_named():
+    follower = Follower()
+    log = (batch(1, 3, 1), lease(1, 4), clear(1, 5, 1), lease(1, 6), clear(1, 7, more=True), state(1, 8, 1), gone(1, 9))
+    steps = [follower.follow(each, 0.0) for each in log]
+    assert [step and (step.record.seq, step.known) for step in steps] == [
+        None,
+        None,
+        (5, False),
+        (6, True),
+        (7, True),
+        (8, True),
+        (9, False),
+    ]
 
 
 def test_what_is_no_record_is_counted():

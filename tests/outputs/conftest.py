@@ -8,8 +8,7 @@ import pytest
 from kvbus.config import parts
 from tests.outputs.driven import driving
 from tests.outputs.example.install import install
-from tests.outputs.kafka_reader import KafkaKind
-from tests.outputs.readers import KINDS
+from tests.outputs.readers import KINDS, LOGS
 from tests.outputs.relayed import relaying
 from tests.transport.conftest import raised  # noqa: F401
 
@@ -30,8 +29,8 @@ def example(tmp_path_factory):
 @pytest.fixture(params=TYPES)
 def output(request, example, tmp_path):
     """Opens a driver of each type."""
-    if request.param == "kafka":
-        KafkaKind.broker = request.getfixturevalue("kafka")
+    if request.param in LOGS:
+        LOGS[request.param].server = request.getfixturevalue(request.param)
     return functools.partial(driving, request.param, tmp_path)
 
 

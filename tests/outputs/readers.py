@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from kvbus.config import OutputConfig
 from kvbus.core.stats import OutputStats
+from tests.log.kinds import Kafka, Nats, Redis
 from tests.outputs.dynamo_reader import DynamoKind
-from tests.outputs.kafka_reader import KafkaKind
 from tests.outputs.lines_reader import LinesKind
+from tests.outputs.log_reader import LogKind
 from tests.outputs.zmq_reader import ZmqKind
 
 Batch = tuple[bytes, int, bytes]
@@ -67,4 +68,5 @@ class Kind(Protocol):
         """Keep a place from being opened."""
 
 
-KINDS: dict[str, Kind] = {"dynamo": DynamoKind(), "kafka": KafkaKind(), "lines": LinesKind(), "zmq": ZmqKind()}
+LOGS = {"kafka": LogKind(Kafka), "nats": LogKind(Nats), "redis": LogKind(Redis)}
+KINDS: dict[str, Kind] = {"dynamo": DynamoKind(), "lines": LinesKind(), "zmq": ZmqKind(), **LOGS}

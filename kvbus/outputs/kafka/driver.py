@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kvbus.config import KafkaTopic, OutputConfig
-from kvbus.log.kafka import KafkaLog, Place
+from kvbus.config import OutputConfig
+from kvbus.log.kafka import KafkaLog
+from kvbus.log.place import place_of
 from kvbus.outputs.contract import Services
 from kvbus.outputs.log_output import LogOutput
 
@@ -18,7 +19,4 @@ class KafkaOutput(LogOutput):
     """
 
     def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
-        topic = config.kafka or KafkaTopic()
-        servers = ",".join(each.removeprefix("tcp://") for each in (config.endpoint, *topic.more_servers))
-        place = KafkaLog(Place(servers, topic.topic))
-        super().__init__(output, config, services, place, topic.cluster, topic.state_every)
+        super().__init__(output, config, services, KafkaLog(place_of(config)))

@@ -1,4 +1,4 @@
-"""Readers of a topic in Kafka: a consumer in a thread, with a loop of its own."""
+"""Readers of a log: each in a thread, with a loop of its own."""
 
 from __future__ import annotations
 
@@ -6,37 +6,35 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from kvbus.config import KafkaTopic, OutputConfig
+from kvbus.config import OutputConfig
 from kvbus.core.stats import OutputStats
-from kvbus.log.contract import START, UnavailableError
-from kvbus.log.kafka import KafkaLog, Place
+from kvbus.log.contract import START, Log, UnavailableError
 from kvbus.log.record import Kind, Stream, read
 from tests.doubles.payloads import payload, removed
-from tests.log import kinds
-from tests.log.broker import Broker
-from tests.log.kinds import insist
+from tests.log.kinds import Kafka, Nats, Redis, insist
 
 TOPIC = b"kv@pod@model"
 
 
-class KafkaReader:
+class LogReader:
     """Gives the batches of one stream that count."""
 
-    def __init__(self, place: Place, key: str) -> None:
+    def __init__(self, log: Log, key: str) -> None:
         self._taken: deque[tuple[bytes, int, bytes]] = deque()
         self._given = 0
         self._over = threading.Event()
         self.stats = OutputStats()
         """Of the writer."""
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._read(place, key)))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._read(log, key)))
         self._thread.start()
 
-    async def _read(self, place: Place, key: str) -> None:
+    async def _read(self, log: Log, key: str) -> None:
         last = (0, 0)
-        reader = await insist(lambda: KafkaLog(place).read({key: START}))
+        reader = await insist(lambda: log.read({key: START}))
         while not self._over.is_set():
             with contextlib.suppress(UnavailableError):
                 for entry in await reader.take(0.02):
@@ -63,26 +61,31 @@ class KafkaReader:
         self._thread.join()
 
 
-class KafkaKind:
+class LogKind:
+    """One of the logs, which ``server`` is the server of."""
+
     asks = False
     loses = False
     seen = False
     sends_state = False
-    broker: ClassVar[Broker]
+    server: Any
+    log: Kafka | Nats | Redis
+
+    def __init__(self, make: Callable[[Any], Kafka | Nats | Redis]) -> None:
+        self._make = make
 
     def settings(self, directory: Path) -> dict[str, Any]:
-        log = kinds.Kafka(self.broker)
+        self.log = log = self._make(self.server)
         made = threading.Thread(target=lambda: asyncio.run(log.make()))
         made.start()
         made.join()
-        return {"endpoint": f"tcp://{self.broker.address}", "kafka": {"topic": log.topic}}
+        return {"endpoint": f"tcp://{self.server.address}", **log.settings()}
 
-    def connect(self, config: OutputConfig, stream: int, *, slow: bool) -> KafkaReader:
-        topic = config.kafka or KafkaTopic()
-        place = Place(config.endpoint.removeprefix("tcp://"), topic.topic)
-        return KafkaReader(place, Stream(topic.cluster, "", TOPIC.decode(), stream).key)
+    def connect(self, config: OutputConfig, stream: int, *, slow: bool) -> LogReader:
+        assert config.log is not None
+        return LogReader(self.log.open(), Stream(config.log.cluster, "", TOPIC.decode(), stream).key)
 
-    def joined(self, stats: OutputStats, readers: list[KafkaReader]) -> bool:
+    def joined(self, stats: OutputStats, readers: list[LogReader]) -> bool:
         for reader in readers:
             reader.stats = stats
         return True

@@ -1,0 +1,87 @@
+"""What a log holds of each stream, and what an erasure has left of it: the same for every log."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvbus.log.contract import Pointer
+from kvbus.log.record import Kind, Stream, read
+
+
+@dataclass
+class Held:
+    """What a log holds of one stream.
+
+    Attributes:
+        partition: of Kafka, where its records are; -1 if there is none.
+        records: how many.
+        bytes: of their values; in Redis the memory that they take.
+        first: position of the first one.
+        last: position of the last one.
+        over: the last one says that the stream is over.
+    """
+
+    partition: int = -1
+    records: int = 0
+    bytes: int = 0
+    first: int = -1
+    last: int = -1
+    over: bool = False
+
+
+@dataclass
+class Inventory:
+    """What a log holds, by key."""
+
+    streams: dict[str, Held] = field(default_factory=dict)
+    pointers: dict[str, Pointer] = field(default_factory=dict)
+
+    def keys(self, wanted: Callable[[Stream], bool]) -> list[str]:
+        """The keys of these streams."""
+        return sorted(key for key in {*self.streams, *self.pointers} if _is(key, wanted))
+
+    def ended(self, key: str) -> bool:
+        """Whether there is no pointer to a stream, and its last record is its end."""
+        return key not in self.pointers and (key not in self.streams or self.streams[key].over)
+
+    def needs(self, key: str) -> int | None:
+        """The position from which on a reader rebuilds a stream; None if there is nothing to rebuild.
+
+        Where the pointer's state is gone already, the next one may be among what there is, and no pointer to it yet.
+        """
+        pointer, held = self.pointers.get(key), self.streams.get(key)
+        if pointer is None or held is None or held.over:
+            return None
+        return max(pointer.position, held.first)
+
+
+@dataclass(frozen=True)
+class Erased:
+    """What became of one partition of Kafka.
+
+    Attributes:
+        partition: its number.
+        wanted: everything before this offset was to go.
+        reached: everything before this one is gone.
+        states: keys of other streams whose states were to go too: they have, or they have held the erasure up.
+    """
+
+    partition: int
+    wanted: int
+    reached: int
+    states: tuple[str, ...]
+
+
+def _is(key: str, wanted: Callable[[Stream], bool]) -> bool:
+    with contextlib.suppress(ValueError):
+        return wanted(Stream.parse(key))
+    return False
+
+
+def over(value: bytes) -> bool:
+    """Whether a record says that its stream is over."""
+    with contextlib.suppress(ValueError):
+        return read(value).kind is Kind.GONE
+    return False

@@ -1,0 +1,134 @@
+"""What Kafka and its client say, in the words of the contract: fenced, or away and why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Final, TypeVar
+
+from aiokafka import errors
+from aiokafka.conn import create_conn
+from aiokafka.protocol.metadata import MetadataRequest
+
+from kvbus.log.contract import UNREACHABLE, FencedError, UnavailableError
+from kvbus.log.place import Place
+from kvbus.log.refusals import causes, refusal
+from kvbus.transport.tls_files import TlsFileError
+
+PROBE: Final = 5.0
+"""Seconds that a broker has to say why it takes nobody."""
+
+ASK: Final = 5.0
+"""Seconds of a request before a broker is asked why it takes so long."""
+
+CLOSE: Final = 1.0
+"""Seconds that a connection has to close."""
+
+T = TypeVar("T")
+
+DENIED: Final[dict[type[Exception], tuple[str, str]]] = {
+    errors.TopicAuthorizationFailedError: ("topic_denied", "no ACL allows this on the topic"),
+    errors.UnknownTopicOrPartitionError: ("topic_missing", "there is no such topic"),
+    errors.TransactionalIdAuthorizationFailed: ("transactional_id_denied", "no ACL allows this transactional id"),
+    errors.ClusterAuthorizationFailedError: ("cluster_denied", "no ACL allows this on the cluster"),
+    errors.SaslAuthenticationFailed: ("authentication_failed", "authentication failed: no such user, or its password"),
+    errors.UnsupportedSaslMechanismError: ("authentication_failed", "the broker takes no SCRAM-SHA-512"),
+    errors.IllegalSaslStateError: ("authentication_failed", "the broker wants no password at this port"),
+}
+"""By error: the reason, and the same as a sentence."""
+
+SILENT: Final = (errors.SaslAuthenticationFailed, errors.UnsupportedSaslMechanismError, errors.IllegalSaslStateError)
+"""Those that have nothing to add."""
+
+
+@contextlib.asynccontextmanager
+async def said(place: Place) -> AsyncIterator[None]:
+    """Errors of the client in the words of the contract; one that does not say why is looked into.
+
+    Raises:
+        FencedError: another producer has the transactional id.
+        UnavailableError: anything else.
+    """
+    try:
+        yield
+    except errors.ProducerFenced as error:
+        raise FencedError("another producer has this transactional id") from error
+    # an assertion is how the client says that a transaction has failed before
+    except (
+        errors.KafkaError,
+        errors.IllegalStateError,
+        TlsFileError,
+        OSError,
+        TimeoutError,
+        AssertionError,
+    ) as error:
+        raise _named(error) or await cause(place) or UnavailableError(_text(error)) from error
+
+
+async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
+    """What the client tries for ever, until a broker says that it will not.
+
+    Args:
+        place: where the log is.
+        options: what the client has: the files may hold something else by now.
+        work: what it does.
+
+    Raises:
+        UnavailableError: a broker refuses kvbus.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait([task], timeout=ASK))[0]:
+            found = await cause(place, options)
+            if found is not None and found.reason != UNREACHABLE:
+                raise found
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def cause(place: Place, options: dict[str, Any] | None = None) -> UnavailableError | None:
+    """Why a broker does not let kvbus in, or shows it no topics; None if one does.
+
+    Without ``options`` the files say who kvbus is.
+    """
+    found: UnavailableError | None = None
+    for host, port in place.addresses:
+        try:
+            async with asyncio.timeout(PROBE):
+                known = place.options() if options is None else options
+                connection = await create_conn(host, port, request_timeout_ms=int(1000 * PROBE), **known)
+                try:
+                    wanted = MetadataRequest([place.topic, place.pointers], allow_auto_topic_creation=False)
+                    shown = await connection.send(wanted)
+                finally:
+                    closed = connection.close()
+            if closed is not None:
+                await asyncio.wait([closed], timeout=CLOSE)
+            for code, topic, *_ in shown.topics:
+                if code:
+                    raise errors.for_code(code)(topic)
+        except (errors.KafkaError, OSError, TimeoutError, TlsFileError) as error:
+            if found is None or found.reason == UNREACHABLE:
+                found = _named(error) or UnavailableError(f"{host}:{port}: {_text(error)}")
+        else:
+            return None
+    return found
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _named(error: BaseException) -> UnavailableError | None:
+    """The reason that an error, or what it came from, has."""
+    for at in causes(error):
+        for kind, (reason, sentence) in DENIED.items():
+            if isinstance(at, kind):
+                what = f" ({at.args[0]})" if at.args and kind not in SILENT else ""
+                return UnavailableError(sentence + what, reason)
+        found = refusal(at, "kafka")
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,147 @@
+"""Redis or Valkey as the log finds it: one connection, why a server refuses, and the names of its keys."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, Final, Literal
+
+from redis import exceptions
+from redis.asyncio import Connection, ConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from kvbus.log.contract import UNREACHABLE, UnavailableError
+from kvbus.log.place import RedisPlace
+from kvbus.log.refusals import REQUEST, causes, probed, refusal
+from kvbus.transport.tls_files import TlsFileError
+
+STOP: Final = 2.0
+"""Seconds that a connection has to close."""
+
+MOST_KEYS: Final = 500
+"""Keys looked through at once."""
+
+DENIED: Final = ("denied", "no ACL allows this")
+IN_SCRIPT: Final = "The user executing the script can't"
+"""How that begins of a command in a script, without a code."""
+
+CODES: Final = {
+    "OOM": ("memory_full", "the server's memory is full"),
+    "READONLY": ("read_only", "the server is a replica"),
+    "MISCONF": ("not_saved", "the server cannot save, and takes nothing"),
+    "MOVED": ("slot_elsewhere", "the server is one of a cluster, and another one has this stream"),
+    "NOPERM": DENIED,
+    "NOAUTH": ("authentication_failed", "the server wants a password"),
+    "WRONGPASS": ("authentication_failed", "authentication failed: no such user, or its password"),
+}
+"""By the code of the server's error: the reason, and the same as a sentence."""
+
+
+class _Tls(Connection):
+    """A connection with the context that it is given."""
+
+    def __init__(self, *, context: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self._context = context
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return {**super()._connection_arguments(), "ssl": self._context}
+
+
+def connected(place: RedisPlace) -> Redis:
+    """A client with one connection; files are read for each of them.
+
+    Raises:
+        TlsFileError: a file cannot be used.
+    """
+    ((host, port),) = place.addresses
+    context = place.tls()
+    options: dict[str, Any] = {} if context is None else {"connection_class": _Tls, "context": context}
+    return Redis.from_pool(
+        ConnectionPool(
+            host=host,
+            port=port,
+            db=place.keys.database,
+            username=place.keys.username,
+            password=place.password(),
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=None,
+            socket_connect_timeout=REQUEST,
+            max_connections=1,
+            **options,
+        )
+    )
+
+
+async def stop(client: Redis) -> None:
+    """Close a client's connection. Whatever goes wrong, nobody needs it any more."""
+    with contextlib.suppress(exceptions.RedisError, OSError, TimeoutError):
+        async with asyncio.timeout(STOP):
+            await client.aclose()
+
+
+def _named(error: BaseException) -> UnavailableError:
+    """An error of the client in the words of the contract."""
+    for at in causes(error):
+        found = refusal(at, "redis")
+        if found is not None:
+            return found
+        if isinstance(at, exceptions.RedisError):
+            code = getattr(at, "status_code", None) or str(at).partition(" ")[0]
+            found_code = DENIED if IN_SCRIPT in str(at) else CODES.get(code)
+            if found_code is not None:
+                reason, sentence = found_code
+                return UnavailableError(sentence, reason)
+    return UnavailableError(f"{type(error).__name__}: {error}")
+
+
+@contextlib.asynccontextmanager
+async def opened(place: RedisPlace) -> AsyncIterator[Redis]:
+    """A client for a while.
+
+    Raises:
+        UnavailableError: a file cannot be used.
+    """
+    async with said(place):
+        client = connected(place)
+    try:
+        yield client
+    finally:
+        await stop(client)
+
+
+@contextlib.asynccontextmanager
+async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[None]:
+    """Give the server so long.
+
+    Raises:
+        UnavailableError: it has not done it.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except (exceptions.RedisError, TlsFileError, OSError, TimeoutError) as error:
+        found = _named(error)
+        if found.reason == UNREACHABLE:
+            found = await probed(place, "redis") or found
+        raise found from error
+
+
+def names(place: RedisPlace, key: str) -> list[str]:
+    """The keys of a stream's records and of its pointer; what is in braces is what a cluster looks at."""
+    records = f"{place.keys.prefix}:{{{key}}}"
+    return [records, f"{records}:pointer"]
+
+
+async def seen(place: RedisPlace, client: Redis, kind: Literal["stream", "hash"]) -> AsyncGenerator[list[str], None]:
+    """The keys of streams that have records (``stream``), or a pointer or an erasure (``hash``); some come twice."""
+    before, behind = names(place, "*")[kind == "hash"].split("*")
+    cursor: int | None = None
+    while cursor != 0:
+        async with said(place):
+            scanned: Any = await client.scan(cursor or 0, f"{before}*{behind}", MOST_KEYS, kind)
+        cursor, found = scanned
+        yield [name.decode().removeprefix(before).removesuffix(behind) for name in found]

@@ -1,0 +1,83 @@
+"""One stream of a log as the relay's events: which record is told under which number. Pure."""
+
+from __future__ import annotations
+
+from kvbus.core.events import RecordReceived
+from kvbus.core.numbered import EPOCH_BITS, LAST
+from kvbus.log.contract import Pointer
+from kvbus.log.follower import Follower
+from kvbus.log.record import Kind, Stream
+
+
+class Relayed:
+    """One stream on its way from its log to the relay.
+
+    Args:
+        key: the stream's.
+        pointer: where reading begins.
+
+    Attributes:
+        stream: whose it is.
+        pointer: the newest one that was seen.
+        position: where reading goes on.
+        slot: the source's; None while it is none.
+        over: nothing is left of the stream, up to the next epoch.
+        follower: which records count.
+    """
+
+    def __init__(self, key: str, pointer: Pointer) -> None:
+        self.key = key
+        self.stream = Stream.parse(key)
+        self.pointer = pointer
+        self.position = pointer.position
+        self.slot: int | None = None
+        self.over = False
+        self.follower = Follower()
+        self._began = pointer
+
+    def begin_again(self) -> None:
+        """Read from the newest state on, as somebody who knows nothing."""
+        before, self.follower = self.follower, Follower()
+        self.follower.heard = before.heard
+        self.follower.counts = before.counts
+        self._began, self.position, self.over = self.pointer, self.pointer.position, False
+
+    @property
+    def misses_state(self) -> bool:
+        """Records come that say nothing without a state, and there is one in the log that was not read."""
+        began, newest = self._began, self.pointer
+        return self.follower.stranded and newest.seq >= 0 and (newest.epoch, newest.seq) > (began.epoch, began.seq)
+
+    def take(self, data: bytes, position: int, now: float) -> RecordReceived | None:
+        """Take the next record; return what the relay has to know of it, if anything."""
+        self.position = position + 1
+        step = self.follower.follow(data, now)
+        if step is None:
+            return None
+        record = step.record
+        seq = record.epoch << EPOCH_BITS | record.seq
+        self.over = record.kind is Kind.GONE
+        if self.slot is None:
+            return None
+        if self.over:
+            return self._empty(seq)
+        state = record.kind in (Kind.CLEAR, Kind.STATE)
+        return RecordReceived(
+            self.slot,
+            seq,
+            record.payload,
+            begins=record.kind is Kind.CLEAR,
+            more=state and record.more,
+            ends=state and not record.more,
+            known=step.known,
+        )
+
+    def give_up(self) -> RecordReceived | None:
+        """The writer is silent for so long that its epoch is over: nothing is left of the stream."""
+        self.follower.give_up()
+        self.over = True
+        return None if self.slot is None else self._empty(self.follower.epoch << EPOCH_BITS | LAST)
+
+    def _empty(self, seq: int) -> RecordReceived:
+        """A state without a block."""
+        return RecordReceived(self.slot or 0, seq, begins=True, ends=True)

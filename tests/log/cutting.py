@@ -1,0 +1,59 @@
+"""Between a writer and its server: an answer that never arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from tests.ports import free_ports
+
+
+class Cutting:
+    """Hands everything on. While ``cut`` is set, what the server says ends the connection instead."""
+
+    def __init__(self, server: int) -> None:
+        self._server = server
+        (self._port,) = free_ports(1)
+        self.cut = False
+        self.cuts = 0
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Cutting]:
+        async with await asyncio.start_server(self._accept, "127.0.0.1", self._port):
+            try:
+                yield self
+            finally:
+                for connection in self._connections:
+                    connection.cancel()
+                await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.ensure_future(self._serve(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server)
+        there = asyncio.ensure_future(self._hand_on(reader, server_writer))
+        try:
+            await self._hand_on(server_reader, writer, cuts=True)
+        finally:
+            there.cancel()
+            writer.close()
+            server_writer.close()
+
+    async def _hand_on(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, *, cuts: bool = False) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65536):
+                if cuts and self.cut:
+                    self.cut = False
+                    self.cuts += 1
+                    return
+                to.write(data)
+                await to.drain()

@@ -1,0 +1,139 @@
+"""A relay, its output in a log, and readers that know nothing but the log: each should hold the engine's blocks."""
+
+import asyncio
+import contextlib
+
+from kvbus.config import load
+from kvbus.core.commands import Publish, SendPart, SendState
+from kvbus.core.events import AnswerPulled, BatchReceived, SourceUp
+from kvbus.core.normalizing.rules import Rules
+from kvbus.core.outputs.spec import OutputSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source_spec import SourceSpec
+from kvbus.core.stats import OutputStats
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.log.contract import UnavailableError
+from kvbus.log.follower import Follower, Holds
+from kvbus.log.record import Kind
+from kvbus.outputs.contract import Services
+from kvbus.outputs.log_output import LogOutput, stream_of
+from kvbus.transport.sockets import PLAIN
+from tests.doubles.payloads import payload, removed, store
+from tests.doubles.router import PlainSetRouter
+from tests.log.kinds import insist
+from tests.transport.loops import eventually, u64
+
+TOPIC = "meta/Llama-3.1␟pod.a/engine␟3".encode()
+KEY = stream_of("eu", TOPIC, 0).key
+
+
+def unasked(event: AnswerPulled) -> SendPart:
+    raise AssertionError(f"nobody has asked: {event}")
+
+
+class Leaf:
+    """A relay with one engine, and the driver that appends its stream."""
+
+    def __init__(self, place, *, topic=TOPIC, **keys):
+        self.relay = Relay(
+            [SourceSpec("engine", 0, Settings(replay=False), Rules())],
+            [OutputSpec("log", PROFILES["vllm"], [topic], heartbeat=0)],
+        )
+        self.stats = OutputStats()
+        settings = {"name": "log", "type": "kafka", "endpoint": "tcp://127.0.0.1:9", "kafka": {"cluster": "eu"}, **keys}
+        overrides = {"model": "m", "sources": [{"endpoint": "ipc://engine"}], "outputs": [settings]}
+        config = load(None, env={}, overrides=overrides).outputs[0]
+        services = Services(self.stats, self.feed, unasked, None, lambda: 0.0, 4)
+        self.driver = LogOutput(0, config, services, place)
+        self.blocks = set()
+        self._batches = 0
+        self._hashes = iter(range(1, 10**6))
+        self.driver.open(0, topic, PLAIN)
+        self.feed(SourceUp(0))
+
+    def feed(self, event):
+        for command in self.relay.handle(event, 0.0):
+            if isinstance(command, SendState):
+                self.driver.send_state(command)
+            elif isinstance(command, Publish):
+                self.driver.publish(command)
+        self.driver.flush()
+
+    def store(self, count, *, gone=0):
+        """The engine stores blocks, and then evicts some."""
+        new = [next(self._hashes) for _ in range(count)]
+        out = sorted(self.blocks)[:gone]
+        self.blocks = (self.blocks | set(new)) - set(out)
+        events = [*(store([block], tokens=[block % 1000] * 16) for block in new), *([removed(out)] if out else [])]
+        self.feed(BatchReceived(0, [b"", u64(self._batches), payload(*events)]))
+        self._batches += 1
+
+    async def written(self):
+        await eventually(lambda: self.stats.states_sent and not self.driver.busy, "everything in the log")
+
+    async def close(self, linger=0.0):
+        for stream in self.driver.streams:
+            self.driver.close(stream, linger)
+        await eventually(lambda: not self.driver.busy, "the end of the driver")
+
+
+class Reading:
+    """Who rebuilds the stream from the log alone."""
+
+    def __init__(self, reader):
+        self._reader = reader
+        self.follower = Follower()
+        self.view = PlainSetRouter()
+
+    @property
+    def blocks(self):
+        return {block for *_, block in self.view.blocks}
+
+    async def until(self, what):
+        async with asyncio.timeout(50):
+            while not what():
+                with contextlib.suppress(UnavailableError):
+                    for entry in await self._reader.take(0.1):
+                        self._take(entry.data)
+
+    def _take(self, data):
+        record = self.follower.take(data, 0.0)
+        if record is not None and record.kind is not Kind.GONE:
+            self.view.take(record.origin, record.payload)
+        if self.follower.holds is Holds.NOTHING:
+            self.view.blocks.clear()
+
+    async def holds(self, leaf):
+        await leaf.written()
+        await self.until(lambda: self.follower.holds is Holds.ALL and self.blocks == leaf.blocks)
+        assert self.view.violations == []
+
+
+@contextlib.asynccontextmanager
+async def fleet(kind):
+    async with contextlib.AsyncExitStack() as stack:
+        await kind.make()
+        yield Fleet(kind, stack)
+
+
+class Fleet:
+    def __init__(self, kind, stack):
+        self.kind = kind
+        self._stack = stack
+
+    key = KEY
+
+    def leaf(self, place=None, **keys):
+        leaf = Leaf(self.kind.open() if place is None else place, **keys)
+        self._stack.push_async_callback(leaf.close)
+        return leaf
+
+    async def reading(self, start=None, key=KEY):
+        """A reader that begins where the pointer says, or at a position."""
+        log = self.kind.open()
+        if start is None:
+            start = (await insist(log.pointers))[key].position
+        reader = await insist(lambda: log.read({key: start}))
+        self._stack.push_async_callback(reader.close)
+        return Reading(reader)

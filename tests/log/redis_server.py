@@ -1,0 +1,65 @@
+"""Redis or Valkey, in clear and with TLS. `.ci/redis.sh` unpacks Debian's where none is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from tests.log.server import Server
+from tests.ports import free_ports
+from tests.security.certificates import Authority
+
+HOME_ENV = "TEST_REDIS_HOME"
+MISSING = f"no redis-server or valkey-server, and {HOME_ENV} names none: .ci/redis.sh DIR unpacks one; .ci/run does it"
+
+SETTINGS = """
+bind 127.0.0.1 127.0.0.2
+port {port}
+tls-port {tls}
+tls-cert-file {directory}/server.crt
+tls-key-file {directory}/server.key
+tls-ca-cert-file {directory}/authority.crt
+tls-auth-clients optional
+dir {directory}
+appendonly yes
+save ""
+"""
+
+
+def command() -> tuple[str, dict[str, str]] | None:
+    """The server and what it needs to be said; None where there is none."""
+    for name in ("redis-server", "valkey-server"):
+        if (found := shutil.which(name)) is not None:
+            return found, {}
+    home = os.environ.get(HOME_ENV)
+    if not home:
+        return None
+    libraries = [str(path) for path in Path(home).glob("usr/lib/*-linux-gnu")]
+    return f"{home}/usr/bin/redis-server", {"LD_LIBRARY_PATH": ":".join(libraries)}
+
+
+class RedisServer(Server):
+    """One whose records survive being killed. Who comes without a name may do everything."""
+
+    def __init__(self, directory: Path) -> None:
+        found = command()
+        assert found is not None, MISSING
+        port, self.tls_port = free_ports(2)
+        self.directory = directory
+        self.authority = Authority(directory)
+        self.authority.issue("server")
+        self.authority.issue("expired", days=-1)
+        settings = directory / "redis.conf"
+        settings.write_text(SETTINGS.format(port=port, tls=self.tls_port, directory=directory))
+        super().__init__(directory, port, (found[0], str(settings)), found[1])
+
+    def client(self) -> Redis:
+        """As who may do everything."""
+        return Redis(host="127.0.0.1", port=self.port, protocol=2, decode_responses=True)
+
+    def lose(self) -> None:
+        """What it keeps on its disk; it does not run."""
+        shutil.rmtree(self.directory / "appendonlydir")

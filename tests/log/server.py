@@ -1,0 +1,65 @@
+"""A server that the suite starts, kills and starts again, in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PATIENCE = 60.0
+"""Seconds for a start on a busy machine; a tenth of one where nothing else runs."""
+
+MOST = 1200
+"""Seconds after which a server ends, whatever became of the tests."""
+
+
+class Server:
+    """Runs from `start` to `kill`; its port stays over a restart."""
+
+    def __init__(
+        self, directory: Path, port: int, command: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> None:
+        self._said = directory / "said"
+        self.port = port
+        self._command = ["timeout", "--signal=KILL", str(MOST), *command]
+        self._env = {**os.environ, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        with self._said.open("ab") as said:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=self._env, process_group=0
+            )
+        until = time.monotonic() + PATIENCE
+        while not self._answers():
+            assert self._process.poll() is None, self._said.read_text()
+            assert time.monotonic() < until, "the server does not come up"
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+    def signal(self, number: int) -> None:
+        """To the server, and `timeout` around it."""
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+            while self._answers():  # `timeout` is gone, the server goes
+                time.sleep(0.01)
+            self._process = None

@@ -1,0 +1,265 @@
+"""kvbus that reads a log for routers: what each router holds is what the engine holds, whichever kvbus it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from kvbus.config import load
+from kvbus.core.numbered import EPOCH_BITS, LAST
+from kvbus.daemon.daemon import Daemon
+from kvbus.discovery.streams import LogStreams
+from kvbus.doctor.discovery import find
+from tests.doubles.topic_router import TopicRouter
+from tests.log.fleet import fleet
+from tests.log.kinds import Directory, Kafka
+from tests.transport.loops import eventually
+
+LEVEL = 2.0
+"""Seconds: more than passes between two looks at where the log ends."""
+
+TOPIC = b"kv@pod.a.engine.3@m"
+
+
+class Moving(TopicRouter):
+    """It keeps its numbers when it goes to another aggregator, and drops what it has had."""
+
+    def go_to(self, aggregator: Aggregator) -> None:
+        self.disconnect()
+        self._endpoint = aggregator.endpoint
+        self.connect()
+
+    def _take(self, topic: bytes, seq: int, payload: bytes) -> None:
+        if seq >= self.next.get(topic, 0):
+            super()._take(topic, seq, payload)
+
+
+class Aggregator:
+    """A daemon that reads the log."""
+
+    def __init__(self, kind, directory, monkeypatch, **keys):
+        if isinstance(kind, Directory):  # no part of kvbus reads it
+            monkeypatch.setattr("kvbus.discovery.kafka.discoverer.KafkaLog", lambda _: kind.open())
+            log = {"kafka": {"endpoint": "tcp://127.0.0.1:9"}}
+        else:
+            log = {name: {"endpoint": kind.endpoint, **named} for name, named in kind.settings().items()}
+        self.endpoint = f"ipc://{directory}"
+        output = {"endpoint": self.endpoint, "layout": "per_topic", "topic": "kv@{source}@m", "replay_endpoint": None}
+        discover = {name: {**settings, **keys} for name, settings in log.items()}
+        overrides = {
+            "sources": [{"name": "fleet", "discover": discover}],
+            "outputs": [output],
+            "http": None,
+            "discovery_grace": 0.0,
+        }
+        self.config = load(None, env={}, overrides=overrides)
+        self.daemon = Daemon(self.config)
+
+    @property
+    def state(self):
+        return {source.spec.label: source.state.value for source in self.daemon.relay.present}
+
+    @property
+    def lag(self):
+        (stats,) = self.daemon.discoveries
+        return stats.lag
+
+    @property
+    def next(self):
+        return [stream.next_seq for stream in self.daemon.relay.outputs[0].streams]
+
+
+class Two(contextlib.AsyncExitStack):
+    """Two aggregators of one log, and a router that may go from one to the other."""
+
+    def __init__(self, kind, directory, monkeypatch):
+        super().__init__()
+        self._make = lambda name: Aggregator(kind, directory / name, monkeypatch)
+
+    async def __aenter__(self):
+        await super().__aenter__()
+        self.one, self.other = await self.start("one"), await self.start("other")
+        self.router = Moving(self.one.endpoint)
+        self.callback(self.router.close)
+        return self
+
+    async def start(self, name):
+        aggregator = self._make(name)
+        await aggregator.daemon.start()
+        self.push_async_callback(aggregator.daemon.close, 0)
+        return aggregator
+
+    async def level(self, leaf):
+        """The router, and a new one at each aggregator, hold what the engine holds."""
+        await leaf.written()
+        await eventually(lambda: self.router.blocks(TOPIC) == leaf.blocks, "the engine's blocks")
+        for each in (self.one, self.other):
+            fresh = Moving(each.endpoint)
+            try:
+                await eventually(lambda fresh=fresh: fresh.blocks(TOPIC) == leaf.blocks, "the engine's blocks at once")
+                assert fresh.violations == []
+            finally:
+                fresh.close()
+        assert self.router.violations == []
+
+
+async def test_a_router_goes_from_one_to_the_other_and_never_sees_a_number_twice(kind, tmp_path, monkeypatch):
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        leaf = log.leaf()
+        leaf.store(700)
+        await two.level(leaf)
+        for each in (two.other, two.one, two.other):
+            for _ in range(5):
+                leaf.store(30, gone=20)
+            two.router.go_to(each)
+            for _ in range(5):
+                leaf.store(30, gone=20)
+            await two.level(leaf)
+        await eventually(lambda: two.one.next == two.other.next, "equal numbers")
+        assert two.one.next[0] >> EPOCH_BITS == 1
+        assert two.one.state == {"pod.a.engine.3": "live"}
+
+
+async def test_an_aggregator_that_begins_again_knows_everything_from_the_log(kind, tmp_path, monkeypatch):
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        leaf = log.leaf()
+        leaf.store(300)
+        await two.level(leaf)
+        await two.one.daemon.close(0)
+        leaf.store(20, gone=50)
+        two.one = await two.start("one")
+        await two.level(leaf)
+        await eventually(lambda: two.one.next == two.other.next, "equal numbers")
+
+
+async def test_another_writer_of_the_name_begins_another_epoch_for_both(kind, tmp_path, monkeypatch):
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        first = log.leaf()
+        first.store(30)
+        await two.level(first)
+        second = log.leaf()
+        second.store(40)
+        first.store(5)
+        await two.level(second)
+        await eventually(lambda: two.one.next == two.other.next, "equal numbers")
+        assert two.one.next[0] >> EPOCH_BITS == 2
+
+
+async def test_a_broker_that_begins_again_costs_nobody_a_block(kind, tmp_path, monkeypatch):
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        leaf = log.leaf()
+        leaf.store(30)
+        await two.level(leaf)
+        await kind.restart()
+        leaf.store(40, gone=10)
+        two.router.go_to(two.other)
+        await two.level(leaf)
+
+
+async def test_a_leaf_that_begins_again_while_the_broker_is_away_is_read_as_soon_as_that_is_back(
+    kafka, tmp_path, monkeypatch
+):
+    kind = Kafka(kafka)
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        first = log.leaf()
+        first.store(30)
+        await two.level(first)
+        kafka.kill()
+        await first.close()
+        second = log.leaf()
+        second.store(40)
+        await eventually(lambda: two.one.state == {"pod.a.engine.3": "connecting"}, "the broker is missed")
+        assert two.router.blocks(TOPIC) == first.blocks
+        await asyncio.to_thread(kafka.start)
+        await two.level(second)
+
+
+async def test_retention_that_took_what_was_not_read_yet_costs_a_state(kind, tmp_path, monkeypatch):
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(30)
+        await leaf.written()
+        begun = (await kind.open().pointers())[log.key].position
+        await leaf.close()
+        leaf = log.leaf()
+        leaf.store(50)
+        await leaf.written()
+        newest = (await kind.open().pointers())[log.key].position
+        assert newest > begun
+        await kind.overtake(log.key, newest)
+        async with Two(kind, tmp_path, monkeypatch) as two:
+            await two.level(leaf)
+
+
+async def test_a_stream_that_ends_is_cleared_and_leaves_under_the_records_number(kind, tmp_path, monkeypatch):
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        leaf = log.leaf()
+        leaf.store(30)
+        await two.level(leaf)
+        leaf.driver.retire(0)
+        await eventually(lambda: two.router.blocks(TOPIC) == set(), "no block")
+        await eventually(lambda: two.one.state == two.other.state == {}, "no source")
+        assert two.one.next == two.other.next
+        assert two.router.violations == []
+
+
+async def test_a_writer_that_dies_is_given_up_under_one_number_and_another_one_goes_on(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(LogStreams, "give_up", 1.0)
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        leaf = log.leaf()
+        leaf.store(30)
+        await leaf.written()
+        await eventually(lambda: two.router.blocks(TOPIC) == leaf.blocks, "the engine's blocks")
+        await leaf.close()
+        await eventually(lambda: two.router.blocks(TOPIC) == set(), "no block")
+        await eventually(lambda: two.one.next == two.other.next == [(1 << EPOCH_BITS | LAST) + 1], "the end's number")
+        await eventually(lambda: two.one.state == two.other.state == {}, "no source")
+        monkeypatch.setattr(LogStreams, "give_up", 60.0)
+        again = log.leaf()
+        again.store(40)
+        await two.level(again)
+
+
+async def test_how_far_behind_the_log_it_is_is_known_and_comes_back_to_nothing(kind, tmp_path, monkeypatch):
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        leaf = log.leaf()
+        leaf.store(30)
+        await two.level(leaf)
+        await eventually(lambda: two.one.lag < LEVEL, "a level aggregator")
+        with monkeypatch.context() as slow:
+            slow.setattr(LogStreams, "_take", lambda *_: asyncio.sleep(0.02))
+            leaf.store(5)
+            await eventually(lambda: two.one.lag > 2 * LEVEL, "an aggregator that is behind")
+        await eventually(lambda: two.one.lag < LEVEL, "a level aggregator again")
+        await two.level(leaf)
+
+
+async def test_doctor_names_the_streams_and_dials_nobody(tmp_path, monkeypatch):
+    kind = Directory(tmp_path / "log")
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(3)
+        await leaf.written()
+        aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
+        found, report = await find(aggregator.config)
+        assert [each.text for each in report.seen] == ["finds pod.a.engine.3"]
+        assert (found.sources, report.findings) == ((), [])
+        await aggregator.daemon.close(0)
+
+
+@pytest.mark.parametrize("pattern", [{"worker": "pod.b*"}, {"model": "other"}, {"cluster": "us"}])
+async def test_streams_that_the_patterns_leave_out_are_none(tmp_path, monkeypatch, pattern):
+    kind = Directory(tmp_path / "log")
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(3)
+        await leaf.written()
+        aggregator = Aggregator(kind, tmp_path / "one", monkeypatch, **pattern)
+        await aggregator.daemon.start()
+        try:
+            await eventually(lambda: aggregator.daemon.discoveries[0].engines == 0, "an empty set")
+            assert aggregator.state == {}
+        finally:
+            await aggregator.daemon.close(0)

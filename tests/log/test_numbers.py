@@ -1,0 +1,358 @@
+"""Two aggregators of one log, in a random world: whoever reads at either holds the engine's blocks, under equal numbers.
+
+The world is the log's semantics: a writer with its epochs, states, leases and silences; retention; readers that lag,
+begin again, and find out that an epoch is over. Routers go from one aggregator to the other at any message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbus.core.commands import Publish, SendState
+from kvbus.core.events import LogReached, RecordReceived, SourcePlaced, SourceRemoved, Subscribed, Tick
+from kvbus.core.normalizing.rules import Rules
+from kvbus.core.numbered import EPOCH_BITS, LAST
+from kvbus.core.outputs.spec import NewStream, OutputSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source_spec import SourceSpec
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.log.contract import Pointer
+from kvbus.log.record import Kind, Stream
+from kvbus.log.relayed import Relayed
+from tests.doubles.payloads import payload, removed, store
+from tests.doubles.router import PlainSetRouter, events_of
+from tests.log.records import clear, gone, lease, record, state
+
+KEY = Stream("eu", "m", "pod-a/engine", 0).key
+
+
+class Writer:
+    """The leaf: what is true, and what it has appended. Positions are indexes; retention empties the oldest ones."""
+
+    def __init__(self) -> None:
+        self.log: list[bytes | None] = []
+        self.pointer = Pointer(1)
+        self.blocks = set(range(1, 7))
+        self.epoch, self.seq, self._next = 0, 0, 7
+        self.over = False
+        self.claim()
+
+    def append(self, data: bytes) -> None:
+        self.log.append(data)
+        self.seq += 1
+
+    def claim(self) -> None:
+        self.epoch, self.seq, self.over = self.epoch + 1, 0, False
+        self.pointer = Pointer(self.epoch, -1, self.pointer.position)
+        self.state(resync=True)
+
+    def change(self, stored: int, gone: int) -> None:
+        new = list(range(self._next, self._next + stored))
+        out = sorted(self.blocks)[:gone]
+        self._next += stored
+        self.blocks = (self.blocks | set(new)) - set(out)
+        events = [*(store([block]) for block in new), *([removed(out)] if out else [])]
+        if events:
+            self.append(record(Kind.BATCH, self.epoch, self.seq, payload=payload(*events)))
+
+    def state(self, *, resync: bool = False) -> None:
+        pieces = [sorted(self.blocks)[at : at + 2] for at in range(0, len(self.blocks), 2)] or [[]]
+        begin, position = self.seq, len(self.log)
+        for at, piece in enumerate(pieces):
+            more = at + 1 < len(pieces)
+            if at:
+                self.append(state(self.epoch, self.seq, *piece, more=more))
+            else:
+                self.append(clear(self.epoch, self.seq, *piece, more=more, resync=resync))
+        self.pointer = Pointer(self.epoch, begin, position)
+
+    def lose(self) -> None:
+        """A queue was full: what was lost is in no record."""
+        self.blocks = set(sorted(self.blocks)[1:]) | {self._next}
+        self._next += 1
+        self.state(resync=True)
+
+    def end(self) -> None:
+        self.append(gone(self.epoch, self.seq))
+        self.blocks, self.over = set(), True
+
+    def retain(self, keep: int) -> None:
+        for at in range(max(0, min(len(self.log) - keep, self.pointer.position))):
+            self.log[at] = None
+
+
+class Aggregator:
+    def __init__(self, writer: Writer, said: dict[int, frozenset[str]], profile: str) -> None:
+        self._writer, self._said = writer, said
+        spec = SourceSpec("pod-a", 0, Settings(replay=False), Rules(clears="all"), numbered=True)
+        self.relay = Relay([spec], [OutputSpec("out", PROFILES[profile], [b"kv@a"], by_topic=True, numbered=True)])
+        self.relayed = Relayed(KEY, writer.pointer)
+        self.relayed.slot = 0
+        self.connections: list[Connection] = []
+        self.newest = -1
+
+    def read(self, count: int) -> None:
+        for _ in range(count):
+            at = self.relayed.position
+            if at >= len(self._writer.log):
+                return
+            data = self._writer.log[at]
+            if data is None:
+                self.relayed.position += 1
+                continue
+            self.handle(self.relayed.take(data, at, 0.0))
+            self.relayed.pointer = self._writer.pointer
+            if self.relayed.misses_state:
+                self.relayed.begin_again()
+
+    def give_up(self) -> None:
+        self.read(len(self._writer.log))
+        if not self.relayed.over and self.relayed.follower.epoch:
+            self.handle(self.relayed.give_up())
+
+    def handle(self, event: Any) -> None:
+        for command in () if event is None else self.relay.handle(event, 0.0):
+            if isinstance(command, Publish):
+                assert command.seq > self.newest, "a number went back"
+                self.newest = command.seq
+                for each in self.connections:
+                    if not each.waiting:
+                        each.queue.append((command.seq, command.payload))
+            elif isinstance(command, SendState):
+                for each in self.connections:
+                    if each.waiting:
+                        reader = command.transfer.reader()
+                        while not reader.done:
+                            found = reader.next_batch()
+                            assert found is not None
+                            each.queue.append(found)
+                        each.waiting = False
+
+    def compare(self) -> None:
+        """Whether it says what the other one says."""
+        for seq, batch in self._kept():
+            said = frozenset(map(repr, events_of(batch)))
+            if said:
+                assert self._said.setdefault(seq, said) == said, "two batches under one number"
+
+    def _kept(self) -> list[tuple[int, bytes]]:
+        stream = self.relay.outputs[0].streams[0]
+        first = stream.journal.first_seq
+        runs = [] if first is None else stream.journal.runs(first, stream.next_seq)
+        return [(seq, batch) for seq, batch, _ in runs]
+
+    def serve(self) -> None:
+        self.compare()
+        if any(each.waiting for each in self.connections):
+            self.handle(Subscribed(0, 0, (1,)))
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.waiting = True
+        self.queue: deque[tuple[int, bytes]] = deque()
+
+
+class Router:
+    """One of the kinds there are: what it does with a number that is not the next one."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.view = PlainSetRouter()
+        self.last = -1
+        self.at: Aggregator | None = None
+        self.connection = Connection()
+
+    def go_to(self, aggregator: Aggregator) -> None:
+        if self.at is not None and self.connection in self.at.connections:
+            self.at.connections.remove(self.connection)
+        self.at, self.connection = aggregator, Connection()
+        aggregator.connections.append(self.connection)
+
+    def take(self, count: int) -> None:
+        for _ in range(min(count, len(self.connection.queue))):
+            self._take(*self.connection.queue.popleft())
+
+    def _take(self, seq: int, batch: bytes) -> None:
+        if self.kind == "drops" and seq <= self.last:
+            return
+        if self.kind == "restarts" and seq < self.last:
+            self.view.blocks.clear()
+        self.view.take(seq, batch)
+        self.last = seq
+
+    @property
+    def blocks(self) -> set[Any]:
+        return {block for *_, block in self.view.blocks}
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("change"), st.integers(0, 3), st.integers(0, 2)),
+    st.tuples(st.just("change"), st.integers(1, 3), st.integers(0, 2)),
+    st.tuples(st.just("state")),
+    st.tuples(st.sampled_from(["lose", "claim", "lease", "silence", "end"])),
+    st.tuples(st.just("retain"), st.integers(0, 4)),
+    st.tuples(st.just("read"), st.integers(0, 1), st.integers(1, 3)),
+    st.tuples(st.just("read"), st.integers(0, 1), st.integers(1, 30)),
+    st.tuples(st.just("begin"), st.integers(0, 1)),
+    st.tuples(st.just("go"), st.integers(0, 2), st.integers(0, 1)),
+    st.tuples(st.just("serve"), st.integers(0, 1)),
+    st.tuples(st.just("take"), st.integers(0, 2), st.integers(1, 6)),
+)
+
+
+class World:
+    def __init__(self, profile: str) -> None:
+        self.profile = profile
+        self.writer = Writer()
+        self.said: dict[int, frozenset[str]] = {}
+        self.aggregators = [self._aggregator(), self._aggregator()]
+        self.routers = [Router(kind) for kind in ("drops", "applies", "restarts")]
+        for number, router in enumerate(self.routers):
+            router.go_to(self.aggregators[number % 2])
+
+    def _aggregator(self) -> Aggregator:
+        return Aggregator(self.writer, self.said, self.profile)
+
+    def step(self, what: str, *args: int) -> None:
+        writer = self.writer
+        if what in ("read", "begin", "serve"):
+            at, *rest = args
+            if what == "begin":
+                gone, self.aggregators[at] = self.aggregators[at], self._aggregator()
+                for router in self.routers:
+                    if router.at is gone:
+                        router.go_to(self.aggregators[at])
+            else:
+                getattr(self.aggregators[at], what)(*rest)
+        elif what == "go":
+            self.routers[args[0]].go_to(self.aggregators[args[1]])
+        elif what == "take":
+            self.routers[args[0]].take(args[1])
+        elif what == "retain":
+            writer.retain(args[0])
+        elif what == "claim" or writer.over:
+            writer.claim()
+        elif what == "lease":
+            writer.append(lease(writer.epoch, writer.seq))
+        elif what == "silence":
+            for aggregator in self.aggregators[: len(writer.log) % 3]:
+                aggregator.give_up()  # and the others not yet
+            if len(writer.log) % 2:  # it comes late, and its writer finds out
+                writer.state()
+            else:
+                writer.change(1, 0)
+            writer.claim()
+        else:
+            getattr(writer, what)(*args)
+
+    def settle(self) -> None:
+        for aggregator in self.aggregators:
+            aggregator.read(len(self.writer.log))
+            aggregator.serve()
+        for router in self.routers:
+            router.take(1 << 30)
+
+
+@settings(max_examples=200)
+@given(profile=st.sampled_from(["vllm", "dynamo"]), steps=st.lists(STEPS, min_size=12, max_size=40))
+def test_whoever_reads_at_either_holds_what_the_engine_holds(
+    profile: str, steps: list[tuple[str, *tuple[int, ...]]]
+) -> None:
+    world = World(profile)
+    for what, *args in steps:
+        world.step(what, *args)
+    world.settle()
+    for router in world.routers:
+        assert router.blocks == world.writer.blocks, router.kind
+
+
+def test_the_numbers_are_the_records_own_and_the_end_of_an_epoch_is_above_them() -> None:
+    world = World("vllm")
+    world.writer.change(2, 0)
+    world.settle()
+    assert world.aggregators[0].newest == 1 << EPOCH_BITS | 3
+    world.aggregators[0].give_up()
+    assert world.aggregators[0].newest == 1 << EPOCH_BITS | LAST
+    world.writer.claim()
+    world.settle()
+    assert [each.newest for each in world.aggregators] == [2 << EPOCH_BITS | 3] * 2
+
+
+def published(relay: Relay, event: Any) -> list[tuple[int, int, list[str]]]:
+    """What a router that has everything gets: the number, how many events are counted, and which they are."""
+    commands = [each for each in relay.handle(event, 0.0) if isinstance(each, Publish)]
+    return [(each.seq, each.events, [found["type"] for found in events_of(each.payload)]) for each in commands]
+
+
+def relay_of(**keys: Any) -> Relay:
+    spec = SourceSpec("pod-a", 0, Settings(replay=False), Rules(clears="all"), analytics=100, numbered=True)
+    return Relay([spec], [OutputSpec("out", PROFILES["vllm"], [b"kv@a"], by_topic=True, numbered=True, **keys)])
+
+
+def test_what_is_no_batch_is_counted_and_its_number_says_nothing() -> None:
+    relay = relay_of()
+    assert published(relay, RecordReceived(0, 7, b"\xc1", begins=True, ends=True)) == [(7, 0, [])]
+    assert relay.sources[0].stats.rejected == {"not_msgpack": 1}
+
+
+def test_a_source_that_is_taken_away_is_cleared_under_the_newest_number_and_comes_back_with_its_state() -> None:
+    relay = relay_of()
+    followed: list[int] = []
+    relay.follow(lambda _, events: followed.append(len(events)))
+    state = RecordReceived(0, 7, payload({"type": "AllBlocksCleared"}, store([1])), begins=True, ends=True)
+    said = (7, 2, ["AllBlocksCleared", "BlockStored"])
+    assert published(relay, state) == [said]
+    assert published(relay, RecordReceived(0, 8, known=True)) == [(8, 0, [])]
+    spec = relay.sources[0].spec
+    assert published(relay, SourceRemoved(0)) == [(8, 1, ["AllBlocksCleared"])]
+    relay.handle(SourcePlaced(0, spec, [NewStream(b"kv@a")]), 0.0)
+    assert published(relay, state) == [said]
+    assert (relay.sources[0].state.value, len(relay.sources[0].normalizer.index)) == ("live", 1)
+    assert followed
+
+
+def test_blocks_stand_while_the_log_is_away_and_nothing_else_takes_a_number() -> None:
+    relay = relay_of(heartbeat=1.0)
+    relay.handle(RecordReceived(0, 7, payload({"type": "AllBlocksCleared"}, store([1])), begins=True, ends=True), 0.0)
+    assert relay.handle(LogReached(0, reached=False), 1.0) == []
+    assert relay.sources[0].state.value == "connecting"
+    assert relay.handle(Tick(0.0), 1000.0) == []
+    relay.handle(LogReached(0, reached=True), 1000.0)
+    assert relay.sources[0].state.value == "syncing"
+    assert published(relay, RecordReceived(0, 8, known=True)) == [(8, 0, [])]
+    assert relay.sources[0].state.value == "live"
+
+
+def test_a_state_that_has_no_room_is_counted_and_given_to_nobody_until_the_next_one() -> None:
+    relay = relay_of(journal_bytes=1000)
+    stream = relay.outputs[0].streams[0]
+    state = payload({"type": "AllBlocksCleared"}, store([1]))
+    batches = [payload(store([block])) for block in range(2, 50)]
+
+    def asked() -> list[Any]:
+        return [each for each in relay.handle(Subscribed(0, 0, (1,)), 0.0) if isinstance(each, SendState)]
+
+    assert published(relay, RecordReceived(0, 7, state, begins=True, ends=True))[0][1] == 2
+    assert len(asked()) == 1
+    for seq, each in enumerate(batches, 8):
+        assert published(relay, RecordReceived(0, seq, each)) == [(seq, 1, ["BlockStored"])]
+        assert stream.journal.bytes <= 1000
+    assert (stream.outgrown, asked()) == (1, [])
+    for at, part in enumerate((state, *batches)):  # everybody who reads has it, and it has no room either
+        begins, ends = at == 0, at == len(batches)
+        event = RecordReceived(0, 56 + at, part, begins=begins, more=not ends, ends=ends, known=True)
+        assert published(relay, event) == [(56 + at, 0, [])]
+    assert (stream.outgrown, asked()) == (1, [])
+    assert published(relay, RecordReceived(0, 105, state, begins=True, ends=True, known=True)) == [(105, 0, [])]
+    (sent,) = asked()
+    assert sent.transfer.reader().next_batch() == (105, state)
+
+
+def test_an_output_on_which_the_source_is_hidden_has_nothing_of_it() -> None:
+    assert published(relay_of(hidden=frozenset({0})), RecordReceived(0, 7, begins=True, ends=True)) == []

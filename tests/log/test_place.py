@@ -1,0 +1,94 @@
+"""What is read of the files of TLS and authentication, and which mistake is named how."""
+
+import json
+import ssl
+
+import pytest
+from click.testing import CliRunner
+
+from kvbus.cli import main
+from kvbus.config import KafkaTopic, load
+from kvbus.log.place import Place, place_of
+from tests.security.certificates import Authority
+
+
+@pytest.fixture
+def files(tmp_path):
+    authority = Authority(tmp_path)
+    issued = authority.issue("worker")
+    password = tmp_path / "password"
+    password.write_text("hunter2 \r\n")
+    password.chmod(0o600)
+    return {
+        "tls_ca_file": authority.certificate,
+        "tls_certificate_file": issued.certificate,
+        "tls_key_file": issued.key,
+        "username": "worker",
+        "password_file": password,
+    }
+
+
+def test_nothing_is_read_where_nothing_is_named():
+    assert Place("kafka-0:9092").options() == {}
+
+
+def test_files_are_read_each_time(files):
+    place = Place("kafka-0:9092", KafkaTopic(**files))
+    assert place.options()["sasl_plain_password"] == "hunter2 "
+    files["password_file"].write_text("hunter3")
+    options = place.options()
+    assert (options["security_protocol"], options["sasl_mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
+    assert (options["sasl_plain_username"], options["sasl_plain_password"]) == ("worker", "hunter3")
+    context = options["ssl_context"]
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    nobody = Place("kafka-0:9092", KafkaTopic(tls_ca_file=files["tls_ca_file"])).options()
+    assert set(nobody) == {"security_protocol", "ssl_context"}
+    assert nobody["security_protocol"] == "SSL"
+
+
+def test_addresses_are_those_of_all_servers():
+    place = Place("kafka-0:9092,[::1]:9093")
+    assert list(place.addresses) == [("kafka-0", 9092), ("::1", 9093)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "wrong"),
+    [
+        ("tls_ca_file", "hunter2", "holds no certificate"),
+        ("tls_certificate_file", "hunter2", "cannot be used with its key"),
+        ("tls_key_file", "hunter2", "cannot be used with its key"),
+        ("password_file", "\n", "is empty"),
+        ("password_file", None, "cannot be read"),
+    ],
+)
+def test_check_names_the_file_and_quotes_nothing(files, tmp_path, name, content, wrong):
+    if content is None:
+        files[name].unlink()
+    else:
+        files[name].write_text(content)
+    output = {"type": "kafka", "endpoint": "tcp://k:1", "kafka": {key: str(value) for key, value in files.items()}}
+    config = tmp_path / "kvbus.yaml"
+    config.write_text(json.dumps({"model": "m", "sources": [{"endpoint": "ipc:///e"}], "outputs": [output]}))
+    done = CliRunner().invoke(main, ["check", "-c", str(config)])
+    named = "tls_certificate_file" if name == "tls_key_file" else name
+    assert f"outputs[0].kafka.{named} = " in done.output
+    assert wrong in done.output
+    without = CliRunner().invoke(main, ["check", "-c", str(config), "--without-keys"])
+    assert (done.exit_code, without.exit_code) == (78, 0)
+    for text in (done.output, without.output):
+        assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("name", ["tls_key_file", "password_file"])
+def test_what_others_may_read_is_no_secret(files, name):
+    files[name].chmod(0o644)
+    with pytest.raises(Exception, match="others may read it"):
+        Place("kafka-0:9092", KafkaTopic(**files)).options()
+
+
+def test_the_place_of_an_output():
+    output = {"type": "kafka", "endpoint": "tcp://a:1", "kafka": {"topic": "t", "more_servers": ["tcp://b:2"]}}
+    config = load(None, env={}, overrides={"model": "m", "sources": [{}], "outputs": [output]})
+    place = place_of(config.outputs[0])
+    assert (place.servers, place.topic, place.pointers) == ("a:1,b:2", "t", "t-pointers")

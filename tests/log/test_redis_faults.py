@@ -1,0 +1,206 @@
+"""What a server of Redis can do to streams: full, slow, without its data, behind; each is counted and made good."""
+
+import asyncio
+import signal
+from typing import Any
+
+from redis.asyncio import Redis as Client
+
+from kvbus.config import RedisKeys
+from kvbus.log.contract import START, Entry, Pointer
+from kvbus.log.place import RedisPlace
+from kvbus.log.record import Stream
+from kvbus.log.redis import KEEP, RedisLog
+from kvbus.log.redis_client import names
+from tests.log.cutting import Cutting
+from tests.log.fleet import KEY, fleet
+from tests.log.kinds import Redis
+from tests.transport.loops import eventually
+
+
+async def told(kind, *command):
+    async with kind.server.client() as client:
+        return await client.execute_command(*command)
+
+
+async def taken(reader, count):
+    found: list[Entry] = []
+    async with asyncio.timeout(50):
+        while len(found) < count:
+            found.extend(await reader.take(0.1))
+    return found
+
+
+async def test_a_full_server_is_named_counted_and_has_everything_once_there_is_room(redis):
+    kind = Redis(redis)
+    async with fleet(kind) as log:
+        leaf = log.leaf(queue_batches=5)
+        leaf.store(10)
+        await leaf.written()
+        reading = await log.reading()
+        await reading.holds(leaf)
+        await told(kind, "CONFIG", "SET", "maxmemory", "1")
+        try:
+
+            def full():
+                leaf.store(3, gone=2)
+                return leaf.stats.refused["memory_full"] and leaf.stats.dropped_batches["log_unavailable"]
+
+            await eventually(full, "the server to refuse")
+            assert leaf.stats.queue_depth <= 5
+        finally:
+            await told(kind, "CONFIG", "SET", "maxmemory", "0")
+        await eventually(lambda: leaf.stats.states_sent["lost"], "a state behind what is missing")
+        await reading.holds(leaf)
+        assert reading.follower.counts["lost"] == 0
+
+
+async def test_a_server_that_stands_still_holds_nobody_up(redis):
+    kind = Redis(redis)
+    async with fleet(kind) as log:
+        leaf = log.leaf(queue_batches=5)
+        leaf.store(10)
+        await leaf.written()
+        reading = await log.reading()
+        redis.signal(signal.SIGSTOP)
+        try:
+            for _ in range(20):
+                leaf.store(3, gone=2)
+                await asyncio.sleep(0)
+            assert leaf.stats.queue_depth <= 5
+            assert leaf.stats.dropped_batches["queue_full"] >= 15
+        finally:
+            redis.signal(signal.SIGCONT)
+        await eventually(lambda: leaf.stats.states_sent["lost"], "a state behind what is missing")
+        await reading.holds(leaf)
+
+
+async def test_a_server_that_begins_again_without_its_data_gets_the_state_in_a_later_epoch(redis):
+    kind = Redis(redis)
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(10)
+        await leaf.written()
+        reading = await log.reading()
+        await reading.holds(leaf)
+        redis.kill()
+        redis.lose()
+        await asyncio.to_thread(redis.start)
+        leaf.store(5)
+        await eventually(lambda: leaf.stats.refused["data_lost"], "the writer to notice")
+        await reading.holds(leaf)
+        assert reading.follower.epoch == 2
+        assert reading.follower.counts["lost"] == 0
+        await (await log.reading()).holds(leaf)
+
+
+async def test_a_server_that_is_behind_what_it_had_is_noticed_by_the_next_append(redis):
+    kind = Redis(redis)
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(10)
+        await leaf.written()
+        async with Client(port=redis.port, protocol=2) as client:
+            kept: dict[str, Any] = {name: await client.dump(name) for name in names(kind.place(""), KEY)}
+            leaf.store(5)
+            await leaf.written()
+            reading = await log.reading()
+            await reading.holds(leaf)
+            for name, data in kept.items():  # as a replica has it that was behind
+                await client.restore(name, 0, data, replace=True)
+        leaf.store(5, gone=3)
+        await eventually(lambda: leaf.stats.refused["data_lost"], "the writer to notice")
+        await reading.holds(leaf)
+        assert reading.follower.epoch == 2
+        assert reading.follower.counts["lost"] == 0
+
+
+async def test_an_append_of_which_nothing_was_heard_is_in_the_log_once(redis):
+    kind = Redis(redis)
+    async with Cutting(redis.port).running() as between:
+        writer = await RedisLog(kind.place(between.address)).claim(KEY)
+        first = await writer.append([b"a"])
+        between.cut = True
+        second = await writer.append([b"b", b"c"])
+        assert between.cuts == 1
+        between.cut = True
+        third = await writer.append([b"d"])
+        await writer.close()
+    reader = await kind.open().read({KEY: START})
+    entries = await taken(reader, 4)
+    await reader.close()
+    assert [entry.data for entry in entries] == [b"a", b"b", b"c", b"d"]
+    assert [entries[n].position for n in (0, 2, 3)] == [first, second, third]
+
+
+async def test_what_is_before_the_newest_state_goes_in_time_and_nothing_behind_it(redis):
+    kind = Redis(redis)
+    place = RedisPlace(redis.address, RedisKeys(prefix=kind.prefix).model_copy(update={"retention": 1.0}))
+    writer = await RedisLog(place).claim(KEY)
+    for n in range(5):
+        await writer.append([b"%d" % n])
+    state = await writer.append([b"state"])
+    await writer.append([b"behind"])
+
+    async def kept():
+        await writer.point(Pointer(1, 5, state))
+        await writer.append([b"live"])  # it also keeps the stream from going as a whole
+        reader = await kind.open().read({KEY: START})
+        found = [entry.data for entry in await reader.take(1.0)]
+        await reader.close()
+        return found
+
+    first = await kept()
+    assert first[:7] == [b"0", b"1", b"2", b"3", b"4", b"state", b"behind"]
+    async with asyncio.timeout(50):
+        found = first
+        while found[0] != b"state":
+            found = await kept()
+    assert found[:3] == [b"state", b"behind", b"live"]
+    await writer.close()
+
+
+async def test_a_stream_that_nobody_writes_goes(redis):
+    kind = Redis(redis)
+    writer = await kind.open().claim(KEY)
+    await writer.append([b"a"])
+    await writer.close()
+    records, pointer = names(kind.place(""), KEY)
+    assert 290 < await told(kind, "TTL", records) <= 300
+    assert KEEP - 10 < await told(kind, "TTL", pointer) <= KEEP
+    await told(kind, "DEL", records)  # as if that time were over
+    again = await kind.open().claim(KEY)
+    assert again.epoch == 2
+    position = await again.append([b"b"])
+    reader = await kind.open().read({KEY: START})
+    assert [(each.position, each.data) for each in await taken(reader, 1)] == [(position, b"b")]
+    await reader.close()
+    await again.close()
+
+
+async def test_many_streams_that_are_far_behind_are_read_by_and_by_each_in_its_order(redis):
+    kind = Redis(redis)
+    keys = [Stream("eu", "m", "w", rank).key for rank in range(40)]
+    for key in keys:
+        writer = await kind.open().claim(key)
+        await writer.append([b"%d" % n for n in range(150)])
+        await writer.close()
+    reader = await kind.open().read(dict.fromkeys(keys, START))
+    largest = 0
+    entries: list[Entry] = []
+    async with asyncio.timeout(50):
+        while len(entries) < 150 * len(keys):
+            found = await reader.take(1.0)
+            largest = max(largest, len(found))
+            entries.extend(found)
+    await reader.close()
+    assert largest <= 16 * 64
+    for key in keys:
+        mine = [entry for entry in entries if entry.key == key]
+        assert [entry.data for entry in mine] == [b"%d" % n for n in range(150)]
+
+
+async def test_what_is_no_pointer_is_none(redis):
+    kind = Redis(redis)
+    await told(kind, "HSET", names(kind.place(""), KEY)[1], "epoch", "x", "seq", "1", "position", "1")
+    assert await kind.open().pointers() == await kind.open().pointers(KEY) == {}
