@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 from kvbus.config import endpoint_offset
 from kvbus.config.section import Section
+from kvbus.core.events import RelayEvent
 
 MAX_NAME: Final = 63
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]")
@@ -88,6 +90,25 @@ class Discoverer(Protocol):
         Raises:
             DiscoveryError: the set cannot be found out now.
         """
+
+
+@runtime_checkable
+class Carrier(Discoverer, Protocol):
+    """One that also brings what its engines publish: their endpoints are its own, and nobody dials them."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What it has not handed on, by reason."""
+
+    @property
+    def lag(self) -> float:
+        """Seconds since the newest time of which is known that everything was read that was there."""
+
+    def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
+        """Hand on what an engine publishes as the source in this slot; ``drained`` follows each burst."""
+
+    def close(self, slot: int) -> None:
+        """Hand on no more of it."""
 
 
 def publishers(endpoint: str, replay_endpoint: str | None, ranks: int) -> tuple[Publisher, ...]:

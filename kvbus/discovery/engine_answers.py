@@ -23,7 +23,7 @@ from kvbus.discovery.contract import DiscoveryError, Publisher, host_in_url
 Answer = tuple[tuple[Publisher, ...], str | None]
 """The publishers, none where the engine publishes nothing, and the topic that all of them have."""
 
-_RANK: Final = ("data_parallel_rank", "dp_rank")
+RANK: Final = ("data_parallel_rank", "dp_rank")
 
 
 def of_vllm(answer: Any, host: str) -> Answer:
@@ -39,10 +39,10 @@ def of_vllm(answer: Any, host: str) -> Answer:
     if isinstance(answer, dict) and isinstance(answer.get("sources"), list):
         answer = answer["sources"]
     if isinstance(answer, dict):
-        answer = [{**_mapping(each), "data_parallel_rank": _number(rank)} for rank, each in answer.items()]
+        answer = [{**mapping(each), "data_parallel_rank": number(rank)} for rank, each in answer.items()]
     if not isinstance(answer, list):
         raise DiscoveryError(f"/kv_event_sources: {answer!r:.100} is no list of publishers")
-    return _sources([each for each in map(_mapping, answer) if each.get("publisher", "zmq") == "zmq"], host)
+    return _sources([each for each in map(mapping, answer) if each.get("publisher", "zmq") == "zmq"], host)
 
 
 def of_sglang(answer: Any, host: str) -> Answer:
@@ -51,25 +51,25 @@ def of_sglang(answer: Any, host: str) -> Answer:
     Raises:
         DiscoveryError: it says nothing of KV events.
     """
-    info = _mapping(answer)
+    info = mapping(answer)
     if "kv_events" not in info and "kv_event_sources" not in info:
         raise DiscoveryError("/server_info says nothing of KV events")
     described = info.get("kv_events")
     if described is None:
-        return _sources([_mapping(each) for each in info.get("kv_event_sources") or []], host)
-    described = _mapping(described)
+        return _sources([mapping(each) for each in info.get("kv_event_sources") or []], host)
+    described = mapping(described)
     topic = str(described.get("topic") or "")
     at = str(described.get("endpoint_host", "*"))
     live, replay = described.get("endpoint_port_base"), described.get("replay_endpoint_port_base")
     base = f"tcp://{host_in_url(at)}:{live}"
-    ranks = {rank: _at(base, host, rank) for rank in range(_number(described.get("dp_size", 1)))}
-    for each in map(_mapping, described.get("publishers") or []):
+    ranks = {rank: _at(base, host, rank) for rank in range(number(described.get("dp_size", 1)))}
+    for each in map(mapping, described.get("publishers") or []):
         ranks[_rank(each)] = _at(str(each.get("endpoint")), host, 0)
     return tuple(
         Publisher(
             rank,
             endpoint,
-            None if replay is None else _at(f"{endpoint.rpartition(':')[0]}:{_number(replay)}", host, rank),
+            None if replay is None else _at(f"{endpoint.rpartition(':')[0]}:{number(replay)}", host, rank),
         )
         for rank, endpoint in sorted(ranks.items())
     ), topic
@@ -101,10 +101,15 @@ def _at(endpoint: str, host: str, rank: int) -> str:
 
 
 def _rank(source: dict[str, Any]) -> int:
-    return _number(next((source[name] for name in _RANK if name in source), 0))
+    return number(next((source[name] for name in RANK if name in source), 0))
 
 
-def _number(value: object) -> int:
+def number(value: object) -> int:
+    """Return a rank, size or port that an answer has.
+
+    Raises:
+        DiscoveryError: it is none.
+    """
     try:
         number = int(str(value))
     except ValueError:
@@ -114,7 +119,12 @@ def _number(value: object) -> int:
     return number
 
 
-def _mapping(value: object) -> dict[str, Any]:
+def mapping(value: object) -> dict[str, Any]:
+    """Return what has to be a JSON object.
+
+    Raises:
+        DiscoveryError: it is none.
+    """
     if not isinstance(value, dict):
         raise DiscoveryError(f"{value!r:.100} is no mapping of keys")
     return value

@@ -11,7 +11,7 @@ from typing import Final
 from kvbus.config import Config, FoundSource, SourceConfig
 from kvbus.daemon.discovery import discoverer_of
 from kvbus.daemon.found import Listed, with_found
-from kvbus.discovery.contract import DiscoveryError
+from kvbus.discovery.contract import Carrier, DiscoveryError
 from kvbus.doctor.findings import Finding, Report, Seen, Severity
 
 SECONDS: Final = 15.0
@@ -44,7 +44,8 @@ async def find(config: Config) -> tuple[Config, Report]:
 async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
     key, listed = f"sources[{index}].discover", Listed()
     try:
-        async with asyncio.timeout(SECONDS), aclosing(discoverer_of(source, asyncio.Event()).watch()) as sets:
+        discoverer = discoverer_of(source, asyncio.Event())
+        async with asyncio.timeout(SECONDS), aclosing(discoverer.watch()) as sets:
             engines = await anext(sets)
     except (DiscoveryError, TimeoutError) as error:
         cause = f"{source.name} cannot be asked for engines: {str(error) or 'no answer'}"
@@ -56,7 +57,7 @@ async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
     if not engines:
         do = "start one, or correct what is looked for"
         report.add([Finding(f"{source.name} finds no engine", key, do, Severity.NOTE)])
-    return listed
+    return Listed() if isinstance(discoverer, Carrier) else listed  # there is nobody to be dialled
 
 
 def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:

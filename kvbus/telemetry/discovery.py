@@ -20,6 +20,10 @@ class DiscoveryStats:
         self.left_out = left_out
         self.changes: Counter[str] = Counter()
         """Sources by what became of them: joined, left, moved to another address."""
+        self.records: Counter[str] = Counter()
+        """Records of a log that were not handed on, by reason."""
+        self.lag = 0.0
+        """Seconds since the newest time of which is known that everything was read that the log had; 0: no log."""
         self.failures = 0
         """Attempts that failed; what was found before stayed in force."""
         self.failing = ""

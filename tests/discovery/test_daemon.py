@@ -46,6 +46,33 @@ async def test_workers_come_and_go_and_the_others_notice_nothing(file):
         await worker.stop()
 
 
+async def test_two_replicas_are_two_buses_and_each_is_exact_whatever_the_other_does(file):
+    """What an aggregator with two replicas is: each asks and numbers by itself, and a router follows one of them."""
+    one, two = Worker("pod-1", 1), Worker("pod-2", 2)
+    for worker in (one, two):
+        await worker.start()
+    write(file, [one.entry, two.entry])
+    async with running(Bus(found_in(file))) as first:
+        await first.sources("pod-1", "pod-2")
+        await first.exact(one, two)
+        for worker in (one, two):
+            worker.go_on()
+        async with running(Bus(found_in(file))) as late:
+            await late.sources("pod-1", "pod-2")
+            for bus in (first, late):
+                await bus.exact(one, two)
+            one.go_on()
+            write(file, [one.entry])
+            for bus in (first, late):
+                await bus.sources("pod-1")
+                await bus.exact(one)
+        one.go_on()
+        await first.exact(one)
+        assert first.clears("pod-1") == first.source("pod-1").stats.gaps == 0
+    for worker in (one, two):
+        await worker.stop()
+
+
 async def test_an_empty_list_is_an_answer_and_a_broken_one_is_none(file):
     one = Worker("pod-1", 1)
     await one.start()

@@ -1,6 +1,6 @@
 """Pods and endpoints that count, and a watch that ends, expires, is refused and goes on where it was.
 
-The API is a server of the test, which speaks list and watch as documented. There is no kube-apiserver here.
+The API is a server of the test, which speaks list and watch as documented. tests/cluster asks a real one.
 """
 
 from __future__ import annotations

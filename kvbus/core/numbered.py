@@ -1,0 +1,110 @@
+"""Sources that are read from a log: routers get each record under the number that it has there.
+
+So two kvbus that read one log say the same under the same number, and a router may go from one to the other. Nothing
+else takes a number on such a stream: a router's state is what the log says from its newest state on, and a lease is the
+heartbeat. Why that is exact: docs/decisions/log-numbers.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvbus.core.commands import Publish
+from kvbus.core.events import RecordReceived
+from kvbus.core.examples import keep_batch
+from kvbus.core.outgoing import Outgoing
+from kvbus.core.outputs.output import Output
+from kvbus.core.sequencing.phases import Phase
+from kvbus.core.source import Source
+from kvbus.core.types import Reason
+from kvbus.core.wire import codec
+from kvbus.core.wire.profiles import CANONICAL, Wire, encode
+from kvbus.core.wire.schema import AllBlocksCleared, Batch
+
+EPOCH_BITS: Final = 40
+"""A number on the wire is the record's epoch above so many bits of its seq: 35 years of 1,000 records a second."""
+
+LAST: Final = (1 << EPOCH_BITS) - 1
+"""The seq of what ends an epoch that was given up. No record has it."""
+
+
+class Numbered:
+    """Takes in records, and hands them on.
+
+    Args:
+        sources: the relay's, in their places.
+        outputs: the relay's.
+        out: the relay's outgoing side.
+        max_events: the most events of a batch.
+    """
+
+    def __init__(self, sources: list[Source], outputs: list[Output], out: Outgoing, max_events: int) -> None:
+        self._sources = sources
+        self._outputs = outputs
+        self._out = out
+        self._max_events = max_events
+
+    def received(self, event: RecordReceived, now: float) -> None:
+        """Take the record into the index, and publish it under its number."""
+        slot = event.source
+        source = self._sources[slot]
+        source.stats.batches += 1
+        source.stats.bytes += len(event.payload)
+        whole = event.payload
+        if event.begins and not whole:  # a state without a block
+            whole = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
+        batch = codec.decode(whole, self._max_events, source.normalizer.form) if whole else None
+        if isinstance(batch, Reason):
+            source.stats.rejected[batch] += 1
+            keep_batch(source, event.seq, whole, batch)
+            batch = None
+        if batch is not None:
+            source.stats.last_batch = source.ts = batch.ts
+            if batch.rank is not None:
+                source.see_rank(batch.rank)
+        # encoded before the index fills in what was not sent: so it is the same whether it is applied here or not
+        leaving = [
+            (number, output.streams[slot], self._encoded(output.spec.profile.wire, source, whole, batch))
+            for number, output in enumerate(self._outputs)
+            if not output.spec.closed and output.view is None and slot not in output.hidden
+        ]
+        if batch is not None and not event.known:
+            self._apply(slot, source, batch, now, begins=event.begins)
+        for number, stream, (payload, empty) in leaving:
+            live = stream.take(event.seq, payload, empty, now, begins=event.begins, ends=event.ends, known=event.known)
+            count = 0 if live is empty or batch is None else len(batch.events)
+            self._out.commands.append(Publish(number, slot, stream.topic, event.seq, live, count, stream.publisher_id))
+        phase = Phase.SYNC if event.more and not event.known else Phase.LIVE
+        source.sequencer.stand_at(phase, event.seq >> EPOCH_BITS, (event.seq & LAST) + 1)
+
+    def _encoded(self, wire: Wire, source: Source, whole: bytes, batch: Batch | None) -> tuple[bytes, bytes]:
+        """The record as routers read it, and as those read it that it tells nothing."""
+        empty = encode(wire, [], source.ts, source.rank)
+        if batch is None or not batch.events:
+            return empty, empty
+        return whole if wire is CANONICAL else encode(wire, batch.events, source.ts, source.rank), empty
+
+    def _apply(self, slot: int, source: Source, batch: Batch, now: float, *, begins: bool) -> None:
+        """Bring the index along; what leaves is the record itself, so it is the same wherever it leaves."""
+        if begins:
+            source.normalizer.reset()
+            self._out.forget(slot)
+            if source.analytics is not None:
+                source.analytics.begin()
+        events = source.normalizer.apply(batch, first_of_epoch=False)
+        if source.analytics is not None:
+            source.analytics.see(events, batch.ts, now)
+        if self._out.follower is not None:
+            self._out.follower(slot, events)
+
+    def removed(self, slot: int, now: float) -> None:
+        """A source leaves. There is no number for that, so routers get AllBlocksCleared under the newest one again."""
+        source = self._sources[slot]
+        for number, output in enumerate(self._outputs):
+            stream = output.streams[slot]
+            if stream.next_seq:
+                seq = stream.next_seq - 1
+                payload = encode(stream.profile.wire, [AllBlocksCleared()], source.ts, source.rank)
+                stream.resume_at(seq)
+                stream.append(payload, now)
+                self._out.commands.append(Publish(number, slot, stream.topic, seq, payload, 1, stream.publisher_id))

@@ -1,0 +1,266 @@
+"""Streams of a log as engines: a log says who there is, and brings what they publish.
+
+One entry reads all streams that its patterns name. A stream is an engine as soon as a record of it has come, until its
+writer ends it, or is silent for so long that its epoch is over. How a stream is told under the log's own numbers is in
+:mod:`kvbus.log.relayed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, Literal, Self
+
+from pydantic import model_validator
+
+from kvbus.config.endpoints import parse_endpoint
+from kvbus.config.logs import LogAccess, half
+from kvbus.config.section import key
+from kvbus.config.values import Endpoint, Text
+from kvbus.core.events import LogReached, RecordReceived, RelayEvent
+from kvbus.discovery.contract import DiscoveryError, Engine, Publisher, fitting_name
+from kvbus.log.contract import Log, Pointer, Reader, UnavailableError
+from kvbus.log.follower import LEASE_TTL
+from kvbus.log.relayed import Relayed
+
+LOOK: Final = 2.0
+"""Seconds between two looks for new streams."""
+
+MEASURE: Final = 1.0
+"""Seconds between two questions where the log ends."""
+
+TAKE: Final = 0.1
+"""Seconds that one take waits for records."""
+
+TURN: Final = 64
+"""Records that are handed on before others have their turn."""
+
+
+class StreamPatterns(LogAccess):
+    """Which log is read, and which of its streams."""
+
+    endpoint: Endpoint = key(..., "A server of the log; of Redis and Valkey the primary.", example="tcp://kafka-0:9092")
+    cluster: Text = key("*", "Of streams whose cluster is this; `*` and `?` stand for any text.", example="eu-1")
+    model: Text = key("*", "Of streams whose model is this.", example="meta-llama/*")
+    worker: Text = key("*", "Of streams whose worker is this, `WORKER/SOURCE` as it was written.", example="prod-*")
+    token_ids: Literal["keep", "drop"] = key(
+        "drop", "keep: they were written with their tokens (`outputs[].token_ids` of the writers).", example="keep"
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if parse_endpoint(self.endpoint).is_ipc:
+            raise ValueError("endpoint: a log is reached over TCP alone; for example tcp://kafka-0:9092")
+        for name, wrong, _, example in half("", self):
+            raise ValueError(f"{name.removeprefix('.')}: {wrong}; for example {example}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A stream that is a source of the relay, and what the relay takes from it."""
+
+    relayed: Relayed
+    feed: Callable[[RelayEvent], None]
+    drained: Callable[[], None]
+
+
+class LogStreams:
+    """Reads a log; see :class:`~kvbus.discovery.contract.Carrier`.
+
+    Args:
+        make: opens the log.
+        patterns: which of its streams.
+        where: the log, for people; the engines' endpoints begin with it.
+    """
+
+    give_up = LEASE_TTL
+
+    def __init__(self, make: Callable[[], Log], patterns: StreamPatterns, where: str) -> None:
+        self._make = make
+        self._patterns = patterns
+        self._where = where
+        self._relayed: dict[str, Relayed] = {}
+        self._slots: dict[int, _Place] = {}
+        self._former: Counter[str] = Counter()
+        """Of streams that the log does not know any more."""
+        self._dirty = True
+        """The reader has to begin at other positions, or with other streams."""
+        self._clock = asyncio.get_running_loop().time
+        self._level_at = self._clock()
+        """What the log had then was read."""
+        self._ends: tuple[float, dict[str, int]] | None = None
+        """Where the log ended at some time, by the streams that were not yet read so far."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Records that were not handed on, by reason; see :class:`~kvbus.log.follower.Follower`."""
+        return sum((each.follower.counts for each in self._relayed.values()), self._former)
+
+    @property
+    def lag(self) -> float:
+        """Seconds since the newest time of which is known that everything was read that the log had."""
+        return self._clock() - self._level_at
+
+    # -- sources -------------------------------------------------------------------------------------------------------
+
+    def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
+        """From now on a stream is the source in this slot; its state comes first."""
+        relayed = self._relayed.get(endpoint.rpartition("#")[2])
+        if relayed is None:
+            return  # it was erased meanwhile, and leaves
+        relayed.slot = slot
+        relayed.begin_again()
+        self._slots[slot] = _Place(relayed, feed, drained)
+        self._dirty = True
+
+    def close(self, slot: int) -> None:
+        """The stream in this slot is a source no more."""
+        if slot in self._slots:
+            self._slots.pop(slot).relayed.slot = None
+
+    def _reach(self, *, reached: bool) -> None:
+        for slot, place in self._slots.items():
+            place.feed(LogReached(slot, reached))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
+        """Read; yield the streams that there are."""
+        log = self._make()
+        looking: asyncio.Task[None] | None = None
+        reader: Reader | None = None
+        try:
+            self._learn(await log.pointers())
+            looking = asyncio.get_running_loop().create_task(self._look(log))
+            self._dirty = True
+            shown: tuple[Engine, ...] | None = None
+            while True:
+                if self._dirty:
+                    self._dirty = False
+                    if reader is not None:
+                        await reader.close()
+                    starts = {name: each.position for name, each in self._relayed.items()}
+                    reader = await log.read(starts) if starts else None
+                    self._ends = None
+                if looking.done():
+                    looking.result()
+                if reader is None:
+                    self._level_at = self._clock()
+                    await asyncio.sleep(TAKE)
+                else:
+                    await self._take(reader)
+                    await self._measure(reader)
+                    self._expire()
+                self._reach(reached=True)
+                engines = tuple(self._engine(each) for each in self._relayed.values() if self._alive(each))
+                if engines != shown and (engines or reader is None or await self._level(reader)):
+                    shown = engines
+                    yield engines
+        except UnavailableError as error:
+            self._reach(reached=False)
+            raise DiscoveryError(f"{self._where}: {error}") from error
+        finally:
+            if looking is not None:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+            if reader is not None:
+                await reader.close()
+            await log.close()
+
+    async def _look(self, log: Log) -> None:
+        while True:
+            await asyncio.sleep(LOOK)
+            self._learn(await log.pointers())
+
+    def _learn(self, pointers: dict[str, Pointer]) -> None:
+        for name, pointer in pointers.items():
+            relayed = self._relayed.get(name)
+            if relayed is not None:
+                relayed.pointer = pointer
+                if relayed.misses_state:
+                    relayed.begin_again()
+                    self._dirty = True
+            elif self._wanted(name, pointer):
+                self._dirty = True
+        for name in [name for name, each in self._relayed.items() if name not in pointers and each.slot is None]:
+            self._former.update(self._relayed.pop(name).follower.counts)
+
+    def _wanted(self, name: str, pointer: Pointer) -> bool:
+        try:
+            relayed = Relayed(name, pointer)
+        except ValueError:
+            return False
+        patterns, stream = self._patterns, relayed.stream
+        fits = (
+            fnmatchcase(stream.cluster, patterns.cluster)
+            and fnmatchcase(stream.model, patterns.model)
+            and fnmatchcase(stream.worker, patterns.worker)
+        )
+        if fits:
+            self._relayed[name] = relayed
+        return fits
+
+    @staticmethod
+    def _alive(relayed: Relayed) -> bool:
+        return not relayed.over and (relayed.follower.epoch > 0 or relayed.slot is not None)
+
+    def _engine(self, relayed: Relayed) -> Engine:
+        stream = relayed.stream
+        name = fitting_name(f"{stream.worker.replace('/', '.')}.{stream.rank}")
+        return Engine(name, (Publisher(stream.rank, f"{self._where}#{relayed.key}"),), self._where)
+
+    async def _take(self, reader: Reader) -> None:
+        entries = await reader.take(TAKE)
+        if self._dirty:
+            return  # some stream begins again: the next reader brings these, too
+        for at, entry in enumerate(entries, 1):
+            relayed = self._relayed.get(entry.key)
+            if relayed is not None and entry.position >= relayed.position:
+                self._feed(relayed, relayed.take(entry.data, entry.position, self._clock()))
+            if at % TURN == 0:
+                self._drain()
+                await asyncio.sleep(0)
+                if self._dirty:
+                    return
+        self._drain()
+
+    def _feed(self, relayed: Relayed, event: RecordReceived | None) -> None:
+        if event is not None and relayed.slot is not None:
+            self._slots[relayed.slot].feed(event)
+
+    def _drain(self) -> None:
+        for place in list(self._slots.values())[:1]:
+            place.drained()
+
+    async def _level(self, reader: Reader) -> bool:
+        """Whether all was read that the log has: only then nobody is there."""
+        ends = await reader.ends()
+        return all([await reader.reached(name) >= end for name, end in ends.items()])
+
+    async def _measure(self, reader: Reader) -> None:
+        """See how far reading is: what the log has now has to be read some time."""
+        if self._dirty:
+            return  # what was taken last was not handed on
+        if self._ends is None and self._clock() - self._level_at >= MEASURE:
+            self._ends = self._clock(), await reader.ends()
+        if self._ends is None:
+            return
+        at, ends = self._ends
+        while ends:
+            name, end = next(iter(ends.items()))
+            if await reader.reached(name) < end:
+                return
+            del ends[name]
+        self._level_at, self._ends = at, None
+
+    def _expire(self) -> None:
+        """Give up epochs of which the log has had nothing for too long, as far as it was read."""
+        for each in self._relayed.values():
+            silent = self._level_at - each.follower.heard
+            if each.follower.epoch and not each.over and silent >= self.give_up:
+                self._feed(each, each.give_up())
+        self._drain()
